@@ -1,0 +1,33 @@
+# One verb per job. Each makes its own .venv where there is none.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+WORKERS ?= 2
+
+.PHONY: demo test check bench docs clean
+
+demo: $(READY)
+	$(BIN)/nearfar demo
+
+test: check
+	$(BIN)/python -m pytest -n $(WORKERS) --durations=10
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/speed/dense.py
+
+docs: $(READY)
+	$(BIN)/python -m pytest docs README.md --doctest-glob=*.md
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

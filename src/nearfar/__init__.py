@@ -1,0 +1,28 @@
+"""nearfar: deep metric learning for PyTorch. A loss is a worst case over a set of pair weights.
+
+>>> import torch, nearfar as nf
+>>> loss = nf.losses.DroTopK(k=2)
+>>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]], requires_grad=True)
+>>> value = loss(embeddings, torch.tensor([0, 0, 1, 1]))
+>>> value.backward()
+"""
+
+from nearfar import data, losses, mining, pairs, sets, similarity
+from nearfar._checks import DegenerateBatchWarning
+from nearfar.explanation import Explanation
+from nearfar.relations import Relation
+from nearfar.robust import RobustLoss
+
+__version__ = "0.1.0"
+__all__ = [
+    "DegenerateBatchWarning",
+    "Explanation",
+    "Relation",
+    "RobustLoss",
+    "data",
+    "losses",
+    "mining",
+    "pairs",
+    "sets",
+    "similarity",
+]

@@ -1,0 +1,116 @@
+"""Checks of what a caller hands in: each failure is one sentence that says what came, what is allowed, what to do.
+
+Shapes and types are always checked: they cost nothing. Values are checked only where reading them is free (a CPU
+tensor outside `torch.compile`); on a GPU a read would stall the queue, so there `Deferred` reports a step later.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether looking at the values of `tensor` is free: on the CPU and outside a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_embeddings(owner: str, name: str, x: Tensor) -> None:
+    """Demand a floating [n, d] matrix, finite where that can be read for free."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{owner}: {name} must be a torch.Tensor of shape [n, d], but came as {type(x).__name__}.")
+    if x.ndim != 2:
+        raise ValueError(
+            f"{owner}: {name} must have shape [n, d], but came with shape {list(x.shape)}; "
+            "flatten or pool each sample to one vector first."
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"{owner}: {name} must be floating point, but came as {x.dtype}; call .float() on it.")
+    if readable(x):
+        _check_finite(owner, name, x)
+
+
+def _check_finite(owner: str, name: str, x: Tensor) -> None:
+    finite = torch.isfinite(x.detach()).all(dim=1)
+    if not bool(finite.all()):
+        rows = torch.nonzero(~finite).flatten().tolist()
+        shown = ", ".join(str(row) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
+        raise ValueError(
+            f"{owner}: {name} must be finite, but {len(rows)} of {len(x)} rows hold NaN or infinity (rows {shown}); "
+            "look at the network or lower the learning rate."
+        )
+
+
+def check_labels(owner: str, name: str, labels: Tensor, rows: int, device: torch.device) -> None:
+    """Demand one integer label per row, on the device of the embeddings."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(
+            f"{owner}: {name} must be a 1-D integer tensor or an nf.Relation, but came as {type(labels).__name__}; "
+            "wrap it with torch.as_tensor."
+        )
+    if labels.dtype not in INTEGERS:
+        raise TypeError(
+            f"{owner}: {name} must be integers, but came as {labels.dtype}; call .long() on class indices, "
+            "or use nf.Relation.from_multilabel for multi-hot rows."
+        )
+    if labels.ndim != 1:
+        raise ValueError(
+            f"{owner}: {name} must have shape [{rows}], but came with shape {list(labels.shape)}; "
+            "for several labels a sample use nf.Relation.from_multilabel."
+        )
+    if len(labels) != rows:
+        raise ValueError(f"{owner}: {name} must have one entry per row, but {len(labels)} came for {rows} rows.")
+    if labels.device != device:
+        raise ValueError(f"{owner}: {name} is on {labels.device} but the embeddings are on {device}; move one of them.")
+
+
+def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -> None:
+    """Demand one of a few words, and name the nearest when it is misspelt."""
+    words = list(allowed)
+    if value in words:
+        return
+    near = difflib.get_close_matches(str(value), words, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, words))}, but came as {value!r}{hint}")
+
+
+def check_positive(owner: str, name: str, value: float, *, zero: bool = False) -> None:
+    """Demand a finite number above zero (or, with `zero`, not below it)."""
+    good = isinstance(value, int | float) and (value >= 0 if zero else value > 0) and value != float("inf")
+    if not good or isinstance(value, bool):
+        allowed = "zero or more" if zero else "above zero"
+        raise ValueError(f"{owner}: {name} must be a number {allowed}, but came as {value!r}.")
+
+
+class DegenerateBatchWarning(UserWarning):
+    """A batch held nothing to learn from; its loss is a zero that keeps the graph."""
+
+
+class Deferred:
+    """A count on a GPU, read without a stall: copied aside now, looked at on a later call."""
+
+    def __init__(self) -> None:
+        self._aside: Tensor | None = None
+        self._event: torch.cuda.Event | None = None
+
+    def note(self, count: Tensor) -> None:
+        """Start to copy a 0-dim count to the host, unless one is still under way or a graph is being captured."""
+        if self._event is not None or torch.cuda.is_current_stream_capturing():
+            return
+        if self._aside is None:
+            self._aside = torch.empty((), dtype=torch.int64, pin_memory=True)
+        self._aside.copy_(count.detach(), non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def take(self) -> int:
+        """The count that has arrived since, or 0."""
+        if self._event is None or self._aside is None or not self._event.query():  # type: ignore[no-untyped-call]
+            return 0
+        self._event = None
+        return int(self._aside)

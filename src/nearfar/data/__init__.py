@@ -1,0 +1,5 @@
+"""Data sets: today the embedded one, `glyphs`."""
+
+from nearfar.data.glyphs import Glyphs, Split, glyphs
+
+__all__ = ["Glyphs", "Split", "glyphs"]

@@ -1,0 +1,47 @@
+"""The dense engine: every score at once, plain autograd. The reference for all others.
+
+No step reads data back to the host, branches on it or has a shape that depends on it, so it compiles into one graph
+and never stalls a GPU. Double backward works.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nearfar.groups import Product
+from nearfar.indices import indexed
+from nearfar.pairing import Pairs
+from nearfar.relations import Relation
+
+
+def dense_pairs(
+    product: Product, rows: Tensor, cols: Tensor, relation: Relation, indices: tuple[Tensor, ...] | None
+) -> Pairs:
+    """All scores [n, m] of prepared rows [n, d] and cols [m, d], with the pairs that count after mining."""
+    tile = relation.dense()
+    alike, unlike = _typed(tile.alike, rows), _typed(tile.unlike, rows)
+    triplets = None
+    anchors = tile.valid.any(dim=1)
+    if indices is not None:
+        listed_alike, listed_unlike = indexed(indices, relation.shape)
+        alike, unlike = listed_alike.to(rows.dtype), listed_unlike.to(rows.dtype)
+        if len(indices) == 3 and product.groups.takes_triplets:
+            triplets = (indices[0], indices[1], indices[2])
+    scores = product.similarity.scores(rows, cols)
+    pairs = Pairs(scores, alike, unlike, anchors, relation, product.similarity, rows, cols, triplets)
+    if product.filter is None:
+        return pairs
+    with torch.no_grad():  # a filter makes masks; the scores pass through with their graph
+        filtered: Pairs = product.filter(pairs)
+    return filtered
+
+
+def _typed(measure: Tensor, like: Tensor) -> Tensor:
+    return measure if measure.dtype == torch.bool else measure.to(like.dtype)
+
+
+def dense_value(product: Product, pairs: Pairs) -> Tensor:
+    """The loss of these pairs: split into problems, solve each, join."""
+    problems = product.groups.split(product, pairs)
+    return product.groups.join(product, pairs, problems, tuple(problem.value() for problem in problems))

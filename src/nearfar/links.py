@@ -1,0 +1,149 @@
+"""Links: how the alike and the unlike value of one anchor become terms, and reductions: how terms become a number."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from nearfar.pairs import smooth_hinge
+from nearfar.sets.base import over
+
+Reduction = Literal["mean", "sum", "nonzero", "none"]
+REDUCTIONS: tuple[str, ...] = ("mean", "sum", "nonzero", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """What a link may read of n anchors.
+
+    Args:
+        alike: [n] value of each anchor's alike group, 0 where empty.
+        unlike: [n] value of each anchor's unlike group, 0 where empty.
+        has_alike: [n] the alike group is not empty.
+        has_unlike: [n] the unlike group is not empty.
+        anchors: [n] rows that count.
+        losses: [n, m] losses of the alike pairs; read only where `measure` is above zero.
+        measure: [n, m] base measure of the alike pairs.
+        columns: [m] value of each reference's unlike group, where the link asked for it, else None.
+        has_columns: [m] that group is not empty.
+    """
+
+    alike: Tensor
+    unlike: Tensor
+    has_alike: Tensor
+    has_unlike: Tensor
+    anchors: Tensor
+    losses: Tensor
+    measure: Tensor
+    columns: Tensor | None = None
+    has_columns: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Values [n] or [n, m] and how much each counts (same shape; 0: not at all)."""
+
+    values: Tensor
+    measure: Tensor
+
+
+class Link(nn.Module, ABC):
+    """Joins the two sides of each anchor. Plain autograd: a link may be learnable."""
+
+    both: bool = True
+    """An anchor needs both sides to say anything; False where one alone already pulls or pushes."""
+    wants_columns: bool = False
+    """The link also reads the unlike value of each reference (it mixes rows)."""
+
+    @abstractmethod
+    def forward(self, sides: Sides) -> tuple[Terms, ...]:
+        """Terms to reduce; several are reduced one by one and added."""
+
+    def _anchor_terms(self, sides: Sides, values: Tensor) -> tuple[Terms, ...]:
+        if self.both:
+            values = torch.where(sides.has_alike & sides.has_unlike, values, torch.zeros_like(values))
+        return (Terms(values, sides.anchors),)
+
+
+class Add(Link):
+    """v = alike + unlike.
+
+    Args:
+        both: anchors with one side only count 0 instead of that side.
+        apart: reduce the two sides apart, the alike one over anchors that have alike pairs (proxy-anchor).
+    """
+
+    def __init__(self, *, both: bool = False, apart: bool = False) -> None:
+        super().__init__()
+        self.both = both
+        self.apart = apart
+
+    def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
+        if self.apart:
+            return Terms(sides.alike, sides.anchors & sides.has_alike), Terms(sides.unlike, sides.anchors)
+        return self._anchor_terms(sides, sides.alike + sides.unlike)
+
+
+class HingeLink(Link):
+    """v = [alike + unlike + m]₊, or its smoothing with μ = `smooth` (batch-hard, HAP2S, generalized lifted)."""
+
+    def __init__(self, margin: float = 0.0, smooth: float = 0.0, *, both: bool = True) -> None:
+        super().__init__()
+        self.margin = margin
+        self.smooth = smooth
+        self.both = both
+
+    def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
+        return self._anchor_terms(sides, smooth_hinge(sides.alike + sides.unlike + self.margin, self.smooth))
+
+
+class SoftplusLink(Link):
+    """v = log(1 + e^{alike + unlike}) (circle)."""
+
+    def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
+        return self._anchor_terms(sides, softplus(sides.alike + sides.unlike, threshold=40.0))
+
+
+class PerPositive(Link):
+    """One term per alike pair: v_ij = log(1 + e^{unlike_i + l_ij}) (NT-Xent, N-pair, proxy-NCA, ArcFace)."""
+
+    def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
+        values = softplus(sides.unlike[:, None] + sides.losses, threshold=40.0)
+        present = (sides.measure > 0) & sides.has_unlike[:, None]
+        return (Terms(torch.where(present, values, torch.zeros_like(values)), sides.measure),)
+
+
+class LiftedLink(Link):
+    """One term per alike pair: v_ij = ½ [log(e^{unlike_i} + e^{unlike_j}) + l_ij]₊² (lifted structure).
+
+    It reads the unlike value of both ends, so it mixes rows; with a reference, j's unlike pairs are its column's.
+    """
+
+    wants_columns = True
+
+    def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
+        assert sides.columns is not None  # noqa: S101 - wants_columns
+        assert sides.has_columns is not None  # noqa: S101
+        # an end without unlike pairs adds e^{-inf}; -1e30 keeps the gradient finite where -inf makes NaN
+        row = torch.where(sides.has_unlike, sides.unlike, -1e30)[:, None]
+        col = torch.where(sides.has_columns, sides.columns, -1e30)[None, :]
+        values = torch.relu(torch.logaddexp(row, col) + sides.losses) ** 2 / 2
+        present = (sides.measure > 0) & (sides.has_unlike[:, None] | sides.has_columns[None, :])
+        return (Terms(torch.where(present, values, torch.zeros_like(values)), sides.measure),)
+
+
+def reduce(terms: Terms, how: Reduction) -> Tensor:
+    """One number of the terms: their mean, sum, or mean over the terms above zero; "none" gives one a row, [n]."""
+    weight = terms.measure.to(terms.values.dtype)
+    if how == "nonzero":
+        # ~(v <= 0): a NaN counts and shows
+        weight = weight * ~(terms.values.detach() <= 0)
+    values = terms.values * weight
+    if how == "none":
+        return values if values.ndim == 1 else over(values.sum(dim=1), weight.sum(dim=1))
+    return values.sum() if how == "sum" else over(values.sum(), weight.sum())

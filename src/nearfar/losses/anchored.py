@@ -1,0 +1,193 @@
+"""Losses that weigh the pairs of one anchor, alike and unlike apart: lifted structure, multi-similarity, HAP2S."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nearfar._checks import check_choice
+from nearfar.links import Add, HingeLink, LiftedLink, Reduction
+from nearfar.mining import Filter
+from nearfar.mining import MultiSimilarity as MultiSimilarityMiner
+from nearfar.pairs import Linear, PairLoss
+from nearfar.robust import Engine, RobustLoss
+from nearfar.sets import KL, Expected, PowerWeights, UncertaintySet
+from nearfar.similarity import Cosine, NegEuclidean, Similarity
+
+
+class LiftedStructure(RobustLoss):
+    """mean over alike pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²   (004; Oh Song et al.).
+
+    Algebra: Linear x KL(1) x anchor_sign, joined by `LiftedLink`, on Euclidean distance of unit rows. The link reads
+    both ends of a pair, so it is the one that mixes rows. 002 calls `GeneralizedLifted` by this name.
+
+    Args:
+        margin: m.
+        reduction: over alike pairs: "mean" (1/(2|P|) of the sum over unordered pairs), "sum", "nonzero", "none".
+        pair: the pair loss in place of `Linear`, for both signs.
+        similarity: `NegEuclidean` where none is given.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default.
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 1.0,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        super().__init__(
+            pair=pair or (Linear(), Linear(margin=margin)),
+            over=KL(1.0, normalised=False),
+            groups="anchor_sign",
+            link=LiftedLink(),
+            reduction=reduction,
+            similarity=similarity or NegEuclidean(),
+            filter=filter,
+            engine=engine,
+        )
+
+
+class GeneralizedLifted(RobustLoss):
+    """mean over anchors of  [ log Σ_{P_i} e^{d_ij} + log Σ_{N_i} e^{m-d_ik} ]₊   (002, eq. 3, as "LS").
+
+    Algebra: Linear x KL(1) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows.
+
+    Args:
+        margin: m.
+        reduction: "mean" over anchors; "sum" as 002 prints it.
+        pair: the pair loss in place of `Linear`, for both signs.
+        similarity: `NegEuclidean` where none is given.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default. 002's form is `as_in_paper`; its λ cancels, so it has none.
+    `DroKLGrouped(gamma=1)` has the same gradient under the conditions stated there.
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 1.0,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        super().__init__(
+            pair=pair or (Linear(), Linear(margin=margin)),
+            over=KL(1.0, normalised=False),
+            groups="anchor_sign",
+            link=HingeLink(both=False),
+            reduction=reduction,
+            similarity=similarity or NegEuclidean(),
+            filter=filter,
+            engine=engine,
+        )
+
+    @classmethod
+    def as_in_paper(cls) -> GeneralizedLifted:
+        """002, eq. 3: on cosine, summed over anchors, without a margin (its λ cancels)."""
+        return cls(margin=0.0, reduction="sum", similarity=Cosine())
+
+
+class MultiSimilarity(RobustLoss):
+    """mean over anchors of  (1/α) log(1 + Σ_{P_i} e^{-α(s-λ)}) + (1/β) log(1 + Σ_{N_i} e^{β(s-λ)})   (002, eq. 2).
+
+    Algebra: Linear x (KL(1/α), KL(1/β)) with the zero atom x anchor_sign, added, on cosine; its miner is a filter.
+
+    Args:
+        alpha: α.
+        beta: β.
+        threshold: λ.
+        miner: the slack ε of its own miner, another filter, or None for no mining.
+        reduction: "mean" over anchors, those the miner emptied included.
+        pair: the pair loss in place of `Linear`.
+        similarity: `Cosine` where none is given.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's loss with its miner (or without, for None). It is `DroKLGrouped` with an
+    unhinged loss, the atom and two temperatures; with the hinge, as 002 derives it, one gets two thresholds λ ± m
+    (docs/errata.md).
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        threshold: float = 0.5,
+        miner: float | Filter | None = 0.1,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        super().__init__(
+            pair=pair or Linear(threshold),
+            over=(KL(1 / alpha, normalised=False, atom=True), KL(1 / beta, normalised=False, atom=True)),
+            groups="anchor_sign",
+            link=Add(),
+            filter=MultiSimilarityMiner(miner) if isinstance(miner, int | float) else miner,
+            reduction=reduction,
+            similarity=similarity,
+            engine=engine,
+        )
+
+
+class HAP2S(RobustLoss):
+    """mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant   (002, eq. 30; Yu et al.).
+
+    Algebra: Linear x Expected(KL(γ)) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows. The value is
+    not the antiderivative of the gradient (`exact_gradient` is False).
+
+    Args:
+        margin: m.
+        gamma: γ of the exponential weights p ∝ e^{±d/γ}.
+        weights: "exponential", or "polynomial": p ∝ (1+d)^a alike, (1+d)^{-2a} unlike.
+        power: a of the polynomial weights.
+        reduction: "mean" over anchors.
+        pair: the pair loss in place of `Linear`.
+        similarity: `NegEuclidean` where none is given; `Cosine` for 002's form.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma)` with a linear pair loss (002 drops
+    the hinge; docs/errata.md).
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.2,
+        gamma: float = 0.5,
+        weights: Literal["exponential", "polynomial"] = "exponential",
+        power: float = 10.0,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_choice("HAP2S", "weights", weights, ("exponential", "polynomial"))
+        over: tuple[UncertaintySet, UncertaintySet] = (
+            (Expected(KL(gamma)), Expected(KL(gamma)))
+            if weights == "exponential"
+            else (PowerWeights(1.0, power), PowerWeights(-1.0, -2 * power))
+        )
+        super().__init__(
+            pair=pair or Linear(),
+            over=over,
+            groups="anchor_sign",
+            link=HingeLink(margin),
+            reduction=reduction,
+            similarity=similarity or NegEuclidean(),
+            filter=filter,
+            engine=engine,
+        )

@@ -1,0 +1,147 @@
+"""Losses that average over pairs: contrastive, margin, binomial deviance."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from nearfar._checks import check_choice
+from nearfar.mining import Filter
+from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
+from nearfar.robust import Engine, RobustLoss
+from nearfar.sets import Mean
+from nearfar.similarity import Cosine, NegEuclidean, Similarity
+
+PairMean = Literal["mean", "nonzero"]
+
+
+class Contrastive(RobustLoss):
+    """mean over all pairs of  [d - m₊]₊² (alike),  [m₋ - d]₊² (unlike)   (004, eq. 3.1).
+
+    Algebra: Squared x Mean x batch, on Euclidean distance of unit rows.
+
+    Args:
+        pos_margin: m₊, the distance within which alike pairs cost nothing.
+        neg_margin: m₋, the distance beyond which unlike pairs cost nothing.
+        power: 2 as in the paper, 1 as in pytorch-metric-learning.
+        reduction: "mean" over all pairs; "nonzero": the mean of the alike losses above zero plus that of the unlike.
+        pair: another pair loss in place of `Squared`.
+        similarity: `NegEuclidean` where none is given.
+        filter: a miner; `mining.BalancedHard` makes it 004's contrastive-hard.
+        engine: see `RobustLoss`.
+
+    Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (004, prop. 4.1)
+    has zero loss only if its alike distance ε₊ is within m₊; the paper says so for any ε₊ (docs/errata.md).
+    """
+
+    def __init__(
+        self,
+        *,
+        pos_margin: float = 0.0,
+        neg_margin: float = 1.0,
+        power: float = 2.0,
+        reduction: PairMean = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_choice("Contrastive", "reduction", reduction, ("mean", "nonzero"))
+        nonzero = reduction == "nonzero"
+        super().__init__(
+            pair=pair or Squared(pos_margin, neg_margin, power),
+            over=Mean(zero="drop") if nonzero else Mean(),
+            groups="sign" if nonzero else "batch",
+            similarity=similarity or NegEuclidean(),
+            filter=filter,
+            engine=engine,
+        )
+
+
+class Margin(RobustLoss):
+    """mean over all pairs of  [m + d - β]₊ (alike),  [m - d + β]₊ (unlike),  β learnt   (004, eq. 3.3).
+
+    Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit rows. (002's "margin loss" is the same hinge
+    on cosine: `RobustLoss(pair=Hinge(.2, .5), over=Mean())`.)
+
+    Args:
+        margin: m.
+        threshold: β, the distance that parts alike from unlike; its starting value if learnt.
+        learn: make β a parameter (give it an optimiser: `loss.parameters()`).
+        reduction: "mean" over all pairs, or "nonzero": over the pairs with a loss above zero.
+        pair: another pair loss in place of `Hinge`.
+        similarity: `NegEuclidean` where none is given.
+        filter: a miner; the original draws pairs with `mining.DistanceWeighted`.
+        engine: see `RobustLoss`.
+
+    Relations: pytorch-metric-learning counts each alike pair once per unlike pair of its anchor and the reverse; with
+    equal class sizes its value is that of a Relation weighted so (`nearfar.pml.losses.MarginLoss` does it).
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.2,
+        threshold: float = 1.2,
+        learn: bool = True,
+        reduction: PairMean = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_choice("Margin", "reduction", reduction, ("mean", "nonzero"))
+        super().__init__(
+            pair=pair or Hinge(margin, -threshold, learn=learn),
+            over=Mean(zero="drop" if reduction == "nonzero" else "keep"),
+            groups="batch",
+            similarity=similarity or NegEuclidean(),
+            filter=filter,
+            engine=engine,
+        )
+
+    @property
+    def threshold(self) -> Tensor | float:
+        """β as a distance; the pair loss holds it as the score -β."""
+        if not isinstance(self.pair_alike, Hinge):
+            raise AttributeError("Margin: threshold belongs to its Hinge, but another pair loss was given.")
+        return -self.pair_alike.threshold
+
+
+class BinomialDeviance(RobustLoss):
+    """mean over all pairs of  (2/β)log(1+e^{-β(s-λ)}) (alike),  (2/α)log(1+e^{α(s-λ)}) (unlike).
+
+    Algebra: Logistic x Mean x batch, on cosine.
+
+    Args:
+        threshold: λ.
+        slope_alike: β.
+        slope_unlike: α.
+        pair: another pair loss in place of `Logistic`.
+        similarity: `Cosine` where none is given.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: `DroTopK(k, pair=Logistic())` with k at or above the number of pairs.
+    """
+
+    def __init__(
+        self,
+        *,
+        threshold: float = 0.5,
+        slope_alike: float = 2.0,
+        slope_unlike: float = 40.0,
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        super().__init__(
+            pair=pair or Logistic(threshold, slope_alike, slope_unlike),
+            over=Mean(),
+            groups="batch",
+            similarity=similarity or Cosine(),
+            filter=filter,
+            engine=engine,
+        )

@@ -1,0 +1,203 @@
+"""Losses against one learnt vector per class: proxy-NCA, proxy-anchor, ArcFace. Proxies are reference rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._checks import check_labels, check_positive, readable
+from nearfar.links import Add, PerPositive
+from nearfar.losses.composed import Composed, Inner
+from nearfar.pairs import AngularMargin, Linear, PairLoss
+from nearfar.relations import Relation
+from nearfar.robust import Engine, Labels, RobustLoss
+from nearfar.sets import KL, Mean
+from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
+
+
+class _Proxies(Composed):
+    """One learnt vector per class. Give `loss.parameters()` an optimiser, or the proxies never move.
+
+    Attributes:
+        proxies: [classes, dim].
+    """
+
+    swapped = False
+    """Rows of the product are the proxies, columns the batch."""
+
+    def __init__(self, robust: RobustLoss, classes: int, dim: int) -> None:
+        super().__init__(robust)
+        for name, value in (("classes", classes), ("dim", dim)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} must be a whole number above zero, but came as {value!r}."
+                )
+        self.proxies = nn.Parameter(torch.randn(classes, dim))
+
+    def _inner(
+        self,
+        embeddings: Tensor,
+        labels: Labels,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        ids: Tensor | None,
+        ref_ids: Tensor | None,
+    ) -> Inner:
+        owner = type(self).__name__
+        if any(x is not None for x in (ref_emb, ref_labels, ids, ref_ids)):
+            raise ValueError(
+                f"{owner}: its proxies are the reference, so it takes no other; leave ref_emb and the rest out."
+            )
+        if embeddings.shape[1] != self.proxies.shape[1]:
+            raise ValueError(
+                f"{owner}: embeddings must be as wide as the proxies ({self.proxies.shape[1]}), "
+                f"but are {embeddings.shape[1]} wide."
+            )
+        if embeddings.device != self.proxies.device:
+            raise ValueError(
+                f"{owner}: embeddings are on {embeddings.device} but the proxies on {self.proxies.device}; "
+                "move the loss with .to(device)."
+            )
+        if isinstance(labels, Relation):
+            relation = labels
+        else:
+            relation = self._relation(owner, embeddings, labels)
+        if self.swapped:
+            return Inner(self.proxies, relation, embeddings)
+        return Inner(embeddings, relation, self.proxies)
+
+    def _relation(self, owner: str, embeddings: Tensor, labels: Tensor | None) -> Relation:
+        if labels is None:
+            raise ValueError(f"{owner}: labels are missing; pass a 1-D integer tensor of class indices.")
+        check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
+        count = len(self.proxies)
+        if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < count:
+            raise ValueError(
+                f"{owner}: labels must lie in 0..{count - 1}, one per proxy, but reach from {int(labels.min())} "
+                f"to {int(labels.max())}; raise `classes` or renumber them."
+            )
+        names = torch.arange(count, device=labels.device)
+        return Relation.from_labels(names, labels) if self.swapped else Relation.from_labels(labels, names)
+
+
+class ProxyNCA(_Proxies):
+    """mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors.
+
+    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per alike pair, rows against proxies. (The paper leaves the own
+    proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
+
+    Args:
+        classes: how many proxies.
+        dim: width of the embedding.
+        scale: c.
+        pair: the pair loss in place of `Linear`.
+        similarity: `NegSquaredEuclidean` where none is given.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default for equal proxies.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        scale: float = 1.0,
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("ProxyNCA", "scale", scale)
+        robust = RobustLoss(
+            pair=pair or Linear(scale=scale),
+            over=(Mean(), KL(1.0, normalised=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
+            similarity=similarity or NegSquaredEuclidean(),
+            engine=engine,
+        )
+        super().__init__(robust, classes, dim)
+
+
+class ProxyAnchor(_Proxies):
+    """(1/|C₊|) Σ_c log(1 + Σ_{y_i=c} e^{-a(s-δ)}) + (1/|C|) Σ_c log(1 + Σ_{y_i≠c} e^{a(s+δ)}),  C₊: classes present.
+
+    Algebra: Linear(margin=δ, scale=a) x KL(1) with the zero atom x anchor_sign, added with a denominator per sign; rows are
+    the proxies, columns the batch, on cosine.
+
+    Args:
+        classes: how many proxies.
+        dim: width of the embedding.
+        margin: δ.
+        scale: a.
+        pair: the pair loss in place of `Linear`.
+        similarity: `Cosine` where none is given.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default for equal proxies.
+    """
+
+    swapped = True
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        margin: float = 0.1,
+        scale: float = 32.0,
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("ProxyAnchor", "scale", scale)
+        robust = RobustLoss(
+            pair=pair or Linear(margin=margin, scale=scale),
+            over=KL(1.0, normalised=False, atom=True),
+            groups="anchor_sign",
+            link=Add(apart=True),
+            similarity=similarity or Cosine(),
+            engine=engine,
+        )
+        super().__init__(robust, classes, dim)
+        nn.init.kaiming_normal_(self.proxies, mode="fan_out")
+
+
+class ArcFace(_Proxies):
+    """mean over rows of the cross-entropy of logits c·cos θ, the own class's turned by a margin: c·cos(θ + m).
+
+    Algebra: AngularMargin x KL(1) x anchor_sign, one softplus per alike pair, rows against class vectors, on cosine.
+
+    Args:
+        classes: how many class vectors.
+        dim: width of the embedding.
+        margin: m, in radians (0.5 = 28.6 degrees).
+        scale: c.
+        pair: the pair loss in place of `AngularMargin`.
+        similarity: `Cosine` where none is given.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's for equal class vectors and the margin in degrees. With margin=0 it is the
+    normalised softmax.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        robust = RobustLoss(
+            pair=pair or AngularMargin(margin, scale),
+            over=(Mean(), KL(1.0, normalised=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
+            similarity=similarity or Cosine(),
+            engine=engine,
+        )
+        super().__init__(robust, classes, dim)

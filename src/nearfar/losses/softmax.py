@@ -1,0 +1,208 @@
+"""Losses of the softmax family: NT-Xent, SupCon, circle, N-pair."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_labels, check_positive
+from nearfar.links import Add, PerPositive, Reduction, SoftplusLink
+from nearfar.losses.composed import Composed, Inner
+from nearfar.mining import Filter
+from nearfar.pairs import CircleScore, Linear, PairLoss, Score
+from nearfar.relations import Relation
+from nearfar.robust import Engine, Labels, RobustLoss
+from nearfar.sets import KL, Mean
+from nearfar.similarity import Dot, Similarity
+
+
+class NTXent(RobustLoss):
+    """mean over alike pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) )   (InfoNCE).
+
+    Algebra: Linear(1/τ) x KL(1) x anchor_sign, one softplus per alike pair, on cosine.
+
+    Args:
+        temperature: τ.
+        reduction: over alike pairs.
+        pair: the pair loss in place of `Linear`.
+        similarity: `Cosine` where none is given.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default. On `Dot` with one positive each it is N-pair. `SupCon` lets the
+    other positives compete too.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.07,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("NTXent", "temperature", temperature)
+        super().__init__(
+            pair=pair or Linear(scale=1 / temperature),
+            over=(Mean(), KL(1.0, normalised=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
+            reduction=reduction,
+            similarity=similarity,
+            filter=filter,
+            engine=engine,
+        )
+
+
+class SupCon(RobustLoss):
+    """mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ   (Khosla et al.).
+
+    Algebra: Linear(1/τ) x Mean on the alike side, Score(1/τ) x KL(1) over everyone on the other, x anchor_sign, added,
+    on cosine. "Mean of logarithms" needs no special case: the logarithm of the denominator is the same for all.
+
+    Args:
+        temperature: τ.
+        reduction: "nonzero" leaves anchors without positives out, as pytorch-metric-learning does.
+        pair: two pair losses (alike, everyone) in place of these.
+        similarity: `Cosine` where none is given.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default. With one positive an anchor it is `NTXent`.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.1,
+        reduction: Reduction = "nonzero",
+        pair: tuple[PairLoss, PairLoss] | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("SupCon", "temperature", temperature)
+        super().__init__(
+            pair=pair or (Linear(scale=1 / temperature), Score(1 / temperature)),
+            over=(Mean(), KL(1.0, normalised=False)),
+            groups="anchor_sign",
+            link=Add(both=True),
+            members="all",
+            reduction=reduction,
+            similarity=similarity,
+            filter=filter,
+            engine=engine,
+        )
+
+
+class Circle(RobustLoss):
+    """mean over anchors of  log(1 + Σ_{P_i} e^{l_ij} · Σ_{N_i} e^{l_ik})  with self-paced scores l   (Sun et al.).
+
+    Algebra: CircleScore x KL(1) x anchor_sign, joined by softplus, on cosine. The pacing factors are held constant, so
+    the gradient is not that of the value (`exact_gradient` is False).
+
+    Args:
+        margin: m, the relaxation.
+        scale: γ.
+        reduction: "nonzero": mean over anchors above zero, as pytorch-metric-learning does.
+        pair: the pair loss in place of `CircleScore`.
+        similarity: `Cosine` where none is given.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default.
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.4,
+        scale: float = 80.0,
+        reduction: Reduction = "nonzero",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        super().__init__(
+            pair=pair or CircleScore(margin, scale),
+            over=KL(1.0, normalised=False),
+            groups="anchor_sign",
+            link=SoftplusLink(),
+            reduction=reduction,
+            similarity=similarity,
+            filter=filter,
+            engine=engine,
+        )
+
+
+class NPair(Composed):
+    """mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²   (Sohn; 004).
+
+    Algebra: Linear x KL(1) x anchor_sign, one softplus per alike pair, on the raw dot product, over the rectangle of one
+    anchor (the class's first row) against one positive (its second) per class.
+
+    Args:
+        l2: λ, the weight of the mean squared norm of the rows; raw products need it.
+        pair: the pair loss in place of `Linear`.
+        similarity: `Dot` where none is given.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: with l2=0 it is pytorch-metric-learning's default. `NTXent(similarity=Dot(), temperature=1)` uses every pair.
+    """
+
+    def __init__(
+        self,
+        *,
+        l2: float = 0.02,
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("NPair", "l2", l2, zero=True)
+        super().__init__(
+            RobustLoss(
+                pair=pair or Linear(),
+                over=(Mean(), KL(1.0, normalised=False)),
+                groups="anchor_sign",
+                link=PerPositive(),
+                similarity=similarity or Dot(),
+                filter=filter,
+                engine=engine,
+            )
+        )
+        self.l2 = l2
+
+    def _inner(
+        self,
+        embeddings: Tensor,
+        labels: Labels,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        ids: Tensor | None,
+        ref_ids: Tensor | None,
+    ) -> Inner:
+        if not isinstance(labels, Tensor):
+            raise TypeError(f"NPair: labels must be a 1-D integer tensor, but came as {type(labels).__name__}.")
+        check_labels("NPair", "labels", labels, len(embeddings), embeddings.device)
+        if ref_emb is not None and ref_labels is not None:
+            check_labels("NPair", "ref_labels", ref_labels, len(ref_emb), embeddings.device)
+        tile = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids).dense()
+        # an anchor is the first row of its class; its positive is the first column alike to it
+        earlier = (labels[:, None] == labels[None, :]).tril(diagonal=-1)
+        anchor = ~earlier.any(dim=1, keepdim=True)
+        alike = tile.alike & anchor
+        positive = (alike & (alike.cumsum(dim=1) == 1)).any(dim=0, keepdim=True)
+        valid = tile.valid & anchor & positive
+        relation = Relation.from_matrix(tile.same, valid, square=ref_emb is None)
+        return Inner(embeddings, relation, ref_emb)
+
+    def _extra(self, embeddings: Tensor) -> Tensor | None:
+        if not self.l2 or not len(embeddings):
+            return None
+        x = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+        return self.l2 * (x * x).sum(dim=1).mean()

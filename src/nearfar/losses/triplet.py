@@ -1,0 +1,152 @@
+"""Losses of triplets: the triplet loss in its minings, and the angular loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from nearfar._checks import check_choice, check_positive
+from nearfar.groups import Grouping
+from nearfar.links import HingeLink, Link, Reduction
+from nearfar.mining import Filter
+from nearfar.pairs import Hinge, Linear, PairLoss, Score
+from nearfar.robust import Engine, RobustLoss
+from nearfar.sets import KL, Mean, UncertaintySet, Worst
+from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
+from nearfar.triplets import Positive, Rule, Triplets, difference, nearest_difference
+
+Mining = Literal["all", "semihard", "hard", "hardest"]
+
+
+@dataclass(frozen=True)
+class SemiHardBand:
+    """Triplets whose negative is farther than the positive, but by less than the margin: -m < s_an - s_ap < 0."""
+
+    margin: float
+
+    def __call__(self, score: Tensor) -> Tensor:
+        """Which triplets lie in the band."""
+        return (score < 0) & (score > -self.margin)
+
+
+class Triplet(RobustLoss):
+    """mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ   (000; 003, eq. 6 and 9; 004, eq. 3.2).
+
+    Algebra: Hinge(m) on s_an - s_ap x Mean x triplets, on Euclidean distance of unit rows;
+    mining="hard": Worst per anchor and sign, joined by a hinge; "hardest": Worst over all triplets.
+
+    Args:
+        margin: m. With m = 0 total collapse is a global minimum of value 0.
+        mining: "all" triplets; "semihard": d_ap < d_an < d_ap + m; "hard": each anchor's farthest positive and nearest
+            negative; "hardest": the one worst triplet of the batch (000).
+        smooth: μ of the log-sum-exp smoothing (003); 0 is the hinge. The value exceeds the hinge's by at most μ·log 2.
+        swap: judge a negative from the nearer end of the alike pair ("all", "semihard", "hardest").
+        reduction: "mean" over the triplets mined ("hard": over anchors), or "nonzero": over those above zero.
+        pair: the pair loss in place of `Hinge` (of `Linear` with mining="hard").
+        similarity: `NegEuclidean` where none is given; 003 and 004 use `NegSquaredEuclidean`.
+        filter: a miner of pairs, before triplets are formed.
+        engine: see `RobustLoss`.
+
+    Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ) is
+    the KL(μ) set over {x, 0}. "hard" never exceeds "hardest".
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.05,
+        mining: Mining = "all",
+        smooth: float = 0.0,
+        swap: bool = False,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_choice("Triplet", "mining", mining, ("all", "semihard", "hard", "hardest"))
+        check_positive("Triplet", "smooth", smooth, zero=True)
+        if mining == "hard" and swap:
+            raise ValueError('Triplet: swap compares single triplets, which mining="hard" does not form; use "all".')
+        over: UncertaintySet
+        groups: str | Grouping
+        link: Link | None = None
+        if mining == "hard":
+            over, groups, link = Worst(), "anchor_sign", HingeLink(margin, smooth)
+            pair = pair or Linear()
+        else:
+            check_choice("Triplet", "reduction", reduction, ("mean", "nonzero"))
+            over = Worst() if mining == "hardest" else Mean(zero="drop" if reduction == "nonzero" else "keep")
+            keep = SemiHardBand(margin) if mining == "semihard" else None
+            groups = Triplets(Rule(nearest_difference if swap else difference, keep, wants_reference=swap))
+            pair = pair or Hinge(margin, 0.0, smooth=smooth)
+            reduction = "mean"
+        super().__init__(
+            pair=pair,
+            over=over,
+            groups=groups,
+            link=link,
+            reduction=reduction,
+            similarity=similarity or NegEuclidean(),
+            filter=filter,
+            engine=engine,
+        )
+
+    @classmethod
+    def as_in_paper(cls, margin: float = 0.1, smooth: float = 0.0) -> Triplet:
+        """003 and 004: squared distances, of unit rows."""
+        return cls(margin=margin, smooth=smooth, similarity=NegSquaredEuclidean())
+
+
+@dataclass(frozen=True)
+class AngularScore:
+    """4t(s_an + s_pn) - 2(1+t) s_ap with t = tan²α: what is left of the angle at the negative."""
+
+    tan2: float
+
+    def __call__(self, s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
+        """The score of each triplet."""
+        return 4 * self.tan2 * (s_an + s_pn) - 2 * (1 + self.tan2) * s_ap
+
+
+class Angular(RobustLoss):
+    """mean over alike pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α.
+
+    Algebra: Score x KL(1) with the zero atom x positive, on cosine. The score of a triplet needs ⟨x_p, x_n⟩ as well.
+
+    Args:
+        degrees: α, in degrees.
+        reduction: over alike pairs.
+        pair: the pair loss in place of `Score`.
+        similarity: `Cosine` where none is given.
+        filter: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default.
+    """
+
+    def __init__(
+        self,
+        *,
+        degrees: float = 40.0,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        filter: Filter | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        if not 0 < degrees < 90:
+            raise ValueError(f"Angular: degrees must lie between 0 and 90, but came as {degrees!r}.")
+        compare = AngularScore(math.tan(math.radians(degrees)) ** 2)
+        super().__init__(
+            pair=pair or Score(),
+            over=KL(1.0, normalised=False, atom=True),
+            groups=Positive(Rule(compare, wants_reference=True)),
+            reduction=reduction,
+            similarity=similarity or Cosine(),
+            filter=filter,
+            engine=engine,
+        )

@@ -1,0 +1,146 @@
+"""Miners: which pairs enter a loss. A filter takes `Pairs` and gives back `Pairs` with fewer or reweighted members.
+
+Every filter works row by row on scores without gradient, is blind to how pairs are later weighted, and goes with any
+loss: `nf.losses.Contrastive(filter=nf.mining.Hard())`. Nothing here loops over anchors or classes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._checks import check_positive
+from nearfar.pairing import Pairs
+from nearfar.sets.base import hidden
+from nearfar.sets.wrapped import draw
+
+
+class Filter(nn.Module, ABC):
+    """Keeps some of the pairs. The scores it sees carry no gradient."""
+
+    @abstractmethod
+    def forward(self, pairs: Pairs) -> Pairs:
+        """The pairs to keep, row by row."""
+
+
+class MultiSimilarity(Filter):
+    """Keep alike s < max of the row's unlike + ε, and unlike s > min of the row's alike - ε (multi-similarity's miner).
+
+    A row without alike or without unlike pairs keeps none.
+
+    Args:
+        epsilon: ε, the slack.
+    """
+
+    def __init__(self, epsilon: float = 0.1) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+
+    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+        s = pairs.scores
+        # an empty side leaves -inf or +inf behind, and then nothing passes
+        worst_unlike = hidden(s, pairs.unlike).amax(dim=1, keepdim=True)
+        worst_alike = hidden(s, pairs.alike, math.inf).amin(dim=1, keepdim=True)
+        return pairs.keep(alike=s - self.epsilon < worst_unlike, unlike=s + self.epsilon > worst_alike)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"epsilon={self.epsilon}"
+
+
+class Hard(Filter):
+    """Keep each anchor's hardest alike and hardest unlike pair (batch-hard); ties are all kept."""
+
+    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+        s = pairs.scores
+        hardest_unlike = hidden(s, pairs.unlike).amax(dim=1, keepdim=True)
+        hardest_alike = hidden(s, pairs.alike, math.inf).amin(dim=1, keepdim=True)
+        return pairs.keep(alike=s == hardest_alike, unlike=s == hardest_unlike)
+
+
+class SemiHard(Filter):
+    """Keep unlike pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (002, 4.2.2).
+
+    All alike pairs stay. (Semi-hard triplets compare with each positive instead: `nf.losses.Triplet(mining="semihard")`.)
+
+    Args:
+        threshold: λ.
+        margin: m; None keeps everything below λ.
+    """
+
+    def __init__(self, threshold: float = 0.5, margin: float | None = 0.2) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.margin = margin
+
+    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+        near = pairs.scores < self.threshold
+        if self.margin is not None:
+            near = near & (pairs.scores > self.threshold - self.margin)
+        return pairs.keep(unlike=near)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"threshold={self.threshold}, margin={self.margin}"
+
+
+class BalancedHard(Filter):
+    """Keep, for each anchor, all alike pairs and as many of its hardest unlike pairs (004's contrastive-hard, margin-hard).
+
+    Unlike pairs tied at the last place are all kept.
+    """
+
+    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+        wanted = (pairs.alike > 0).sum(dim=1, keepdim=True)
+        ranked = hidden(pairs.scores, pairs.unlike).sort(dim=1, descending=True).values
+        last = ranked.gather(1, (wanted - 1).clamp(min=0, max=ranked.shape[1] - 1))
+        return pairs.keep(unlike=(pairs.scores >= last) & (wanted > 0))
+
+
+class DistanceWeighted(Filter):
+    """Draw, for each anchor, as many unlike pairs as it has alike ones, with probability ∝ 1 / q(d).
+
+    q(d) ∝ d^{dim-2} (1 - d²/4)^{(dim-3)/2} is the density of distances between random points of the unit sphere
+    (Wu et al. 2017), so that all distances below `upper` are met evenly. All alike pairs stay. Draws are with
+    replacement: a pair drawn twice counts twice. Scores must be those of unit rows.
+
+    Args:
+        cutoff: distances below are treated as this one, which bounds the weights.
+        upper: no pair at this distance or beyond is drawn: its loss is zero under the usual margins.
+        sample: False keeps every pair with its expected count instead of drawing.
+    """
+
+    def __init__(self, cutoff: float = 0.5, upper: float = 1.4, *, sample: bool = True) -> None:
+        super().__init__()
+        check_positive("DistanceWeighted", "cutoff", cutoff)
+        check_positive("DistanceWeighted", "upper", upper)
+        self.cutoff = cutoff
+        self.upper = upper
+        self.sample = sample
+
+    def probabilities(self, pairs: Pairs) -> Tensor:
+        """The chance [n, m] of each unlike pair, summing to 1 over a row, or all 0 where no pair qualifies."""
+        d = pairs.distances().clamp_min(self.cutoff)
+        inside = (d < self.upper) & (d < 2)
+        safe = torch.where(inside, d, torch.full_like(d, self.cutoff))
+        log_weight = (2.0 - pairs.dim) * safe.log() - 0.5 * (pairs.dim - 3) * torch.log1p(-0.25 * safe**2)
+        log_weight = hidden(log_weight, (pairs.unlike > 0) & inside)
+        top = log_weight.amax(dim=1, keepdim=True)
+        # one maximum per row, not one per batch: in high dimensions a whole row would underflow otherwise
+        weight = torch.where(torch.isfinite(log_weight), torch.exp(log_weight - top), torch.zeros_like(d))
+        weight = weight if pairs.unlike.dtype == torch.bool else weight * pairs.unlike
+        norm = weight.sum(dim=1, keepdim=True)
+        return weight / torch.where(norm > 0, norm, torch.ones_like(norm))
+
+    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+        chance = self.probabilities(pairs)
+        wanted = (pairs.alike > 0).sum(dim=1, keepdim=True).to(chance.dtype)
+        if self.sample:
+            counts = draw(chance, chance.shape[1], wanted)
+        else:
+            counts = chance * wanted
+        return pairs.keep(unlike=torch.where(pairs.unlike > 0, counts, torch.zeros_like(counts)))
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"cutoff={self.cutoff}, upper={self.upper}, sample={self.sample}"

@@ -1,0 +1,63 @@
+"""`Pairs`: the one container that travels from scores to value, and the filters' hands on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nearfar.relations import Relation
+from nearfar.similarity import Similarity
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Scores of n anchors against m references, and which of the pairs count.
+
+    Args:
+        scores: [n, m], larger = more alike.
+        alike: [n, m] base measure of the alike pairs: a mask, or weights.
+        unlike: [n, m] base measure of the unlike pairs.
+        anchors: [n] rows that had a valid pair before any mining: the denominators of "mean over anchors".
+        relation: where the measures came from.
+        similarity: where the scores came from.
+        rows: [n, d] prepared queries.
+        cols: [m, d] prepared references.
+        triplets: an explicit list (anchor, positive, negative), where the caller gave one.
+    """
+
+    scores: Tensor
+    alike: Tensor
+    unlike: Tensor
+    anchors: Tensor
+    relation: Relation
+    similarity: Similarity
+    rows: Tensor
+    cols: Tensor
+    triplets: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def dim(self) -> int:
+        """d, the width of the embedding."""
+        return self.rows.shape[1]
+
+    def distances(self) -> Tensor:
+        """Euclidean distances [n, m] of the unit rows."""
+        return self.similarity.distance(self.scores)
+
+    def reference_scores(self) -> Tensor:
+        """Scores [m, m] among the references: what a triplet's positive says of its negative."""
+        return self.scores if self.relation.square else self.similarity.scores(self.cols, self.cols)
+
+    def keep(self, alike: Tensor | None = None, unlike: Tensor | None = None) -> Pairs:
+        """The same pairs, fewer (boolean [n, m]) or counted otherwise (floating [n, m])."""
+        return replace(
+            self,
+            alike=self.alike if alike is None else _narrow(self.alike, alike),
+            unlike=self.unlike if unlike is None else _narrow(self.unlike, unlike),
+        )
+
+
+def _narrow(measure: Tensor, by: Tensor) -> Tensor:
+    return measure & by if measure.dtype == by.dtype == torch.bool else measure * by

@@ -1,0 +1,258 @@
+"""Pair losses l(s, sign): what one pair costs, elementwise. sign is +1 for alike and -1 for unlike.
+
+A new pair loss is a subclass with a `forward`; nothing else is needed. `slope` (dl/ds in closed form) is optional:
+engines that make gradients by hand use it to skip a pass, and a test holds it to autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from nearfar._checks import check_positive
+
+
+class PairLoss(nn.Module, ABC):
+    """An elementwise loss of one pair's score. Scores are similarities: larger = more alike."""
+
+    exact_gradient: bool = True
+    """False where part of the loss is held constant on purpose, so that value and gradient do not match."""
+
+    @abstractmethod
+    def forward(self, s: Tensor, sign: int) -> Tensor:
+        """Losses of scores s (any shape) that all carry the same sign: +1 alike, -1 unlike."""
+
+    def slope(self, s: Tensor, sign: int) -> Tensor | float | None:
+        """dl/ds in closed form: a tensor like s, a float where it is constant, None to leave it to autograd."""
+        return None
+
+
+class Hinge(PairLoss):
+    """l = [m + sign·(λ - s)]₊, the margin loss on a score (002, section 3; y must be ±1, the print says 0/1).
+
+    With `smooth` = μ > 0 it is μ·softplus(x/μ), the log-sum-exp smoothing of max(x, 0) (003, eq. 9-12), which
+    exceeds it by at most μ·log 2.
+
+    Args:
+        margin: m, how far beyond the threshold a pair must be before it costs nothing.
+        threshold: λ, the score that parts alike from unlike.
+        smooth: μ, the temperature of the smoothing; 0 is the plain hinge.
+        learn: make the threshold a parameter (004's margin loss).
+
+    >>> Hinge(margin=0.2, threshold=0.5)(torch.tensor([0.9, 0.6, 0.1]), +1)
+    tensor([0.0000, 0.1000, 0.6000])
+    """
+
+    def __init__(
+        self, margin: float = 0.2, threshold: float = 0.5, *, smooth: float = 0.0, learn: bool = False
+    ) -> None:
+        super().__init__()
+        check_positive("Hinge", "smooth", smooth, zero=True)
+        self.margin = margin
+        self.smooth = smooth
+        self.start = float(threshold)
+        # learnt as an offset from the start: exact in any precision, and weight decay pulls back to the start, not to 0
+        self.offset = nn.Parameter(torch.zeros(())) if learn else None
+
+    @property
+    def threshold(self) -> Tensor | float:
+        """λ as it stands: where it started, plus what was learnt."""
+        return self.start if self.offset is None else self.start + self.offset
+
+    def _excess(self, s: Tensor, sign: int) -> Tensor:
+        return self.margin + sign * (self.threshold - s)
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        return smooth_hinge(self._excess(s, sign), self.smooth)
+
+    def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        x = self._excess(s, sign)
+        return -sign * (torch.sigmoid(x / self.smooth) if self.smooth else (x > 0).to(s.dtype))
+
+    def extra_repr(self) -> str:  # noqa: D102
+        smooth = f", smooth={self.smooth}" if self.smooth else ""
+        threshold = self.threshold.item() if isinstance(self.threshold, Tensor) else self.threshold
+        return f"margin={self.margin}, threshold={threshold:g}{smooth}"
+
+
+def smooth_hinge(x: Tensor, smooth: float) -> Tensor:
+    """max(x, 0), or μ·softplus(x/μ) for μ = `smooth` > 0."""
+    # `threshold` only switches softplus to the identity where both agree to the last bit of float64
+    return smooth * softplus(x / smooth, threshold=40.0) if smooth else torch.relu(x)
+
+
+class Logistic(PairLoss):
+    """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) alike, (2/α)·log(1+e^{α(s-λ)}) unlike (002, section 4).
+
+    Args:
+        threshold: λ.
+        slope_alike: β, how sharply alike pairs are judged.
+        slope_unlike: α, how sharply unlike pairs are judged.
+
+    >>> Logistic()(torch.tensor([0.5]), -1).item() == 2 / 40 * math.log(2)
+    True
+    """
+
+    def __init__(self, threshold: float = 0.5, slope_alike: float = 2.0, slope_unlike: float = 40.0) -> None:
+        super().__init__()
+        check_positive("Logistic", "slope_alike", slope_alike)
+        check_positive("Logistic", "slope_unlike", slope_unlike)
+        self.threshold = threshold
+        self.slope_alike = slope_alike
+        self.slope_unlike = slope_unlike
+
+    def _steepness(self, sign: int) -> float:
+        return self.slope_alike if sign > 0 else self.slope_unlike
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        c = self._steepness(sign)
+        return (2 / c) * softplus(-sign * c * (s - self.threshold), threshold=40.0)
+
+    def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        return -2 * sign * torch.sigmoid(-sign * self._steepness(sign) * (s - self.threshold))
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"threshold={self.threshold}, slope_alike={self.slope_alike}, slope_unlike={self.slope_unlike}"
+
+
+class Squared(PairLoss):
+    """Contrastive loss on a distance d = -s: [d - m₊]₊^power alike, [m₋ - d]₊^power unlike (004, eq. 3.1).
+
+    Args:
+        pos_margin: m₊, the distance within which alike pairs cost nothing.
+        neg_margin: m₋, the distance beyond which unlike pairs cost nothing.
+        power: 2 in the paper; 1 as in pytorch-metric-learning.
+    """
+
+    def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, power: float = 2.0) -> None:
+        super().__init__()
+        check_positive("Squared", "power", power)
+        self.pos_margin = pos_margin
+        self.neg_margin = neg_margin
+        self.power = power
+
+    def _excess(self, s: Tensor, sign: int) -> Tensor:
+        return torch.relu(-s - self.pos_margin if sign > 0 else self.neg_margin + s)
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        x = self._excess(s, sign)
+        return x if self.power == 1 else x**self.power
+
+    def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        x = self._excess(s, sign)
+        return -sign * ((x > 0).to(s.dtype) if self.power == 1 else self.power * x ** (self.power - 1))
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"pos_margin={self.pos_margin}, neg_margin={self.neg_margin}, power={self.power}"
+
+
+class Linear(PairLoss):
+    """l = c·(m + sign·(λ - s)), the hinge without its hinge: what log-sum-exp losses are built from.
+
+    Args:
+        threshold: λ.
+        margin: m.
+        scale: c, often an inverse temperature.
+    """
+
+    def __init__(self, threshold: float = 0.0, margin: float = 0.0, scale: float = 1.0) -> None:
+        super().__init__()
+        check_positive("Linear", "scale", scale)
+        self.threshold = threshold
+        self.margin = margin
+        self.scale = scale
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        return self.scale * (self.margin + sign * (self.threshold - s))
+
+    def slope(self, s: Tensor, sign: int) -> float:  # noqa: D102
+        return -sign * self.scale
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"threshold={self.threshold}, margin={self.margin}, scale={self.scale}"
+
+
+class Score(PairLoss):
+    """l = c·s whatever the sign: the denominators of softmax losses, where alike pairs compete too."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        check_positive("Score", "scale", scale)
+        self.scale = scale
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        return self.scale * s
+
+    def slope(self, s: Tensor, sign: int) -> float:  # noqa: D102
+        return self.scale
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"scale={self.scale}"
+
+
+class CircleScore(PairLoss):
+    """Circle loss's self-paced score: -γ[1+m-s]₊(s-(1-m)) alike, γ[s+m]₊(s-m) unlike, brackets held constant.
+
+    The brackets are weights, not part of what is differentiated, so the gradient is not that of the value.
+
+    Args:
+        margin: m.
+        scale: γ.
+    """
+
+    exact_gradient = False
+
+    def __init__(self, margin: float = 0.4, scale: float = 80.0) -> None:
+        super().__init__()
+        check_positive("CircleScore", "scale", scale)
+        self.margin = margin
+        self.scale = scale
+
+    def _pace(self, s: Tensor, sign: int) -> Tensor:
+        s = s.detach()
+        return torch.relu(1 + self.margin - s) if sign > 0 else torch.relu(s + self.margin)
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        centre = 1 - self.margin if sign > 0 else self.margin
+        return -sign * self.scale * self._pace(s, sign) * (s - centre)
+
+    def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        return -sign * self.scale * self._pace(s, sign)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"margin={self.margin}, scale={self.scale}"
+
+
+class AngularMargin(PairLoss):
+    """ArcFace's logits: -c·cos(θ+m) alike, c·cos θ unlike, for a cosine s = cos θ.
+
+    Past θ = π - m the cosine would rise again; the line cos θ - m·sin m continues it downwards, as is usual.
+
+    Args:
+        margin: m, in radians.
+        scale: c.
+    """
+
+    def __init__(self, margin: float = 0.5, scale: float = 64.0) -> None:
+        super().__init__()
+        check_positive("AngularMargin", "scale", scale)
+        self.margin = margin
+        self.scale = scale
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        if sign < 0:
+            return self.scale * s
+        # cos(θ+m) = cos θ cos m - sin θ sin m needs no arccos, whose slope is infinite at s = ±1
+        square = 1 - s * s
+        edge = square <= 0
+        sine = torch.where(edge, torch.zeros_like(s), torch.sqrt(torch.where(edge, 1.0, square)))
+        turned = s * math.cos(self.margin) - sine * math.sin(self.margin)
+        line = s - self.margin * math.sin(self.margin)
+        return -self.scale * torch.where(s >= -math.cos(self.margin), turned, line)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"margin={self.margin}, scale={self.scale}"

@@ -1,0 +1,320 @@
+"""`RobustLoss`: the product of pair loss x uncertainty set x groups x link, as a PyTorch module.
+
+    F = max over p in U of  Σ p_ij l_ij  (- penalty),   per group, joined by a link and reduced
+
+Named losses (nearfar.losses) are one-line recipes of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._checks import (
+    Deferred,
+    DegenerateBatchWarning,
+    check_choice,
+    check_embeddings,
+    check_labels,
+)
+from nearfar.engines import dense_pairs, dense_value
+from nearfar.explanation import Explanation, explain
+from nearfar.groups import Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Sign
+from nearfar.indices import check_indices
+from nearfar.links import REDUCTIONS, Add, Link, Reduction
+from nearfar.mining import Filter
+from nearfar.pairing import Pairs
+from nearfar.pairs import PairLoss
+from nearfar.relations import Relation
+from nearfar.sets.base import UncertaintySet
+from nearfar.similarity import Cosine, Similarity
+from nearfar.triplets import Positive, Triplets
+
+GROUPS: dict[str, Grouping] = {
+    "batch": Batch(),
+    "sign": Sign(),
+    "balanced": Balanced(),
+    "anchor": Anchor(),
+    "anchor_sign": AnchorSign(),
+    "positive": Positive(),
+    "triplets": Triplets(),
+}
+ENGINES = ("auto", "dense", "tiled", "fused")
+Engine = Literal["auto", "dense", "tiled", "fused"]
+Labels = Tensor | Relation | None
+
+
+class RobustLoss(nn.Module):
+    """A loss that is a worst case over pair weights.
+
+    Args:
+        pair: the pair loss l(s, sign), or two of them (alike, unlike).
+        over: the uncertainty set, or two of them (alike, unlike).
+        groups: which pairs share one p: "batch", "sign", "balanced", "anchor", "anchor_sign", "positive", "triplets", or a
+            `Grouping`.
+        link: how the two values of an anchor join, for "anchor_sign"; `Add` where none is given.
+        filter: a miner (nearfar.mining), or None for all pairs.
+        reduction: over anchors: "mean", "sum", "nonzero" (mean over those above zero) or "none" (one value an anchor).
+        similarity: scores between rows; `Cosine` where none is given.
+        members: the wide side of an anchor: its "unlike" pairs, or "all" of them (softmax denominators).
+        engine: "auto" or "dense"; "tiled" and "fused" are not built yet.
+
+    Example:
+        >>> import nearfar as nf
+        >>> loss = nf.RobustLoss(pair=nf.pairs.Hinge(), over=nf.sets.TopK(2), groups="batch")
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+        >>> loss(embeddings, torch.tensor([0, 0, 1, 1]))
+        tensor(0.6000)
+    """
+
+    def __init__(
+        self,
+        *,
+        pair: PairLoss | tuple[PairLoss, PairLoss],
+        over: UncertaintySet | tuple[UncertaintySet, UncertaintySet],
+        groups: str | Grouping = "batch",
+        link: Link | None = None,
+        filter: Filter | None = None,
+        reduction: Reduction = "mean",
+        similarity: Similarity | None = None,
+        members: Literal["unlike", "all"] = "unlike",
+        engine: Engine = "auto",
+    ) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        check_choice(owner, "reduction", reduction, REDUCTIONS)
+        check_choice(owner, "members", members, ("unlike", "all"))
+        _check_engine(owner, engine)
+        if isinstance(groups, str):
+            check_choice(owner, "groups", groups, GROUPS)
+            groups = GROUPS[groups]
+        if reduction != "mean" and not groups.per_anchor:
+            raise ValueError(
+                f"{owner}: reduction={reduction!r} needs one group per anchor, but groups are "
+                f'{type(groups).__name__}, whose value is one number; use zero="drop" on the set to leave zeros out.'
+            )
+        self.pair_alike, self.pair_unlike = pair if isinstance(pair, tuple) else (pair, pair)
+        self.over_alike, self.over_unlike = over if isinstance(over, tuple) else (over, over)
+        self.groups = groups
+        self.link = link if link is not None else Add()
+        self.filter = filter
+        self.reduction: Reduction = reduction
+        self.similarity = similarity if similarity is not None else Cosine()
+        self.members = members
+        self.engine = engine
+        self.owner = owner  # whom messages name; a composed loss puts its own name here
+        self._warned = False
+        self._deferred = Deferred()
+
+    @property
+    def product(self) -> Product:
+        """The factors, as an engine takes them."""
+        return Product(
+            self.similarity,
+            self.pair_alike,
+            self.pair_unlike,
+            self.over_alike,
+            self.over_unlike,
+            self.groups,
+            self.link,
+            self.filter,
+            self.reduction,
+            self.members == "all",
+        )
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether the gradient is that of the value: not where weights are held constant on purpose, or drawn."""
+        return all(x.exact_gradient for x in (self.pair_alike, self.pair_unlike, self.over_alike, self.over_unlike))
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Labels = None,
+        indices: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The loss, a differentiable scalar (or [n] with reduction="none").
+
+        Args:
+            embeddings: [n, d] floating. Half precision is computed in float32.
+            labels: [n] integers, or a `Relation`; may be left out where `indices` say everything.
+            indices: a miner's index tuple, (anchor, positive, negative) or (anchor, positive, anchor, negative).
+            ref_emb: [m, d] reference rows; without them the batch is its own reference and no row meets itself.
+            ref_labels: [m] integers of the reference rows.
+            ids: [n] which sample each row is; equal `ids` and `ref_ids` are the same sample and are not paired.
+            ref_ids: [m] likewise for the reference rows.
+
+        A batch with nothing to learn from gives a zero that keeps the graph, and one warning that says why.
+        """
+        with torch.autocast(device_type=embeddings.device.type, enabled=False):
+            pairs, empty = self._pairs(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
+            return empty if pairs is None else dense_value(self.product, pairs)
+
+    def explain(
+        self,
+        embeddings: Tensor,
+        labels: Labels = None,
+        indices: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Explanation:
+        """The value, and the losses, weights p* and dual variables that produced it. Same arguments as the call."""
+        with torch.autocast(device_type=embeddings.device.type, enabled=False):
+            pairs, empty = self._pairs(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
+            return explain(self.product, pairs, empty)
+
+    def _pairs(
+        self,
+        embeddings: Tensor,
+        labels: Labels,
+        indices: tuple[Tensor, ...] | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        ids: Tensor | None,
+        ref_ids: Tensor | None,
+    ) -> tuple[Pairs | None, Tensor]:
+        """Checked and scored pairs, and the zero to return where there are no rows at all."""
+        owner = self.owner
+        check_embeddings(owner, "embeddings", embeddings)
+        if ref_emb is not None:
+            _check_reference(owner, embeddings, ref_emb)
+        reference = embeddings if ref_emb is None else ref_emb
+        shape = (len(embeddings), len(reference))
+        if indices is not None:
+            check_indices(owner, indices, shape)
+        relation = _relation(owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
+        dtype = _work_type(embeddings, reference)
+        rows = self.similarity.prepare(embeddings.to(dtype))
+        cols = rows if ref_emb is None else self.similarity.prepare(ref_emb.to(dtype))
+        if 0 in shape:
+            self._warn(relation, None)
+            return None, rows.sum() * 0 + cols.sum() * 0
+        pairs = dense_pairs(self.product, rows, cols, relation, indices)
+        if indices is None and not torch.compiler.is_compiling():
+            self._warn(relation, pairs)
+        return pairs, rows.sum() * 0
+
+    def _warn(self, relation: Relation, pairs: Pairs | None) -> None:
+        """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
+        if self._warned or torch.compiler.is_compiling():
+            return
+        if relation.device.type == "cuda" and pairs is not None:
+            if self._deferred.take():
+                self._say("an earlier batch had no pair to learn from")
+            self._deferred.note(1 - self._teaches(relation).to(torch.int64))
+        elif 0 in relation.shape:
+            self._say("it is empty")
+        elif relation.device.type == "cpu" and not bool(self._teaches(relation)):
+            self._say(_reason(relation))
+
+    def _teaches(self, relation: Relation) -> Tensor:
+        """Whether any anchor has the pairs that this loss needs, mining aside."""
+        tile = relation.dense()
+        alike, unlike = (tile.alike > 0).any(dim=1), (tile.unlike > 0).any(dim=1)
+        needs_both = self.groups.both or (isinstance(self.groups, AnchorSign) and self.link.both)
+        return ((alike & unlike) if needs_both else (alike | unlike)).any()
+
+    def _say(self, reason: str) -> None:
+        self._warned = True
+        warnings.warn(
+            f"{self.owner}: this batch has nothing to learn from, because {reason}; its loss is 0. "
+            "Draw several samples of several classes into each batch.",
+            DegenerateBatchWarning,
+            stacklevel=4,
+        )
+
+    def extra_repr(self) -> str:  # noqa: D102
+        over: Any = self.over_alike if self.over_alike is self.over_unlike else (self.over_alike, self.over_unlike)
+        return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
+
+
+def _reason(relation: Relation) -> str:
+    tile = relation.dense()
+    if not bool(tile.valid.any()):
+        return "no two of its rows form a valid pair (a single row, or all are ignored)"
+    if not bool((tile.alike > 0).any()):
+        return "no two of its rows are alike (every class is a singleton)"
+    if not bool((tile.unlike > 0).any()):
+        return "all of its rows are alike (there is one class only)"
+    return "no anchor has both an alike and an unlike pair"
+
+
+def _check_engine(owner: str, engine: str) -> None:
+    check_choice(owner, "engine", engine, ENGINES)
+    if engine in ("tiled", "fused"):
+        raise ValueError(
+            f'{owner}: engine={engine!r} is not built yet; use "dense", or "auto" to move to it by itself.'
+        )
+
+
+def _check_reference(owner: str, embeddings: Tensor, ref_emb: Tensor) -> None:
+    check_embeddings(owner, "ref_emb", ref_emb)
+    if ref_emb.shape[1] != embeddings.shape[1]:
+        raise ValueError(
+            f"{owner}: ref_emb must be as wide as embeddings ({embeddings.shape[1]}), but is {ref_emb.shape[1]} wide."
+        )
+    if ref_emb.device != embeddings.device:
+        raise ValueError(
+            f"{owner}: ref_emb is on {ref_emb.device} but the embeddings are on {embeddings.device}; move one."
+        )
+
+
+def _work_type(a: Tensor, b: Tensor) -> torch.dtype:
+    """The wider of the two types, and never less than float32: half precision loses the sums."""
+    wide = torch.promote_types(a.dtype, b.dtype)
+    return torch.promote_types(wide, torch.float32)
+
+
+def _relation(
+    owner: str,
+    embeddings: Tensor,
+    labels: Labels,
+    indices: tuple[Tensor, ...] | None,
+    ref_emb: Tensor | None,
+    ref_labels: Tensor | None,
+    ids: Tensor | None,
+    ref_ids: Tensor | None,
+) -> Relation:
+    n, m = len(embeddings), len(embeddings if ref_emb is None else ref_emb)
+    if isinstance(labels, Relation):
+        return _checked(owner, labels, (n, m), ref_emb is None, ref_labels, ids, ref_ids)
+    if labels is None:
+        if indices is None:
+            raise ValueError(
+                f"{owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
+            )
+        same = torch.zeros(n, m, dtype=torch.bool, device=embeddings.device)
+        return Relation.from_matrix(same, square=ref_emb is None, ids=ids, ref_ids=ref_ids)
+    check_labels(owner, "labels", labels, n, embeddings.device)
+    if (ref_emb is None) != (ref_labels is None):
+        raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
+    if ref_labels is not None:
+        check_labels(owner, "ref_labels", ref_labels, m, embeddings.device)
+    return Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)
+
+
+def _checked(
+    owner: str, relation: Relation, shape: tuple[int, int], square: bool, *elsewhere: Tensor | None
+) -> Relation:
+    if any(x is not None for x in elsewhere):
+        raise ValueError(
+            f"{owner}: a Relation already holds ref_labels, ids and ref_ids; give them to its constructor."
+        )
+    if relation.shape != shape or relation.square != square:
+        given = "its own reference" if square else "a reference"
+        raise ValueError(
+            f"{owner}: the Relation is {relation.shape[0]} x {relation.shape[1]}"
+            f"{' (square)' if relation.square else ''}, but the embeddings are {shape[0]} x {shape[1]} with {given}."
+        )
+    return relation

@@ -1,0 +1,123 @@
+"""What every uncertainty set is: a problem over weights, its dual, its weights, its value.
+
+    F(l) = max over p in U of  Σ pᵢ lᵢ  (- penalty)          one such problem per group (row)
+
+Losses come as l [g, n], one group a row, with a base measure w [g, n]: a boolean mask, or weights where an integer
+weight means the pair is there that many times. Members with w = 0 are absent. An empty group has value 0, weights 0.
+
+A set gives three things (`l`, `w` already hold the atom and lack the dropped members):
+
+    dual(l, w)        a few numbers per group from which the weights follow, no gradient
+    weights(l, w, dual)   p* elementwise, no gradient
+    value(l, w)       F [g], whose gradient in l is p* (Danskin), twice differentiable where F is
+
+Emptiness is always told by the measure, never by comparing losses: a comparison is false for NaN and would hide it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nearfar._checks import check_choice
+
+Dual = tuple[Tensor, ...]
+"""Tensors [g]; the first is the leading variable, the one `explain` shows."""
+
+
+@dataclass(frozen=True, eq=False)
+class UncertaintySet(ABC):
+    """A set U of weights over the members of a group.
+
+    Args:
+        zero: "drop" leaves members without loss (l <= 0) out of the group, as paper 002 does; "keep" lets them damp the rest.
+        atom: add one member whose loss is always 0 (multi-similarity's "1 +" inside the logarithm).
+    """
+
+    zero: Literal["keep", "drop"] = field(default="keep", kw_only=True)
+    atom: bool = field(default=False, kw_only=True)
+
+    exact_gradient = True
+    """False where the value is not the antiderivative of the gradient (weights held constant, or drawn)."""
+
+    def __post_init__(self) -> None:
+        check_choice(type(self).__name__, "zero", self.zero, ("keep", "drop"))
+
+    def value(self, losses: Tensor, measure: Tensor | None = None, mass: Tensor | None = None) -> Tensor:
+        """F [g] of losses [g, n]. `mass` [g] caps the members a TopK takes; other sets ignore it."""
+        l, w = self._members(losses, measure)
+        return self._value(l, w, mass)
+
+    def dual(self, losses: Tensor, measure: Tensor | None = None, mass: Tensor | None = None) -> Dual:
+        """The dual variables, each [g]."""
+        with torch.no_grad():
+            l, w = self._members(losses, measure)
+            return self._dual(l, w, mass)
+
+    def weights(
+        self,
+        losses: Tensor,
+        measure: Tensor | None = None,
+        mass: Tensor | None = None,
+        dual: Dual | None = None,
+    ) -> Tensor:
+        """p* [g, n]: not negative, sums to 1 over a group and its atom, 0 over an empty group."""
+        with torch.no_grad():
+            l, w = self._members(losses, measure)
+            p = self._weights(l, w, self._dual(l, w, mass) if dual is None else dual)
+            return p[:, : losses.shape[1]]
+
+    def take(self, total: Tensor, orders: Tensor | int) -> Tensor | None:
+        """The `mass` to pass for groups of measure `total` in which every unordered pair stands `orders` times."""
+        return None
+
+    def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
+        w = torch.ones_like(losses, dtype=torch.bool) if measure is None else measure
+        if self.zero == "drop":
+            # ~(l <= 0) and not l > 0: a NaN stays a member and shows
+            alive = ~(losses.detach() <= 0)
+            w = w & alive if w.dtype == torch.bool else w * alive
+        if self.atom:
+            losses, w = pad(losses, (0, 1)), pad(w, (0, 1), value=1)
+        return losses, w
+
+    @abstractmethod
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual: ...
+
+    @abstractmethod
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor: ...
+
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+        """Σ p*l with p* held constant: right as it stands where F is piecewise linear; smooth sets say more."""
+        with torch.no_grad():
+            p = self._weights(l, w, self._dual(l, w, mass))
+        # a present NaN shows even where its weight is 0, because 0·NaN is NaN
+        return (p * hidden(l, w, 0.0)).sum(dim=1)
+
+
+def total(w: Tensor, like: Tensor) -> Tensor:
+    """Σ w per group [g], as a floating number of the losses' type."""
+    return w.sum(dim=1).to(like.dtype) if w.dtype == torch.bool else w.sum(dim=1, dtype=like.dtype)
+
+
+def weighted(x: Tensor, w: Tensor) -> Tensor:
+    """x·w with exact zeros where the member is absent, whatever x holds there (-inf and NaN included)."""
+    if w.dtype == torch.bool:
+        return torch.where(w, x, torch.zeros_like(x))
+    return torch.where(w > 0, x, torch.zeros_like(x)) * w
+
+
+def over(x: Tensor, amount: Tensor) -> Tensor:
+    """X / amount, and 0 where the amount is 0 (an empty group): the one place where the empty case is decided."""
+    empty = amount == 0
+    return torch.where(empty, torch.zeros_like(x), x / torch.where(empty, torch.ones_like(amount), amount))
+
+
+def hidden(l: Tensor, w: Tensor, fill: float = -torch.inf) -> Tensor:
+    """Losses with `fill` in place of absent members."""
+    return torch.where(w if w.dtype == torch.bool else w > 0, l, torch.full_like(l, fill))

@@ -1,0 +1,93 @@
+"""The chi-square ball: mean plus a variance penalty where the closed form holds, and the exact answer beyond it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_positive
+from nearfar.sets.base import Dual, UncertaintySet, hidden, over, total, weighted
+from nearfar.similarity import root
+
+
+@dataclass(frozen=True, eq=False)
+class ChiSquare(UncertaintySet):
+    """max Σpᵢlᵢ over p ≥ 0, Σp = 1, ½ Σ qᵢ(pᵢ/qᵢ - 1)² ≤ ρ/n, with q = w/W and n = W (002, section 3.1).
+
+    The optimum tilts linearly on an active set A of the largest losses and is 0 below it:
+
+        pᵢ = wᵢ (1/W_A + t (lᵢ - m_A)),   t = √((s - 1/W_A) / V_A),   s = 1/n + 2ρ/n²
+        F  = m_A + √((s - 1/W_A) V_A)
+
+    with m_A the mean and V_A the sum of squares about it on A. A = everyone gives mean + √(2ρ·Var/n), the form 002
+    prints; it holds iff 2ρ(mean - min)² ≤ n·Var and is too large otherwise (docs/errata.md). A is the longest prefix of
+    the sorted losses whose smallest weight is not negative: O(n log n), and exact.
+
+    Args:
+        rho: ρ ≥ 0. 0 is Mean; ρ ≥ n(n-1)/2 is Worst.
+
+    >>> ChiSquare(1.0).value(torch.tensor([[0.0, 1.0]]))  # mean ½ + √(2·1·¼/2) = 1, where Worst begins
+    tensor([1.])
+    """
+
+    rho: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("ChiSquare", "rho", self.rho, zero=True)
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+        floor = self._floor(l, w)
+        mean, base, energy, room = self._moments(l, w, floor)
+        slope = over(root(room), root(energy))
+        # pᵢ = wᵢ·slope·(lᵢ - η)₊; where nothing is tilted (slope 0) η is the floor itself
+        eta = torch.where(slope > 0, mean - over(base, slope), floor)
+        return eta, floor, mean, base, slope
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        _, floor, mean, base, slope = (x[:, None] for x in dual)
+        part = (base + slope * (hidden(l, w, 0.0) - mean)).clamp_min(0.0)
+        return weighted(part, w * (l >= floor))
+
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            floor = self._floor(l, w)
+        mean, _, energy, room = self._moments(l, w, floor)
+        return mean + root(room * energy)
+
+    def _budget(self, size: Tensor) -> Tensor:
+        """S = 1/n + 2ρ/n², the largest Σ pᵢ²/wᵢ allowed."""
+        return over(1 + over(torch.full_like(size, 2 * self.rho), size), size)
+
+    def _moments(self, l: Tensor, w: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """On A = {l ≥ floor}: mean m_A, 1/W_A, V_A (0 where it is rounding only) and s - 1/W_A."""
+        # ~(l < floor): a NaN stays in the set and shows
+        active = w * ~(l.detach() < floor[:, None])
+        size = total(active, l)
+        mean = over(weighted(l, active).sum(dim=1), size)
+        energy = weighted((l - mean[:, None]) ** 2, active).sum(dim=1)
+        grain = 16 * torch.finfo(l.dtype).eps * hidden(l.detach(), active, 0.0).abs().amax(dim=1)
+        energy = torch.where(energy <= size * grain**2, torch.zeros_like(energy), energy)
+        base = over(torch.ones_like(size), size)
+        return mean, base, energy, (self._budget(total(w, l)) - base).clamp_min(0.0)
+
+    def _floor(self, l: Tensor, w: Tensor) -> Tensor:
+        """The smallest active loss: the last z_k with 1/W_k + t_k (z_k - m_k) ≥ 0; the largest loss if none."""
+        ranked, order = hidden(l, w).sort(dim=1, descending=True)
+        mass = w.gather(1, order).to(torch.float64)
+        top = ranked[:, :1]
+        present = mass > 0
+        z = torch.where(present, ranked - top, torch.zeros_like(ranked)).to(torch.float64)
+        size = mass.cumsum(dim=1)
+        first = (mass * z).cumsum(dim=1)
+        mean = over(first, size)
+        energy = ((mass * z * z).cumsum(dim=1) - first * mean).clamp_min(0.0)
+        room = self._budget(total(w, l).to(torch.float64))[:, None] - over(torch.ones_like(size), size)
+        tilt = over(root(room), root(energy))
+        least = over(torch.ones_like(size), size) + tilt * (z - mean)
+        good = present & (room >= 0) & (energy > 0) & (least >= 0)
+        place = torch.arange(l.shape[1], device=l.device)
+        last = torch.where(good, place, 0).amax(dim=1, keepdim=True)
+        return ranked.gather(1, last)[:, 0]

@@ -1,0 +1,152 @@
+"""Sets around the base measure told by entropy: `KL` (a penalty) and `KLBall` (a radius)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_positive
+from nearfar.sets.base import Dual, UncertaintySet, hidden, over, total, weighted
+from nearfar.sets.linear import Worst
+
+
+def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float) -> Tensor:
+    """Log Σ wᵢ e^{lᵢ/γ} per group [g]; 0 for an empty group, with a gradient of 0 instead of NaN."""
+    z = l / gamma
+    if w.dtype != torch.bool:
+        z = z + torch.where(w > 0, torch.where(w > 0, w, 1.0).log(), 0.0)
+    empty = total(w, l) == 0
+    # an empty row becomes a row of zeros: its log-sum-exp is finite and then thrown away
+    z = torch.where(empty[:, None], torch.zeros_like(z), hidden(z, w))
+    return torch.where(empty, torch.zeros_like(l[:, 0]), torch.logsumexp(z, dim=1))
+
+
+@dataclass(frozen=True, eq=False)
+class KL(UncertaintySet):
+    """max over Σp = 1 of Σpᵢlᵢ - γ·KL(p ‖ w/W):  F = γ·log Σ (wᵢ/W) e^{lᵢ/γ},  p* = softmax(l/γ) (002 DRO-KL).
+
+    Args:
+        gamma: γ, the price of leaving the base measure; →0 is Worst, →∞ is Mean.
+        normalised: False drops the constant -γ·log W, so that F = γ·log Σ wᵢ e^{lᵢ/γ} (entropy instead of KL).
+
+    Relations: with `atom` and a linear pair loss, per anchor and sign, it is multi-similarity; over {violation, 0} it
+    is the smoothed hinge of 003.
+
+    >>> KL(0.5).weights(torch.tensor([[0.0, 1.0]])).sum()
+    tensor(1.)
+    """
+
+    gamma: float = 1.0
+    normalised: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("KL", "gamma", self.gamma)
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+        return (log_partition(l, w, self.gamma) * self.gamma,)
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        return weighted(torch.exp((hidden(l, w) - dual[0][:, None]) / self.gamma), w)
+
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+        value = self.gamma * log_partition(l, w, self.gamma)
+        size = total(w, l)
+        return value - self.gamma * torch.where(size == 0, 1.0, size).log() if self.normalised else value
+
+
+@dataclass(frozen=True, eq=False)
+class KLBall(UncertaintySet):
+    """max Σpᵢlᵢ over KL(p ‖ w/W) ≤ ρ:  F = min over γ > 0 of γρ + γ·log Σ (wᵢ/W) e^{lᵢ/γ}.
+
+    The radius is met by the temperature γ at which softmax(l/γ) lies on the sphere: one root in one dimension, found
+    by bisection in log γ and polished by Newton's method, a fixed number of steps (no read of the data). One more
+    Newton step, this time differentiable, carries dγ/dl, so that second derivatives are right too.
+
+    Args:
+        rho: ρ ≥ 0. 0 is Mean; from log(W / measure of the largest losses) on it is Worst.
+    """
+
+    rho: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("KLBall", "rho", self.rho, zero=True)
+
+    def _temperature(self, l: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """γ [g], where the whole weight goes to the largest loss, and where nothing can be tilted."""
+        top = hidden(l, w).amax(dim=1)
+        spread = top - hidden(l, w, math.inf).amin(dim=1)
+        ties = total(w * (l == top[:, None]), l)
+        size = total(w, l)
+        flat = (size == 0) | (spread == 0) | (self.rho == 0)
+        corner = ~flat & (self.rho >= torch.log(over(size, ties).clamp_min(1.0)))
+        unit = torch.where(flat, torch.ones_like(spread), spread)
+        z = torch.where(flat[:, None], torch.zeros_like(l), hidden((l - top[:, None]) / unit[:, None], w, -1.0))
+        low = torch.full_like(unit, math.log(1e-12))
+        high = torch.full_like(unit, math.log(10 * max(1.0, self.rho**-0.5)) if self.rho else 0.0)
+        for _ in range(50):
+            middle = (low + high) / 2
+            outside = _divergence(z, w, middle.exp()) > self.rho
+            low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
+        gamma = ((low + high) / 2).exp()
+        for _ in range(4):
+            step = (_divergence(z, w, gamma) - self.rho) / _divergence_slope(z, w, gamma)
+            gamma = torch.where(torch.isfinite(step) & (step.abs() < gamma / 2), gamma - step, gamma)
+        return torch.where(flat | corner, torch.ones_like(gamma), gamma * unit), corner, flat
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+        gamma, corner, flat = self._temperature(l, w)
+        gamma = torch.where(corner, 0.0, torch.where(flat, math.inf, gamma))
+        return gamma, *Worst()._dual(l, w, None), total(w, l)
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        gamma, top, ties, size = dual
+        corner = Worst()._weights(l, w, (top, ties))
+        flat = over(w.to(l.dtype), size[:, None])
+        inside = torch.isfinite(gamma) & (gamma > 0)
+        safe = torch.where(inside, gamma, torch.ones_like(gamma))[:, None]
+        soft = weighted(torch.exp(hidden(l - top[:, None], w) / safe), w)
+        soft = over(soft, soft.sum(dim=1, keepdim=True))
+        return torch.where(inside[:, None], soft, torch.where((gamma == 0)[:, None], corner, flat))
+
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            gamma, corner, flat = self._temperature(l, w)
+            slope = _divergence_slope(l, w, gamma)
+            usable = ~flat & ~corner & (slope < 0)
+            slope = torch.where(usable, slope, torch.ones_like(slope))
+        # the implicit function theorem as one Newton step: zero in value at the root, dγ/dl in derivative
+        step = (_divergence(l, w, gamma) - self.rho) / slope
+        gamma = gamma - torch.where(usable, step, torch.zeros_like(step))
+        size = total(w, l)
+        log_size = torch.where(size == 0, 1.0, size).log()
+        inside = gamma * (self.rho + log_partition(l, w, gamma[:, None]) - log_size)
+        worst = Worst()._value(l, w, None)
+        mean = over(weighted(l, w).sum(dim=1), size)
+        return torch.where(flat, mean, torch.where(corner, worst, inside))
+
+
+def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """Log Σ w e^{z/γ} [g] and p = softmax(z/γ) [g, n] under the measure w."""
+    norm = log_partition(z, w, gamma[:, None])
+    return norm, weighted(torch.exp(hidden(z / gamma[:, None], w) - norm[:, None]), w)
+
+
+def _divergence(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
+    """KL(softmax(z/γ) ‖ w/W) per group."""
+    norm, p = _soft(z, w, gamma)
+    size = total(w, z)
+    log_size = torch.where(size == 0, 1.0, size).log()
+    return (p * hidden(z, w, 0.0)).sum(dim=1) / gamma - norm + log_size
+
+
+def _divergence_slope(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
+    """d/dγ of `_divergence` = -Var_p(z) / γ³."""
+    _, p = _soft(z, w, gamma)
+    x = hidden(z, w, 0.0)
+    mean = (p * x).sum(dim=1, keepdim=True)
+    return -(p * (x - mean) ** 2).sum(dim=1) / gamma**3

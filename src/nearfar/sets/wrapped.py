@@ -1,0 +1,146 @@
+"""Weights used in another way: `Expected` (held constant), `Sampled` (drawn), and two weightings from the papers' code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_positive
+from nearfar.sets.base import Dual, UncertaintySet, hidden, over, total, weighted
+from nearfar.sets.entropic import KL
+
+
+@dataclass(frozen=True, eq=False)
+class Expected(UncertaintySet):
+    """F = Σ pᵢlᵢ with p = `of`'s weights held constant: the value HAP2S reports.
+
+    The gradient is that of `of` (Σ p dl); the value is larger by the penalty, so it is not the gradient's antiderivative.
+    """
+
+    of: UncertaintySet
+
+    exact_gradient = False
+
+    def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.of._members(*super()._members(losses, measure))
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+        return self.of._dual(l, w, mass)
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        return self.of._weights(l, w, dual)
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled(UncertaintySet):
+    """F̂ = the mean loss of `samples` members drawn WITH replacement from `of`'s weights (002, after DRO-KL).
+
+    Unbiased for the gradient: E[Σ p̂ dl] = Σ p* dl. (Without replacement it is biased.) E[F̂] = Σ p*l.
+    Draws come from torch's generator of the losses' device, so `torch.manual_seed` fixes them.
+    """
+
+    of: UncertaintySet
+    samples: int
+
+    exact_gradient = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("Sampled", "samples", self.samples)
+
+    def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.of._members(*super()._members(losses, measure))
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+        return self.of._dual(l, w, mass)
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        return self.of._weights(l, w, dual)
+
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            p = self.of._weights(l, w, self.of._dual(l, w, mass))
+            p = draw(p, self.samples) / self.samples
+        return (p * hidden(l, w, 0.0)).sum(dim=1)
+
+
+def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
+    """How often each member [g, n] comes up in `samples` draws with replacement from p [g, n]; a row of zeros gives none.
+
+    `wanted` [g, 1] counts only so many of a row's draws, for rows that want different numbers of them.
+    By inverting the cumulative sum: `torch.multinomial` stops at 2²⁴ members, a batch of 4,096.
+    """
+    heights = p.to(torch.float64).cumsum(dim=1)
+    end = heights[:, -1:]
+    spots = torch.rand(p.shape[0], samples, dtype=torch.float64, device=p.device) * end
+    hit = torch.searchsorted(heights, spots, right=True).clamp(max=p.shape[1] - 1)
+    place = torch.arange(samples, device=p.device)[None, :]
+    counted = end > 0 if wanted is None else (place < wanted) & (end > 0)
+    return torch.zeros_like(p).scatter_add_(1, hit, counted.expand(hit.shape).to(p.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class PowerWeights(UncertaintySet):
+    """Weights p ∝ w (1 + l/a)^b, the polynomial weighting of HAP2S; use it inside `Expected`.
+
+    Not a worst case over any set: only the weights are defined, and the value is their mean loss.
+
+    Args:
+        shift: a; 1 for distances, -1 for negated ones.
+        power: b.
+    """
+
+    shift: float = 1.0
+    power: float = 10.0
+
+    exact_gradient = False
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+        return KL(1.0)._dual(self._height(l), w, mass)
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        return KL(1.0)._weights(self._height(l), w, dual)
+
+    def _height(self, l: Tensor) -> Tensor:
+        return self.power * torch.log1p(l / self.shift)
+
+
+@dataclass(frozen=True, eq=False)
+class CalibratedKL(UncertaintySet):
+    """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses: what 002's code draws from, where its text says softmax.
+
+    A member without loss gets no weight. Where no member has any loss the weights are uniform, as there.
+
+    Args:
+        gamma: γ.
+        keep: how many members keep their weight (the code's 4K).
+    """
+
+    gamma: float = 0.1
+    keep: int = 320
+
+    exact_gradient = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("CalibratedKL", "gamma", self.gamma)
+        check_positive("CalibratedKL", "keep", self.keep)
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+        masked = hidden(l, w)
+        top = masked.amax(dim=1)
+        floor = masked.topk(min(self.keep, l.shape[1]), dim=1).values[:, -1]
+        return top, floor, self._raw(l, w, top, floor).sum(dim=1), total(w, l)
+
+    def _raw(self, l: Tensor, w: Tensor, top: Tensor, floor: Tensor) -> Tensor:
+        """(e^{l/γ} - 1)·e^{-top/γ}, written so that nothing overflows."""
+        x = hidden(l, w, 0.0)
+        raw = torch.exp((x - top[:, None]) / self.gamma) - torch.exp(-top[:, None].clamp_min(0.0) / self.gamma)
+        return weighted(raw.clamp_min(0.0), w * (x >= floor[:, None]) * (x > 0))
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        top, floor, norm, size = dual
+        uniform = over(w.to(l.dtype), size[:, None])
+        return torch.where((norm > 0)[:, None], over(self._raw(l, w, top, floor), norm[:, None]), uniform)

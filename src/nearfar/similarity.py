@@ -1,0 +1,127 @@
+"""Scores between rows: one sign for the whole library, larger = more alike, always.
+
+A similarity works in two steps, so that an engine only ever needs a matrix product and one elementwise finish:
+
+    x' = prepare(x)                        [n, d]   plain autograd, once per row
+    s  = finish(x' y'ᵀ, |x'|², |y'|²)      [n, m]   elementwise
+
+Distances enter negated here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+
+def unit(x: Tensor) -> Tensor:
+    """X / |x| row by row; a zero row stays zero and receives no gradient (a quotient would send it 1e12).
+
+    The largest entry is divided out first, so that squares neither overflow nor underflow.
+    """
+    top = x.detach().abs().amax(dim=1, keepdim=True) if x.shape[1] else x.detach().new_zeros(len(x), 1)
+    scaled = x / torch.where(top > 0, top, torch.ones_like(top))
+    square = (scaled * scaled).sum(dim=1, keepdim=True)
+    zero = square == 0
+    return torch.where(zero, torch.zeros_like(x), scaled * torch.rsqrt(torch.where(zero, 1.0, square)))
+
+
+def root(square: Tensor) -> Tensor:
+    """√max(x, 0) whose gradient at 0 is 0 instead of infinite; NaN stays NaN."""
+    zero = square <= 0
+    return torch.where(zero, torch.zeros_like(square), torch.sqrt(torch.where(zero, 1.0, square)))
+
+
+class Similarity(nn.Module, ABC):
+    """Scores s(x, y), larger = more alike.
+
+    Args:
+        normalize: divide every row by its Euclidean norm first.
+    """
+
+    def __init__(self, *, normalize: bool = True) -> None:
+        super().__init__()
+        self.normalize = normalize
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """What each row goes through once, before any product: [n, d] -> [n, d]."""
+        return unit(x) if self.normalize else x
+
+    @abstractmethod
+    def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+        """Scores [n, m] from products [n, m] and the squared norms [n, 1] and [1, m] of the prepared rows."""
+
+    @abstractmethod
+    def distance(self, scores: Tensor) -> Tensor:
+        """Euclidean distance [n, m] between unit rows with these scores (distance-weighted mining needs it)."""
+
+    def scores(self, x: Tensor, y: Tensor) -> Tensor:
+        """All scores [n, m] between prepared rows x [n, d] and y [m, d]."""
+        return self.finish(x @ y.T, (x * x).sum(dim=1)[:, None], (y * y).sum(dim=1)[None, :])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """All scores [n, m] between raw rows x [n, d] and y [m, d]."""
+        return self.scores(self.prepare(x), self.prepare(y))
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return "" if self.normalize else "normalize=False"
+
+
+class Cosine(Similarity):
+    """s = ⟨x, y⟩ / (|x| |y|).
+
+    >>> Cosine()(torch.tensor([[3.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
+    tensor([[1., 0.]])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(normalize=True)
+
+    def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
+        return dot
+
+    def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
+        return root(2 - 2 * scores)
+
+
+class Dot(Similarity):
+    """s = ⟨x, y⟩, of raw rows by default."""
+
+    def __init__(self, *, normalize: bool = False) -> None:
+        super().__init__(normalize=normalize)
+
+    def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
+        return dot
+
+    def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
+        if not self.normalize:
+            raise ValueError(
+                "Dot: raw rows have no distance that their products alone could give; use Cosine or NegEuclidean."
+            )
+        return root(2 - 2 * scores)
+
+
+class NegEuclidean(Similarity):
+    """s = -|x - y|, of unit rows by default.
+
+    >>> NegEuclidean()(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    tensor([[ 0., -2.]])
+    """
+
+    def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
+        return -root(rows + cols - 2 * dot)
+
+    def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
+        return -scores
+
+
+class NegSquaredEuclidean(Similarity):
+    """s = -|x - y|², of unit rows by default."""
+
+    def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
+        return 2 * dot - rows - cols
+
+    def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
+        return root(-scores)

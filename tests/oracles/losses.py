@@ -1,0 +1,393 @@
+"""The losses of a batch, by loops that read like their equations.
+
+E is the matrix of embeddings (one row each), y the labels. s_ij is the similarity of rows i and j, d_ij
+their distance. P_i = {j != i: y_j = y_i}, N_i = {j: y_j != y_i}. A pair (i, j), i != j, is ordered: it is
+counted in both orders. mean_i is the mean over anchors: the sum over i divided by the number of all rows.
+A mean over nothing is 0.
+All arithmetic is in longdouble, so that differences of values give derivatives (see gradient.py).
+"""
+
+import numpy as np
+
+from . import pairs, sets
+from .pairs import smooth_hinge, softplus
+from .sets import log_one_plus_sum, log_sum
+from .similarity import angle, dot, scores, unit
+
+ZERO = np.longdouble(0)
+
+
+def _alike(y, i):
+    """P_i."""
+    return [j for j in range(len(y)) if j != i and y[j] == y[i]]
+
+
+def _unlike(y, i):
+    """N_i."""
+    return [j for j in range(len(y)) if y[j] != y[i]]
+
+
+def _alike_pairs(y):
+    return [(i, j) for i in range(len(y)) for j in _alike(y, i)]
+
+
+def _unlike_pairs(y):
+    return [(i, j) for i in range(len(y)) for j in _unlike(y, i)]
+
+
+def _average(values):
+    return sum(values, ZERO) / len(values) if values else ZERO
+
+
+def _positive(values):
+    return [value for value in values if value > 0]
+
+
+def _reduce(values, reduction, count):
+    """sum / count ("mean"), sum ("sum"), or the mean over the values that are > 0 ("nonzero")."""
+    if reduction == "nonzero":
+        return _average(_positive(values))
+    if reduction == "sum":
+        return sum(values, ZERO)
+    if reduction != "mean":
+        raise ValueError(reduction)
+    return sum(values, ZERO) / count if count else ZERO
+
+
+def _distances(E, normalize=True):
+    return -scores(E, E, "neg_euclidean", normalize=normalize)
+
+
+def _pair_losses(S, y, pair):
+    """The losses of all alike pairs, and of all unlike pairs."""
+    alike = [pair(S[i, j], +1) for i, j in _alike_pairs(y)]
+    unlike = [pair(S[i, j], -1) for i, j in _unlike_pairs(y)]
+    return alike, unlike
+
+
+def contrastive(E, y, pos_margin=0, neg_margin=1, power=2, reduction="mean", normalize=True):
+    """mean over pairs of max(d_ij - pos_margin, 0)^power (alike) or max(neg_margin - d_ij, 0)^power (unlike).
+
+    reduction="nonzero": the mean over the alike pairs with loss > 0, plus the same of the unlike pairs.
+    """
+
+    def pair(s, sign):
+        return pairs.squared(s, sign, pos_margin, neg_margin, power)
+
+    alike, unlike = _pair_losses(-_distances(E, normalize), y, pair)
+    if reduction == "nonzero":
+        return _average(_positive(alike)) + _average(_positive(unlike))
+    return _reduce(alike + unlike, reduction, len(alike + unlike))
+
+
+def margin(E, y, margin=0.2, threshold=1.2, reduction="mean", normalize=True):
+    """mean over pairs of max(0, margin + y_ij (d_ij - threshold)), y_ij = +1 if alike and -1 if unlike.
+
+    reduction="nonzero": the mean over the pairs with loss > 0, alike and unlike together.
+    """
+    D = _distances(E, normalize)
+    losses = [np.maximum(margin + D[i, j] - threshold, 0) for i, j in _alike_pairs(y)]
+    losses += [np.maximum(margin - D[i, j] + threshold, 0) for i, j in _unlike_pairs(y)]
+    return _reduce(losses, reduction, len(losses))
+
+
+def binomial_deviance(E, y, threshold=0.5, slope_alike=2, slope_unlike=40):
+    """mean over pairs of (2/c) log(1 + e^(-y_ij c (s_ij - t))), y_ij = +1 and c = slope_alike if alike,
+    y_ij = -1 and c = slope_unlike if unlike, t = threshold.
+    """
+
+    def pair(s, sign):
+        return pairs.logistic(s, sign, threshold, slope_alike, slope_unlike)
+
+    alike, unlike = _pair_losses(scores(E, E, "cosine"), y, pair)
+    return _average(alike + unlike)
+
+
+def _all_pair_losses(E, y, pair):
+    alike, unlike = _pair_losses(scores(E, E, "cosine"), y, pair)
+    return alike + unlike
+
+
+def dro_worst(E, y, pair=pairs.hinge, zero="keep"):
+    """max over pairs of l_ij."""
+    return sets.worst(_all_pair_losses(E, y, pair), zero=zero)
+
+
+def dro_top_k(E, y, k=None, fraction=None, pair=pairs.hinge, zero="keep"):
+    """(1/2k) sum of the 2k greatest l_ij over the (ordered) pairs; or of that fraction of all pairs."""
+    mass = None if k is None else 2 * k
+    return sets.topk(_all_pair_losses(E, y, pair), k=mass, fraction=fraction, zero=zero)
+
+
+def dro_top_k_pn(E, y, k, pair=pairs.hinge):
+    """(sum of the h greatest alike l_ij + sum of the g greatest unlike l_ij) / (h + g).
+
+    Over (ordered) pairs, h = min(k, |P|), g = min(h, |N|), with fractional mass; 0 if there is no alike pair.
+    """
+    alike, unlike = _pair_losses(scores(E, E, "cosine"), y, pair)
+    if not alike:
+        return ZERO
+    h = min(k, len(alike))
+    g = min(h, len(unlike))
+    total = h * sets.topk(alike, k=h)
+    if g > 0:
+        total = total + g * sets.topk(unlike, k=g)
+    return total / (h + g)
+
+
+def dro_kl(E, y, gamma=0.1, pair=pairs.hinge, zero="drop"):
+    """gamma * log(mean over pairs of e^(l_ij / gamma)); pairs with l_ij <= 0 are left out if zero="drop"."""
+    return sets.kl(_all_pair_losses(E, y, pair), gamma, zero=zero)
+
+
+def dro_kl_grouped(E, y, gamma=0.01, pair=pairs.hinge, zero="drop", reduction="mean"):
+    """mean_i [ gamma log(mean_{j in P_i} e^(l_ij / gamma)) + gamma log(mean_{k in N_i} e^(l_ik / gamma)) ].
+
+    Pairs with l_ij <= 0 are left out if zero="drop"; an empty mean gives the term 0.
+    """
+    S = scores(E, E, "cosine")
+    values = []
+    for i in range(len(y)):
+        alike = [pair(S[i, j], +1) for j in _alike(y, i)]
+        unlike = [pair(S[i, k], -1) for k in _unlike(y, i)]
+        values.append(sets.kl(alike, gamma, zero=zero) + sets.kl(unlike, gamma, zero=zero))
+    return _reduce(values, reduction, len(y))
+
+
+def dro_chi_square(E, y, rho, pair=pairs.hinge, zero="keep"):
+    """max sum p_ij l_ij: p >= 0, sum p_ij = 1, sum p_ij^2 <= 1/n + 2 rho/n^2, over the n (ordered) pairs."""
+    return sets.chi_square(_all_pair_losses(E, y, pair), rho, zero=zero)
+
+
+def lifted_structure(E, y, margin=1, normalize=True):
+    """mean over alike pairs of max(J_ij, 0)^2 / 2.
+
+    J_ij = d_ij + log(sum_{k in N_i} e^(margin - d_ik) + sum_{k in N_j} e^(margin - d_jk));
+    the term is 0 (and counted) where there is no k at all.
+    """
+    D = _distances(E, normalize)
+    values = []
+    for i, j in _alike_pairs(y):
+        exponents = [margin - D[i, k] for k in _unlike(y, i)] + [margin - D[j, k] for k in _unlike(y, j)]
+        J = D[i, j] + log_sum(exponents) if exponents else ZERO
+        values.append(np.maximum(J, 0) ** 2 / 2)
+    return _average(values)
+
+
+def generalized_lifted(E, y, margin=1, reduction="mean", similarity="neg_euclidean", normalize=True):
+    """mean_i max(0, log sum_{j in P_i} e^(d_ij) + log sum_{k in N_i} e^(margin - d_ik)).
+
+    An empty sum contributes 0 in place of its logarithm. d = -s for whichever similarity s is chosen.
+    """
+    options = {"normalize": normalize} if similarity == "neg_euclidean" else {}
+    D = -scores(E, E, similarity, **options)
+    values = []
+    for i in range(len(y)):
+        alike = [D[i, j] for j in _alike(y, i)]
+        unlike = [margin - D[i, k] for k in _unlike(y, i)]
+        inside = (log_sum(alike) if alike else ZERO) + (log_sum(unlike) if unlike else ZERO)
+        values.append(np.maximum(inside, 0))
+    return _reduce(values, reduction, len(y))
+
+
+def multi_similarity(E, y, alpha=2, beta=50, threshold=0.5, epsilon=None):
+    """mean_i [ A_i / alpha + B_i / beta ], A_i = log(1 + sum_{j in P_i} e^(-alpha (s_ij - threshold))).
+
+    B_i = log(1 + sum_{k in N_i} e^(beta (s_ik - threshold))).
+    With epsilon, j in P_i is kept iff s_ij - epsilon < max_{N_i} s_ik, and k in N_i iff
+    s_ik + epsilon > min_{P_i} s_ij; an anchor without one of the sides keeps nothing.
+    """
+    S = scores(E, E, "cosine")
+    values = []
+    for i in range(len(y)):
+        alike, unlike = _alike(y, i), _unlike(y, i)
+        if epsilon is not None:
+            if not alike or not unlike:
+                continue
+            hardest_alike = min(S[i, j] for j in alike)
+            hardest_unlike = max(S[i, k] for k in unlike)
+            alike = [j for j in alike if S[i, j] - epsilon < hardest_unlike]
+            unlike = [k for k in unlike if S[i, k] + epsilon > hardest_alike]
+        pull = log_one_plus_sum([-alpha * (S[i, j] - threshold) for j in alike]) / alpha
+        push = log_one_plus_sum([beta * (S[i, k] - threshold) for k in unlike]) / beta
+        values.append(pull + push)
+    return _reduce(values, "mean", len(y))
+
+
+def hap2s(E, y, margin=0.2, gamma=0.5, weights="exponential", power=10, frozen=None, normalize=True):
+    """mean_i max(0, sum_{j in P_i} p_ij d_ij - sum_{k in N_i} q_ik d_ik + margin), anchors with both sides.
+
+    exponential: p_ij ~ e^(d_ij / gamma), q_ik ~ e^(-d_ik / gamma), each normalised to sum 1;
+    polynomial: p_ij ~ (1 + d_ij)^power, q_ik ~ (1 + d_ik)^(-2 power).
+    p and q are constants for the gradient: they are taken at the embeddings `frozen` (E by default).
+    """
+    D = _distances(E, normalize)
+    D0 = D if frozen is None else _distances(frozen, normalize)
+    values = []
+    for i in range(len(y)):
+        alike, unlike = _alike(y, i), _unlike(y, i)
+        if not alike or not unlike:
+            continue
+        if weights == "exponential":
+            p, q = sets.softmax(D0[i, alike] / gamma), sets.softmax(-D0[i, unlike] / gamma)
+        elif weights == "polynomial":
+            p = sets.softmax(power * np.log1p(D0[i, alike]))
+            q = sets.softmax(-2 * power * np.log1p(D0[i, unlike]))
+        else:
+            raise ValueError(weights)
+        values.append(np.maximum(np.sum(p * D[i, alike]) - np.sum(q * D[i, unlike]) + margin, 0))
+    return _reduce(values, "mean", len(y))
+
+
+def triplet(E, y, margin=0.05, mining="all", smooth=0, reduction="mean", squared=False, normalize=True):
+    """mean over triplets (a, p, n), p in P_a, n in N_a, of max(d_ap - d_an + margin, 0).
+
+    smooth = mu > 0: mu log(1 + e^(x / mu)) in place of max(x, 0). squared=True: d is the squared distance.
+    mining="all": every triplet. "semihard": those with d_ap < d_an < d_ap + margin. "hard": one triplet per
+    anchor, the farthest p and the nearest n, mean over anchors. "hardest": the largest triplet loss.
+    reduction="nonzero": the mean over the terms > 0.
+    """
+    name = "neg_squared_euclidean" if squared else "neg_euclidean"
+    D = -scores(E, E, name, normalize=normalize)
+    triplets = [(a, p, n) for a, p in _alike_pairs(y) for n in _unlike(y, a)]
+
+    def term(near, far):
+        return smooth_hinge(near - far + margin, smooth)
+
+    if mining == "all":
+        terms = [term(D[a, p], D[a, n]) for a, p, n in triplets]
+        return _reduce(terms, reduction, len(terms))
+    if mining == "semihard":
+        terms = [term(D[a, p], D[a, n]) for a, p, n in triplets if D[a, p] < D[a, n] < D[a, p] + margin]
+        return _reduce(terms, reduction, len(terms))
+    if mining == "hard":
+        anchors = sorted({a for a, _, _ in triplets})
+        terms = [term(np.max(D[a, _alike(y, a)]), np.min(D[a, _unlike(y, a)])) for a in anchors]
+        return _reduce(terms, reduction, len(y))
+    if mining == "hardest":
+        return max([term(D[a, p], D[a, n]) for a, p, n in triplets], default=ZERO)
+    raise ValueError(mining)
+
+
+def n_pair(E, y, l2=0.02):
+    """mean over classes c of log(1 + sum_{c' != c} e^(<a_c, p_c'> - <a_c, p_c>)) + l2 * mean_i |x_i|^2.
+
+    Over the classes with at least two rows: a_c is the first of them and p_c the second. Not normalised.
+    """
+    E = np.asarray(E, dtype=np.longdouble)
+    rows = {}
+    for i in range(len(y)):
+        rows.setdefault(int(y[i]), []).append(i)
+    couples = [members[:2] for members in rows.values() if len(members) >= 2]
+    terms = []
+    for a, p in couples:
+        exponents = [dot(E[a], E[other]) - dot(E[a], E[p]) for _, other in couples if other != p]
+        terms.append(log_one_plus_sum(exponents))
+    return _average(terms) + l2 * _average([dot(x, x) for x in E])
+
+
+def angular(E, y, degrees=40):
+    """mean over alike (a, p) of log(1 + sum_{k in N_a} e^(4 t <x_a + x_p, x_k> - 2 (1 + t) <x_a, x_p>)).
+
+    x are unit vectors and t = tan(degrees)^2.
+    """
+    X = [unit(x) for x in np.asarray(E, dtype=np.longdouble)]
+    half_turn = 4 * np.arctan(np.longdouble(1))
+    t = np.tan(degrees * half_turn / 180) ** 2
+    terms = []
+    for a, p in _alike_pairs(y):
+        exponents = [4 * t * dot(X[a] + X[p], X[k]) - 2 * (1 + t) * dot(X[a], X[p]) for k in _unlike(y, a)]
+        terms.append(log_one_plus_sum(exponents))
+    return _average(terms)
+
+
+def nt_xent(E, y, temperature=0.07):
+    """mean over alike pairs (i, j) of log(1 + sum_{k in N_i} e^((s_ik - s_ij) / temperature))."""
+    S = scores(E, E, "cosine")
+    terms = []
+    for i, j in _alike_pairs(y):
+        terms.append(log_one_plus_sum([(S[i, k] - S[i, j]) / temperature for k in _unlike(y, i)]))
+    return _average(terms)
+
+
+def sup_con(E, y, temperature=0.1, reduction="nonzero"):
+    """mean_i [ log sum_{k in P_i and N_i} e^(s_ik / temperature) - mean_{j in P_i} s_ij / temperature ].
+
+    Over the anchors that have both sides (and a value > 0, which is then always the case).
+    """
+    S = scores(E, E, "cosine") / temperature
+    values = []
+    for i in range(len(y)):
+        alike, unlike = _alike(y, i), _unlike(y, i)
+        if alike and unlike:
+            values.append(log_sum(S[i, alike + unlike]) - np.sum(S[i, alike]) / len(alike))
+    return _reduce(values, reduction, len(y))
+
+
+def proxy_nca(E, y, proxies, scale=1):
+    """mean_i log(1 + sum_{c != y_i} e^(scale (s_ic - s_iy_i))), s_ic = -|x_i - proxy_c|^2 of unit vectors."""
+    S = scores(E, proxies, "neg_squared_euclidean")
+    terms = []
+    for i in range(len(y)):
+        others = [c for c in range(len(proxies)) if c != y[i]]
+        terms.append(log_one_plus_sum([scale * (S[i, c] - S[i, y[i]]) for c in others]))
+    return _average(terms)
+
+
+def proxy_anchor(E, y, proxies, margin=0.1, scale=32):
+    """(1/C+) sum_c A_c + (1/C) sum_c B_c.
+
+    A_c = log(1 + sum_{y_i = c} e^(-scale (s_ci - margin))),
+    B_c = log(1 + sum_{y_i != c} e^(scale (s_ci + margin))).
+    s_ci is the cosine of proxy c and row i, C the number of proxies, C+ the number of classes present in y.
+    """
+    S = scores(proxies, E, "cosine")
+    present = len({int(label) for label in y})
+    pull = push = ZERO
+    for c in range(len(proxies)):
+        pull += log_one_plus_sum([-scale * (S[c, i] - margin) for i in range(len(y)) if y[i] == c])
+        push += log_one_plus_sum([scale * (S[c, i] + margin) for i in range(len(y)) if y[i] != c])
+    return (pull / present if present else ZERO) + push / len(proxies)
+
+
+def circle(E, y, margin=0.4, scale=80, reduction="nonzero", frozen=None):
+    """mean_i log(1 + sum_{j in P_i} e^(l_ij) * sum_{k in N_i} e^(l_ik)), over the anchors with a value > 0.
+
+    An anchor needs both sides.
+    l_ij = -scale a_ij (s_ij - (1 - margin)) with a_ij = max(1 + margin - s_ij, 0) for j in P_i, and
+    l_ik = scale a_ik (s_ik - margin) with a_ik = max(s_ik + margin, 0) for k in N_i.
+    The a are constants for the gradient: they are taken at the embeddings `frozen` (E by default).
+    """
+    S = scores(E, E, "cosine")
+    S0 = S if frozen is None else scores(frozen, frozen, "cosine")
+    values = []
+    for i in range(len(y)):
+        alike, unlike = _alike(y, i), _unlike(y, i)
+        if not alike or not unlike:
+            continue
+        pull = [-scale * np.maximum(1 + margin - S0[i, j], 0) * (S[i, j] - (1 - margin)) for j in alike]
+        push = [scale * np.maximum(S0[i, k] + margin, 0) * (S[i, k] - margin) for k in unlike]
+        values.append(softplus(log_sum(pull) + log_sum(push)))
+    return _reduce(values, reduction, len(y))
+
+
+def arc_face(E, y, centres, margin=0.5, scale=64):
+    """mean_i log(1 + sum_{c != y_i} e^(scale cos(theta_ic) - z_i)), theta_ic the angle of row i and centre c.
+
+    z_i = scale cos(theta + margin) if theta <= pi - margin, else scale (cos(theta) - margin sin(margin)),
+    where theta = theta_iy_i.
+    """
+    E, centres = np.asarray(E, dtype=np.longdouble), np.asarray(centres, dtype=np.longdouble)
+    S = scores(E, centres, "cosine")
+    half_turn = 4 * np.arctan(np.longdouble(1))
+    margin = np.longdouble(margin)
+    terms = []
+    for i in range(len(y)):
+        theta = angle(E[i], centres[y[i]])
+        if theta <= half_turn - margin:
+            target = np.cos(theta + margin)
+        else:
+            target = np.cos(theta) - margin * np.sin(margin)
+        others = [c for c in range(len(centres)) if c != y[i]]
+        terms.append(log_one_plus_sum([scale * (S[i, c] - target) for c in others]))
+    return _average(terms)
