@@ -86,7 +86,9 @@ class Grouping(ABC):
 
 
 def present(measure: Tensor) -> Tensor:
-    return measure.sum(dim=1) > 0
+    """Which rows [g] of a measure [g, n] have any member."""
+    # bytes: torch's own `any` over a mask is thirty times slower
+    return (measure.view(torch.uint8) if measure.dtype == torch.bool else measure).amax(dim=1) > 0
 
 
 class Batch(Grouping):
@@ -145,7 +147,7 @@ class Anchor(Grouping):
 
 
 class AnchorSign(Grouping):
-    """The alike pairs of one anchor share one p, its unlike pairs (or everyone) another; a link joins the two values."""
+    """The alike pairs of one anchor share one p, its unlike pairs (or everyone) another; a link joins the values."""
 
     per_anchor = True
 

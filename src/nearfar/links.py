@@ -66,7 +66,7 @@ class Link(nn.Module, ABC):
 
     def _anchor_terms(self, sides: Sides, values: Tensor) -> tuple[Terms, ...]:
         if self.both:
-            values = torch.where(sides.has_alike & sides.has_unlike, values, torch.zeros_like(values))
+            values = torch.where(sides.has_alike & sides.has_unlike, values, 0.0)
         return (Terms(values, sides.anchors),)
 
 
@@ -115,7 +115,7 @@ class PerPositive(Link):
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         values = softplus(sides.unlike[:, None] + sides.losses, threshold=40.0)
         present = (sides.measure > 0) & sides.has_unlike[:, None]
-        return (Terms(torch.where(present, values, torch.zeros_like(values)), sides.measure),)
+        return (Terms(torch.where(present, values, 0.0), sides.measure),)
 
 
 class LiftedLink(Link):
@@ -134,7 +134,7 @@ class LiftedLink(Link):
         col = torch.where(sides.has_columns, sides.columns, -1e30)[None, :]
         values = torch.relu(torch.logaddexp(row, col) + sides.losses) ** 2 / 2
         present = (sides.measure > 0) & (sides.has_unlike[:, None] | sides.has_columns[None, :])
-        return (Terms(torch.where(present, values, torch.zeros_like(values)), sides.measure),)
+        return (Terms(torch.where(present, values, 0.0), sides.measure),)
 
 
 def reduce(terms: Terms, how: Reduction) -> Tensor:

@@ -63,7 +63,7 @@ class Hard(Filter):
 class SemiHard(Filter):
     """Keep unlike pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (002, 4.2.2).
 
-    All alike pairs stay. (Semi-hard triplets compare with each positive instead: `nf.losses.Triplet(mining="semihard")`.)
+    All alike pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
 
     Args:
         threshold: λ.
@@ -86,7 +86,7 @@ class SemiHard(Filter):
 
 
 class BalancedHard(Filter):
-    """Keep, for each anchor, all alike pairs and as many of its hardest unlike pairs (004's contrastive-hard, margin-hard).
+    """Keep, for each anchor, all alike pairs and as many of its hardest unlike ones (004's contrastive-, margin-hard).
 
     Unlike pairs tied at the last place are all kept.
     """
@@ -128,7 +128,7 @@ class DistanceWeighted(Filter):
         log_weight = hidden(log_weight, (pairs.unlike > 0) & inside)
         top = log_weight.amax(dim=1, keepdim=True)
         # one maximum per row, not one per batch: in high dimensions a whole row would underflow otherwise
-        weight = torch.where(torch.isfinite(log_weight), torch.exp(log_weight - top), torch.zeros_like(d))
+        weight = torch.where(torch.isfinite(log_weight), torch.exp(log_weight - top), 0.0)
         weight = weight if pairs.unlike.dtype == torch.bool else weight * pairs.unlike
         norm = weight.sum(dim=1, keepdim=True)
         return weight / torch.where(norm > 0, norm, torch.ones_like(norm))
@@ -136,11 +136,8 @@ class DistanceWeighted(Filter):
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
         chance = self.probabilities(pairs)
         wanted = (pairs.alike > 0).sum(dim=1, keepdim=True).to(chance.dtype)
-        if self.sample:
-            counts = draw(chance, chance.shape[1], wanted)
-        else:
-            counts = chance * wanted
-        return pairs.keep(unlike=torch.where(pairs.unlike > 0, counts, torch.zeros_like(counts)))
+        counts = draw(chance, chance.shape[1], wanted) if self.sample else chance * wanted
+        return pairs.keep(unlike=torch.where(pairs.unlike > 0, counts, 0.0))
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"cutoff={self.cutoff}, upper={self.upper}, sample={self.sample}"

@@ -19,7 +19,8 @@ class Pairs:
         scores: [n, m], larger = more alike.
         alike: [n, m] base measure of the alike pairs: a mask, or weights.
         unlike: [n, m] base measure of the unlike pairs.
-        anchors: [n] rows that had a valid pair before any mining: the denominators of "mean over anchors".
+        had_alike: [n] rows that had an alike pair before any mining.
+        had_unlike: [n] rows that had an unlike pair before any mining.
         relation: where the measures came from.
         similarity: where the scores came from.
         rows: [n, d] prepared queries.
@@ -30,12 +31,18 @@ class Pairs:
     scores: Tensor
     alike: Tensor
     unlike: Tensor
-    anchors: Tensor
+    had_alike: Tensor
+    had_unlike: Tensor
     relation: Relation
     similarity: Similarity
     rows: Tensor
     cols: Tensor
     triplets: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def anchors(self) -> Tensor:
+        """Rows [n] that had any valid pair before mining: what "mean over anchors" divides by."""
+        return self.had_alike | self.had_unlike
 
     @property
     def dim(self) -> int:

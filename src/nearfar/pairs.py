@@ -249,7 +249,7 @@ class AngularMargin(PairLoss):
         # cos(θ+m) = cos θ cos m - sin θ sin m needs no arccos, whose slope is infinite at s = ±1
         square = 1 - s * s
         edge = square <= 0
-        sine = torch.where(edge, torch.zeros_like(s), torch.sqrt(torch.where(edge, 1.0, square)))
+        sine = torch.where(edge, 0.0, torch.sqrt(torch.where(edge, 1.0, square)))
         turned = s * math.cos(self.margin) - sine * math.sin(self.margin)
         line = s - self.margin * math.sin(self.margin)
         return -self.scale * torch.where(s >= -math.cos(self.margin), turned, line)

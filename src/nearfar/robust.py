@@ -53,8 +53,8 @@ class RobustLoss(nn.Module):
     Args:
         pair: the pair loss l(s, sign), or two of them (alike, unlike).
         over: the uncertainty set, or two of them (alike, unlike).
-        groups: which pairs share one p: "batch", "sign", "balanced", "anchor", "anchor_sign", "positive", "triplets", or a
-            `Grouping`.
+        groups: which pairs share one p: "batch", "sign", "balanced", "anchor", "anchor_sign", "positive", "triplets",
+            or a `Grouping`.
         link: how the two values of an anchor join, for "anchor_sign"; `Add` where none is given.
         filter: a miner (nearfar.mining), or None for all pairs.
         reduction: over anchors: "mean", "sum", "nonzero" (mean over those above zero) or "none" (one value an anchor).
@@ -197,33 +197,27 @@ class RobustLoss(nn.Module):
         dtype = _work_type(embeddings, reference)
         rows = self.similarity.prepare(embeddings.to(dtype))
         cols = rows if ref_emb is None else self.similarity.prepare(ref_emb.to(dtype))
-        if 0 in shape:
-            self._warn(relation, None)
-            return None, rows.sum() * 0 + cols.sum() * 0
-        pairs = dense_pairs(self.product, rows, cols, relation, indices)
+        zero = rows.sum() * 0 if ref_emb is None else rows.sum() * 0 + cols.sum() * 0
+        pairs = None if 0 in shape else dense_pairs(self.product, rows, cols, relation, indices)
         if indices is None and not torch.compiler.is_compiling():
             self._warn(relation, pairs)
-        return pairs, rows.sum() * 0
+        return pairs, zero
 
     def _warn(self, relation: Relation, pairs: Pairs | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
-        if self._warned or torch.compiler.is_compiling():
+        if self._warned:
             return
-        if relation.device.type == "cuda" and pairs is not None:
+        if pairs is None:
+            self._say("it is empty")
+            return
+        needs_both = self.groups.both or (isinstance(self.groups, AnchorSign) and self.link.both)
+        teaches = ((pairs.had_alike & pairs.had_unlike) if needs_both else pairs.anchors).any()
+        if relation.device.type == "cuda":
             if self._deferred.take():
                 self._say("an earlier batch had no pair to learn from")
-            self._deferred.note(1 - self._teaches(relation).to(torch.int64))
-        elif 0 in relation.shape:
-            self._say("it is empty")
-        elif relation.device.type == "cpu" and not bool(self._teaches(relation)):
-            self._say(_reason(relation))
-
-    def _teaches(self, relation: Relation) -> Tensor:
-        """Whether any anchor has the pairs that this loss needs, mining aside."""
-        tile = relation.dense()
-        alike, unlike = (tile.alike > 0).any(dim=1), (tile.unlike > 0).any(dim=1)
-        needs_both = self.groups.both or (isinstance(self.groups, AnchorSign) and self.link.both)
-        return ((alike & unlike) if needs_both else (alike | unlike)).any()
+            self._deferred.note(1 - teaches.to(torch.int64))
+        elif relation.device.type == "cpu" and not bool(teaches):
+            self._say(_reason(pairs))
 
     def _say(self, reason: str) -> None:
         self._warned = True
@@ -239,13 +233,12 @@ class RobustLoss(nn.Module):
         return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
 
 
-def _reason(relation: Relation) -> str:
-    tile = relation.dense()
-    if not bool(tile.valid.any()):
+def _reason(pairs: Pairs) -> str:
+    if not bool(pairs.anchors.any()):
         return "no two of its rows form a valid pair (a single row, or all are ignored)"
-    if not bool((tile.alike > 0).any()):
+    if not bool(pairs.had_alike.any()):
         return "no two of its rows are alike (every class is a singleton)"
-    if not bool((tile.unlike > 0).any()):
+    if not bool(pairs.had_unlike.any()):
         return "all of its rows are alike (there is one class only)"
     return "no anchor has both an alike and an unlike pair"
 

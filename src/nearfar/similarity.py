@@ -25,13 +25,13 @@ def unit(x: Tensor) -> Tensor:
     scaled = x / torch.where(top > 0, top, torch.ones_like(top))
     square = (scaled * scaled).sum(dim=1, keepdim=True)
     zero = square == 0
-    return torch.where(zero, torch.zeros_like(x), scaled * torch.rsqrt(torch.where(zero, 1.0, square)))
+    return torch.where(zero, 0.0, scaled * torch.rsqrt(torch.where(zero, 1.0, square)))
 
 
 def root(square: Tensor) -> Tensor:
     """√max(x, 0) whose gradient at 0 is 0 instead of infinite; NaN stays NaN."""
     zero = square <= 0
-    return torch.where(zero, torch.zeros_like(square), torch.sqrt(torch.where(zero, 1.0, square)))
+    return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, square)))
 
 
 class Similarity(nn.Module, ABC):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.groups import Product
+from nearfar.groups import Product, present
 from nearfar.indices import indexed
 from nearfar.pairing import Pairs
 from nearfar.relations import Relation
@@ -22,14 +22,14 @@ def dense_pairs(
     tile = relation.dense()
     alike, unlike = _typed(tile.alike, rows), _typed(tile.unlike, rows)
     triplets = None
-    anchors = tile.valid.any(dim=1)
+    had_alike, had_unlike = present(alike), present(unlike)
     if indices is not None:
         listed_alike, listed_unlike = indexed(indices, relation.shape)
         alike, unlike = listed_alike.to(rows.dtype), listed_unlike.to(rows.dtype)
         if len(indices) == 3 and product.groups.takes_triplets:
             triplets = (indices[0], indices[1], indices[2])
     scores = product.similarity.scores(rows, cols)
-    pairs = Pairs(scores, alike, unlike, anchors, relation, product.similarity, rows, cols, triplets)
+    pairs = Pairs(scores, alike, unlike, had_alike, had_unlike, relation, product.similarity, rows, cols, triplets)
     if product.filter is None:
         return pairs
     with torch.no_grad():  # a filter makes masks; the scores pass through with their graph

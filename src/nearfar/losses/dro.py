@@ -130,8 +130,9 @@ class DroKL(RobustLoss):
 
     Args:
         gamma: γ; small is near the worst pair, large near the mean.
-        samples: draw so many ordered pairs with replacement from p* and average their losses; unbiased for the gradient.
-        zero: "drop" leaves pairs without loss out, as the paper does; the value then jumps as pairs enter. "keep" does not.
+        samples: draw so many ordered pairs with replacement from p* and average their losses; the gradient is unbiased.
+        zero: "drop" leaves pairs without loss out, as the paper does; the value then jumps as pairs enter. "keep" does
+            not.
         pair: `Hinge(.2, .5)` where none is given.
         similarity: `Cosine` where none is given.
         filter: a miner.

@@ -58,10 +58,7 @@ class _Proxies(Composed):
                 f"{owner}: embeddings are on {embeddings.device} but the proxies on {self.proxies.device}; "
                 "move the loss with .to(device)."
             )
-        if isinstance(labels, Relation):
-            relation = labels
-        else:
-            relation = self._relation(owner, embeddings, labels)
+        relation = labels if isinstance(labels, Relation) else self._relation(owner, embeddings, labels)
         if self.swapped:
             return Inner(self.proxies, relation, embeddings)
         return Inner(embeddings, relation, self.proxies)
@@ -83,8 +80,8 @@ class _Proxies(Composed):
 class ProxyNCA(_Proxies):
     """mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors.
 
-    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per alike pair, rows against proxies. (The paper leaves the own
-    proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
+    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per alike pair, rows against proxies. (The paper leaves the
+    own proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
 
     Args:
         classes: how many proxies.
@@ -122,8 +119,8 @@ class ProxyNCA(_Proxies):
 class ProxyAnchor(_Proxies):
     """(1/|C₊|) Σ_c log(1 + Σ_{y_i=c} e^{-a(s-δ)}) + (1/|C|) Σ_c log(1 + Σ_{y_i≠c} e^{a(s+δ)}),  C₊: classes present.
 
-    Algebra: Linear(margin=δ, scale=a) x KL(1) with the zero atom x anchor_sign, added with a denominator per sign; rows are
-    the proxies, columns the batch, on cosine.
+    Algebra: Linear(margin=δ, scale=a) x KL(1) with the zero atom x anchor_sign, added with a denominator per sign; rows
+    are the proxies, columns the batch, on cosine.
 
     Args:
         classes: how many proxies.
@@ -177,8 +174,8 @@ class ArcFace(_Proxies):
         similarity: `Cosine` where none is given.
         engine: see `RobustLoss`.
 
-    Relations: equals pytorch-metric-learning's for equal class vectors and the margin in degrees. With margin=0 it is the
-    normalised softmax.
+    Relations: equals pytorch-metric-learning's for equal class vectors and the margin in degrees. With margin=0 it is
+    the normalised softmax.
     """
 
     def __init__(

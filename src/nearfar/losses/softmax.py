@@ -141,8 +141,8 @@ class Circle(RobustLoss):
 class NPair(Composed):
     """mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²   (Sohn; 004).
 
-    Algebra: Linear x KL(1) x anchor_sign, one softplus per alike pair, on the raw dot product, over the rectangle of one
-    anchor (the class's first row) against one positive (its second) per class.
+    Algebra: Linear x KL(1) x anchor_sign, one softplus per alike pair, on the raw dot product, over the rectangle of
+    one anchor (the class's first row) against one positive (its second) per class.
 
     Args:
         l2: λ, the weight of the mean squared norm of the rows; raw products need it.
@@ -151,7 +151,8 @@ class NPair(Composed):
         filter: a miner.
         engine: see `RobustLoss`.
 
-    Relations: with l2=0 it is pytorch-metric-learning's default. `NTXent(similarity=Dot(), temperature=1)` uses every pair.
+    Relations: with l2=0 and `Dot(normalize=True)` it is pytorch-metric-learning's default.
+    `NTXent(similarity=Dot(), temperature=1)` uses every pair.
     """
 
     def __init__(

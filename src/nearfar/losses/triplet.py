@@ -50,8 +50,8 @@ class Triplet(RobustLoss):
         filter: a miner of pairs, before triplets are formed.
         engine: see `RobustLoss`.
 
-    Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ) is
-    the KL(μ) set over {x, 0}. "hard" never exceeds "hardest".
+    Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ)
+    is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest".
     """
 
     def __init__(

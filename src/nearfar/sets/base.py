@@ -35,7 +35,7 @@ class UncertaintySet(ABC):
     """A set U of weights over the members of a group.
 
     Args:
-        zero: "drop" leaves members without loss (l <= 0) out of the group, as paper 002 does; "keep" lets them damp the rest.
+        zero: "drop" leaves members without loss (l <= 0) out of the group, as 002 does; "keep" lets them damp the rest.
         atom: add one member whose loss is always 0 (multi-similarity's "1 +" inside the logarithm).
     """
 
@@ -102,22 +102,27 @@ class UncertaintySet(ABC):
 
 def total(w: Tensor, like: Tensor) -> Tensor:
     """Σ w per group [g], as a floating number of the losses' type."""
-    return w.sum(dim=1).to(like.dtype) if w.dtype == torch.bool else w.sum(dim=1, dtype=like.dtype)
+    # a mask is summed as bytes: torch would widen it to eight bytes an entry first
+    return (w.view(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
 
 
 def weighted(x: Tensor, w: Tensor) -> Tensor:
-    """x·w with exact zeros where the member is absent, whatever x holds there (-inf and NaN included)."""
-    if w.dtype == torch.bool:
-        return torch.where(w, x, torch.zeros_like(x))
-    return torch.where(w > 0, x, torch.zeros_like(x)) * w
+    """The product x·w with exact zeros where the member is absent, whatever x holds there (-inf and NaN included)."""
+    kept = hidden(x, w, 0.0)
+    return kept if w.dtype == torch.bool else kept * w
 
 
 def over(x: Tensor, amount: Tensor) -> Tensor:
-    """X / amount, and 0 where the amount is 0 (an empty group): the one place where the empty case is decided."""
+    """The quotient x / amount, and 0 where the amount is 0: the one place where the empty group is decided."""
     empty = amount == 0
-    return torch.where(empty, torch.zeros_like(x), x / torch.where(empty, torch.ones_like(amount), amount))
+    return torch.where(empty, 0.0, x / torch.where(empty, 1.0, amount))
 
 
 def hidden(l: Tensor, w: Tensor, fill: float = -torch.inf) -> Tensor:
     """Losses with `fill` in place of absent members."""
-    return torch.where(w if w.dtype == torch.bool else w > 0, l, torch.full_like(l, fill))
+    return torch.where(w if w.dtype == torch.bool else w > 0, l, fill)
+
+
+def log_of(size: Tensor) -> Tensor:
+    """Logarithm of a group's measure, 0 for an empty group."""
+    return torch.where(size == 0, 1.0, size).log()

@@ -79,7 +79,7 @@ class ChiSquare(UncertaintySet):
         mass = w.gather(1, order).to(torch.float64)
         top = ranked[:, :1]
         present = mass > 0
-        z = torch.where(present, ranked - top, torch.zeros_like(ranked)).to(torch.float64)
+        z = torch.where(present, ranked - top, 0.0).to(torch.float64)
         size = mass.cumsum(dim=1)
         first = (mass * z).cumsum(dim=1)
         mean = over(first, size)

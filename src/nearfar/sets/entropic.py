@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.sets.base import Dual, UncertaintySet, hidden, over, total, weighted
+from nearfar.sets.base import Dual, UncertaintySet, hidden, log_of, over, total, weighted
 from nearfar.sets.linear import Worst
 
 
@@ -17,11 +17,11 @@ def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float) -> Tensor:
     """Log Σ wᵢ e^{lᵢ/γ} per group [g]; 0 for an empty group, with a gradient of 0 instead of NaN."""
     z = l / gamma
     if w.dtype != torch.bool:
-        z = z + torch.where(w > 0, torch.where(w > 0, w, 1.0).log(), 0.0)
+        z = z + torch.where(w > 0, w, 1.0).log()
     empty = total(w, l) == 0
     # an empty row becomes a row of zeros: its log-sum-exp is finite and then thrown away
-    z = torch.where(empty[:, None], torch.zeros_like(z), hidden(z, w))
-    return torch.where(empty, torch.zeros_like(l[:, 0]), torch.logsumexp(z, dim=1))
+    z = torch.where(empty[:, None], 0.0, hidden(z, w))
+    return torch.where(empty, 0.0, torch.logsumexp(z, dim=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,7 @@ class KL(UncertaintySet):
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
         value = self.gamma * log_partition(l, w, self.gamma)
-        size = total(w, l)
-        return value - self.gamma * torch.where(size == 0, 1.0, size).log() if self.normalised else value
+        return value - self.gamma * log_of(total(w, l)) if self.normalised else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +83,8 @@ class KLBall(UncertaintySet):
         size = total(w, l)
         flat = (size == 0) | (spread == 0) | (self.rho == 0)
         corner = ~flat & (self.rho >= torch.log(over(size, ties).clamp_min(1.0)))
-        unit = torch.where(flat, torch.ones_like(spread), spread)
-        z = torch.where(flat[:, None], torch.zeros_like(l), hidden((l - top[:, None]) / unit[:, None], w, -1.0))
+        unit = torch.where(flat, 1.0, spread)
+        z = torch.where(flat[:, None], 0.0, hidden((l - top[:, None]) / unit[:, None], w, -1.0))
         low = torch.full_like(unit, math.log(1e-12))
         high = torch.full_like(unit, math.log(10 * max(1.0, self.rho**-0.5)) if self.rho else 0.0)
         for _ in range(50):
@@ -108,7 +107,7 @@ class KLBall(UncertaintySet):
         corner = Worst()._weights(l, w, (top, ties))
         flat = over(w.to(l.dtype), size[:, None])
         inside = torch.isfinite(gamma) & (gamma > 0)
-        safe = torch.where(inside, gamma, torch.ones_like(gamma))[:, None]
+        safe = torch.where(inside, gamma, 1.0)[:, None]
         soft = weighted(torch.exp(hidden(l - top[:, None], w) / safe), w)
         soft = over(soft, soft.sum(dim=1, keepdim=True))
         return torch.where(inside[:, None], soft, torch.where((gamma == 0)[:, None], corner, flat))
@@ -118,13 +117,12 @@ class KLBall(UncertaintySet):
             gamma, corner, flat = self._temperature(l, w)
             slope = _divergence_slope(l, w, gamma)
             usable = ~flat & ~corner & (slope < 0)
-            slope = torch.where(usable, slope, torch.ones_like(slope))
+            slope = torch.where(usable, slope, 1.0)
         # the implicit function theorem as one Newton step: zero in value at the root, dγ/dl in derivative
         step = (_divergence(l, w, gamma) - self.rho) / slope
-        gamma = gamma - torch.where(usable, step, torch.zeros_like(step))
+        gamma = gamma - torch.where(usable, step, 0.0)
         size = total(w, l)
-        log_size = torch.where(size == 0, 1.0, size).log()
-        inside = gamma * (self.rho + log_partition(l, w, gamma[:, None]) - log_size)
+        inside = gamma * (self.rho + log_partition(l, w, gamma[:, None]) - log_of(size))
         worst = Worst()._value(l, w, None)
         mean = over(weighted(l, w).sum(dim=1), size)
         return torch.where(flat, mean, torch.where(corner, worst, inside))
@@ -139,9 +137,7 @@ def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
 def _divergence(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
     """KL(softmax(z/γ) ‖ w/W) per group."""
     norm, p = _soft(z, w, gamma)
-    size = total(w, z)
-    log_size = torch.where(size == 0, 1.0, size).log()
-    return (p * hidden(z, w, 0.0)).sum(dim=1) / gamma - norm + log_size
+    return (p * hidden(z, w, 0.0)).sum(dim=1) / gamma - norm + log_of(total(w, z))
 
 
 def _divergence_slope(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:

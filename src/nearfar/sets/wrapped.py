@@ -1,4 +1,4 @@
-"""Weights used in another way: `Expected` (held constant), `Sampled` (drawn), and two weightings from the papers' code."""
+"""Weights used in another way: `Expected` (held constant), `Sampled` (drawn), and two weightings from papers' code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearfar.sets.entropic import KL
 class Expected(UncertaintySet):
     """F = Σ pᵢlᵢ with p = `of`'s weights held constant: the value HAP2S reports.
 
-    The gradient is that of `of` (Σ p dl); the value is larger by the penalty, so it is not the gradient's antiderivative.
+    The gradient is that of `of` (Σ p dl); the value exceeds its F by the penalty: it is not the antiderivative.
     """
 
     of: UncertaintySet
@@ -67,10 +67,10 @@ class Sampled(UncertaintySet):
 
 
 def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
-    """How often each member [g, n] comes up in `samples` draws with replacement from p [g, n]; a row of zeros gives none.
+    """How often each member [g, n] comes up in `samples` draws with replacement from p [g, n].
 
-    `wanted` [g, 1] counts only so many of a row's draws, for rows that want different numbers of them.
-    By inverting the cumulative sum: `torch.multinomial` stops at 2²⁴ members, a batch of 4,096.
+    A row of zeros gives none. `wanted` [g, 1] counts only so many of a row's draws, for rows that want different
+    numbers. By inverting the cumulative sum: `torch.multinomial` stops at 2²⁴ members, a batch of 4,096.
     """
     heights = p.to(torch.float64).cumsum(dim=1)
     end = heights[:, -1:]
@@ -83,9 +83,9 @@ def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PowerWeights(UncertaintySet):
-    """Weights p ∝ w (1 + l/a)^b, the polynomial weighting of HAP2S; use it inside `Expected`.
+    """Weights p ∝ w (1 + l/a)^b, the polynomial weighting of HAP2S.
 
-    Not a worst case over any set: only the weights are defined, and the value is their mean loss.
+    Not a worst case over any set: only the weights are defined; the value is Σ pl with p held constant.
 
     Args:
         shift: a; 1 for distances, -1 for negated ones.
@@ -109,7 +109,7 @@ class PowerWeights(UncertaintySet):
 
 @dataclass(frozen=True, eq=False)
 class CalibratedKL(UncertaintySet):
-    """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses: what 002's code draws from, where its text says softmax.
+    """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses: 002's code draws from these; its text says softmax.
 
     A member without loss gets no weight. Where no member has any loss the weights are uniform, as there.
 

@@ -1,0 +1,73 @@
+"""The command line: `nearfar losses` and `nearfar demo`."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    help="Deep metric learning: alike things near, unlike things far.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps the commands named, however few there are."""
+
+
+@app.command()
+def losses() -> None:
+    """List every loss: what it is made of, and its defaults."""
+    from nearfar import losses as package
+
+    table = Table(title="nearfar.losses", show_lines=True)
+    for column in ("loss", "value", "algebra", "defaults"):
+        table.add_column(column, overflow="fold")
+    for name in sorted(package.__all__):
+        value, algebra, defaults = describe(getattr(package, name))
+        table.add_row(name, value, algebra, defaults)
+    Console().print(table)
+
+
+def describe(loss: type) -> tuple[str, str, str]:
+    """The equation, the algebra and the defaults of a loss, read from its docstring and signature."""
+    paragraphs = inspect.getdoc(loss).split("\n\n")  # type: ignore[union-attr]
+    algebra = next(text for text in paragraphs if text.startswith("Algebra:"))
+    common = ("pair", "similarity", "filter", "engine")
+    defaults = [
+        parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
+        for parameter in inspect.signature(loss).parameters.values()
+        if parameter.name not in common
+    ]
+    one_line = " ".join(algebra.removeprefix("Algebra:").split())
+    return " ".join(paragraphs[0].split()), one_line, ", ".join(defaults)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("nearfar-demo"),
+    seconds: Annotated[float, typer.Option(help="How long to train.", min=0.1)] = 10.0,
+    seed: Annotated[int, typer.Option(help="Seed of the split and of the weights.")] = 0,
+) -> None:
+    """Train a linear head on handwritten digits and show what it learnt."""
+    from nearfar.demo import run
+
+    try:
+        run(folder, seconds=seconds, seed=seed)
+    except OSError as error:
+        raise SystemExit(
+            f"nearfar demo: cannot write to {folder} ({error.strerror}); choose another --folder."
+        ) from None
+
+
+def main() -> None:
+    """Entry point of the `nearfar` command."""
+    app()

@@ -1,0 +1,150 @@
+"""What keeps the code small: file length, import direction, frozen public names, no stray imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nearfar as nf
+
+SOURCE = Path(nf.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+ORACLES = sorted((Path(__file__).parent / "oracles").glob("*.py"))
+
+# Read top to bottom: a module imports only from modules above it (or from its own folder's files above it).
+LAYERS = (
+    ("_checks",),
+    ("similarity", "pairs", "relations", "indices"),
+    ("sets",),
+    ("pairing",),
+    ("mining",),
+    ("links",),
+    ("groups",),
+    ("triplets",),
+    ("engines", "explanation"),
+    ("robust",),
+    ("losses",),
+    ("data",),
+    ("pml", "demo"),
+    ("cli",),
+)
+DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
+
+PUBLIC = {
+    "nearfar": "DegenerateBatchWarning Explanation Relation RobustLoss data losses mining pairs sets similarity",
+    "nearfar.losses": """
+        Angular ArcFace BinomialDeviance Circle Contrastive DroChiSquare DroKL DroKLGrouped DroTopK DroTopKPN DroWorst
+        GeneralizedLifted HAP2S LiftedStructure Margin MultiSimilarity NPair NTXent ProxyAnchor ProxyNCA SupCon Triplet
+    """,
+    "nearfar.sets": "CalibratedKL ChiSquare Dual Expected KL KLBall Mean PowerWeights Sampled TopK UncertaintySet Worst",
+}
+
+
+def imports(path: Path) -> set[str]:
+    """The top modules of nearfar that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            deeper = node.module == "nearfar"
+            names = [f"nearfar.{a.name}" for a in node.names] if deeper else [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("nearfar.")}
+    return found
+
+
+def owner(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_file_is_one_idea(path):
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 400, f"{path.name} has {len(lines)} lines: two ideas?"
+    assert ast.get_docstring(ast.parse("\n".join(lines))), f"{path.name} says not what it is for"
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            length = (body[-1].end_lineno - body[0].lineno + 1) if body else 0
+            assert length <= 45, f"{path.name}:{node.lineno} {node.name} is {length} lines long"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_upwards(path):
+    mine = owner(path)
+    if mine == "__init__":
+        return
+    assert mine in DEPTH, f"{mine} has no place in LAYERS"
+    for name in imports(path) - {mine}:
+        assert name in DEPTH, f"{name} has no place in LAYERS"
+        allowed = DEPTH[name] <= DEPTH[mine]
+        assert allowed, f"{mine} (layer {DEPTH[mine]}) imports {name} (layer {DEPTH[name]})"
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_frozen(module):
+    __import__(module)
+    assert set(sys.modules[module].__all__) == set(PUBLIC[module].split())
+    for name in sys.modules[module].__all__:
+        assert hasattr(sys.modules[module], name)
+
+
+def test_contract_keywords():
+    """The constructor keywords users rely on (DESIGN): each call must work as written."""
+    L = nf.losses
+    for loss in (
+        L.DroTopK(k=160, pair=nf.pairs.Hinge(margin=0.2, threshold=0.5), engine="dense"),
+        L.DroTopKPN(k=160, pair=nf.pairs.Logistic(threshold=0.5, slope_alike=2, slope_unlike=40)),
+        L.DroKL(gamma=0.1, samples=None),
+        L.DroKLGrouped(gamma=0.1),
+        L.DroChiSquare(rho=1.0),
+        L.MultiSimilarity(alpha=2, beta=50, threshold=0.5, miner=None),
+        L.NTXent(temperature=0.07),
+        L.SupCon(temperature=0.1),
+        L.Triplet(margin=0.05, mining="hard", smooth=0.1, similarity=nf.similarity.NegSquaredEuclidean()),
+        L.Contrastive(pos_margin=0, neg_margin=1),
+        L.LiftedStructure(margin=1),
+        L.ProxyNCA(classes=3, dim=2),
+        L.ArcFace(classes=3, dim=2, margin=0.5, scale=64),
+    ):
+        assert isinstance(loss, __import__("torch").nn.Module)
+
+
+def test_import_is_lean():
+    """Nothing optional or heavy is imported with the package."""
+    script = (
+        "import sys, nearfar; "
+        "heavy = {'matplotlib', 'sklearn', 'scipy', 'rich', 'typer', 'pytorch_metric_learning'} & set(sys.modules); "
+        "print(sorted(heavy))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"
+
+
+def test_oracles_know_nothing_of_the_library():
+    """An oracle that called the code it judges would agree with any mistake."""
+    assert len(ORACLES) >= 5
+    for path in ORACLES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            else:
+                continue
+            for name in names:
+                top = name.split(".")[0]
+                assert top == "numpy" or top in sys.stdlib_module_names, f"{path.name} imports {name}"
+
+
+def test_no_unfinished_words():
+    for path in FILES:
+        text = path.read_text()
+        for word in ("TODO", "FIXME", "NotImplementedError"):
+            assert word not in text, f"{path.name}: {word}"
