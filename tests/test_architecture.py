@@ -40,7 +40,9 @@ PUBLIC = {
         Angular ArcFace BinomialDeviance Circle Contrastive DroChiSquare DroKL DroKLGrouped DroTopK DroTopKPN DroWorst
         GeneralizedLifted HAP2S LiftedStructure Margin MultiSimilarity NPair NTXent ProxyAnchor ProxyNCA SupCon Triplet
     """,
-    "nearfar.sets": "CalibratedKL ChiSquare Dual Expected KL KLBall Mean PowerWeights Sampled TopK UncertaintySet Worst",
+    "nearfar.sets": """
+        CalibratedKL ChiSquare Dual Expected KL KLBall Mean PowerWeights Sampled TopK UncertaintySet Worst
+    """,
 }
 
 

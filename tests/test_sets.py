@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -117,7 +118,17 @@ def padded(losses, weights, how: str, width: int = 11, junk: float = 123.0):
     return torch.tensor(l), measure, places
 
 
-KINDS = ("random", "random+weighted", "random+whole", "tied", "tied+whole", "constant+weighted", "zero", "none-active", "far")
+KINDS = (
+    "random",
+    "random+weighted",
+    "random+whole",
+    "tied",
+    "tied+whole",
+    "constant+weighted",
+    "zero",
+    "none-active",
+    "far",
+)
 
 
 @cases
@@ -215,7 +226,8 @@ def test_constant_weights_are_the_gradient_too(name):
 @pytest.mark.parametrize("kind", ["random", "random+weighted"])
 @pytest.mark.parametrize("atom", [False, True], ids=["", "atom"])
 def test_derivatives_by_finite_differences(name, kind, atom):
-    l, measure, _ = padded(*groups(kind, seed=6), kind)
+    losses, weights = groups(kind, seed=6)
+    l, measure, _ = padded([losses[0][:4], losses[2]], [weights[0][:4], weights[2]], kind, width=5)
     found = EXACT[name].make(atom=atom)
     l.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: found.value(x, measure), l, atol=1e-6, rtol=1e-5)
@@ -270,7 +282,7 @@ def test_limits():
     torch.testing.assert_close(S.KL(1e-12).value(l), worst, **near)
     torch.testing.assert_close(S.KL(1e7).value(l), mean, **near)
     torch.testing.assert_close(S.KLBall(0.0).value(l), mean, **near)
-    torch.testing.assert_close(S.KLBall(np.log(12) + 1e-9).value(l), worst, **near)
+    torch.testing.assert_close(S.KLBall(math.log(12) + 1e-9).value(l), worst, **near)
     torch.testing.assert_close(S.ChiSquare(0.0).value(l), mean, **near)
     torch.testing.assert_close(S.ChiSquare(12 * 11 / 2).value(l), worst, **near)
     assert (S.ChiSquare(12 * 11 / 2 - 1).value(l) < worst).all()
@@ -330,11 +342,85 @@ def test_chi_square_keeps_its_tilt_in_float32(n, rho):
 
 @cases
 def test_cold_and_large_losses_stay_finite_in_float32(name):
-    l = torch.tensor([[0.0, 1.0, 30.0, 90.0, 90.0]], dtype=torch.float32, requires_grad=True)
-    for found in (CASES[name].make(), S.KL(1e-3), S.KL(1e-3, atom=True), S.Expected(S.KL(1e-3)), S.CalibratedKL(1e-3)):
+    l = torch.tensor([[0.0, 0.3, 1.0, 1.99, 2.0, 2.0]], dtype=torch.float32, requires_grad=True)
+    cold = (S.KL(1e-3), S.KL(1e-3, atom=True), S.Expected(S.KL(1e-3)), S.CalibratedKL(1e-3), S.KLBall(1.0))
+    for found in (CASES[name].make(), *cold):
         value = found.value(l).sum()
         (slope,) = torch.autograd.grad(value, l)
         assert value.dtype == torch.float32
         assert torch.isfinite(value)
         assert torch.isfinite(slope).all()
         assert found.weights(l).sum().item() == pytest.approx(1, abs=1e-4)
+
+
+def test_hyper_parameters_may_be_numpy_numbers():
+    l = torch.tensor([[0.1, 0.5, 0.9]], dtype=torch.float64)
+    half = np.float64(0.5)
+    for numpy, plain in [
+        (S.KL(half), S.KL(0.5)),
+        (S.KLBall(half), S.KLBall(0.5)),
+        (S.ChiSquare(half), S.ChiSquare(0.5)),
+        (S.TopK(np.float64(1.5)), S.TopK(1.5)),
+        (S.TopK(fraction=half), S.TopK(fraction=0.5)),
+    ]:
+        torch.testing.assert_close(numpy.value(l), plain.value(l), atol=0, rtol=0)
+        torch.testing.assert_close(numpy.weights(l), plain.weights(l), atol=0, rtol=0)
+
+
+def drawn(found: Any, l: torch.Tensor, w: torch.Tensor, times: int) -> torch.Tensor:
+    """How the gradient, the drawn weights, came out: [times, n]."""
+    leaf = l.expand(times, -1).clone().requires_grad_()
+    found.value(leaf, w.expand(times, -1)).sum().backward()
+    return leaf.grad
+
+
+@pytest.mark.parametrize(
+    "inner", [S.KL(0.3), S.TopK(2.5), S.ChiSquare(1.0), S.CalibratedKL(0.4, 3), S.KL(0.3, atom=True)]
+)
+@pytest.mark.parametrize("samples", [1, 7])
+def test_sampled_is_unbiased_and_with_replacement(inner, samples):
+    """The mean of 20,000 drawn weights lies within five standard errors of p*, member by member."""
+    torch.manual_seed(11)
+    l = torch.tensor([[0.9, 0.2, 0.0, 0.5, 5.0, 0.8, 1.1]], dtype=torch.float64)
+    w = torch.tensor([[1.0, 2.0, 1.0, 0.5, 0.0, 1.0, 1.0]], dtype=torch.float64)
+    found, times = S.Sampled(inner, samples), 20_000
+    p, counts = found.weights(l, w)[0], drawn(found, l, w, times) * samples
+    torch.testing.assert_close(p, inner.weights(l, w)[0], atol=0, rtol=0)
+    torch.testing.assert_close(counts, counts.round(), atol=1e-9, rtol=0)
+    assert (counts.sum(dim=1) <= samples + 1e-9).all()
+    if not inner.atom:
+        torch.testing.assert_close(counts.sum(dim=1), torch.full((times,), float(samples), dtype=l.dtype))
+    assert (counts[:, p == 0] == 0).all()
+    band = 5 * (p * (1 - p) / (samples * times)).sqrt()
+    assert ((counts.mean(dim=0) / samples - p).abs() <= band + 1e-12).all()
+    # with replacement, the count of one member is binomial; without, its variance would be smaller
+    spread = (counts - samples * p).pow(2).mean(dim=0)
+    torch.testing.assert_close(spread, samples * p * (1 - p), rtol=0.1, atol=5e-3)
+
+
+@pytest.mark.parametrize("spot", [0.0, 0.5, 1 - 2**-53])
+@pytest.mark.parametrize("seed", range(10))
+def test_sampled_never_draws_an_absent_member(spot, seed, monkeypatch):
+    """Also at the very ends of the random numbers, where a rounding could step past the last member."""
+    rng = np.random.default_rng(seed)
+    l, w = torch.tensor(rng.random((4, 9))), torch.tensor(rng.random((4, 9)) * (rng.random((4, 9)) < 0.6))
+    w[:, [0, -1]] = 0
+    w[3] = 0
+    monkeypatch.setattr(torch, "rand", lambda *shape, **kw: torch.full(shape, spot, dtype=kw["dtype"]))
+    found = S.Sampled(S.KL(0.3), 5)
+    l.requires_grad_()
+    value = found.value(l, w)
+    value.sum().backward()
+    assert (l.grad[w == 0] == 0).all()
+    torch.testing.assert_close(l.grad.sum(dim=1), (w.sum(dim=1) > 0).to(l.dtype), atol=1e-12, rtol=0)
+    assert value[3] == 0
+
+
+def test_sampled_follows_the_seed():
+    l = torch.rand(1, 50, generator=torch.Generator().manual_seed(0))
+    found = S.Sampled(S.KL(0.5), 5)
+    values = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        values.append(found.value(l).item())
+    assert values[0] == values[1] != values[2]

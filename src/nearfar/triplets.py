@@ -67,7 +67,7 @@ class Rule:
     def _kept(self, score: Tensor, measure: Tensor) -> Tensor:
         if self.keep is None:
             return measure
-        keep = self.keep(score.detach())
+        keep = self.keep(score.detach()) | torch.isnan(score.detach())  # a NaN must stay in and show
         return measure & keep if measure.dtype == torch.bool else measure * keep
 
 

@@ -6,6 +6,8 @@ and never stalls a GPU. Double backward works.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -32,9 +34,12 @@ def dense_pairs(
     pairs = Pairs(scores, alike, unlike, had_alike, had_unlike, relation, product.similarity, rows, cols, triplets)
     if product.filter is None:
         return pairs
-    with torch.no_grad():  # a filter makes masks; the scores pass through with their graph
-        filtered: Pairs = product.filter(pairs)
-    return filtered
+    with torch.no_grad():
+        kept: Pairs = product.filter(pairs)
+        # every comparison with NaN is false, so a filter drops it; it must stay in and show
+        broken = torch.isnan(scores)
+        alike, unlike = torch.where(broken, alike, kept.alike), torch.where(broken, unlike, kept.unlike)
+    return replace(pairs, alike=alike, unlike=unlike)
 
 
 def _typed(measure: Tensor, like: Tensor) -> Tensor:
