@@ -24,7 +24,7 @@ def logistic(s, sign):
 class Row:
     """One loss: how to make it, and how to say the same to its oracle.
 
-    Flags: `reference`: a reference form exists. `once`: twice differentiable almost everywhere only as a constant gradient.
+    Flags: `reference`: a reference form exists. `ordered`: the order of the rows within a class is part of the loss.
     """
 
     name: str
@@ -34,11 +34,16 @@ class Row:
     proxies: str = ""
     frozen: bool = False
     reference: bool = True
-    sampled: bool = False
+    ordered: bool = False
 
     @property
     def id(self) -> str:
         return f"{self.name}-{self.label}" if self.label else self.name
+
+    @property
+    def composed(self) -> bool:
+        """It chooses its own pairs: no index tuples, and no `Relation` of the batch with itself."""
+        return self.ordered or bool(self.proxies)
 
     def loss(self) -> Any:
         """The loss in float64, its proxies (if any) fixed."""
@@ -90,13 +95,14 @@ ROWS = (
     Row("HAP2S", L.HAP2S, frozen=True),
     Row("HAP2S", lambda: L.HAP2S(weights="polynomial"), {"weights": "polynomial"}, "polynomial", frozen=True),
     Row("Triplet", L.Triplet),
-    Row("Triplet", lambda: L.Triplet(margin=0.3, reduction="nonzero"), {"margin": 0.3, "reduction": "nonzero"}, "nonzero"),
+    Row("Triplet", lambda: L.Triplet(margin=0.3, reduction="nonzero"),
+        {"margin": 0.3, "reduction": "nonzero"}, "nonzero"),
     Row("Triplet", lambda: L.Triplet(margin=0.1, smooth=0.2, similarity=nf.similarity.NegSquaredEuclidean()),
         {"margin": 0.1, "smooth": 0.2, "squared": True}, "smooth"),
     Row("Triplet", lambda: L.Triplet(margin=0.4, mining="semihard"), {"margin": 0.4, "mining": "semihard"}, "semihard"),
     Row("Triplet", lambda: L.Triplet(margin=0.2, mining="hard"), {"margin": 0.2, "mining": "hard"}, "hard"),
     Row("Triplet", lambda: L.Triplet(margin=0.2, mining="hardest"), {"margin": 0.2, "mining": "hardest"}, "hardest"),
-    Row("NPair", L.NPair),
+    Row("NPair", L.NPair, ordered=True),
     Row("Angular", L.Angular),
     Row("NTXent", L.NTXent),
     Row("SupCon", L.SupCon),

@@ -358,6 +358,13 @@ def test_other_stems_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "stem2-0.npz").exists()
 
 
+def test_broken_file_beside_a_sound_one_is_removed_in_silence(tmp_path: Path) -> None:
+    cache.cached(tmp_path, "stem", lambda: {"x": np.arange(3)})
+    (tmp_path / f"stem-{'0' * 64}.npz").write_bytes(b"half a file")
+    assert cache.cached(tmp_path, "stem", dict)["x"].tolist() == [0, 1, 2]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_default_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

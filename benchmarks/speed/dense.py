@@ -1,4 +1,4 @@
-"""Time of the dense losses against pytorch-metric-learning and against the two-product limit, interleaved in one process.
+"""Time of the dense losses against pytorch-metric-learning and the two-product limit, interleaved in one process.
 
     make bench                                     about two minutes on one core
     python benchmarks/speed/dense.py --sizes 128 --rounds 9

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -
 
 def check_positive(owner: str, name: str, value: float, *, zero: bool = False) -> None:
     """Demand a finite number above zero (or, with `zero`, not below it)."""
-    good = isinstance(value, int | float) and (value >= 0 if zero else value > 0) and value != float("inf")
+    good = isinstance(value, Real) and (value >= 0 if zero else value > 0) and value != float("inf")
     if not good or isinstance(value, bool):
         allowed = "zero or more" if zero else "above zero"
         raise ValueError(f"{owner}: {name} must be a number {allowed}, but came as {value!r}.")
@@ -97,6 +98,10 @@ class Deferred:
     def __init__(self) -> None:
         self._aside: Tensor | None = None
         self._event: torch.cuda.Event | None = None
+
+    def __getstate__(self) -> dict[str, None]:
+        """Nothing under way is copied or pickled with a loss: an event belongs to its process."""
+        return {"_aside": None, "_event": None}
 
     def note(self, count: Tensor) -> None:
         """Start to copy a 0-dim count to the host, unless one is still under way or a graph is being captured."""

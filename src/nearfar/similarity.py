@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def unit(x: Tensor) -> Tensor:
-    """X / |x| row by row; a zero row stays zero and receives no gradient (a quotient would send it 1e12).
+    """Divide each row by its norm, x / |x|; a zero row stays zero and receives no gradient (a quotient would send it 1e12).
 
     The largest entry is divided out first, so that squares neither overflow nor underflow.
     """

@@ -5,7 +5,7 @@
 Losses come as l [g, n], one group a row, with a base measure w [g, n]: a boolean mask, or weights where an integer
 weight means the pair is there that many times. Members with w = 0 are absent. An empty group has value 0, weights 0.
 
-A set gives three things (`l`, `w` already hold the atom and lack the dropped members):
+A set gives three things (`l`, `w` already hold the atom and lack the dropped members; absent members have l = 0):
 
     dual(l, w)        a few numbers per group from which the weights follow, no gradient
     weights(l, w, dual)   p* elementwise, no gradient
@@ -17,7 +17,8 @@ Emptiness is always told by the measure, never by comparing losses: a comparison
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -47,6 +48,10 @@ class UncertaintySet(ABC):
 
     def __post_init__(self) -> None:
         check_choice(type(self).__name__, "zero", self.zero, ("keep", "drop"))
+        for entry in fields(self):  # a NumPy number becomes a plain one, which torch takes everywhere
+            value = getattr(self, entry.name)
+            if isinstance(value, Real) and type(value) not in (bool, int, float):
+                object.__setattr__(self, entry.name, float(value))
 
     def value(self, losses: Tensor, measure: Tensor | None = None, mass: Tensor | None = None) -> Tensor:
         """F [g] of losses [g, n]. `mass` [g] caps the members a TopK takes; other sets ignore it."""
@@ -82,9 +87,8 @@ class UncertaintySet(ABC):
             # ~(l <= 0) and not l > 0: a NaN stays a member and shows
             alive = ~(losses.detach() <= 0)
             w = w & alive if w.dtype == torch.bool else w * alive
-        if self.atom:
-            losses, w = pad(losses, (0, 1)), pad(w, (0, 1), value=1)
-        return losses, w
+        losses = hidden(losses, w, 0.0)  # whatever an absent member holds, inf and NaN too, ends here
+        return (pad(losses, (0, 1)), pad(w, (0, 1), value=1)) if self.atom else (losses, w)
 
     @abstractmethod
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual: ...
@@ -97,7 +101,7 @@ class UncertaintySet(ABC):
         with torch.no_grad():
             p = self._weights(l, w, self._dual(l, w, mass))
         # a present NaN shows even where its weight is 0, because 0·NaN is NaN
-        return (p * hidden(l, w, 0.0)).sum(dim=1)
+        return (p * l).sum(dim=1)
 
 
 def total(w: Tensor, like: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class ChiSquare(UncertaintySet):
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         _, floor, mean, base, slope = (x[:, None] for x in dual)
-        part = (base + slope * (hidden(l, w, 0.0) - mean)).clamp_min(0.0)
+        part = (base + slope * (l - mean)).clamp_min(0.0)
         return weighted(part, w * (l >= floor))
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
@@ -57,9 +57,10 @@ class ChiSquare(UncertaintySet):
         mean, _, energy, room = self._moments(l, w, floor)
         return mean + root(room * energy)
 
-    def _budget(self, size: Tensor) -> Tensor:
-        """S = 1/n + 2ρ/n², the largest Σ pᵢ²/wᵢ allowed."""
-        return over(1 + over(torch.full_like(size, 2 * self.rho), size), size)
+    def _room(self, size: Tensor, whole: Tensor) -> Tensor:
+        """How much Σ pᵢ²/wᵢ may exceed the 1/W_A of the flat p on A: s - 1/W_A, for W_A = size and n = whole."""
+        # 1/n - 1/W_A as one quotient: their difference would drown 2ρ/n² in rounding, and is exactly 0 when A is all
+        return over(2 * self.rho - over(whole * (whole - size), size), whole * whole)
 
     def _moments(self, l: Tensor, w: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """On A = {l ≥ floor}: mean m_A, 1/W_A, V_A (0 where it is rounding only) and s - 1/W_A."""
@@ -70,8 +71,7 @@ class ChiSquare(UncertaintySet):
         energy = weighted((l - mean[:, None]) ** 2, active).sum(dim=1)
         grain = 16 * torch.finfo(l.dtype).eps * hidden(l.detach(), active, 0.0).abs().amax(dim=1)
         energy = torch.where(energy <= size * grain**2, torch.zeros_like(energy), energy)
-        base = over(torch.ones_like(size), size)
-        return mean, base, energy, (self._budget(total(w, l)) - base).clamp_min(0.0)
+        return mean, over(torch.ones_like(size), size), energy, self._room(size, total(w, l)).clamp_min(0.0)
 
     def _floor(self, l: Tensor, w: Tensor) -> Tensor:
         """The smallest active loss: the last z_k with 1/W_k + t_k (z_k - m_k) ≥ 0; the largest loss if none."""
@@ -84,7 +84,7 @@ class ChiSquare(UncertaintySet):
         first = (mass * z).cumsum(dim=1)
         mean = over(first, size)
         energy = ((mass * z * z).cumsum(dim=1) - first * mean).clamp_min(0.0)
-        room = self._budget(total(w, l).to(torch.float64))[:, None] - over(torch.ones_like(size), size)
+        room = self._room(size, size[:, -1:])
         tilt = over(root(room), root(energy))
         least = over(torch.ones_like(size), size) + tilt * (z - mean)
         good = present & (room >= 0) & (energy > 0) & (least >= 0)

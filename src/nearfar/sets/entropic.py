@@ -116,7 +116,9 @@ class KLBall(UncertaintySet):
         with torch.no_grad():
             gamma, corner, flat = self._temperature(l, w)
             slope = _divergence_slope(l, w, gamma)
-            usable = ~flat & ~corner & (slope < 0)
+            # near-ties below the resolution of γ leave no root and no slope to step along
+            met = (_divergence(l, w, gamma) - self.rho).abs() <= 1e-3 * gamma * slope.abs()
+            usable = ~flat & ~corner & (slope < 0) & met
             slope = torch.where(usable, slope, 1.0)
         # the implicit function theorem as one Newton step: zero in value at the root, dγ/dl in derivative
         step = (_divergence(l, w, gamma) - self.rho) / slope
@@ -137,12 +139,11 @@ def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
 def _divergence(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
     """KL(softmax(z/γ) ‖ w/W) per group."""
     norm, p = _soft(z, w, gamma)
-    return (p * hidden(z, w, 0.0)).sum(dim=1) / gamma - norm + log_of(total(w, z))
+    return (p * z).sum(dim=1) / gamma - norm + log_of(total(w, z))
 
 
 def _divergence_slope(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
     """d/dγ of `_divergence` = -Var_p(z) / γ³."""
     _, p = _soft(z, w, gamma)
-    x = hidden(z, w, 0.0)
-    mean = (p * x).sum(dim=1, keepdim=True)
-    return -(p * (x - mean) ** 2).sum(dim=1) / gamma**3
+    mean = (p * z).sum(dim=1, keepdim=True)
+    return -(p * (z - mean) ** 2).sum(dim=1) / gamma**3

@@ -63,7 +63,7 @@ class Sampled(UncertaintySet):
         with torch.no_grad():
             p = self.of._weights(l, w, self.of._dual(l, w, mass))
             p = draw(p, self.samples) / self.samples
-        return (p * hidden(l, w, 0.0)).sum(dim=1)
+        return (p * l).sum(dim=1)
 
 
 def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
@@ -136,9 +136,8 @@ class CalibratedKL(UncertaintySet):
 
     def _raw(self, l: Tensor, w: Tensor, top: Tensor, floor: Tensor) -> Tensor:
         """(e^{l/γ} - 1)·e^{-top/γ}, written so that nothing overflows."""
-        x = hidden(l, w, 0.0)
-        raw = torch.exp((x - top[:, None]) / self.gamma) - torch.exp(-top[:, None].clamp_min(0.0) / self.gamma)
-        return weighted(raw.clamp_min(0.0), w * (x >= floor[:, None]) * (x > 0))
+        raw = torch.exp((l - top[:, None]) / self.gamma) - torch.exp(-top[:, None].clamp_min(0.0) / self.gamma)
+        return weighted(raw.clamp_min(0.0), w * (l >= floor[:, None]) * (l > 0))
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         top, floor, norm, size = dual

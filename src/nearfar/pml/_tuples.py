@@ -1,0 +1,59 @@
+"""Index tuples, as PML's losses read them: each pair once, as triplets drawn at random, or as weights of samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import readable
+
+Indices = tuple[Tensor, ...]
+"""(anchor, positive, negative) or (anchor, positive, anchor, negative)."""
+
+
+def as_pairs(indices: Indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four tensors of a tuple: anchors and positives, anchors and negatives."""
+    a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
+    return a1.long(), p.long(), a2.long(), n.long()
+
+
+def each_once(owner: str, indices: Indices, columns: int) -> Indices:
+    """The same pairs without repetition: for losses that PML computes from masks."""
+    a1, p, a2, n = as_pairs(indices)
+    alike, unlike = torch.unique(a1 * columns + p), torch.unique(a2 * columns + n)
+    if readable(alike) and bool(torch.isin(alike, unlike).any()):
+        raise ValueError(f"{owner}: the index tuple lists a pair both as alike and as unlike; it can be only one.")
+    return (alike // columns, alike % columns, unlike // columns, unlike % columns)
+
+
+def draw_triplets(alike: Tensor, chance: Tensor, times: Tensor) -> Indices:
+    """Triplets drawn with replacement, with torch's global generator.
+
+    Args:
+        alike: [n, m] mask of the positives, each as likely as the others.
+        chance: [n, m] how likely each negative is, up to a factor a row.
+        times: [n] how many triplets of each anchor; none where it has no positive, or no negative of any chance.
+
+    Returns:
+        (anchor, positive, negative).
+    """
+    ready = alike.any(dim=1) & (chance.sum(dim=1) > 0)
+    times = torch.where(ready, times, torch.zeros_like(times))
+    most = int(times.max()) if len(times) else 0
+    anchor, slot = torch.nonzero(torch.arange(most, device=times.device) < times[:, None], as_tuple=True)
+    return anchor, _pick(alike, most)[anchor, slot], _pick(chance, most)[anchor, slot]
+
+
+def _pick(weight: Tensor, count: int) -> Tensor:
+    """Columns [n, count] drawn from each row of weight [n, m] by inverting its cumulative sum."""
+    heights = weight.to(torch.float64).cumsum(dim=1)
+    spots = torch.rand(len(weight), count, dtype=torch.float64, device=weight.device) * heights[:, -1:]
+    return torch.searchsorted(heights, spots, right=True).clamp(max=weight.shape[1] - 1)
+
+
+def sample_weights(indices: Indices | None, like: Tensor) -> Tensor:
+    """How often each sample stands in the tuple, over the most often [n]; 1 for all where nothing is listed."""
+    if indices is None or not sum(len(part) for part in indices):
+        return torch.ones(len(like), dtype=like.dtype, device=like.device)
+    counts = torch.bincount(torch.cat(indices).long(), minlength=len(like)).to(like.dtype)
+    return counts / counts.max()

@@ -1,0 +1,152 @@
+"""`Loss`: what the losses of pairs and triplets share, PML's call shape above all."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from nearfar._checks import check_embeddings
+from nearfar.explanation import Explanation
+from nearfar.indices import check_indices
+from nearfar.pml._names import check_names
+from nearfar.pml._settings import Settings, chosen_distance, chosen_reducer
+from nearfar.pml._tuples import Indices, each_once
+from nearfar.pml.distances import Distance
+from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer, Reducer, SumReducer
+from nearfar.relations import Relation
+from nearfar.robust import Labels, RobustLoss
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one call, checked and on one device."""
+
+    owner: str
+    embeddings: Tensor
+    labels: Labels
+    indices: Indices | None
+    ref_emb: Tensor | None
+    ref_labels: Tensor | None
+    ids: Tensor | None
+    ref_ids: Tensor | None
+
+    @property
+    def columns(self) -> int:
+        """How many rows the reference has (the batch itself, where there is none)."""
+        return len(self.embeddings if self.ref_emb is None else self.ref_emb)
+
+    def relation(self) -> Relation:
+        """Who is alike whom, told by the labels."""
+        if isinstance(self.labels, Relation):
+            return self.labels
+        if self.labels is None:
+            raise ValueError(f"{self.owner}: labels are missing; pass a 1-D integer tensor.")
+        return Relation.from_labels(self.labels, self.ref_labels, ids=self.ids, ref_ids=self.ref_ids)
+
+    def into(self, robust: RobustLoss) -> Tensor:
+        """The value of a recipe on these arguments."""
+        value: Tensor = robust(*self._arguments(), ids=self.ids, ref_ids=self.ref_ids)
+        return value
+
+    def explained(self, robust: RobustLoss) -> Explanation:
+        """What is behind that value."""
+        return robust.explain(*self._arguments(), ids=self.ids, ref_ids=self.ref_ids)
+
+    def _arguments(self) -> tuple[Tensor, Labels, Indices | None, Tensor | None, Tensor | None]:
+        # pairs that are listed need no labels, so an index tuple with a reference may come without ref_labels
+        spare = self.indices is not None and (self.ref_emb is None) != (self.ref_labels is None)
+        labels, ref_labels = (None, None) if spare else (self.labels, self.ref_labels)
+        return self.embeddings, labels, self.indices, self.ref_emb, ref_labels
+
+
+class Loss(nn.Module, ABC):
+    """A loss of pairs or triplets under PML's name.
+
+    Attributes:
+        robust: the native recipe; `loss.robust.explain(...)` says why a value is what it is.
+        distance: PML's distance.
+        reducer: PML's reducer.
+    """
+
+    robust: RobustLoss
+    once = False
+    """A pair that an index tuple lists twice counts once (PML computes the loss from masks)."""
+    reducers: tuple[type[Reducer], ...] = (MeanReducer, AvgNonZeroReducer, SumReducer)
+    """The reducers that it can be given."""
+
+    def __init__(self, settings: Settings, distance: Distance, reducer: Reducer, *, fixed: bool = False) -> None:
+        super().__init__()
+        check_names(self, settings, Settings)
+        owner = type(self).__name__
+        self.distance = chosen_distance(owner, settings, distance, fixed=fixed)
+        self.reducer = chosen_reducer(owner, settings, reducer, self.reducers)
+        self.embedding_regularizer = settings.get("embedding_regularizer")
+        self.embedding_reg_weight = settings.get("embedding_reg_weight", 1.0)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Labels = None,
+        indices_tuple: Indices | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The loss, a differentiable scalar.
+
+        Args:
+            embeddings: [n, d].
+            labels: [n] integers.
+            indices_tuple: a miner's tuple.
+            ref_emb: [m, d] reference rows; without them the batch is its own reference and no row meets itself.
+            ref_labels: [m] integers.
+            ids: [n] which sample each row is; equal `ids` and `ref_ids` are the same sample and are not paired.
+            ref_ids: [m] likewise.
+        """
+        call = self._call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
+        value = self._value(call)
+        if self.embedding_regularizer is not None:
+            value = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
+        return value
+
+    def _call(self, embeddings: Tensor, labels: Labels, indices: Indices | None, *rest: Tensor | None) -> Call:
+        owner = type(self).__name__
+        check_embeddings(owner, "embeddings", embeddings)
+        device = embeddings.device
+        ref_emb, ref_labels, ids, ref_ids = (x if x is None else x.to(device) for x in rest)
+        call = Call(
+            owner,
+            embeddings,
+            labels.to(device) if isinstance(labels, Tensor) else labels,
+            None,
+            ref_emb,
+            ref_labels,
+            ids,
+            ref_ids,
+        )
+        if indices is None:
+            return call
+        check_indices(owner, indices, (len(embeddings), call.columns))
+        indices = tuple(part.to(device) for part in indices)
+        return replace(call, indices=each_once(owner, indices, call.columns) if self.once else indices)
+
+    def _value(self, call: Call) -> Tensor:
+        """The loss without its regulariser."""
+        return call.into(self.robust)
+
+    def _take(self, robust: RobustLoss) -> RobustLoss:
+        """Let messages of a recipe name this loss."""
+        robust.owner = type(self).__name__
+        return robust
+
+    def _labels(self, call: Call) -> Tensor:
+        """The labels, for losses that cannot do without."""
+        if not isinstance(call.labels, Tensor):
+            raise ValueError(
+                f"{type(self).__name__}: labels must come as a 1-D integer tensor, with an index tuple too."
+            )
+        return call.labels

@@ -1,0 +1,258 @@
+"""Losses against one learnt vector per class: proxy-NCA, proxy-anchor, ArcFace."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._checks import check_embeddings, check_labels, readable
+from nearfar.indices import check_indices
+from nearfar.links import Add, PerPositive, Terms, reduce
+from nearfar.pairs import AngularMargin, Linear, PairLoss
+from nearfar.pml._names import check_names
+from nearfar.pml._settings import ClassSettings, chosen_distance, chosen_reducer
+from nearfar.pml._tuples import Indices, sample_weights
+from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
+from nearfar.pml.reducers import AvgNonZeroReducer, DivisorReducer, MeanReducer, Reducer, SumReducer
+from nearfar.relations import Relation
+from nearfar.robust import RobustLoss
+from nearfar.sets import KL, Mean
+
+Init = Callable[[Tensor], object]
+
+
+class ClassLoss(nn.Module, ABC):
+    """A loss against class vectors under PML's name. Give `loss.parameters()` an optimiser, or they never move.
+
+    An index tuple weighs samples here: by how often it lists each, over the most often.
+
+    Attributes:
+        robust: the native recipe, rows against class vectors.
+        distance: PML's distance.
+        reducer: PML's reducer.
+    """
+
+    robust: RobustLoss
+    reducers: tuple[type[Reducer], ...] = (MeanReducer, AvgNonZeroReducer, SumReducer)
+    """The reducers that it can be given."""
+
+    def __init__(self, settings: ClassSettings, distance: Distance, reducer: Reducer, *, fixed: bool = False) -> None:
+        super().__init__()
+        check_names(self, settings, ClassSettings)
+        owner = type(self).__name__
+        self.distance = chosen_distance(owner, settings, distance, fixed=fixed)
+        self.reducer = chosen_reducer(owner, settings, reducer, self.reducers)
+        self.embedding_regularizer = settings.get("embedding_regularizer")
+        self.embedding_reg_weight = settings.get("embedding_reg_weight", 1.0)
+        self.weight_regularizer = settings.get("weight_regularizer")
+        self.weight_reg_weight = settings.get("weight_reg_weight", 1.0)
+
+    @abstractmethod
+    def class_vectors(self) -> Tensor:
+        """One row per class [classes, d]."""
+
+    @abstractmethod
+    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor: ...
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Indices | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The loss, a differentiable scalar.
+
+        Args:
+            embeddings: [n, d].
+            labels: [n] integers in 0..classes - 1.
+            indices_tuple: a miner's tuple, which weighs the samples.
+            ref_emb: must be left out: the class vectors are the reference.
+            ref_labels: likewise.
+        """
+        owner = type(self).__name__
+        if ref_emb is not None or ref_labels is not None:
+            raise ValueError(f"{owner}: its class vectors are the reference; leave ref_emb and ref_labels out.")
+        check_embeddings(owner, "embeddings", embeddings)
+        for parameter in self.parameters(recurse=False):
+            parameter.data = parameter.data.to(embeddings.device)
+        vectors = self.class_vectors()
+        labels = labels.to(embeddings.device)
+        _check_classes(owner, embeddings, labels, len(vectors))
+        if indices_tuple is not None:
+            check_indices(owner, indices_tuple, (len(embeddings), len(embeddings)))
+        value = self._value(embeddings, labels, vectors, sample_weights(indices_tuple, embeddings))
+        if self.embedding_regularizer is not None:
+            value = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
+        if self.weight_regularizer is not None:
+            value = value + self.weight_reg_weight * self.weight_regularizer(vectors)
+        return value
+
+    def get_logits(self, embeddings: Tensor) -> Tensor:
+        """What inference compares [n, classes], in the distance's own units."""
+        logits: Tensor = self.distance(embeddings, self.class_vectors())
+        return logits
+
+    def _rows_recipe(self, pair: PairLoss) -> RobustLoss:
+        """-log softmax of the own class, one value a row."""
+        robust = RobustLoss(
+            pair=pair,
+            over=(Mean(), KL(1.0, normalised=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
+            reduction="none",
+            similarity=self.distance.similarity,
+        )
+        robust.owner = type(self).__name__
+        return robust
+
+    def _rows_value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+        names = torch.arange(len(vectors), device=labels.device)
+        rows = self.robust(embeddings, Relation.from_labels(labels, names), ref_emb=vectors)
+        return reduce(Terms(rows * weights, torch.ones_like(rows)), self.reducer.how)
+
+
+def _check_classes(owner: str, embeddings: Tensor, labels: Tensor, classes: int) -> None:
+    check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
+    if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(
+            f"{owner}: labels must lie in 0..{classes - 1}, but reach from {int(labels.min())} to "
+            f"{int(labels.max())}; raise num_classes or renumber them."
+        )
+
+
+def _fresh(settings: ClassSettings, default: Init, *shape: int) -> nn.Parameter:
+    vectors = nn.Parameter(torch.empty(shape))
+    (settings.get("weight_init_func") or default)(vectors)
+    return vectors
+
+
+class ProxyNCALoss(ClassLoss):
+    """mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors.
+
+    Args:
+        num_classes: how many proxies.
+        embedding_size: their width.
+        softmax_scale: c.
+        settings: see `ClassSettings`; defaults `LpDistance(power=2)`, `MeanReducer()`.
+
+    Attributes:
+        proxies: [num_classes, embedding_size].
+    """
+
+    def __init__(
+        self, num_classes: int, embedding_size: int, *, softmax_scale: float = 1, **settings: Unpack[ClassSettings]
+    ) -> None:
+        super().__init__(settings, LpDistance(power=2), MeanReducer())
+        self.softmax_scale = softmax_scale
+        self.proxies = _fresh(settings, nn.init.normal_, num_classes, embedding_size)
+        self.robust = self._rows_recipe(Linear(scale=softmax_scale))
+
+    def class_vectors(self) -> Tensor:  # noqa: D102
+        return self.proxies
+
+    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+        return self._rows_value(embeddings, labels, vectors, weights)
+
+
+class ArcFaceLoss(ClassLoss):
+    """mean over rows of the cross-entropy of logits c·cos θ, the own class's turned by a margin: c·cos(θ + m).
+
+    Args:
+        num_classes: how many class vectors.
+        embedding_size: their width.
+        margin: m, in degrees.
+        scale: c.
+        settings: see `ClassSettings`; the distance must be `CosineSimilarity()`; default `MeanReducer()`.
+
+    Attributes:
+        W: [embedding_size, num_classes]: the class vectors are its columns, as in PML.
+        margin: m, in radians, as in PML.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 28.6,
+        scale: float = 64,
+        **settings: Unpack[ClassSettings],
+    ) -> None:
+        super().__init__(settings, CosineSimilarity(), MeanReducer(), fixed=True)
+        self.num_classes = num_classes
+        self.margin = math.radians(margin)
+        self.scale = scale
+        self.W = _fresh(settings, nn.init.normal_, embedding_size, num_classes)
+        self.robust = self._rows_recipe(AngularMargin(self.margin, scale))
+
+    def class_vectors(self) -> Tensor:  # noqa: D102
+        return self.W.t()
+
+    def get_logits(self, embeddings: Tensor) -> Tensor:
+        """What inference compares [n, classes]: the scaled cosines, without a margin."""
+        return self.scale * super().get_logits(embeddings)
+
+    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+        return self._rows_value(embeddings, labels, vectors, weights)
+
+
+class ProxyAnchorLoss(ClassLoss):
+    """(1/|C₊|) Σ_c log(1 + Σ_{y_i=c} e^{-a(s-δ)}) + (1/|C|) Σ_c log(1 + Σ_{y_i≠c} e^{a(s+δ)}),  C₊: classes present.
+
+    The weight w of an index tuple's sample enters as the factor e^{w-1}, as in PML.
+
+    Args:
+        num_classes: how many proxies.
+        embedding_size: their width.
+        margin: δ.
+        alpha: a.
+        settings: see `ClassSettings`; defaults `CosineSimilarity()`, `DivisorReducer()`. `MeanReducer` divides
+            both sums by all classes.
+
+    Attributes:
+        proxies: [num_classes, embedding_size].
+    """
+
+    reducers = (DivisorReducer, MeanReducer, AvgNonZeroReducer, SumReducer)
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.1,
+        alpha: float = 32,
+        **settings: Unpack[ClassSettings],
+    ) -> None:
+        super().__init__(settings, CosineSimilarity(), DivisorReducer())
+        self.num_classes = num_classes
+        self.margin = margin
+        self.alpha = alpha
+        kaiming = partial(nn.init.kaiming_normal_, mode="fan_out")
+        self.proxies = _fresh(settings, kaiming, num_classes, embedding_size)
+        self.robust = RobustLoss(
+            pair=Linear(margin=self.distance.score(float(margin)), scale=alpha),
+            over=KL(1.0, normalised=False, atom=True),
+            groups="anchor_sign",
+            link=Add(apart=isinstance(self.reducer, DivisorReducer | AvgNonZeroReducer)),
+            reduction=self.reducer.how,
+            similarity=self.distance.similarity,
+        )
+        self.robust.owner = "ProxyAnchorLoss"
+
+    def class_vectors(self) -> Tensor:  # noqa: D102
+        return self.proxies
+
+    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+        names = torch.arange(len(vectors), device=labels.device)
+        # rows are the proxies here, so the samples' weights are those of the reference
+        ones = torch.ones(len(vectors), dtype=weights.dtype, device=weights.device)
+        relation = Relation.from_labels(names, labels, weights=ones, ref_weights=torch.exp(weights - 1))
+        value: Tensor = self.robust(vectors, relation, ref_emb=embeddings)
+        return value

@@ -1,0 +1,139 @@
+"""The margin loss: a hinge around a threshold that may be learnt, one for all or one per class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from nearfar.mining import Filter
+from nearfar.pairing import Pairs
+from nearfar.pairs import PairLoss
+from nearfar.pml._settings import Settings
+from nearfar.pml.distances import LpDistance
+from nearfar.pml.losses.base import Call, Loss
+from nearfar.pml.losses.triplets import PerAnchor, with_drawn
+from nearfar.pml.reducers import DivisorReducer, MeanReducer, SumReducer
+from nearfar.robust import RobustLoss
+from nearfar.sets.base import over
+
+
+class PerTriplet(Filter):
+    """Each alike pair counts once per unlike pair of its anchor, and the reverse: as often as triplets hold it."""
+
+    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+        dtype = pairs.scores.dtype
+        alike, unlike = (side.sum(dim=1, keepdim=True).to(dtype) for side in (pairs.alike, pairs.unlike))
+        return pairs.keep(alike=unlike, unlike=alike)
+
+
+class AnchorHinge(PairLoss):
+    """l = [m + sign·(λ - s)]₊ with a threshold λ that each call brings, [1] or [n, 1]."""
+
+    def __init__(self, margin: float) -> None:
+        super().__init__()
+        self.margin = margin
+        self._threshold: Tensor | float = 0.0
+
+    @contextmanager
+    def at(self, threshold: Tensor) -> Iterator[None]:
+        """The threshold, for the length of a call."""
+        self._threshold = threshold
+        try:
+            yield
+        finally:
+            self._threshold = 0.0
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        return torch.relu(self.margin + sign * (self._threshold - s))
+
+
+class MarginLoss(Loss):
+    """Σ over triplets of ([m + d_ap - β]₊ + [m - d_an + β]₊), over the number of brackets above zero.
+
+    Args:
+        margin: m.
+        nu: the price of β, where it is learnt.
+        beta: β, or its starting value.
+        triplets_per_anchor: "all", or how many to draw at random.
+        learn_beta: make `beta` a parameter.
+        num_classes: one β per class of the anchor.
+        settings: see `Settings`; defaults `LpDistance()`, `DivisorReducer()`. `MeanReducer` and `SumReducer` reduce
+            over triplets.
+
+    Attributes:
+        beta: [1] or [num_classes].
+    """
+
+    reducers = (DivisorReducer, MeanReducer, SumReducer)
+    beta: Tensor
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        nu: float = 0,
+        beta: float = 1.2,
+        triplets_per_anchor: PerAnchor = "all",
+        learn_beta: bool = False,
+        num_classes: int | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__(settings, LpDistance(), DivisorReducer())
+        self.margin = margin
+        self.nu = nu
+        self.triplets_per_anchor = triplets_per_anchor
+        self.learn_beta = learn_beta
+        start = torch.full((num_classes or 1,), float(beta))
+        if learn_beta:
+            self.beta = nn.Parameter(start)
+        else:
+            self.register_buffer("beta", start, persistent=False)
+        self.hinge = AnchorHinge(margin)
+        self.robust, self.listed = self._recipe(PerTriplet()), self._recipe(None)
+
+    def _recipe(self, filter: Filter | None) -> RobustLoss:
+        return self._take(
+            RobustLoss(
+                pair=self.hinge,
+                over=self.reducer.over,
+                groups="batch" if isinstance(self.reducer, DivisorReducer) else "sign",
+                similarity=self.distance.similarity,
+                filter=filter,
+            )
+        )
+
+    def _value(self, call: Call) -> Tensor:
+        call = with_drawn(call, self.triplets_per_anchor)
+        # a list of triplets already holds each pair as often as it counts
+        robust = self.listed if call.indices is not None and len(call.indices) == 3 else self.robust
+        beta = self.beta.to(call.embeddings.device, torch.promote_types(call.embeddings.dtype, self.beta.dtype))
+        if len(beta) > 1:
+            beta = beta[self._labels(call)][:, None]
+        with self.hinge.at(self.distance.score(beta)):
+            value = call.into(robust)
+            return value + self._price(call, robust, beta) if self.learn_beta and self.nu else value
+
+    def _price(self, call: Call, robust: RobustLoss, beta: Tensor) -> Tensor:
+        """ν·β where there is one β; else over triplets, reduced like their losses."""
+        triplets = _triplets_per_anchor(call)
+        if beta.ndim == 1:
+            return torch.where(triplets.sum() > 0, self.nu * beta[0], torch.zeros_like(beta[0]))
+        total = self.nu * (triplets * beta[:, 0]).sum()
+        if isinstance(self.reducer, SumReducer):
+            return total
+        if isinstance(self.reducer, MeanReducer):
+            return over(total, triplets.sum().to(total.dtype))
+        found = call.explained(robust)
+        return over(total, found.dual.sum())  # the dual of a mean is its denominator
+
+
+def _triplets_per_anchor(call: Call) -> Tensor:
+    """How many triplets each anchor [n] has."""
+    if call.indices is None:
+        alike, unlike = call.relation().counts()
+        return alike * unlike
+    first, *_ = counts = [torch.bincount(part.long(), minlength=len(call.embeddings)) for part in call.indices[::2]]
+    return first if len(call.indices) == 3 else first * counts[1]

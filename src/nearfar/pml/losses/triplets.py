@@ -1,0 +1,96 @@
+"""Losses of triplets: triplet margin and angular."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_positive
+from nearfar.losses import Angular
+from nearfar.pairs import Hinge
+from nearfar.pml._settings import Settings
+from nearfar.pml._tuples import as_pairs, draw_triplets
+from nearfar.pml.distances import LpDistance
+from nearfar.pml.losses.base import Call, Loss
+from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
+from nearfar.robust import RobustLoss
+from nearfar.triplets import Rule, Triplets, difference, nearest_difference
+
+PerAnchor = int | Literal["all"]
+
+
+def with_drawn(call: Call, per_anchor: PerAnchor) -> Call:
+    """The call with so many random triplets an anchor, where it brings no pairs of its own and not all are wanted."""
+    if per_anchor == "all" or call.indices is not None:
+        return call
+    check_positive(call.owner, "triplets_per_anchor", per_anchor)
+    tile = call.relation().dense()
+    times = torch.full((len(call.embeddings),), int(per_anchor), device=call.embeddings.device)
+    return replace(call, indices=draw_triplets(tile.alike > 0, tile.unlike, times))
+
+
+class TripletMarginLoss(Loss):
+    """mean over triplets above zero of  [ d_ap - d_an + m ]₊.
+
+    Args:
+        margin: m.
+        swap: judge a negative from the nearer end of the alike pair.
+        smooth_loss: softplus in place of the hinge.
+        triplets_per_anchor: "all", or how many to draw at random.
+        settings: see `Settings`; defaults `LpDistance()`, `AvgNonZeroReducer()`.
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.05,
+        swap: bool = False,
+        smooth_loss: bool = False,
+        triplets_per_anchor: PerAnchor = "all",
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__(settings, LpDistance(), AvgNonZeroReducer())
+        self.margin = margin
+        self.swap = swap
+        self.smooth_loss = smooth_loss
+        self.triplets_per_anchor = triplets_per_anchor
+        self.robust = self._take(
+            RobustLoss(
+                pair=Hinge(margin, 0.0, smooth=1.0 if smooth_loss else 0.0),
+                over=self.reducer.over,
+                groups=Triplets(Rule(nearest_difference if swap else difference, wants_reference=swap)),
+                similarity=self.distance.similarity,
+            )
+        )
+
+    def _value(self, call: Call) -> Tensor:
+        return with_drawn(call, self.triplets_per_anchor).into(self.robust)
+
+
+class AngularLoss(Loss):
+    """mean over alike pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α, of unit rows.
+
+    Like PML's, it takes alike pairs from an index tuple, and all unlike ones from the labels.
+
+    Args:
+        alpha: α, in degrees.
+        settings: see `Settings`; the distance must be `LpDistance()`; default `MeanReducer()`.
+    """
+
+    def __init__(self, alpha: float = 40, **settings: Unpack[Settings]) -> None:
+        super().__init__(settings, LpDistance(), MeanReducer(), fixed=True)
+        self.alpha = alpha
+        self.robust = self._take(Angular(degrees=alpha, reduction=self.reducer.how))
+
+    def _value(self, call: Call) -> Tensor:
+        if call.indices is None:
+            return call.into(self.robust)
+        labels = self._labels(call)
+        a, p, listed, _ = as_pairs(call.indices)
+        others = labels if call.ref_labels is None else call.ref_labels
+        rows, cols = torch.nonzero(labels[:, None] != others[None, :], as_tuple=True)
+        if not len(listed):  # PML: nothing to learn where no unlike pair is listed
+            rows, cols = rows[:0], cols[:0]
+        return replace(call, indices=(a, p, rows, cols)).into(self.robust)

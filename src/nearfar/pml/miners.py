@@ -1,0 +1,321 @@
+"""PML's miners: which pairs or triplets of a batch to learn from, as index tuples.
+
+A miner that returns pairs gives (anchor, positive, anchor, negative), one that returns triplets (anchor, positive,
+negative). Where nearfar has a filter for the same rule, the miner is that filter, and its result as a list.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._checks import check_choice, check_embeddings, check_labels
+from nearfar.engines import dense_pairs
+from nearfar.mining import DistanceWeighted, MultiSimilarity
+from nearfar.pairing import Pairs
+from nearfar.pairs import Score
+from nearfar.pml._names import check_names
+from nearfar.pml._settings import MinerSettings, chosen_distance
+from nearfar.pml._tuples import Indices, draw_triplets
+from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
+from nearfar.relations import Relation
+from nearfar.robust import RobustLoss
+from nearfar.sets import Mean
+from nearfar.sets.base import hidden
+from nearfar.triplets import positives
+
+__all__ = [
+    "BatchEasyHardMiner",
+    "BatchHardMiner",
+    "DistanceWeightedMiner",
+    "MultiSimilarityMiner",
+    "PairMarginMiner",
+    "TripletMarginMiner",
+]
+
+Range = tuple[float, float]
+
+
+class Miner(nn.Module, ABC):
+    """Index tuples from embeddings and labels, without gradient.
+
+    Attributes:
+        distance: PML's distance.
+        num_triplets: how many triplets the last call returned (miners of triplets).
+        num_pos_pairs: how many alike pairs the last call returned (miners of pairs).
+        num_neg_pairs: how many unlike pairs.
+    """
+
+    parts = 4
+    """How many tensors the tuple has: 4 for pairs, 3 for triplets."""
+
+    def __init__(self, settings: MinerSettings, default: Distance, *, fixed: bool = False) -> None:
+        super().__init__()
+        check_names(self, settings, MinerSettings)
+        self.distance = chosen_distance(type(self).__name__, settings, default, fixed=fixed)
+        self.num_triplets = self.num_pos_pairs = self.num_neg_pairs = 0
+
+    @abstractmethod
+    def mine(self, pairs: Pairs) -> Indices:
+        """The tuple from scored pairs."""
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Indices:
+        """The index tuple.
+
+        Args:
+            embeddings: [n, d].
+            labels: [n] integers.
+            ref_emb: [m, d] reference rows; without them the batch is its own reference and no row meets itself.
+            ref_labels: [m] integers.
+            ids: [n] which sample each row is; equal `ids` and `ref_ids` are the same sample and are not paired.
+            ref_ids: [m] likewise.
+        """
+        with torch.no_grad():
+            pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, ids, ref_ids)
+            if 0 in pairs.relation.shape:
+                found: Indices = tuple(torch.zeros(self.parts, 0, dtype=torch.int64, device=embeddings.device))
+            else:
+                found = self.mine(pairs)
+        if self.parts == 3:
+            self.num_triplets = len(found[0])
+        else:
+            self.num_pos_pairs, self.num_neg_pairs = len(found[0]), len(found[2])
+        return found
+
+    def _pairs(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        ids: Tensor | None,
+        ref_ids: Tensor | None,
+    ) -> Pairs:
+        owner = type(self).__name__
+        check_embeddings(owner, "embeddings", embeddings)
+        labels = labels.to(embeddings.device)
+        check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
+        if (ref_emb is None) != (ref_labels is None):
+            raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
+        if ref_emb is not None and ref_labels is not None:
+            check_embeddings(owner, "ref_emb", ref_emb)
+            ref_labels = ref_labels.to(embeddings.device)
+            check_labels(owner, "ref_labels", ref_labels, len(ref_emb), embeddings.device)
+        similarity = self.distance.similarity
+        dtype = torch.promote_types(embeddings.dtype, torch.float32)
+        rows = similarity.prepare(embeddings.to(dtype))
+        cols = rows if ref_emb is None else similarity.prepare(ref_emb.to(dtype))
+        relation = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)
+        plain = RobustLoss(pair=Score(), over=Mean(), similarity=similarity)
+        return dense_pairs(plain.product, rows, cols, relation, None)
+
+
+def _listed(pairs: Pairs) -> Indices:
+    return (*torch.nonzero(pairs.alike, as_tuple=True), *torch.nonzero(pairs.unlike, as_tuple=True))
+
+
+class MultiSimilarityMiner(Miner):
+    """Alike pairs less alike than the row's hardest unlike one plus ε, and the reverse: `nf.mining.MultiSimilarity`.
+
+    Args:
+        epsilon: ε.
+        settings: see `MinerSettings`; the distance is `CosineSimilarity` where none is given.
+    """
+
+    def __init__(self, epsilon: float = 0.1, **settings: Unpack[MinerSettings]) -> None:
+        super().__init__(settings, CosineSimilarity())
+        self.epsilon = epsilon
+
+    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+        return _listed(MultiSimilarity(self.epsilon)(pairs))
+
+
+class PairMarginMiner(Miner):
+    """Alike pairs farther than `pos_margin`, unlike pairs nearer than `neg_margin`.
+
+    Args:
+        pos_margin: in the distance's own units.
+        neg_margin: likewise.
+        settings: see `MinerSettings`; the distance is `LpDistance` where none is given.
+    """
+
+    def __init__(self, pos_margin: float = 0.2, neg_margin: float = 0.8, **settings: Unpack[MinerSettings]) -> None:
+        super().__init__(settings, LpDistance())
+        self.pos_margin = pos_margin
+        self.neg_margin = neg_margin
+
+    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+        low, high = self.distance.score(float(self.pos_margin)), self.distance.score(float(self.neg_margin))
+        return _listed(pairs.keep(alike=pairs.scores < low, unlike=pairs.scores > high))
+
+
+class TripletMarginMiner(Miner):
+    """Triplets told by g = s_ap - s_an, by how much the negative is farther than the positive.
+
+    Args:
+        margin: m.
+        type_of_triplets: "all" that violate the margin (g ≤ m); of those "hard" (g ≤ 0) or "semihard" (g > 0); or
+            "easy", the ones that do not violate it.
+        settings: see `MinerSettings`; the distance is `LpDistance` where none is given.
+    """
+
+    parts = 3
+
+    def __init__(self, margin: float = 0.2, type_of_triplets: str = "all", **settings: Unpack[MinerSettings]) -> None:
+        super().__init__(settings, LpDistance())
+        check_choice("TripletMarginMiner", "type_of_triplets", type_of_triplets, ("all", "hard", "semihard", "easy"))
+        self.margin = margin
+        self.type_of_triplets = type_of_triplets
+
+    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+        real, place = positives(pairs)
+        gap = pairs.scores.gather(1, place)[:, :, None] - pairs.scores[:, None, :]
+        keep = gap > self.margin if self.type_of_triplets == "easy" else gap <= self.margin
+        if self.type_of_triplets == "hard":
+            keep &= gap <= 0
+        elif self.type_of_triplets == "semihard":
+            keep &= gap > 0
+        anchor, slot, negative = torch.nonzero(keep & real[:, :, None] & pairs.unlike[:, None, :], as_tuple=True)
+        return anchor, place[anchor, slot], negative
+
+
+class DistanceWeightedMiner(Miner):
+    """Triplets whose negatives are drawn so that all distances are met evenly: `nf.mining.DistanceWeighted`.
+
+    An anchor gives as many triplets as its class has columns. Draws follow `torch.manual_seed`.
+
+    Args:
+        cutoff: distances below are treated as this one.
+        nonzero_loss_cutoff: no negative at this distance or beyond is drawn.
+        settings: see `MinerSettings`; the distance must be `LpDistance()`.
+    """
+
+    parts = 3
+
+    def __init__(
+        self, cutoff: float = 0.5, nonzero_loss_cutoff: float = 1.4, **settings: Unpack[MinerSettings]
+    ) -> None:
+        super().__init__(settings, LpDistance(), fixed=True)
+        self.cutoff = float(cutoff)
+        self.nonzero_loss_cutoff = float(nonzero_loss_cutoff)
+
+    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+        chance = DistanceWeighted(self.cutoff, self.nonzero_loss_cutoff).probabilities(pairs)
+        return draw_triplets(pairs.alike, chance, pairs.relation.dense().same.sum(dim=1))
+
+
+class BatchEasyHardMiner(Miner):
+    """One alike and one unlike pair an anchor, each by its own rule.
+
+    Args:
+        pos_strategy: "hard": the farthest positive; "easy": the nearest; "semihard": the farthest that is nearer than
+            the negative; "all": every one.
+        neg_strategy: "hard": the nearest negative; "easy": the farthest; "semihard": the nearest that is farther than
+            the positive; "all": every one.
+        allowed_pos_range: (low, high), in the distance's own units, outside of which no positive is taken.
+        allowed_neg_range: likewise for negatives.
+        settings: see `MinerSettings`; the distance is `LpDistance` where none is given.
+    """
+
+    HARD, SEMIHARD, EASY, ALL = "hard", "semihard", "easy", "all"
+
+    def __init__(
+        self,
+        pos_strategy: str = EASY,
+        neg_strategy: str = SEMIHARD,
+        allowed_pos_range: Range | None = None,
+        allowed_neg_range: Range | None = None,
+        **settings: Unpack[MinerSettings],
+    ) -> None:
+        super().__init__(settings, LpDistance())
+        owner = type(self).__name__
+        for name, value in (("pos_strategy", pos_strategy), ("neg_strategy", neg_strategy)):
+            check_choice(owner, name, value, (self.HARD, self.SEMIHARD, self.EASY, self.ALL))
+        if self.SEMIHARD in (pos_strategy, neg_strategy) and {pos_strategy, neg_strategy} <= {self.SEMIHARD, self.ALL}:
+            raise ValueError(
+                f'{owner}: "semihard" compares with one pair of the other side, so that side must be "hard" or "easy", '
+                f"but {pos_strategy!r} and {neg_strategy!r} came."
+            )
+        self.pos_strategy = pos_strategy
+        self.neg_strategy = neg_strategy
+        self.allowed_pos_range = allowed_pos_range
+        self.allowed_neg_range = allowed_neg_range
+
+    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+        alike, unlike = _within(self.distance, pairs, self.allowed_pos_range, self.allowed_neg_range)
+        if self.pos_strategy == self.SEMIHARD:
+            n, has_n = _nearest(pairs.scores, unlike, nearest=self.neg_strategy == self.HARD)
+            alike = alike & (pairs.scores > pairs.scores.gather(1, n))
+            p, has_p = _nearest(pairs.scores, alike, nearest=False)
+        else:
+            p, has_p = _nearest(pairs.scores, alike, nearest=self.pos_strategy == self.EASY)
+            if self.neg_strategy == self.SEMIHARD:
+                unlike = unlike & (pairs.scores < pairs.scores.gather(1, p))
+            n, has_n = _nearest(pairs.scores, unlike, nearest=self.neg_strategy != self.EASY)
+        if self.ALL not in (self.pos_strategy, self.neg_strategy):
+            has_p = has_n = has_p & has_n
+        every = torch.arange(len(p), device=p.device)
+        a1, a2 = every[has_p], every[has_n]
+        positive = torch.nonzero(pairs.alike, as_tuple=True) if self.pos_strategy == self.ALL else (a1, p[a1, 0])
+        negative = torch.nonzero(pairs.unlike, as_tuple=True) if self.neg_strategy == self.ALL else (a2, n[a2, 0])
+        return (*positive, *negative)
+
+
+class BatchHardMiner(Miner):
+    """The farthest positive and the nearest negative of each anchor that has both, as triplets.
+
+    Args:
+        allowed_pos_range: see `BatchEasyHardMiner`.
+        allowed_neg_range: likewise.
+        settings: see `MinerSettings`; the distance is `LpDistance` where none is given.
+    """
+
+    parts = 3
+
+    def __init__(
+        self,
+        *,
+        allowed_pos_range: Range | None = None,
+        allowed_neg_range: Range | None = None,
+        **settings: Unpack[MinerSettings],
+    ) -> None:
+        super().__init__(settings, LpDistance())
+        self.allowed_pos_range = allowed_pos_range
+        self.allowed_neg_range = allowed_neg_range
+
+    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+        alike, unlike = _within(self.distance, pairs, self.allowed_pos_range, self.allowed_neg_range)
+        p, has_p = _nearest(pairs.scores, alike, nearest=False)
+        n, has_n = _nearest(pairs.scores, unlike, nearest=True)
+        (anchor,) = torch.nonzero(has_p & has_n, as_tuple=True)
+        return anchor, p[anchor, 0], n[anchor, 0]
+
+
+def _within(distance: Distance, pairs: Pairs, *ranges: Range | None) -> tuple[Tensor, Tensor]:
+    """Masks of the alike and the unlike pairs inside their ranges."""
+    numbers = distance.score(pairs.scores)
+    bounds = [(-math.inf, math.inf) if limits is None else limits for limits in ranges]
+    inside = [(numbers >= low) & (numbers <= high) for low, high in bounds]
+    return pairs.alike & inside[0], pairs.unlike & inside[1]
+
+
+def _nearest(scores: Tensor, present: Tensor, *, nearest: bool) -> tuple[Tensor, Tensor]:
+    """The column [n, 1] of each row's nearest (or farthest) present pair, and whether it has any [n]."""
+    if nearest:
+        place = hidden(scores, present).argmax(dim=1, keepdim=True)
+    else:
+        place = hidden(scores, present, math.inf).argmin(dim=1, keepdim=True)
+    return place, present.any(dim=1)

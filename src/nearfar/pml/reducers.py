@@ -1,0 +1,67 @@
+"""PML's reducers: how terms become a number. Each names our reduction over anchors and our set over pairs."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from nearfar.links import Reduction
+from nearfar.pml._names import Recorded, check_names
+from nearfar.sets import Dual, Mean, UncertaintySet
+from nearfar.sets.base import weighted
+
+__all__ = ["AvgNonZeroReducer", "DivisorReducer", "MeanReducer", "SumReducer"]
+
+
+@dataclass(frozen=True, eq=False)
+class Total(Mean):
+    """F = Σ wᵢlᵢ: the mean without its denominator. Its weights sum to the measure, not to 1."""
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        return w.to(l.dtype)
+
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+        return weighted(l, w).sum(dim=1)
+
+
+class Reducer(nn.Module, ABC):
+    """How terms become a number.
+
+    Attributes:
+        how: our reduction, where there is one term an anchor or an alike pair.
+        over: our uncertainty set, where pairs or triplets are the terms.
+    """
+
+    how: Reduction
+    over: UncertaintySet
+
+    def __init__(self, **settings: Unpack[Recorded]) -> None:
+        super().__init__()
+        check_names(self, settings)
+
+
+class MeanReducer(Reducer):
+    """The mean of all terms."""
+
+    how, over = "mean", Mean()
+
+
+class AvgNonZeroReducer(Reducer):
+    """The mean of the terms above zero."""
+
+    how, over = "nonzero", Mean(zero="drop")
+
+
+class SumReducer(Reducer):
+    """The sum of all terms."""
+
+    how, over = "sum", Total()
+
+
+class DivisorReducer(Reducer):
+    """The sum over the denominator that the loss itself names: the default of `MarginLoss` and `ProxyAnchorLoss`."""
+
+    how, over = "mean", Mean(zero="drop")
