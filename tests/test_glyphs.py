@@ -17,7 +17,7 @@ import torch
 from nearfar.data import Glyphs, Split, glyphs
 
 # The package attribute of the same name is the function, so the modules are fetched by name.
-module = importlib.import_module("nearfar.data.glyphs")
+module = importlib.import_module("nearfar.data._glyphs")
 cache = importlib.import_module("nearfar.data._cache")
 
 SCRIPTS = {"GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN"}
@@ -412,7 +412,7 @@ def test_missing_font_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_import_is_cheap() -> None:
-    program = "import sys; import nearfar.data.glyphs; sys.exit(bool({'matplotlib', 'rich'} & set(sys.modules)))"
+    program = "import sys; import nearfar.data._glyphs; sys.exit(bool({'matplotlib', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

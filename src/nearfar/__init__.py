@@ -9,6 +9,7 @@
 
 from nearfar import data, losses, mining, pairs, sets, similarity
 from nearfar._checks import DegenerateBatchWarning
+from nearfar.evaluation import compare, evaluate
 from nearfar.explanation import Explanation
 from nearfar.relations import Relation
 from nearfar.robust import RobustLoss
@@ -19,7 +20,9 @@ __all__ = [
     "Explanation",
     "Relation",
     "RobustLoss",
+    "compare",
     "data",
+    "evaluate",
     "losses",
     "mining",
     "pairs",

@@ -57,7 +57,7 @@ class Split:
     Attributes:
         images: uint8 `[n, 32, 32]`; 0 is paper, 255 is ink.
         labels: int64 `[n]`, classes from 0 without gaps, in the order of their code points.
-        names: One per class, such as `U+0391 GREEK CAPITAL LETTER ALPHA`.
+        names: One per class, such as `U+03C9 GREEK SMALL LETTER OMEGA`.
         faces: int64 `[n]`, which of `Glyphs.faces` each image shows.
     """
 
@@ -88,7 +88,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
     3. *Pictures.* 32 x 32 pixels, anti-aliased, unhinted, one scale and one baseline for all, so that upper and
        lower case may differ by size alone. The advance width stands in the middle; ink that would leave
        the picture at a side is moved in by as much as it takes. A picture is left out when it is blank, the
-       face's sign for a missing character, or larger than the frame.
+       face's sign for a missing character, larger than the frame, or one of seven errors of the fonts.
     4. *Classes.* Characters with 12 pictures or more.
     5. *Look-alikes.* In one face two pictures are alike when their squared difference is at most a tenth of the
        larger squared norm and no pixel differs by more than a quarter of the range (a half, if one character

@@ -1,0 +1,88 @@
+"""Error bars by the bootstrap, over classes or over queries, with the neighbours left as they are.
+
+Zero-shot retrieval asks how a space would serve *other classes*, and queries of one class fail together, so the class
+is the unit that is drawn anew: intervals over queries are too narrow there. Per-query results are computed once; a
+resample only counts them differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from nearfar._checks import check_choice
+
+Unit = Literal["class", "query"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and where the truth may lie.
+
+    Attributes:
+        value: the estimate.
+        low: lower end.
+        high: upper end.
+        error: standard error.
+    """
+
+    value: float
+    low: float
+    high: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def resampled_means(
+    values: np.ndarray, groups: np.ndarray, *, unit: Unit = "class", resamples: int = 2000, seed: int = 0
+) -> np.ndarray:
+    """Means of each column of values [n, c] in `resamples` draws of the units with replacement: [resamples, c].
+
+    Args:
+        values: [n, c] per-query results.
+        groups: [n] the class of each query.
+        unit: draw whole classes, or single queries.
+        resamples: how many draws.
+        seed: of the draws.
+    """
+    check_choice("bootstrap", "unit", unit, ("class", "query"))
+    _, place = np.unique(groups, return_inverse=True)
+    if unit == "query":
+        place = np.arange(len(values))
+    units = int(place.max()) + 1
+    counts = np.bincount(place, minlength=units).astype(float)
+    sums = np.stack([np.bincount(place, weights=column, minlength=units) for column in values.T], axis=1)
+    rng = np.random.default_rng(seed)
+    means = np.empty((resamples, values.shape[1]))
+    for start in range(0, resamples, 100):  # a hundred at a time: memory of 100 x units
+        drawn = rng.multinomial(units, np.full(units, 1 / units), size=min(100, resamples - start)).astype(float)
+        means[start : start + 100] = (drawn @ sums) / (drawn @ counts)[:, None]
+    # drawing n of n shrinks the spread by (n-1)/n: widen it back, or small sets claim too much
+    centre = values.mean(axis=0)
+    widened: np.ndarray = centre + (means - centre) * np.sqrt(units / max(units - 1, 1))
+    return widened
+
+
+def intervals(
+    values: np.ndarray,
+    groups: np.ndarray,
+    *,
+    unit: Unit = "class",
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> list[Interval]:
+    """One interval per column of values [n, c]: percentiles of the resampled means."""
+    if not 0 < level < 1:
+        raise ValueError(f"bootstrap: level must lie between 0 and 1, but came as {level!r}.")
+    means = resampled_means(values, groups, unit=unit, resamples=resamples, seed=seed)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    error = means.std(axis=0, ddof=1)
+    return [
+        Interval(float(v), float(a), float(b), float(e))
+        for v, a, b, e in zip(values.mean(axis=0), low, high, error, strict=True)
+    ]

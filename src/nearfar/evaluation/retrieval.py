@@ -1,0 +1,158 @@
+"""Retrieval, query by query: the rank of the first right answer, R-precision and average precision at R.
+
+Of a query with R relevant references (of its class, itself left out), ranked by similarity:
+
+    rank           place of the first relevant reference, from 1       recall@K = share of queries with rank ≤ K
+    R-precision    share of relevant ones among the first R
+    AP@R           (1/R) Σ_{i ≤ R} precision@i · [the i-th is relevant]       MAP@R = its mean
+
+A lone query (R = 0) has no right answer: it is counted, reported and left out of every mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_choice, check_embeddings, check_labels
+from nearfar.evaluation.neighbours import METRICS, Metric, _wide, strips
+
+Ties = Literal["place", "favourable"]
+
+
+@dataclass(frozen=True, eq=False)
+class PerQuery:
+    """What each query found. All tensors are [n]; entries of lone queries mean nothing.
+
+    Attributes:
+        rank: place of the first relevant reference, from 1.
+        r_precision: share of relevant ones among the first R.
+        ap_at_r: average precision at R.
+        relevant: R, how many right answers exist.
+        labels: the class of each query.
+    """
+
+    rank: Tensor
+    r_precision: Tensor
+    ap_at_r: Tensor
+    relevant: Tensor
+    labels: Tensor
+
+    @property
+    def lone(self) -> Tensor:
+        """Queries without a right answer."""
+        return self.relevant == 0
+
+
+def retrieve(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    *,
+    depth: int = 1,
+    similarity: Metric = "cosine",
+    ties: Ties = "place",
+) -> PerQuery:
+    """Rank every reference for every query and keep what the metrics need.
+
+    Args:
+        embeddings: [n, d] queries.
+        labels: [n] integers.
+        ref_emb: [m, d] gallery; None searches the queries themselves, no row finding itself.
+        ref_labels: [m] integers.
+        depth: at least so many neighbours are listed (for speed: most ranks are then known from the list).
+        similarity: "cosine", "dot" or "euclidean".
+        ties: "place": of equal scores the earlier reference comes first; "favourable": a relevant one does, as in 002's
+            code, for `rank` only.
+    """
+    check_choice("retrieve", "ties", ties, ("place", "favourable"))
+    check_choice("retrieve", "similarity", similarity, METRICS)
+    _check(embeddings, labels, ref_emb, ref_labels)
+    names = labels if ref_labels is None else ref_labels
+    relevant = _relevant(labels, names, itself=ref_emb is None)
+    most = len(names) - (ref_emb is None)
+    if most < 1 or not len(labels):
+        nothing = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
+        return PerQuery(nothing.long(), nothing, nothing, relevant, labels)
+    k = min(most, max(depth, int(relevant.max()), 1))
+    parts = []
+    for rows, found in strips(embeddings, ref_emb, k=k, similarity=similarity):
+        right = names[found.places] == labels[rows, None]
+        parts.append(_score(right, found.scores, relevant[rows], ties))
+    rank, r_precision, ap = (torch.cat(column) for column in zip(*parts, strict=True))
+    unseen = ((rank == 0) & (relevant > 0)).nonzero().flatten()
+    if len(unseen):
+        rank[unseen] = _deep_ranks(embeddings, labels, ref_emb, names, unseen, similarity, ties)
+    return PerQuery(rank, r_precision, ap, relevant, labels)
+
+
+def _check(embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> None:
+    check_embeddings("evaluate", "embeddings", embeddings)
+    check_labels("evaluate", "labels", labels, len(embeddings), embeddings.device)
+    if (ref_emb is None) != (ref_labels is None):
+        raise ValueError("evaluate: ref_emb and ref_labels belong together, but only one of them came.")
+    if ref_emb is not None and ref_labels is not None:
+        check_embeddings("evaluate", "ref_emb", ref_emb)
+        check_labels("evaluate", "ref_labels", ref_labels, len(ref_emb), embeddings.device)
+        if ref_emb.shape[1] != embeddings.shape[1]:
+            raise ValueError(
+                f"evaluate: ref_emb must be {embeddings.shape[1]} wide like embeddings, but is {ref_emb.shape[1]} wide."
+            )
+
+
+def _relevant(labels: Tensor, names: Tensor, *, itself: bool) -> Tensor:
+    """R of each query: how many references share its label, itself not counted."""
+    known, counts = torch.unique(names, return_counts=True)
+    place = torch.searchsorted(known, labels).clamp(max=max(len(known) - 1, 0))
+    if not len(known):
+        return torch.zeros_like(labels)
+    found = torch.where(known[place] == labels, counts[place], 0)
+    return found - 1 if itself else found
+
+
+def _score(right: Tensor, scores: Tensor, relevant: Tensor, ties: Ties) -> tuple[Tensor, Tensor, Tensor]:
+    """Rank (0: not on the list), R-precision and AP@R of a strip, from which of the listed are right [t, k]."""
+    place = torch.arange(1, right.shape[1] + 1, device=right.device)
+    first = torch.where(right, place, right.shape[1] + 1).amin(dim=1)
+    listed = first <= right.shape[1]
+    if ties == "favourable":
+        best = scores.gather(1, (first - 1).clamp(max=right.shape[1] - 1)[:, None])
+        first = (scores > best).sum(dim=1) + 1
+    hits = (right & (place <= relevant[:, None])).double()
+    divisor = relevant.clamp(min=1)
+    precision = hits.cumsum(dim=1) / place
+    return torch.where(listed, first, 0), hits.sum(dim=1) / divisor, (precision * hits).sum(dim=1) / divisor
+
+
+def _deep_ranks(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None,
+    names: Tensor,
+    chosen: Tensor,
+    similarity: Metric,
+    ties: Ties,
+) -> Tensor:
+    """Ranks of queries whose first relevant reference lies beyond the list, by counting who stands before it."""
+    measure = METRICS[similarity]
+    with torch.no_grad():
+        rows = measure.prepare(_wide(embeddings))
+        cols = rows if ref_emb is None else measure.prepare(_wide(ref_emb))
+        ranks = []
+        for part in torch.split(chosen, max(1, 2**22 // len(cols))):
+            scores = measure.scores(rows[part], cols)
+            if ref_emb is None:
+                scores[torch.arange(len(part), device=part.device), part] = -torch.inf
+            right = names[None, :] == labels[part, None]
+            best = torch.where(right, scores, -torch.inf).amax(dim=1, keepdim=True)
+            before = scores > best
+            if ties == "place":
+                place = torch.arange(len(cols), device=part.device)
+                first = torch.where(right & (scores == best), place, len(cols)).amin(dim=1, keepdim=True)
+                before = before | ((scores == best) & (place < first))
+            ranks.append(before.sum(dim=1) + 1)
+    return torch.cat(ranks)

@@ -1,0 +1,299 @@
+"""`evaluate`: how good is this space, how sure are we, and what goes wrong; `compare`: is one better than another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.evaluation.bootstrap import Interval, Unit, intervals
+from nearfar.evaluation.clustering import Watch, clustering_scores
+from nearfar.evaluation.neighbours import Metric
+from nearfar.evaluation.retrieval import PerQuery, Ties, retrieve
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """How one class fares: its label, how many of its queries counted, and the means over them."""
+
+    label: int
+    queries: int
+    recall_at_1: float
+    r_precision: float
+    map_at_r: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """How good a space is. Scores are shares in 0..1.
+
+    Attributes:
+        recall: K -> share of queries with a right answer among their K nearest.
+        precision_at_1: share of queries whose nearest is right (the same as recall[1]).
+        r_precision: mean share of right ones among the R nearest, R the number of right answers.
+        map_at_r: mean average precision at R.
+        mrr: mean of 1 / rank of the first right answer.
+        nmi: normalised mutual information of k-means with the classes, or None without `clustering`.
+        ami: adjusted mutual information, or None.
+        f1: pairwise F1, or None.
+        intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. Of clustering scores: the lowest
+            and highest over k-means starts, under "nmi over starts" and so on, which is no sampling error.
+        per_class: one row a class, worst first.
+        queries: how many queries counted.
+        lone: how many had no right answer and were left out.
+        classes: how many classes the counted queries have.
+        unit: what the intervals draw anew: "class" or "query".
+        per_query: the raw results behind it all.
+    """
+
+    recall: dict[int, float]
+    precision_at_1: float
+    r_precision: float
+    map_at_r: float
+    mrr: float
+    nmi: float | None
+    ami: float | None
+    f1: float | None
+    intervals: dict[str, Interval]
+    per_class: tuple[ClassRow, ...]
+    queries: int
+    lone: int
+    classes: int
+    unit: Unit
+    per_query: PerQuery = field(repr=False)
+
+    @property
+    def worst(self) -> tuple[ClassRow, ...]:
+        """The ten classes that fare worst."""
+        return self.per_class[:10]
+
+    def scores(self) -> dict[str, float]:
+        """Every score by name; those not asked for are left out."""
+        named = {f"recall@{k}": value for k, value in self.recall.items()}
+        named |= {"precision_at_1": self.precision_at_1, "r_precision": self.r_precision}
+        named |= {"map_at_r": self.map_at_r, "mrr": self.mrr}
+        return named | {k: v for k, v in (("nmi", self.nmi), ("ami", self.ami), ("f1", self.f1)) if v is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the raw results, in plain types: ready for JSON."""
+        return {
+            "scores": self.scores(),
+            "intervals": {name: asdict(interval) for name, interval in self.intervals.items()},
+            "per_class": [asdict(row) for row in self.per_class],
+            "queries": self.queries,
+            "lone": self.lone,
+            "classes": self.classes,
+            "unit": self.unit,
+        }
+
+    def to_frame(self) -> Any:
+        """A pandas table: one row a score, with its interval."""
+        pandas = _pandas()
+        rows = []
+        for name, value in self.scores().items():
+            interval = self.intervals.get(name)
+            ends = (interval.low, interval.high, interval.error) if interval else (None, None, None)
+            rows.append((name, value, *ends))
+        return pandas.DataFrame(rows, columns=["score", "value", "low", "high", "error"]).set_index("score")
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{self.queries} queries of {self.classes} classes"
+            + (f"; {self.lone} lone queries left out" if self.lone else "")
+            + f"; 95% intervals over {'classes' if self.unit == 'class' else 'queries'}"
+        ]
+        for name, value in self.scores().items():
+            interval = self.intervals.get(name)
+            ends = f"  [{100 * interval.low:5.1f}, {100 * interval.high:5.1f}]" if interval else ""
+            lines.append(f"  {name:<15} {100 * value:5.1f}{ends}")
+        return "\n".join(lines)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError(
+            "to_frame needs pandas, which is not installed; run pip install pandas, or use to_dict."
+        ) from None
+    return pandas
+
+
+def evaluate(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    similarity: Metric = "cosine",
+    clustering: bool = False,
+    ties: Ties = "place",
+    unit: Unit = "class",
+    resamples: int = 2000,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> Evaluation:
+    """Retrieval (and on request clustering) scores of a space, with error bars.
+
+    Args:
+        embeddings: [n, d] queries; NaN rows are an error that names them.
+        labels: [n] integers.
+        ks: which recall@K.
+        ref_emb: [m, d] gallery (In-Shop's protocol); None searches the queries themselves, no row finding itself.
+        ref_labels: [m] integers.
+        similarity: "cosine", "dot" or "euclidean".
+        clustering: add NMI, AMI and F1: k-means with k = number of classes, k-means++, 3 restarts, `seed`.
+        ties: "place": of equal scores the earlier reference comes first; "favourable": a right one does (002's rule).
+        unit: what the intervals draw anew. Classes are right where the question is about unseen classes: queries
+            of one class fail together; "query" gives narrower intervals that speak of these classes only.
+        resamples: draws of the bootstrap; 0 for no intervals.
+        seed: of the bootstrap and of k-means.
+        watch: told in words how far k-means is.
+
+    Lone queries (no other sample of their class) have no right answer; they are counted in `lone` and left out.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.7, 0.8]])
+    >>> evaluate(x, torch.tensor([0, 0, 1, 1, 0]), ks=(1, 2)).recall
+    {1: 0.8, 2: 0.8}
+    """
+    ks = _checked(ks)
+    found = retrieve(embeddings, labels, ref_emb, ref_labels, depth=max(ks), similarity=similarity, ties=ties)
+    keep = ~found.lone
+    if not bool(keep.any()):
+        raise ValueError(
+            "evaluate: no query has a right answer; every class has a single sample, so nothing can be retrieved."
+        )
+    names, values = _columns(found, ks)
+    groups = found.labels[keep].cpu().numpy()
+    bars = intervals(values, groups, unit=unit, resamples=resamples, seed=seed) if resamples else []
+    means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))
+    kept = dict(zip(names, bars, strict=True)) if bars else {}
+    clusters = None
+    if clustering:
+        x, y = (embeddings, labels) if ref_emb is None or ref_labels is None else (ref_emb, ref_labels)
+        clusters = clustering_scores(x, y, normalize=similarity == "cosine", seed=seed, watch=watch)
+        for name, (low, high) in clusters.spread.items():
+            kept[f"{name} over starts"] = Interval(getattr(clusters, name), low, high, float("nan"))
+    return Evaluation(
+        recall={k: means[f"recall@{k}"] for k in ks},
+        precision_at_1=means["precision_at_1"],
+        r_precision=means["r_precision"],
+        map_at_r=means["map_at_r"],
+        mrr=means["mrr"],
+        nmi=clusters.nmi if clusters else None,
+        ami=clusters.ami if clusters else None,
+        f1=clusters.f1 if clusters else None,
+        intervals=kept,
+        per_class=_per_class(found),
+        queries=len(values),
+        lone=int(found.lone.sum()),
+        classes=len(np.unique(groups)),
+        unit=unit,
+        per_query=found,
+    )
+
+
+def _checked(ks: Sequence[int]) -> tuple[int, ...]:
+    if not ks or any(not isinstance(k, int) or k < 1 for k in ks):
+        raise ValueError(f"evaluate: ks must be whole numbers from 1 on, such as (1, 2, 4, 8), but came as {ks!r}.")
+    return tuple(sorted(set(ks)))
+
+
+def _columns(found: PerQuery, ks: Sequence[int]) -> tuple[list[str], np.ndarray]:
+    """Per-query results [queries, scores] of the queries that count, and the names of the scores."""
+    keep = ~found.lone
+    rank = found.rank[keep].double()
+    columns = {f"recall@{k}": (rank <= k).double() for k in ks}
+    columns["precision_at_1"] = (rank <= 1).double()
+    columns["r_precision"] = found.r_precision[keep].double()
+    columns["map_at_r"] = found.ap_at_r[keep].double()
+    columns["mrr"] = 1 / rank
+    return list(columns), torch.stack(list(columns.values()), dim=1).cpu().numpy()
+
+
+def _per_class(found: PerQuery) -> tuple[ClassRow, ...]:
+    keep = ~found.lone
+    names, place, counts = torch.unique(found.labels[keep], return_inverse=True, return_counts=True)
+    columns = ((found.rank[keep] <= 1).double(), found.r_precision[keep].double(), found.ap_at_r[keep].double())
+    means = [
+        torch.zeros(len(names), dtype=torch.float64, device=names.device).index_add_(0, place, c) / counts
+        for c in columns
+    ]
+    rows = zip(names.tolist(), counts.tolist(), *(mean.tolist() for mean in means), strict=True)
+    return tuple(sorted((ClassRow(*row) for row in rows), key=lambda row: (row.recall_at_1, row.map_at_r, row.label)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether b is better than a on the same queries.
+
+    Attributes:
+        score: which score was compared.
+        a: its value in the first space.
+        b: its value in the second.
+        difference: b - a with its interval.
+        verdict: "better", "worse" or "cannot tell", of b.
+        unit: what was drawn anew.
+    """
+
+    score: str
+    a: float
+    b: float
+    difference: Interval
+    verdict: Literal["better", "worse", "cannot tell"]
+    unit: Unit
+
+    def __str__(self) -> str:
+        d = self.difference
+        return (
+            f"{self.score}: {100 * self.a:.1f} -> {100 * self.b:.1f}, difference {100 * d.value:+.1f} "
+            f"[{100 * d.low:+.1f}, {100 * d.high:+.1f}]: {self.verdict}"
+        )
+
+
+def compare(
+    a: Evaluation,
+    b: Evaluation,
+    *,
+    score: str = "recall@1",
+    unit: Unit = "class",
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Comparison:
+    """A paired bootstrap between two evaluations of the same queries: is b better, worse, or can we not tell?
+
+    Both spaces meet the same resampled classes, so what they share cancels. The verdict follows from whether the
+    interval of the difference holds 0.
+    """
+    if not torch.equal(a.per_query.labels, b.per_query.labels):
+        raise ValueError(
+            "compare: the two evaluations are not of the same queries in the same order; evaluate both on one set."
+        )
+    keep = ~(a.per_query.lone | b.per_query.lone)
+    k = int(score.removeprefix("recall@")) if score.startswith("recall@") and score[7:].isdigit() else 1
+    columns = [dict(zip(*_named(e.per_query, (k,)), strict=True)) for e in (a, b)]
+    if score not in columns[0]:
+        raise ValueError(
+            f"compare: score must be one of recall@K, {', '.join(list(columns[0])[1:])}, but came as {score!r}."
+        )
+    before, after = columns[0][score], columns[1][score]
+    change = (after - before)[:, None]
+    groups = a.per_query.labels[keep].cpu().numpy()
+    (interval,) = intervals(change, groups, unit=unit, level=level, resamples=resamples, seed=seed)
+    verdict: Literal["better", "worse", "cannot tell"] = "cannot tell"
+    if interval.low > 0:
+        verdict = "better"
+    elif interval.high < 0:
+        verdict = "worse"
+    return Comparison(score, float(before.mean()), float(after.mean()), interval, verdict, unit)
+
+
+def _named(found: PerQuery, ks: Sequence[int]) -> tuple[list[str], list[np.ndarray]]:
+    names, values = _columns(found, ks)
+    return names, list(values.T)

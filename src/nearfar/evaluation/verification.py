@@ -1,0 +1,135 @@
+"""Verification: are two samples of one class? ROC AUC and the true accept rate at given false accept rates.
+
+TAR at FAR = f:  the share of alike pairs accepted by the lowest threshold that accepts at most a share f of unlike ones
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.evaluation.neighbours import METRICS, Metric, _wide
+from nearfar.evaluation.retrieval import _check
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How well a threshold on the score tells alike from unlike pairs.
+
+    Attributes:
+        auc: area under the ROC curve; ties count half.
+        tar: true accept rate for each false accept rate asked for.
+        threshold: the score at which each of them is reached.
+        alike: how many alike pairs were judged.
+        unlike: how many unlike pairs were judged.
+        sampled: whether the pairs were drawn, or all there are.
+    """
+
+    auc: float
+    tar: dict[float, float]
+    threshold: dict[float, float]
+    alike: int
+    unlike: int
+    sampled: bool
+
+
+def verification(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    far: tuple[float, ...] = (0.1, 0.01, 0.001),
+    pairs: int | None = None,
+    similarity: Metric = "cosine",
+    seed: int = 0,
+) -> Verification:
+    """ROC AUC and TAR at FAR over all unordered pairs, or over `pairs` drawn alike and as many unlike ones.
+
+    Args:
+        embeddings: [n, d].
+        labels: [n] integers.
+        far: false accept rates.
+        pairs: how many pairs of each kind to draw with replacement; None judges all n(n-1)/2 (n up to 20,000).
+        similarity: "cosine", "dot" or "euclidean".
+        seed: of the draw.
+    """
+    _check(embeddings, labels, None, None)
+    if pairs is None and len(labels) > 20_000:
+        raise ValueError(
+            f"verification: all pairs of {len(labels)} rows are too many to sort; pass pairs=1_000_000 to draw some."
+        )
+    alike, unlike = (
+        _all(embeddings, labels, similarity) if pairs is None else _drawn(embeddings, labels, pairs, similarity, seed)
+    )
+    if not len(alike) or not len(unlike):
+        kind = "alike" if not len(alike) else "unlike"
+        raise ValueError(
+            f"verification: there are no {kind} pairs; pass at least two classes, one of them with two samples."
+        )
+    ranked = np.sort(unlike)[::-1]
+    tar, threshold = {}, {}
+    for rate in far:
+        allowed = int(np.floor(rate * len(ranked)))
+        # strictly above the first score that must be refused
+        cut = ranked[allowed] if allowed < len(ranked) else -np.inf
+        tar[rate] = float((alike > cut).mean())
+        threshold[rate] = float(cut)
+    return Verification(_auc(alike, unlike), tar, threshold, len(alike), len(unlike), pairs is not None)
+
+
+def _all(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.ndarray, np.ndarray]:
+    measure = METRICS[similarity]
+    rows = measure.prepare(_wide(embeddings.detach()))
+    alike, unlike = [], []
+    for start in range(0, len(rows), 512):
+        strip = slice(start, start + 512)
+        scores = measure.scores(rows[strip], rows)
+        place = torch.arange(len(rows), device=rows.device)
+        later = place[None, :] > place[strip, None]
+        same = labels[strip, None] == labels[None, :]
+        alike.append(scores[later & same].float().cpu().numpy())
+        unlike.append(scores[later & ~same].float().cpu().numpy())
+    return np.concatenate(alike), np.concatenate(unlike)
+
+
+def _drawn(
+    embeddings: Tensor, labels: Tensor, count: int, similarity: Metric, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`count` alike and `count` unlike pairs, each kind drawn evenly from all of its kind."""
+    rng = np.random.default_rng(seed)
+    names, place, sizes = np.unique(labels.cpu().numpy(), return_inverse=True, return_counts=True)
+    order = np.argsort(place, kind="stable")
+    start = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    weight = sizes * (sizes - 1.0)
+    if weight.sum() == 0 or len(names) < 2:
+        return np.zeros(0), np.zeros(0)
+    group = rng.choice(len(names), size=count, p=weight / weight.sum())
+    first = rng.integers(sizes[group])
+    second = (first + 1 + rng.integers(sizes[group] - 1)) % sizes[group]
+    one = rng.choice(len(place), size=count, p=(len(place) - sizes[place]) / (len(place) - sizes[place]).sum())
+    # the k-th row outside of one's class: skip the class's own stretch in label order
+    k = rng.integers(len(place) - sizes[place[one]])
+    other = order[k + np.where(k >= start[place[one]], sizes[place[one]], 0)]
+    alike = (order[start[group] + first], order[start[group] + second])
+    return _scores(embeddings, alike, similarity), _scores(embeddings, (one, other), similarity)
+
+
+def _scores(embeddings: Tensor, pairs: tuple[np.ndarray, np.ndarray], similarity: Metric) -> np.ndarray:
+    measure = METRICS[similarity]
+    rows = measure.prepare(_wide(embeddings.detach()))
+    found = []
+    for start in range(0, len(pairs[0]), 65536):
+        a, b = (rows[torch.from_numpy(side[start : start + 65536]).to(rows.device)] for side in pairs)
+        dot, left, right = (a * b).sum(dim=1), (a * a).sum(dim=1), (b * b).sum(dim=1)
+        found.append(measure.finish(dot, left, right).float().cpu().numpy())
+    return np.concatenate(found)
+
+
+def _auc(alike: np.ndarray, unlike: np.ndarray) -> float:
+    """The chance that an alike pair scores above an unlike one, ties counted half."""
+    ranked = np.sort(unlike)
+    below = np.searchsorted(ranked, alike, side="left").astype(np.float64)
+    upto = np.searchsorted(ranked, alike, side="right")
+    return float(((below + upto) / 2).mean() / len(ranked))
