@@ -36,7 +36,10 @@ LAYERS = (
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 PUBLIC = {
-    "nearfar": "DegenerateBatchWarning Explanation Relation RobustLoss compare data evaluate losses mining pairs sets similarity",
+    "nearfar": """
+        DegenerateBatchWarning Explanation Relation RobustLoss
+        compare data evaluate groups links losses mining pairs sets similarity
+    """,
     "nearfar.losses": """
         Angular ArcFace BinomialDeviance Circle Contrastive DroChiSquare DroKL DroKLGrouped DroTopK DroTopKPN DroWorst
         GeneralizedLifted HAP2S LiftedStructure Margin MultiSimilarity NPair NTXent ProxyAnchor ProxyNCA SupCon Triplet

@@ -85,12 +85,12 @@ def test_the_names_of_labels_do_not_matter(row, names, seed, far):
 
 
 @rows
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
-def test_the_type_and_identity_of_labels_do_not_matter(row, dtype):
+def test_the_type_and_identity_of_labels_do_not_matter(row):
     embeddings, labels = tensors(*random_batch())
     wanted = measured(row.loss(), embeddings, labels)
     same(measured(row.loss(), embeddings, labels.clone()), wanted, atol=0, rtol=0)
-    same(measured(row.loss(), embeddings, labels.to(dtype)), wanted, atol=0, rtol=0)
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32):
+        same(measured(row.loss(), embeddings, labels.to(dtype)), wanted, atol=0, rtol=0)
 
 
 @some(lambda row: not row.ordered)  # N-pair reads labels only
@@ -185,7 +185,8 @@ def test_a_pair_without_weight_is_an_absent_pair(row):
     same(measured(row.loss(), embeddings, nf.Relation.from_labels(labels, weights=weight)), wanted)
 
 
-@some(lambda row: row.reference and not row.ordered)
+# not lifted structure: its link reads the unlike pairs of a column, whose weights hold the column's own
+@some(lambda row: row.reference and not row.ordered and row.name != "LiftedStructure")
 def test_a_whole_weight_of_a_reference_is_a_repeated_reference(row):
     E, y = random_batch(7)
     embeddings, labels = tensors(E, y)

@@ -7,7 +7,7 @@
 >>> value.backward()
 """
 
-from nearfar import data, losses, mining, pairs, sets, similarity
+from nearfar import data, groups, links, losses, mining, pairs, sets, similarity
 from nearfar._checks import DegenerateBatchWarning
 from nearfar.evaluation import compare, evaluate
 from nearfar.explanation import Explanation
@@ -23,6 +23,8 @@ __all__ = [
     "compare",
     "data",
     "evaluate",
+    "groups",
+    "links",
     "losses",
     "mining",
     "pairs",

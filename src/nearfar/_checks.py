@@ -7,6 +7,7 @@ tensor outside `torch.compile`); on a GPU a read would stall the queue, so there
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from numbers import Real
 
@@ -80,10 +81,10 @@ def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -
     raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, words))}, but came as {value!r}{hint}")
 
 
-def check_positive(owner: str, name: str, value: float, *, zero: bool = False) -> None:
+def check_positive(owner: str, name: str, value: object, *, zero: bool = False) -> None:
     """Demand a finite number above zero (or, with `zero`, not below it)."""
-    good = isinstance(value, Real) and (value >= 0 if zero else value > 0) and value != float("inf")
-    if not good or isinstance(value, bool):
+    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if not (number >= 0 if zero else number > 0) or number == math.inf:
         allowed = "zero or more" if zero else "above zero"
         raise ValueError(f"{owner}: {name} must be a number {allowed}, but came as {value!r}.")
 

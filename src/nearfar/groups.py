@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +63,7 @@ class Product:
     """The wide side of each anchor holds all its pairs (a softmax denominator), not the unlike ones only."""
 
 
+Needs = Literal["any", "alike", "both"]
 Problems = tuple[Problem, ...]
 Values = tuple[Tensor, ...]
 
@@ -71,8 +73,8 @@ class Grouping(ABC):
 
     per_anchor: bool = False
     """Values are one an anchor, so that a reduction over anchors makes sense."""
-    both: bool = False
-    """Nothing can be learnt without both alike and unlike pairs."""
+    needs: Needs = "any"
+    """The pairs without which an anchor teaches nothing."""
     takes_triplets: bool = False
     """An explicit list of triplets is used as a list, not as the pairs it holds."""
 
@@ -118,7 +120,7 @@ class Balanced(Grouping):
     This is 002's TopK-PN with its code's rule for batches short of alike pairs.
     """
 
-    both = True
+    needs = "alike"
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         alike, unlike = _by_sign(product, pairs)

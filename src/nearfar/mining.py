@@ -21,6 +21,9 @@ from nearfar.sets.wrapped import draw
 class Filter(nn.Module, ABC):
     """Keeps some of the pairs. The scores it sees carry no gradient."""
 
+    both: bool = False
+    """A row without alike or without unlike pairs keeps none."""
+
     @abstractmethod
     def forward(self, pairs: Pairs) -> Pairs:
         """The pairs to keep, row by row."""
@@ -34,6 +37,8 @@ class MultiSimilarity(Filter):
     Args:
         epsilon: ε, the slack.
     """
+
+    both = True
 
     def __init__(self, epsilon: float = 0.1) -> None:
         super().__init__()

@@ -210,8 +210,7 @@ class RobustLoss(nn.Module):
         if pairs is None:
             self._say("it is empty")
             return
-        needs_both = self.groups.both or (isinstance(self.groups, AnchorSign) and self.link.both)
-        teaches = ((pairs.had_alike & pairs.had_unlike) if needs_both else pairs.anchors).any()
+        teaches = self._teaching(pairs).any()
         if relation.device.type == "cuda":
             if self._deferred.take():
                 self._say("an earlier batch had no pair to learn from")
@@ -219,10 +218,17 @@ class RobustLoss(nn.Module):
         elif relation.device.type == "cpu" and not bool(teaches):
             self._say(_reason(pairs))
 
+    def _teaching(self, pairs: Pairs) -> Tensor:
+        """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""
+        linked = isinstance(self.groups, AnchorSign) and self.link.both
+        if linked or self.groups.needs == "both" or (self.filter is not None and self.filter.both):
+            return pairs.had_alike & pairs.had_unlike
+        return pairs.had_alike if self.groups.needs == "alike" else pairs.anchors
+
     def _say(self, reason: str) -> None:
         self._warned = True
         warnings.warn(
-            f"{self.owner}: this batch has nothing to learn from, because {reason}; its loss is 0. "
+            f"{self.owner}: this batch has nothing to learn from, because {reason}; its pairs cost 0. "
             "Draw several samples of several classes into each batch.",
             DegenerateBatchWarning,
             stacklevel=4,

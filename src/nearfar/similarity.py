@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def unit(x: Tensor) -> Tensor:
-    """Divide each row by its norm, x / |x|; a zero row stays zero and receives no gradient (a quotient would send it 1e12).
+    """Divide each row by its norm; a zero row stays zero and receives no gradient (a quotient would send it 1e12).
 
     The largest entry is divided out first, so that squares neither overflow nor underflow.
     """
@@ -106,8 +106,8 @@ class Dot(Similarity):
 class NegEuclidean(Similarity):
     """s = -|x - y|, of unit rows by default.
 
-    >>> NegEuclidean()(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-    tensor([[ 0., -2.]])
+    >>> NegEuclidean()(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
+    tensor([[-1.4142, -2.0000]])
     """
 
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102

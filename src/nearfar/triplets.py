@@ -82,7 +82,7 @@ class Positive(Grouping):
     """One group per alike pair (a, p): the unlike pairs of a, judged against p; reduced over alike pairs."""
 
     per_anchor = True
-    both = True
+    needs = "both"
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = rule or Rule()
@@ -100,7 +100,7 @@ class Positive(Grouping):
 class Triplets(Grouping):
     """One group of all triplets of the batch, or of those on an explicit list."""
 
-    both = True
+    needs = "both"
     takes_triplets = True
 
     def __init__(self, rule: Rule | None = None) -> None:

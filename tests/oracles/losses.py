@@ -384,10 +384,8 @@ def arc_face(E, y, centres, margin=0.5, scale=64):
     terms = []
     for i in range(len(y)):
         theta = angle(E[i], centres[y[i]])
-        if theta <= half_turn - margin:
-            target = np.cos(theta + margin)
-        else:
-            target = np.cos(theta) - margin * np.sin(margin)
+        line = np.cos(theta) - margin * np.sin(margin)
+        target = np.cos(theta + margin) if theta <= half_turn - margin else line
         others = [c for c in range(len(centres)) if c != y[i]]
         terms.append(log_one_plus_sum([scale * (S[i, c] - target) for c in others]))
     return _average(terms)

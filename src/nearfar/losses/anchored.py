@@ -158,8 +158,8 @@ class HAP2S(RobustLoss):
         filter: a miner.
         engine: see `RobustLoss`.
 
-    Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma)` with a linear pair loss (002
-    drops the hinge; docs/errata.md).
+    Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma, zero="keep")` with a linear pair
+    loss on the same similarity (002 drops the hinge; docs/errata.md).
     """
 
     def __init__(

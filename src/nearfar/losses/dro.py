@@ -46,7 +46,7 @@ class DroTopK(RobustLoss):
 
     Args:
         k: K, counted in unordered pairs as in the paper; may be fractional; above the number of pairs it means all.
-            With a reference it counts entries of the n x m matrix.
+            With a reference it counts entries of the n x m matrix (pairs again where it holds the same samples by id).
         fraction: instead of k: the share of all pairs.
         zero: "keep" or "drop" pairs without loss; it matters only where K exceeds the pairs with loss.
         pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
@@ -186,8 +186,8 @@ class DroKLGrouped(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: with γ = 1 and a margin so large that every loss is positive, its gradient is `GeneralizedLifted`'s on
-    cosine wherever that one's hinge is active, and F = L_LS + Σ(2m - log P_i - log N_i). Linear pairs and the zero atom
-    make it `MultiSimilarity`. The paper's weights (7) hold only for margins above 1 + λ (docs/errata.md).
+    cosine wherever that one's hinge is active, and F = L_LS + Σ(2m - log P_i - log N_i). Linear pairs, zero="keep" and
+    the zero atom make it `MultiSimilarity`. The paper's weights (7) hold only for margins above 1 + λ (docs/errata.md).
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class NTXent(RobustLoss):
         filter: a miner.
         engine: see `RobustLoss`.
 
-    Relations: equals pytorch-metric-learning's default. On `Dot` with one positive each it is N-pair. `SupCon` lets the
-    other positives compete too.
+    Relations: equals pytorch-metric-learning's default. On `Dot` with temperature=1 and one positive of each class as
+    the reference it is N-pair. `SupCon` lets the other positives compete too.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class Angular(RobustLoss):
         filter: a miner.
         engine: see `RobustLoss`.
 
-    Relations: equals pytorch-metric-learning's default.
+    Relations: equals pytorch-metric-learning's default on unit rows; there the negatives are not normalised.
     """
 
     def __init__(

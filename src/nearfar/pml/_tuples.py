@@ -51,9 +51,20 @@ def _pick(weight: Tensor, count: int) -> Tensor:
     return torch.searchsorted(heights, spots, right=True).clamp(max=weight.shape[1] - 1)
 
 
-def sample_weights(indices: Indices | None, like: Tensor) -> Tensor:
+def sample_weights(indices: Indices | None, like: Tensor, *, anchors_only: bool) -> Tensor:
     """How often each sample stands in the tuple, over the most often [n]; 1 for all where nothing is listed."""
     if indices is None or not sum(len(part) for part in indices):
         return torch.ones(len(like), dtype=like.dtype, device=like.device)
+    if anchors_only:
+        indices = indices[:1] if len(indices) == 3 else indices[::2]
     counts = torch.bincount(torch.cat(indices).long(), minlength=len(like)).to(like.dtype)
     return counts / counts.max()
+
+
+def check_classes(owner: str, labels: Tensor, classes: int) -> None:
+    """Demand labels that point at one of so many classes."""
+    if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(
+            f"{owner}: labels must lie in 0..{classes - 1}, but reach from {int(labels.min())} to "
+            f"{int(labels.max())}; raise num_classes or renumber them."
+        )

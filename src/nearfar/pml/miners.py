@@ -85,10 +85,8 @@ class Miner(nn.Module, ABC):
         """
         with torch.no_grad():
             pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, ids, ref_ids)
-            if 0 in pairs.relation.shape:
-                found: Indices = tuple(torch.zeros(self.parts, 0, dtype=torch.int64, device=embeddings.device))
-            else:
-                found = self.mine(pairs)
+            none = torch.zeros(self.parts, 0, dtype=torch.int64, device=embeddings.device)
+            found = tuple(none) if pairs is None else self.mine(pairs)
         if self.parts == 3:
             self.num_triplets = len(found[0])
         else:
@@ -103,10 +101,11 @@ class Miner(nn.Module, ABC):
         ref_labels: Tensor | None,
         ids: Tensor | None,
         ref_ids: Tensor | None,
-    ) -> Pairs:
+    ) -> Pairs | None:
+        """Scored pairs, or None where there are no rows at all."""
         owner = type(self).__name__
         check_embeddings(owner, "embeddings", embeddings)
-        labels = labels.to(embeddings.device)
+        labels = labels.to(embeddings.device) if isinstance(labels, Tensor) else labels
         check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
         if (ref_emb is None) != (ref_labels is None):
             raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
@@ -119,6 +118,8 @@ class Miner(nn.Module, ABC):
         rows = similarity.prepare(embeddings.to(dtype))
         cols = rows if ref_emb is None else similarity.prepare(ref_emb.to(dtype))
         relation = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)
+        if 0 in relation.shape:
+            return None
         plain = RobustLoss(pair=Score(), over=Mean(), similarity=similarity)
         return dense_pairs(plain.product, rows, cols, relation, None)
 

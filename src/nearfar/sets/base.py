@@ -50,7 +50,7 @@ class UncertaintySet(ABC):
         check_choice(type(self).__name__, "zero", self.zero, ("keep", "drop"))
         for entry in fields(self):  # a NumPy number becomes a plain one, which torch takes everywhere
             value = getattr(self, entry.name)
-            if isinstance(value, Real) and type(value) not in (bool, int, float):
+            if isinstance(value, Real) and type(value).__module__ == "numpy":
                 object.__setattr__(self, entry.name, float(value))
 
     def value(self, losses: Tensor, measure: Tensor | None = None, mass: Tensor | None = None) -> Tensor:

@@ -32,11 +32,11 @@ class KL(UncertaintySet):
         gamma: γ, the price of leaving the base measure; →0 is Worst, →∞ is Mean.
         normalised: False drops the constant -γ·log W, so that F = γ·log Σ wᵢ e^{lᵢ/γ} (entropy instead of KL).
 
-    Relations: with `atom` and a linear pair loss, per anchor and sign, it is multi-similarity; over {violation, 0} it
-    is the smoothed hinge of 003.
+    Relations: with `atom` and a linear pair loss, per anchor and sign, it is multi-similarity; not normalised
+    and over {violation, 0} it is the smoothed hinge of 003.
 
-    >>> KL(0.5).weights(torch.tensor([[0.0, 1.0]])).sum()
-    tensor(1.)
+    >>> KL(0.5).weights(torch.tensor([[0.0, 1.0]]))
+    tensor([[0.1192, 0.8808]])
     """
 
     gamma: float = 1.0

@@ -113,21 +113,20 @@ class Loss(nn.Module, ABC):
             value = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
         return value
 
-    def _call(self, embeddings: Tensor, labels: Labels, indices: Indices | None, *rest: Tensor | None) -> Call:
+    def _call(
+        self,
+        embeddings: Tensor,
+        labels: Labels,
+        indices: Indices | None,
+        ref_emb: Tensor | None,
+        *names: Tensor | None,
+    ) -> Call:
         owner = type(self).__name__
         check_embeddings(owner, "embeddings", embeddings)
-        device = embeddings.device
-        ref_emb, ref_labels, ids, ref_ids = (x if x is None else x.to(device) for x in rest)
-        call = Call(
-            owner,
-            embeddings,
-            labels.to(device) if isinstance(labels, Tensor) else labels,
-            None,
-            ref_emb,
-            ref_labels,
-            ids,
-            ref_ids,
-        )
+        device = embeddings.device  # as in PML, labels may come from another
+        ref_labels, ids, ref_ids = (x.to(device) if isinstance(x, Tensor) else x for x in names)
+        labels = labels.to(device) if isinstance(labels, Tensor) else labels
+        call = Call(owner, embeddings, labels, None, ref_emb, ref_labels, ids, ref_ids)
         if indices is None:
             return call
         check_indices(owner, indices, (len(embeddings), call.columns))

@@ -11,13 +11,13 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nearfar._checks import check_embeddings, check_labels, readable
+from nearfar._checks import check_embeddings, check_labels
 from nearfar.indices import check_indices
 from nearfar.links import Add, PerPositive, Terms, reduce
 from nearfar.pairs import AngularMargin, Linear, PairLoss
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import ClassSettings, chosen_distance, chosen_reducer
-from nearfar.pml._tuples import Indices, sample_weights
+from nearfar.pml._tuples import Indices, check_classes, sample_weights
 from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
 from nearfar.pml.reducers import AvgNonZeroReducer, DivisorReducer, MeanReducer, Reducer, SumReducer
 from nearfar.relations import Relation
@@ -42,6 +42,9 @@ class ClassLoss(nn.Module, ABC):
     reducers: tuple[type[Reducer], ...] = (MeanReducer, AvgNonZeroReducer, SumReducer)
     """The reducers that it can be given."""
 
+    anchors_only = False
+    """An index tuple weighs a sample by how often it is an anchor, not by how often it is listed at all."""
+
     def __init__(self, settings: ClassSettings, distance: Distance, reducer: Reducer, *, fixed: bool = False) -> None:
         super().__init__()
         check_names(self, settings, ClassSettings)
@@ -63,7 +66,7 @@ class ClassLoss(nn.Module, ABC):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         indices_tuple: Indices | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
@@ -81,14 +84,14 @@ class ClassLoss(nn.Module, ABC):
         if ref_emb is not None or ref_labels is not None:
             raise ValueError(f"{owner}: its class vectors are the reference; leave ref_emb and ref_labels out.")
         check_embeddings(owner, "embeddings", embeddings)
-        for parameter in self.parameters(recurse=False):
+        for parameter in self.parameters(recurse=False):  # as in PML, they follow the embeddings to their device
             parameter.data = parameter.data.to(embeddings.device)
         vectors = self.class_vectors()
-        labels = labels.to(embeddings.device)
-        _check_classes(owner, embeddings, labels, len(vectors))
+        labels = _checked(owner, embeddings, labels, vectors)
         if indices_tuple is not None:
             check_indices(owner, indices_tuple, (len(embeddings), len(embeddings)))
-        value = self._value(embeddings, labels, vectors, sample_weights(indices_tuple, embeddings))
+        weights = sample_weights(indices_tuple, embeddings, anchors_only=self.anchors_only)
+        value = self._value(embeddings, labels, vectors, weights)
         if self.embedding_regularizer is not None:
             value = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
         if self.weight_regularizer is not None:
@@ -119,18 +122,24 @@ class ClassLoss(nn.Module, ABC):
         return reduce(Terms(rows * weights, torch.ones_like(rows)), self.reducer.how)
 
 
-def _check_classes(owner: str, embeddings: Tensor, labels: Tensor, classes: int) -> None:
+def _checked(owner: str, embeddings: Tensor, labels: Tensor | None, vectors: Tensor) -> Tensor:
+    if not isinstance(labels, Tensor):
+        raise ValueError(f"{owner}: labels are missing; pass a 1-D integer tensor of class indices.")
+    labels = labels.to(embeddings.device)
     check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
-    if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+    check_classes(owner, labels, len(vectors))
+    if embeddings.shape[1] != vectors.shape[1]:
         raise ValueError(
-            f"{owner}: labels must lie in 0..{classes - 1}, but reach from {int(labels.min())} to "
-            f"{int(labels.max())}; raise num_classes or renumber them."
+            f"{owner}: embeddings must be as wide as the class vectors ({vectors.shape[1]}), "
+            f"but are {embeddings.shape[1]} wide."
         )
+    return labels
 
 
 def _fresh(settings: ClassSettings, default: Init, *shape: int) -> nn.Parameter:
     vectors = nn.Parameter(torch.empty(shape))
-    (settings.get("weight_init_func") or default)(vectors)
+    with torch.no_grad():
+        (settings.get("weight_init_func") or default)(vectors)
     return vectors
 
 
@@ -146,6 +155,8 @@ class ProxyNCALoss(ClassLoss):
     Attributes:
         proxies: [num_classes, embedding_size].
     """
+
+    anchors_only = True
 
     def __init__(
         self, num_classes: int, embedding_size: int, *, softmax_scale: float = 1, **settings: Unpack[ClassSettings]

@@ -9,13 +9,15 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from nearfar.groups import Batch, Grouping, Sign
 from nearfar.mining import Filter
 from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
 from nearfar.pml._settings import Settings
+from nearfar.pml._tuples import check_classes
 from nearfar.pml.distances import LpDistance
 from nearfar.pml.losses.base import Call, Loss
-from nearfar.pml.losses.triplets import PerAnchor, with_drawn
+from nearfar.pml.losses.triplets import PerAnchor, checked_per_anchor, with_drawn
 from nearfar.pml.reducers import DivisorReducer, MeanReducer, SumReducer
 from nearfar.robust import RobustLoss
 from nearfar.sets.base import over
@@ -84,7 +86,7 @@ class MarginLoss(Loss):
         super().__init__(settings, LpDistance(), DivisorReducer())
         self.margin = margin
         self.nu = nu
-        self.triplets_per_anchor = triplets_per_anchor
+        self.triplets_per_anchor = checked_per_anchor("MarginLoss", triplets_per_anchor)
         self.learn_beta = learn_beta
         start = torch.full((num_classes or 1,), float(beta))
         if learn_beta:
@@ -95,11 +97,13 @@ class MarginLoss(Loss):
         self.robust, self.listed = self._recipe(PerTriplet()), self._recipe(None)
 
     def _recipe(self, filter: Filter | None) -> RobustLoss:
+        groups: Grouping = Batch() if isinstance(self.reducer, DivisorReducer) else Sign()
+        groups.needs = "both"  # without a triplet there is nothing to learn
         return self._take(
             RobustLoss(
                 pair=self.hinge,
                 over=self.reducer.over,
-                groups="batch" if isinstance(self.reducer, DivisorReducer) else "sign",
+                groups=groups,
                 similarity=self.distance.similarity,
                 filter=filter,
             )
@@ -111,7 +115,9 @@ class MarginLoss(Loss):
         robust = self.listed if call.indices is not None and len(call.indices) == 3 else self.robust
         beta = self.beta.to(call.embeddings.device, torch.promote_types(call.embeddings.dtype, self.beta.dtype))
         if len(beta) > 1:
-            beta = beta[self._labels(call)][:, None]
+            labels = self._labels(call)
+            check_classes(call.owner, labels, len(beta))
+            beta = beta[labels][:, None]
         with self.hinge.at(self.distance.score(beta)):
             value = call.into(robust)
             return value + self._price(call, robust, beta) if self.learn_beta and self.nu else value

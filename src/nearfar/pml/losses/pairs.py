@@ -98,7 +98,7 @@ class GeneralizedLiftedStructureLoss(Loss):
         )
 
 
-class LiftedLink(Link):
+class LiftedEnds(Link):
     """One term per alike pair: v_ij = ½ [log(e^{unlike_i} + e^{unlike_j}) + l_ij]₊², a missing logarithm counting 0.
 
     The unlike pairs of j are those of row j, or with a reference those of column j.
@@ -142,7 +142,7 @@ class LiftedStructureLoss(Loss):
                 pair=_margins(self.distance, self.pos_margin, self.neg_margin),
                 over=KL(1.0, normalised=False),
                 groups="anchor_sign",
-                link=LiftedLink(wants_columns=wants_columns),
+                link=LiftedEnds(wants_columns=wants_columns),
                 reduction=self.reducer.how,
                 similarity=self.distance.similarity,
             )

@@ -120,8 +120,9 @@ class NPairsLoss(Loss):
         else:
             a, p, _, _ = as_pairs(call.indices)
         first = _first_of_each(labels[a])
-        if call.indices is None and not len(first):
-            return call.into(self.robust)  # zero, and the warning that says why
+        if not len(first):
+            # a zero; without an index tuple also the warning that says why
+            return call.into(self.robust)
         same = torch.eye(len(first), dtype=torch.bool, device=labels.device)
         relation = Relation.from_matrix(same, square=False)
         value: Tensor = self.robust(call.embeddings[a[first]], relation, ref_emb=call.embeddings[p[first]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal, Unpack
 
@@ -9,24 +10,34 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.losses import Angular
-from nearfar.pairs import Hinge
+from nearfar.groups import Problems, Product
+from nearfar.losses.triplet import AngularScore
+from nearfar.pairing import Pairs
+from nearfar.pairs import Hinge, Score
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import as_pairs, draw_triplets
 from nearfar.pml.distances import LpDistance
 from nearfar.pml.losses.base import Call, Loss
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
 from nearfar.robust import RobustLoss
-from nearfar.triplets import Rule, Triplets, difference, nearest_difference
+from nearfar.sets import KL
+from nearfar.similarity import Cosine
+from nearfar.triplets import Positive, Rule, Triplets, difference, nearest_difference
 
 PerAnchor = int | Literal["all"]
+
+
+def checked_per_anchor(owner: str, per_anchor: PerAnchor) -> PerAnchor:
+    """`triplets_per_anchor`: "all", or a number above zero."""
+    if per_anchor != "all":
+        check_positive(owner, "triplets_per_anchor, where it is not 'all',", per_anchor)
+    return per_anchor
 
 
 def with_drawn(call: Call, per_anchor: PerAnchor) -> Call:
     """The call with so many random triplets an anchor, where it brings no pairs of its own and not all are wanted."""
     if per_anchor == "all" or call.indices is not None:
         return call
-    check_positive(call.owner, "triplets_per_anchor", per_anchor)
     tile = call.relation().dense()
     times = torch.full((len(call.embeddings),), int(per_anchor), device=call.embeddings.device)
     return replace(call, indices=draw_triplets(tile.alike > 0, tile.unlike, times))
@@ -55,7 +66,7 @@ class TripletMarginLoss(Loss):
         self.margin = margin
         self.swap = swap
         self.smooth_loss = smooth_loss
-        self.triplets_per_anchor = triplets_per_anchor
+        self.triplets_per_anchor = checked_per_anchor("TripletMarginLoss", triplets_per_anchor)
         self.robust = self._take(
             RobustLoss(
                 pair=Hinge(margin, 0.0, smooth=1.0 if smooth_loss else 0.0),
@@ -67,6 +78,13 @@ class TripletMarginLoss(Loss):
 
     def _value(self, call: Call) -> Tensor:
         return with_drawn(call, self.triplets_per_anchor).into(self.robust)
+
+
+class Repeated(Positive):
+    """`Positive`, where an alike pair that counts k times is k groups, and not one of k-fold unlike pairs."""
+
+    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+        return super().split(product, replace(pairs, alike=pairs.alike > 0))
 
 
 class AngularLoss(Loss):
@@ -82,7 +100,16 @@ class AngularLoss(Loss):
     def __init__(self, alpha: float = 40, **settings: Unpack[Settings]) -> None:
         super().__init__(settings, LpDistance(), MeanReducer(), fixed=True)
         self.alpha = alpha
-        self.robust = self._take(Angular(degrees=alpha, reduction=self.reducer.how))
+        score = AngularScore(math.tan(math.radians(alpha)) ** 2)
+        self.robust = self._take(
+            RobustLoss(
+                pair=Score(),
+                over=KL(1.0, normalised=False, atom=True),
+                groups=Repeated(Rule(score, wants_reference=True)),
+                reduction=self.reducer.how,
+                similarity=Cosine(),
+            )
+        )
 
     def _value(self, call: Call) -> Tensor:
         if call.indices is None:

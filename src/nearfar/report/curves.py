@@ -1,0 +1,110 @@
+"""Curves of a run as inline SVG: a faint band from lowest to highest, a line of means, ticks at round numbers."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from nearfar.report.journal import Panel, Series
+
+WIDTH, HEIGHT = 520, 250
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 30
+DASHES = ("", "7 4", "2 3", "10 3 2 3")
+
+
+def curve(panel: Panel, number: int) -> str:
+    """A figure: title, the picture, and a legend that tells curves apart by dashes as well as by colour."""
+    series = panel.series[:8]
+    steps = [point[0] for one in series for point in one.points]
+    values = [value for one in series for point in one.points for value in point[2:]]
+    x = _Axis(min(steps), max(steps), LEFT, WIDTH - RIGHT)
+    y = _Axis(*_padded(min(values), max(values)), HEIGHT - BOTTOM, TOP)
+    drawn = "".join(_drawn(one, i, x, y) for i, one in enumerate(series))
+    legend = "".join(_legend(one, i) for i, one in enumerate(series))
+    told = "; ".join(f"{one.name} from {_short(one.points[0][1])} to {_short(one.points[-1][1])}" for one in series)
+    label = escape(f"{panel.title} over {_short(x.low)} to {_short(x.high)} steps: {told}")
+    return (
+        f'<figure class="curve" data-curve="{number}"><figcaption>{escape(panel.title)}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
+        f'{_grid(x, y)}{drawn}<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/></svg>'
+        f'<ul class="legend">{legend}</ul></figure>'
+    )
+
+
+def curve_data(panel: Panel) -> dict[str, object]:
+    """What the cursor on a curve needs: the steps' range in pixels, and the points."""
+    steps = [point[0] for one in panel.series[:8] for point in one.points]
+    return {
+        "low": min(steps),
+        "high": max(steps),
+        "left": LEFT / WIDTH,
+        "right": (WIDTH - RIGHT) / WIDTH,
+        "series": [[[point[0], float(f"{point[1]:.5g}")] for point in one.points] for one in panel.series[:8]],
+    }
+
+
+class _Axis:
+    """A straight map from values to pixels."""
+
+    def __init__(self, low: float, high: float, start: float, end: float) -> None:
+        self.low, self.high = low, high if high > low else low + 1
+        self._start, self._end = start, end
+
+    def __call__(self, value: float) -> float:
+        return self._start + (value - self.low) / (self.high - self.low) * (self._end - self._start)
+
+    def ticks(self, count: int) -> list[float]:
+        """Round numbers, about `count` of them."""
+        rough = (self.high - self.low) / count
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def _padded(low: float, high: float) -> tuple[float, float]:
+    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return (0.0 if 0 <= low < 0.35 * high else low - room), high + room
+
+
+def _grid(x: _Axis, y: _Axis) -> str:
+    lines = [
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
+        f'<text class="tick" x="{LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{_short(v)}</text>'
+        for v in y.ticks(4)
+    ]
+    lines += [
+        f'<text class="tick" x="{x(v):.1f}" y="{HEIGHT - 10}" text-anchor="middle">{_short(v)}</text>'
+        for v in x.ticks(5)
+    ]
+    return "".join(lines)
+
+
+def _drawn(one: Series, place: int, x: _Axis, y: _Axis) -> str:
+    line = " ".join(f"{x(step):.1f},{y(mean):.1f}" for step, mean, _, _ in one.points)
+    upper = [f"{x(step):.1f},{y(high):.1f}" for step, _, _, high in one.points]
+    lower = [f"{x(step):.1f},{y(low):.1f}" for step, _, low, _ in reversed(one.points)]
+    step, mean = one.points[-1][:2]
+    return (
+        f'<polygon class="band s{place}" points="{" ".join(upper + lower)}"/>'
+        f'<polyline class="line s{place}" points="{line}" stroke-dasharray="{DASHES[place % 4]}"/>'
+        f'<circle class="end s{place}" cx="{x(step):.1f}" cy="{y(mean):.1f}" r="3"/>'
+    )
+
+
+def _legend(one: Series, place: int) -> str:
+    sample = (
+        f'<svg viewBox="0 0 26 8" aria-hidden="true"><line class="line s{place}" x1="0" x2="26" y1="4" y2="4" '
+        f'stroke-dasharray="{DASHES[place % 4]}"/></svg>'
+    )
+    last = _short(one.points[-1][1])
+    return f'<li>{sample}{escape(one.name)} <output data-last="{last}">{last}</output></li>'
+
+
+def _short(value: float) -> str:
+    """A number in few characters: 0.034, 12.5, 12k, 3e-05."""
+    if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
+        return f"{value:.3g}"
+    if abs(value) >= 10_000:
+        return f"{value / 1000:.4g}k"
+    return f"{value:.4g}"

@@ -1,0 +1,152 @@
+"""Which queries the gallery shows, and what they found.
+
+The worst failures come first: by the rank of the first right answer, then by the gap, the score of the nearest wrong
+answer less that of the best right one. Half of the places go to the worst failures of all, a quarter to failures of the ten
+worst classes, so that each of them can be looked at, and a quarter to right answers drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.evaluation.neighbours import METRICS, TILE, Metric, neighbours
+from nearfar.evaluation.retrieval import PerQuery
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query and what it found.
+
+    Attributes:
+        row: which row asks.
+        rank: place of the first right answer, from 1.
+        gap: best wrong score less best right score; above 0 for a failure; None where there is no wrong answer.
+        near: the rows found, nearest first.
+        scores: their scores.
+        right: the row of the first right answer.
+        right_score: its score.
+    """
+
+    row: int
+    rank: int
+    gap: float | None
+    near: tuple[int, ...]
+    scores: tuple[float, ...]
+    right: int
+    right_score: float
+
+
+def gallery(
+    x: Tensor, found: PerQuery, worst: list[int], *, queries: int, near: int, similarity: Metric, seed: int
+) -> list[Query]:
+    """The chosen queries, worst first.
+
+    Args:
+        x: [n, d] vectors.
+        found: what each row found, of `evaluate`.
+        worst: labels of the worst classes.
+        queries: how many to choose.
+        near: how many neighbours to list.
+        similarity: "cosine", "dot" or "euclidean".
+        seed: of the right answers that are drawn.
+    """
+    shown = [
+        query
+        for rows, scores in _strips(x, _chosen(found, worst, queries, seed, x, similarity), similarity)
+        for query in _looked(rows, scores, found.labels, near)
+    ]
+    return sorted(shown, key=lambda query: (-query.rank, -_or_least(query.gap), query.row))
+
+
+def nearest(x: Tensor, rows: np.ndarray, similarity: Metric) -> np.ndarray:
+    """The nearest other row of each of some rows."""
+    if len(x) < 2 or not len(rows):
+        return np.zeros(0, dtype=np.int64)
+    chosen = torch.from_numpy(rows)
+    places = neighbours(x[chosen], x, k=2, similarity=similarity).places
+    # itself stands first, except where an equal row comes before it
+    other: np.ndarray = torch.where(places[:, 0] == chosen, places[:, 1], places[:, 0]).numpy()
+    return other
+
+
+def _chosen(found: PerQuery, worst: list[int], queries: int, seed: int, x: Tensor, similarity: Metric) -> np.ndarray:
+    counted = ~found.lone.numpy()
+    rank, labels = found.rank.numpy(), found.labels.numpy()
+    wrong, right = np.flatnonzero(counted & (rank > 1)), np.flatnonzero(counted & (rank == 1))
+    places = min(len(wrong), max(queries - queries // 4, queries - len(right)))
+    share = min(queries // 4, places) // max(len(worst), 1)
+    chosen: list[int] = []
+    for label in worst:
+        chosen += _worst_first(wrong[labels[wrong] == label], rank, share, x, found.labels, similarity)
+    rest = np.setdiff1d(wrong, chosen)
+    chosen += _worst_first(rest, rank, places - len(chosen), x, found.labels, similarity)
+    drawn = np.random.default_rng(seed).permutation(right)[: queries - len(chosen)]
+    return np.sort(np.concatenate([np.asarray(chosen, dtype=np.int64), drawn]))
+
+
+def _worst_first(
+    rows: np.ndarray, rank: np.ndarray, count: int, x: Tensor, labels: Tensor, similarity: Metric
+) -> list[int]:
+    """The `count` worst rows. Gaps are measured only for rows whose rank may belong to them."""
+    if count <= 0 or not len(rows):
+        return []
+    cut = np.sort(rank[rows])[::-1][min(count, len(rows)) - 1]
+    rows = rows[rank[rows] >= cut]
+    gaps = np.concatenate([_gaps(part, scores, labels) for part, scores in _strips(x, rows, similarity)])
+    order = np.lexsort((rows, -gaps, -rank[rows]))
+    chosen: list[int] = rows[order][:count].tolist()
+    return chosen
+
+
+def _strips(x: Tensor, rows: np.ndarray, similarity: Metric) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scores of some rows against all, themselves left out, a few rows at a time."""
+    measure = METRICS[similarity]
+    with torch.no_grad():
+        ready = measure.prepare(x.to(torch.promote_types(x.dtype, torch.float32)))
+        for part in torch.split(torch.from_numpy(rows), max(1, TILE // len(x))):
+            scores = measure.scores(ready[part], ready)
+            scores[torch.arange(len(part)), part] = -torch.inf
+            yield part, scores
+
+
+def _gaps(rows: Tensor, scores: Tensor, labels: Tensor) -> np.ndarray:
+    same = labels[rows][:, None] == labels
+    right = torch.where(same, scores, -torch.inf).amax(dim=1)
+    wrong = torch.where(same, -torch.inf, scores).amax(dim=1)
+    gaps: np.ndarray = (wrong - right).numpy()
+    return gaps
+
+
+def _looked(rows: Tensor, scores: Tensor, labels: Tensor, near: int) -> list[Query]:
+    """What each row found; rank and neighbours from one and the same list, ties by place."""
+    gaps = _gaps(rows, scores, labels)
+    ranked = scores.sort(dim=1, descending=True, stable=True)
+    found = []
+    for i, row in enumerate(rows.tolist()):
+        order, values = ranked.indices[i], ranked.values[i]
+        first = int((labels[order] == labels[row]).int().argmax())
+        if int(order[first]) == row:  # a class of one has no right answer but itself
+            continue
+        listed = min(near, scores.shape[1] - 1)
+        found.append(
+            Query(
+                row=row,
+                rank=first + 1,
+                gap=float(gaps[i]) if math.isfinite(gaps[i]) else None,
+                near=tuple(order[:listed].tolist()),
+                scores=tuple(values[:listed].tolist()),
+                right=int(order[first]),
+                right_score=float(values[first]),
+            )
+        )
+    return found
+
+
+def _or_least(gap: float | None) -> float:
+    return -math.inf if gap is None else gap

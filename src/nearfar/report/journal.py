@@ -1,0 +1,105 @@
+"""The journal of a run: one JSON object a line, turned into panels of curves.
+
+A panel holds what belongs together: losses, scores, weights, rates. Steps are thinned to a few hundred buckets; a bucket
+keeps its mean, lowest and highest, so that a single peak still shows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BUCKETS = 240
+PANELS = (
+    ("Loss", re.compile(r"loss|objective")),
+    ("Retrieval", re.compile(r"recall|precision|map_at|^map|mrr|nmi|ami|f1|r@|accuracy")),
+    ("Weights", re.compile(r"weight|active|dual|entropy|hardest|effective|support")),
+    ("Learning rate", re.compile(r"rate|^lr")),
+)
+SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*)$")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: name, and [step, mean, lowest, highest] of each bucket."""
+
+    name: str
+    points: tuple[tuple[float, float, float, float], ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that share a picture."""
+
+    title: str
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The panels of a run, and what was odd about the file, in words."""
+
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...]
+
+
+def read_journal(path: Path) -> Journal:
+    """Read `journal.jsonl`; a missing file gives no panels, a torn line is passed over and counted."""
+    if not path.is_file():
+        return Journal((), ())
+    lines, broken = [], 0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(line) if line.strip() else None
+        except json.JSONDecodeError:
+            broken += 1
+            continue
+        if isinstance(entry, dict):
+            lines.append(_flat(entry))
+    panels, odd = _panels(lines)
+    torn = (f"{broken} unreadable line{'s' * (broken > 1)} of the journal passed over.",) if broken else ()
+    return Journal(panels, torn + odd)
+
+
+def _flat(entry: dict[str, Any]) -> dict[str, float]:
+    """Numbers by name; one level of nesting ("metrics": {...}) is opened."""
+    flat: dict[str, float] = {}
+    for key, value in entry.items():
+        if isinstance(value, dict):
+            flat |= {str(inner): float(v) for inner, v in value.items() if _is_number(v)}
+        elif _is_number(value):
+            flat[str(key)] = float(value)
+    return flat
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _panels(lines: list[dict[str, float]]) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
+    names = [name for name in dict.fromkeys(key for line in lines for key in line) if not SKIPPED.match(name)]
+    grouped: dict[str, list[Series]] = {title: [] for title, _ in PANELS} | {"Other": []}
+    notes = []
+    for name in names:
+        pairs = [(line.get("step", float(i)), line[name]) for i, line in enumerate(lines) if name in line]
+        good = [(step, value) for step, value in pairs if math.isfinite(value) and math.isfinite(step)]
+        if len(good) < len(pairs):
+            first = next(step for step, value in pairs if not (math.isfinite(value) and math.isfinite(step)))
+            notes.append(f"{name} is not finite at {len(pairs) - len(good)} steps, first at step {first:g}.")
+        if good:
+            title = next((title for title, rule in PANELS if rule.search(name.lower())), "Other")
+            grouped[title].append(Series(name, _thin(good)))
+    return tuple(Panel(title, tuple(series)) for title, series in grouped.items() if series), tuple(notes)
+
+
+def _thin(pairs: list[tuple[float, float]]) -> tuple[tuple[float, float, float, float], ...]:
+    size = math.ceil(len(pairs) / BUCKETS)
+    points = []
+    for start in range(0, len(pairs), size):
+        steps, values = zip(*pairs[start : start + size], strict=True)
+        points.append((steps[-1], sum(values) / len(values), min(values), max(values)))
+    return tuple(points)

@@ -1,0 +1,104 @@
+"""A flat map of the space: principal axes, and t-SNE, of up to some thousand points.
+
+Both maps show the same points, so that one can be turned into the other. Above the limit whole classes are drawn: the
+worst ten and others at random, because a class of which two points are left tells nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.evaluation.neighbours import METRICS, Metric
+
+MOST_FOR_TSNE = 3000
+GRID = 10_000
+"""Coordinates are whole numbers from 0 to this: finer than any screen, and short to write."""
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Points of the map.
+
+    Attributes:
+        rows: [p] which rows are shown.
+        pca: [p, 2] principal axes, 0..GRID.
+        tsne: [p, 2] t-SNE, 0..GRID; None where there are too few or too many points for it.
+        explained: share of the variance that the two principal axes show.
+    """
+
+    rows: np.ndarray
+    pca: np.ndarray
+    tsne: np.ndarray | None
+    explained: float
+
+
+def flat_map(x: Tensor, y: Tensor, worst: list[int], *, points: int, similarity: Metric, seed: int) -> Map:
+    """Choose the points and lay them out; cosine looks at unit vectors, the others at the vectors as they are."""
+    rows = sample(y.numpy(), worst, points, seed)
+    chosen = x[torch.from_numpy(rows)]
+    ready = METRICS[similarity].prepare(chosen.to(torch.promote_types(chosen.dtype, torch.float32)))
+    axes, explained = principal(ready.double().numpy(), 50)
+    layout = _tsne(axes, seed) if 10 <= len(rows) <= MOST_FOR_TSNE else None
+    return Map(rows, on_grid(axes[:, :2]), None if layout is None else on_grid(layout), explained)
+
+
+def sample(y: np.ndarray, worst: list[int], points: int, seed: int) -> np.ndarray:
+    """Rows to show, ascending: all, or whole classes until `points` are reached, the worst classes first."""
+    if len(y) <= points:
+        return np.arange(len(y))
+    others = np.random.default_rng(seed).permutation(np.setdiff1d(np.unique(y), worst))
+    place = {int(label): i for i, label in enumerate([*worst, *others.tolist()])}
+    order = np.argsort(np.array([place[int(label)] for label in y]), kind="stable")
+    return np.sort(order[:points])
+
+
+def principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+    """Coordinates [n, min(count, d)] along the principal axes, and the share of variance of the first two.
+
+    The eigenvectors come from whichever is smaller, the covariance [d, d] or the Gram matrix [n, n]; each axis points to where
+    its largest coordinate is, so that the same data gives the same picture.
+    """
+    centred = x - x.mean(axis=0)
+    scale = np.abs(centred).max(initial=0.0)
+    centred = centred / scale if scale > 0 else centred
+    n, d = centred.shape
+    count = min(count, n, d)
+    if d <= n:
+        values, vectors = np.linalg.eigh(centred.T @ centred)
+        axes = centred @ vectors[:, ::-1][:, :count]
+    else:
+        values, vectors = np.linalg.eigh(centred @ centred.T)
+        axes = vectors[:, ::-1][:, :count] * np.sqrt(np.clip(values[::-1][:count], 0, None))
+    flip = np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(count)]) if n else np.ones(count)
+    axes = axes * np.where(flip == 0, 1, flip)
+    if count < 2:
+        axes = np.concatenate([axes, np.zeros((n, 2 - count))], axis=1)
+    total = float(np.clip(values, 0, None).sum())
+    return axes, float(np.clip(values[::-1][:2], 0, None).sum() / total) if total > 0 else 0.0
+
+
+def _tsne(axes: np.ndarray, seed: int) -> np.ndarray | None:
+    """t-SNE of the leading axes, on one thread: several add up in another order and end in another picture."""
+    if not np.ptp(axes, axis=0).any():  # all points are one
+        return None
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    start = axes[:, :2] / max(float(axes[:, 0].std()), 1e-12) * 1e-4
+    perplexity = min(30.0, (len(axes) - 1) / 3)
+    with threadpool_limits(limits=1):
+        model = TSNE(2, init=start.astype(np.float32), perplexity=perplexity, max_iter=500, random_state=seed)
+        layout: np.ndarray = model.fit_transform(axes.astype(np.float32))
+    return layout
+
+
+def on_grid(points: np.ndarray) -> np.ndarray:
+    """Whole numbers in 0..GRID, both axes at one scale, centred."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    span = float((high - low).max()) or 1.0
+    placed: np.ndarray = np.rint((points - (low + high) / 2) / span * GRID + GRID / 2).astype(np.int64)
+    return placed

@@ -1,0 +1,160 @@
+"""What a page is made of: vectors, labels, names, pictures, journal and configuration, from wherever they come.
+
+Three sources are known: arrays, a `vectors.npz` (x, y, and where there are any: name, classes, images), and a run folder
+(config.yaml, journal.jsonl, embeddings.npz). What a source lacks is left empty; the page then says so in a line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.report.journal import Journal, read_journal
+
+Source = str | os.PathLike[str] | tuple[Any, Any]
+Names = Mapping[int, str] | Sequence[str]
+Opener = Callable[[int], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Everything a page shows, before anything is computed.
+
+    Attributes:
+        x: [n, d] float vectors on the CPU.
+        y: [n] int64 labels.
+        names: one word per row: a file name, or "row 17".
+        classes: label -> the name of the class.
+        picture: row -> an array, a path or a PIL image; None where there are no pictures.
+        journal: the curves of training, maybe empty.
+        config: the text of config.yaml, maybe empty.
+        title: what the page is called.
+    """
+
+    x: Tensor
+    y: Tensor
+    names: tuple[str, ...]
+    classes: dict[int, str]
+    picture: Opener | None
+    journal: Journal
+    config: str
+    title: str
+
+
+def gather(
+    source: Source,
+    *,
+    names: Sequence[str] | None = None,
+    classes: Names | None = None,
+    images: Any = None,
+    title: str | None = None,
+) -> Material:
+    """Read a source; what is given by keyword goes before what the source holds."""
+    stored: dict[str, Any]
+    journal, config = Journal((), ()), ""
+    if isinstance(source, tuple):
+        if len(source) != 2:
+            raise ValueError(f"report: source must be (embeddings, labels) or a path, but came as {len(source)} parts.")
+        stored, word = {"x": source[0], "y": source[1]}, "Embedding"
+    elif isinstance(source, str | os.PathLike):
+        path = Path(source)
+        word = path.resolve().name if path.is_dir() else path.stem
+        stored = _load(_vectors(path))
+        if path.is_dir():
+            journal, config = read_journal(path / "journal.jsonl"), _text(path / "config.yaml")
+    else:
+        raise TypeError(f"report: source must be (embeddings, labels) or a path, but came as {type(source).__name__}.")
+    x, y = _vectors_and_labels(stored["x"], stored["y"])
+    rows = _sample_names(stored.get("name") if names is None else names, len(x))
+    return Material(
+        x=x,
+        y=y,
+        names=rows,
+        classes=_class_names(stored.get("classes") if classes is None else classes, y),
+        picture=opener(stored.get("images") if images is None else images, rows),
+        journal=journal,
+        config=config,
+        title=title or word,
+    )
+
+
+def _vectors(path: Path) -> Path:
+    """The file that holds the vectors: the path itself, or `embeddings.npz` of a run folder."""
+    file = path / "embeddings.npz" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"report: {file} is not there; pass a vectors.npz (x, y, name) or a run folder that holds embeddings.npz."
+        )
+    return file
+
+
+def _load(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as archive:
+        stored = {key: archive[key] for key in archive.files}
+    for key, what in (("x", "vectors [n, d]"), ("y", "integer labels [n]")):
+        if key not in stored:
+            raise ValueError(f"report: {path} must hold {key}, the {what}, but holds {', '.join(stored) or 'nothing'}.")
+    return stored
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _vectors_and_labels(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    vectors = torch.as_tensor(x).detach().cpu()
+    labels = torch.as_tensor(y.astype(np.int64) if isinstance(y, np.ndarray) and y.dtype.kind == "u" else y)
+    if labels.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8):
+        labels = labels.long()
+    return vectors, labels.detach().cpu()  # `evaluate` checks shapes, types and NaN, and says so in a sentence
+
+
+def _sample_names(given: Any, rows: int) -> tuple[str, ...]:
+    if given is None:
+        return tuple(f"row {row}" for row in range(rows))
+    if len(given) != rows:
+        raise ValueError(f"report: names must have one entry per row, but {len(given)} came for {rows} rows.")
+    return tuple(str(name) for name in given)
+
+
+def _class_names(given: Any, y: Tensor) -> dict[int, str]:
+    """Names by label: a mapping, one name for each of 0..max, or one for each label there is, in ascending order."""
+    labels = sorted(set(y.flatten().tolist()))
+    plain = {label: f"class {label}" for label in labels}
+    if given is None:
+        return plain
+    if isinstance(given, Mapping):
+        return plain | {int(label): str(name) for label, name in given.items()}
+    words = [str(name) for name in given]
+    if len(words) == len(labels):
+        return dict(zip(labels, words, strict=True))
+    if not labels or (min(labels) >= 0 and max(labels) < len(words)):
+        return {label: words[label] for label in labels}
+    raise ValueError(
+        f"report: classes must name each of the {len(labels)} labels in ascending order, or each of 0..{max(labels)}, "
+        f"but {len(words)} names came."
+    )
+
+
+def opener(images: Any, names: Sequence[str]) -> Opener | None:
+    """A function row -> picture, from a folder, an array, a list, or such a function."""
+    if images is None:
+        return None
+    if callable(images):
+        picture: Opener = images
+        return picture
+    if isinstance(images, str | os.PathLike):
+        folder = Path(images)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"report: images must be a folder, an array, a list or a function; {folder} is none.")
+        return lambda row: folder / names[row]
+    if len(images) != len(names):
+        raise ValueError(f"report: images must have one entry per row, but {len(images)} came for {len(names)} rows.")
+    return lambda row: images[row]

@@ -1,0 +1,179 @@
+"""Pair losses: formulas against the oracles, closed slopes against autograd, and a new one from its forward alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import pairs as oracle
+from table import random_batch, tensors
+
+import nearfar as nf
+from nearfar.pairs import smooth_hinge
+from nearfar.robust import GROUPS
+
+P = nf.pairs
+
+
+def circle(s, sign, margin=0.4, scale=80):
+    """-c [1+m-s]+ (s-(1-m)) alike, c [s+m]+ (s-m) unlike (circle loss)."""
+    if sign > 0:
+        return -scale * np.maximum(1 + margin - s, 0) * (s - (1 - margin))
+    return scale * np.maximum(s + margin, 0) * (s - margin)
+
+
+def angular(s, sign, margin=0.5, scale=64):
+    """-c cos(θ+m) alike while θ <= π-m, then -c (cos θ - m sin m); c cos θ unlike (ArcFace)."""
+    if sign < 0:
+        return scale * s
+    theta = np.arccos(s)
+    turned = np.where(theta <= np.pi - margin, np.cos(theta + margin), s - margin * np.sin(margin))
+    return -scale * turned
+
+
+CASES = {
+    "hinge": (P.Hinge(), oracle.hinge),
+    "hinge-margins": (P.Hinge(0.35, -0.2), lambda s, y: oracle.hinge(s, y, 0.35, -0.2)),
+    "hinge-smooth": (P.Hinge(0.2, 0.5, smooth=0.07), lambda s, y: oracle.hinge(s, y, smooth=0.07)),
+    "hinge-learn": (P.Hinge(0.2, 0.3, learn=True).double(), lambda s, y: oracle.hinge(s, y, 0.2, 0.3)),
+    "logistic": (P.Logistic(), oracle.logistic),
+    "logistic-slopes": (P.Logistic(0.1, 5.0, 7.0), lambda s, y: oracle.logistic(s, y, 0.1, 5, 7)),
+    "squared": (P.Squared(0.2, 0.9), lambda s, y: oracle.squared(s, y, 0.2, 0.9)),
+    "squared-1": (P.Squared(0.2, 0.9, 1), lambda s, y: oracle.squared(s, y, 0.2, 0.9, 1)),
+    "squared-3": (P.Squared(0.0, 1.0, 3.0), lambda s, y: oracle.squared(s, y, power=3)),
+    "linear": (P.Linear(0.4, 0.1, 3.0), lambda s, y: oracle.linear(s, y, 0.4, 0.1, 3)),
+    "score": (P.Score(2.5), lambda s, y: oracle.score(s, y, 2.5)),
+    "circle": (P.CircleScore(), circle),
+    "angular": (P.AngularMargin(), angular),
+    "angular-wide": (P.AngularMargin(1.2, 8.0), lambda s, y: angular(s, y, 1.2, 8)),
+}
+cases = pytest.mark.parametrize("name", CASES)
+signs = pytest.mark.parametrize("sign", [1, -1], ids=["alike", "unlike"])
+
+
+def scores() -> torch.Tensor:
+    """Cosines or negated distances, kinks avoided."""
+    return torch.tensor(np.random.default_rng(0).uniform(-0.99, 0.99, size=(4, 7)))
+
+
+@cases
+@signs
+def test_formula(name, sign):
+    pair, formula = CASES[name]
+    s = scores()
+    np.testing.assert_allclose(pair(s, sign).detach().numpy(), formula(s.numpy(), sign), rtol=1e-12, atol=1e-14)
+
+
+@cases
+@signs
+def test_slope_is_the_derivative(name, sign):
+    pair, _ = CASES[name]
+    s = scores().requires_grad_()
+    (wanted,) = torch.autograd.grad(pair(s, sign).sum(), s)
+    slope = pair.slope(s.detach(), sign)
+    if slope is None:
+        assert name.startswith("angular")  # left to autograd on purpose
+        return
+    slope = torch.as_tensor(slope, dtype=s.dtype).expand_as(s).detach()
+    torch.testing.assert_close(slope, wanted, atol=1e-13, rtol=1e-13)
+
+
+@cases
+@signs
+def test_exact_gradient_means_what_it_says(name, sign):
+    pair, _ = CASES[name]
+    s = scores().requires_grad_()
+    check = torch.autograd.gradcheck(lambda x: pair(x, sign), s, raise_exception=False)
+    assert check == pair.exact_gradient
+    if pair.exact_gradient:
+        assert torch.autograd.gradgradcheck(lambda x: pair(x, sign), s)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "score"])  # a score is blind to the sign
+def test_an_alike_pair_is_drawn_together_and_an_unlike_pair_pushed_apart(name):
+    pair, _ = CASES[name]
+    s = scores().requires_grad_()
+    for sign in (1, -1):
+        (slope,) = torch.autograd.grad(pair(s, sign).sum(), s)
+        assert (sign * slope <= 0).all()
+        assert (sign * slope < 0).any()
+
+
+@cases
+@signs
+def test_far_scores_stay_finite_in_float32(name, sign):
+    pair, _ = CASES[name]
+    s = torch.tensor([-1.0, -1 + 1e-7, 0.0, 1 - 1e-7, 1.0, 1.0000001, -1.0000001] + [-2.0, -30.0] * ("ang" not in name))
+    s.requires_grad_()
+    value = pair.float()(s, sign)
+    (slope,) = torch.autograd.grad(value.sum(), s)
+    CASES[name][0].double()
+    assert value.dtype == torch.float32
+    assert torch.isfinite(value).all()
+    assert torch.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0])
+def test_the_smooth_hinge_exceeds_the_hinge_by_at_most_mu_log_2(mu):
+    """003, eq. 9-12: max(x, 0) <= μ softplus(x/μ) <= max(x, 0) + μ log 2, met at x = 0."""
+    x = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    gap = smooth_hinge(x, mu) - smooth_hinge(x, 0.0)
+    assert (gap >= -1e-15).all()
+    assert (gap <= mu * math.log(2) + 1e-15).all()
+    assert gap.max().item() == pytest.approx(mu * math.log(2), abs=1e-12)
+
+
+def test_a_learnt_threshold_starts_exactly_and_moves():
+    pair, fixed = P.Hinge(0.2, 0.3, learn=True), P.Hinge(0.2, 0.3)
+    s = scores()
+    assert [name for name, _ in pair.named_parameters()] == ["offset"]
+    assert not list(fixed.parameters())
+    # a float32 parameter must not round the start of float64 scores
+    torch.testing.assert_close(pair(s, 1).detach(), fixed(s, 1), atol=1e-15, rtol=0)
+    pair(s, -1).sum().backward()
+    assert pair.offset.grad.item() == pytest.approx(-(fixed(s, -1) > 0).sum().item())
+    with torch.no_grad():
+        pair.offset.add_(0.25)
+    assert float(pair.threshold.detach()) == pytest.approx(0.55)
+    assert "threshold=0.55" in repr(pair)
+
+
+class Cubed(P.PairLoss):
+    """Three lines by a user: a forward, nothing else."""
+
+    def forward(self, s, sign):
+        return torch.relu(0.3 - sign * s) ** 3
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_new_pair_loss_needs_its_forward_only(groups):
+    over = nf.sets.TopK(4) if groups == "balanced" else nf.sets.KL(0.5)
+    loss = nf.RobustLoss(pair=Cubed(), over=over, groups=groups)
+    embeddings, labels = tensors(*random_batch())
+    assert Cubed().slope(embeddings, 1) is None
+    value = loss(embeddings, labels)
+    value.backward()
+    assert value > 0
+    assert embeddings.grad.abs().sum() > 0
+    assert torch.autograd.gradcheck(lambda e: loss(e, labels), tensors(*random_batch())[0])
+    found = loss.explain(embeddings, labels)
+    assert found.value.item() == pytest.approx(value.item())
+
+
+def test_two_pair_losses_one_for_each_sign():
+    embeddings, labels = tensors(*random_batch())
+    apart = nf.RobustLoss(pair=(P.Linear(), P.Score()), over=nf.sets.Mean(), groups="sign")(embeddings, labels)
+    scores = nf.similarity.Cosine()(embeddings, embeddings)
+    alike = (labels[:, None] == labels) & ~torch.eye(10, dtype=torch.bool)
+    unlike = labels[:, None] != labels
+    torch.testing.assert_close(apart, scores[unlike].mean() - scores[alike].mean())
+
+
+def test_pair_losses_say_what_they_are():
+    assert repr(P.Hinge()) == "Hinge(margin=0.2, threshold=0.5)"
+    assert repr(P.Hinge(smooth=0.1)) == "Hinge(margin=0.2, threshold=0.5, smooth=0.1)"
+    for pair, _ in CASES.values():
+        assert type(pair).__name__ in repr(pair)
+        assert "=" in repr(pair)
