@@ -72,7 +72,8 @@ def test_every_loss_compiles_into_one_graph(row):
 @pytest.mark.parametrize("name", OTHERS)
 def test_miners_and_other_products_compile_into_one_graph(name):
     embeddings, labels = tensors(*random_batch())
-    check_compiled(OTHERS[name]().double(), embeddings, labels)
+    # the KL ball's fifty steps are unrolled: one graph all the same, but slow to lower
+    check_compiled(OTHERS[name]().double(), embeddings, labels, backend="eager" if name == "kl-ball" else "aot_eager")
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -85,8 +85,8 @@ def test_a_single_pair_counts():
         assert getattr(losses, name)()(embeddings, labels, one).item() == 0
 
 
-def test_two_samples_of_one_class_and_one_other():
-    """The same rule hits whole batches: two rows of two classes give PML nothing to list but one pair each way."""
+def test_a_reference_of_one_counts():
+    """The same rule without a tuple: one row against one reference row is one pair."""
     embeddings, labels = batch(5, n=2, classes=2)
     d = euclid(embeddings, embeddings)[0, 1]
     given = {"ref_emb": embeddings[1:], "ref_labels": labels[1:]}
@@ -188,6 +188,14 @@ def test_distance_weighted_keeps_every_anchor():
     ]
     assert anchors[0] == set(range(8))
     assert anchors[1] == {0, 1, 2, 3}
+
+
+def test_equal_rows_are_equal_up_to_rounding():
+    """Up to 25 rows PML computes distances directly; beyond, and here always, by products, where rounding remains."""
+    x = torch.randn(8, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    apart = ours.distances.LpDistance()(x, x.clone()).diagonal()
+    assert apart.max() < 1e-7
+    assert not theirs.distances.LpDistance()(x, x.clone()).diagonal().any()
 
 
 def test_sampler_has_the_length_it_says():
@@ -294,6 +302,14 @@ def test_calls_that_cannot_be_done_are_one_sentence():
         (lambda: ours.losses.MarginLoss(num_classes=2)(embeddings, labels), "MarginLoss: labels must lie in 0..1"),
         (lambda: ours.losses.MarginLoss(num_classes=3)(embeddings, None, pair), "MarginLoss: labels must come"),
         (lambda: ours.losses.AngularLoss()(embeddings, None, pair), "AngularLoss: labels must come"),
+        (
+            lambda: ours.losses.AngularLoss()(embeddings, labels, pair, embeddings),
+            "AngularLoss: ref_emb and ref_labels",
+        ),
+        (
+            lambda: ours.losses.NPairsLoss()(embeddings, labels[:3], pair),
+            "NPairsLoss: labels must have one entry per row",
+        ),
         (lambda: ours.losses.SupConLoss()(embeddings, labels, pair), "SupConLoss: the index tuple lists a pair both"),
         (lambda: ours.losses.SupConLoss()(embeddings), "SupConLoss: labels are missing"),
         (lambda: ours.losses.TripletMarginLoss(**drawn)(embeddings), "TripletMarginLoss: labels are missing"),

@@ -1,8 +1,8 @@
 """Half precision and autocast: computed in float32, within a stated error of float64, for every loss.
 
 A half-precision input is a rounded input. Against float64 on the same rounded numbers, the value is right to 1e-6 and
-the gradient to one rounding of its own type. Against float64 on the numbers before they were rounded, the value is right
-to 5e-3 (bfloat16) and 5e-4 (float16); semi-hard triplets, which enter by a strict comparison, to 0.1.
+the gradient to one rounding of its own type. Against float64 on the numbers before they were rounded, the value is
+right to 5e-3 (bfloat16) and 5e-4 (float16); semi-hard triplets, which enter by a strict comparison, to 0.1.
 """
 
 from __future__ import annotations

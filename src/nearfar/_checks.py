@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -87,6 +87,41 @@ def check_positive(owner: str, name: str, value: object, *, zero: bool = False) 
     if not (number >= 0 if zero else number > 0) or number == math.inf:
         allowed = "zero or more" if zero else "above zero"
         raise ValueError(f"{owner}: {name} must be a number {allowed}, but came as {value!r}.")
+
+
+def check_whole(owner: str, name: str, value: object) -> None:
+    """Demand a whole number above zero."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{owner}: {name} must be a whole number above zero, but came as {value!r}.")
+
+
+def check_tensor(owner: str, name: str, value: object) -> None:
+    """Demand a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{owner}: {name} must be a torch.Tensor, but came as {type(value).__name__}; wrap it with torch.as_tensor."
+        )
+
+
+def check_reference(owner: str, embeddings: Tensor, ref_emb: Tensor | None, ref_labels: object) -> None:
+    """Demand reference rows that fit the embeddings, and labels for them."""
+    if (ref_emb is None) != (ref_labels is None):
+        raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
+    if ref_emb is not None:
+        check_reference_rows(owner, embeddings, ref_emb)
+
+
+def check_reference_rows(owner: str, embeddings: Tensor, ref_emb: Tensor) -> None:
+    """Demand reference rows [m, d] as wide as the embeddings and on their device."""
+    check_embeddings(owner, "ref_emb", ref_emb)
+    if ref_emb.shape[1] != embeddings.shape[1]:
+        raise ValueError(
+            f"{owner}: ref_emb must be as wide as embeddings ({embeddings.shape[1]}), but is {ref_emb.shape[1]} wide."
+        )
+    if ref_emb.device != embeddings.device:
+        raise ValueError(
+            f"{owner}: ref_emb is on {ref_emb.device} but the embeddings are on {embeddings.device}; move one of them."
+        )
 
 
 class DegenerateBatchWarning(UserWarning):

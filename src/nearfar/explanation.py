@@ -60,6 +60,7 @@ def explain(product: Product, pairs: Pairs | None, empty: Tensor) -> Explanation
     if pairs is None:
         return _nothing(empty.detach())
     with torch.enable_grad():
+        state = torch.get_rng_state(), torch.cuda.get_rng_state() if pairs.scores.is_cuda else None
         scores = pairs.scores.detach().requires_grad_()
         pairs = replace(pairs, scores=scores)
         problems = product.groups.split(product, pairs)
@@ -67,6 +68,7 @@ def explain(product: Product, pairs: Pairs | None, empty: Tensor) -> Explanation
         (pull,) = torch.autograd.grad(value.sum(), scores, allow_unused=True, materialize_grads=True)
         cut = tuple(replace(problem, losses=problem.losses.detach().requires_grad_()) for problem in problems)
         leaves = tuple(problem.losses for problem in cut)
+        _rewind(*state)  # sets that draw must draw the same pairs again
         slopes = torch.autograd.grad(
             _joined(product, pairs, cut).sum(), leaves, allow_unused=True, materialize_grads=True
         )
@@ -89,6 +91,12 @@ def explain(product: Product, pairs: Pairs | None, empty: Tensor) -> Explanation
         scores=scores.detach(),
         positives=positives(pairs)[1] if spread.ndim == 3 else None,
     )
+
+
+def _rewind(here: Tensor, there: Tensor | None) -> None:
+    torch.set_rng_state(here)
+    if there is not None:
+        torch.cuda.set_rng_state(there)
 
 
 def _joined(product: Product, pairs: Pairs, problems: Problems) -> Tensor:

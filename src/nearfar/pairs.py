@@ -64,7 +64,9 @@ class Hinge(PairLoss):
         return self.start if self.offset is None else self.start + self.offset
 
     def _excess(self, s: Tensor, sign: int) -> Tensor:
-        return self.margin + sign * (self.threshold - s)
+        # the start meets the scores first: a float32 offset must not round it under float64 scores
+        above = self.start - s
+        return self.margin + sign * (above if self.offset is None else above + self.offset)
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return smooth_hinge(self._excess(s, sign), self.smooth)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import INTEGERS, readable
+from nearfar._checks import INTEGERS, check_tensor, readable
 
 EVERYTHING = slice(None)
 
@@ -133,6 +133,8 @@ class Relation(ABC):
     ) -> Relation:
         """Alike when two samples share at least one label; hot [n, c] holds 0 and 1 (or booleans), ref_hot [m, c]."""
         for name, x in (("hot", hot), ("ref_hot", ref_hot)):
+            if x is not None:
+                check_tensor("Relation.from_multilabel", name, x)
             if x is not None and x.ndim != 2:
                 raise ValueError(
                     f"Relation.from_multilabel: {name} must have shape [n, classes], but came with {list(x.shape)}."
@@ -167,6 +169,8 @@ class Relation(ABC):
             ref_weights: see `from_labels`.
         """
         for name, x in (("same", same), ("valid", valid)):
+            if x is not None:
+                check_tensor("Relation.from_matrix", name, x)
             if x is not None and (x.dtype != torch.bool or x.ndim != 2 or x.shape != same.shape):
                 raise ValueError(
                     f"Relation.from_matrix: {name} must be a boolean [n, m] matrix like same {list(same.shape)}, "
@@ -281,6 +285,7 @@ class _Matrix(Relation):
 
 
 def _demand_integers(owner: str, name: str, labels: Tensor) -> None:
+    check_tensor(owner, name, labels)
     if labels.dtype not in INTEGERS or labels.ndim != 1:
         raise ValueError(
             f"{owner}: {name} must be a 1-D integer tensor, but came as {labels.dtype} {list(labels.shape)}; "
@@ -314,16 +319,20 @@ def _check_weights(
         if ref_weights is not None:
             raise ValueError("Relation: ref_weights came without weights; pass both, or neither.")
         return None, None
+    if ref_weights is not None and (square or weights.ndim == 2):
+        raise ValueError("Relation: ref_weights go with sample weights [n] and a reference; leave them out here.")
     if weights.ndim == 1 and square:
         ref_weights = weights
     sizes = tuple(weights.shape) if weights.ndim == 2 or ref_weights is None else (len(weights), len(ref_weights))
-    if sizes != shape or not weights.is_floating_point():
+    floating = weights.is_floating_point() and (ref_weights is None or ref_weights.is_floating_point())
+    if sizes != shape or not floating:
         raise ValueError(
             f"Relation: weights must be floating, of shape {list(shape)} for pairs or [{shape[0]}] for samples "
             f"(with ref_weights [{shape[1]}]), but came as {weights.dtype} {list(weights.shape)}."
         )
-    if readable(weights) and bool((weights < 0).any() | ~torch.isfinite(weights).all()):
-        raise ValueError("Relation: weights must be finite and not negative; a pair without weight is absent.")
+    for given in (weights, ref_weights):
+        if given is not None and readable(given) and bool((given < 0).any() | ~torch.isfinite(given).all()):
+            raise ValueError("Relation: weights must be finite and not negative; a pair without weight is absent.")
     return weights, ref_weights
 
 

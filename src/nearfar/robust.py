@@ -19,6 +19,8 @@ from nearfar._checks import (
     check_choice,
     check_embeddings,
     check_labels,
+    check_reference,
+    check_reference_rows,
 )
 from nearfar.engines import dense_pairs, dense_value
 from nearfar.explanation import Explanation, explain
@@ -154,6 +156,7 @@ class RobustLoss(nn.Module):
 
         A batch with nothing to learn from gives a zero that keeps the graph, and one warning that says why.
         """
+        check_embeddings(self.owner, "embeddings", embeddings)
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             pairs, empty = self._pairs(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
             return empty if pairs is None else dense_value(self.product, pairs)
@@ -170,6 +173,7 @@ class RobustLoss(nn.Module):
         ref_ids: Tensor | None = None,
     ) -> Explanation:
         """The value, and the losses, weights p* and dual variables that produced it. Same arguments as the call."""
+        check_embeddings(self.owner, "embeddings", embeddings)
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             pairs, empty = self._pairs(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
             return explain(self.product, pairs, empty)
@@ -186,9 +190,8 @@ class RobustLoss(nn.Module):
     ) -> tuple[Pairs | None, Tensor]:
         """Checked and scored pairs, and the zero to return where there are no rows at all."""
         owner = self.owner
-        check_embeddings(owner, "embeddings", embeddings)
         if ref_emb is not None:
-            _check_reference(owner, embeddings, ref_emb)
+            check_reference_rows(owner, embeddings, ref_emb)
         reference = embeddings if ref_emb is None else ref_emb
         shape = (len(embeddings), len(reference))
         if indices is not None:
@@ -257,18 +260,6 @@ def _check_engine(owner: str, engine: str) -> None:
         )
 
 
-def _check_reference(owner: str, embeddings: Tensor, ref_emb: Tensor) -> None:
-    check_embeddings(owner, "ref_emb", ref_emb)
-    if ref_emb.shape[1] != embeddings.shape[1]:
-        raise ValueError(
-            f"{owner}: ref_emb must be as wide as embeddings ({embeddings.shape[1]}), but is {ref_emb.shape[1]} wide."
-        )
-    if ref_emb.device != embeddings.device:
-        raise ValueError(
-            f"{owner}: ref_emb is on {ref_emb.device} but the embeddings are on {embeddings.device}; move one."
-        )
-
-
 def _work_type(a: Tensor, b: Tensor) -> torch.dtype:
     """The wider of the two types, and never less than float32: half precision loses the sums."""
     wide = torch.promote_types(a.dtype, b.dtype)
@@ -287,6 +278,10 @@ def _relation(
 ) -> Relation:
     n, m = len(embeddings), len(embeddings if ref_emb is None else ref_emb)
     if isinstance(labels, Relation):
+        if labels.device != embeddings.device:
+            raise ValueError(
+                f"{owner}: the Relation is on {labels.device} but the embeddings are on {embeddings.device}; move one."
+            )
         return _checked(owner, labels, (n, m), ref_emb is None, ref_labels, ids, ref_ids)
     if labels is None:
         if indices is None:
@@ -296,8 +291,7 @@ def _relation(
         same = torch.zeros(n, m, dtype=torch.bool, device=embeddings.device)
         return Relation.from_matrix(same, square=ref_emb is None, ids=ids, ref_ids=ref_ids)
     check_labels(owner, "labels", labels, n, embeddings.device)
-    if (ref_emb is None) != (ref_labels is None):
-        raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
+    check_reference(owner, embeddings, ref_emb, ref_labels)
     if ref_labels is not None:
         check_labels(owner, "ref_labels", ref_labels, m, embeddings.device)
     return Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)

@@ -7,7 +7,7 @@ s_an. Alike pairs are gathered into P columns, P the most that any row has, so t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -88,7 +88,8 @@ class Positive(Grouping):
         self.rule = rule or Rule()
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
-        losses, measure = self.rule.all(product, pairs)
+        # within a group the alike pair is given: its weight counts once, in `join`
+        losses, measure = self.rule.all(product, replace(pairs, alike=pairs.alike > 0))
         flat = (-1, losses.shape[-1])
         return (Problem(product.over_unlike, losses.reshape(flat), measure.reshape(flat), tuple(losses.shape)),)
 

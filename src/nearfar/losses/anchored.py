@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nearfar._checks import check_choice
+from nearfar._checks import check_choice, check_positive
 from nearfar.links import Add, HingeLink, LiftedLink, Reduction
 from nearfar.mining import Filter
 from nearfar.mining import MultiSimilarity as MultiSimilarityMiner
@@ -129,6 +129,8 @@ class MultiSimilarity(RobustLoss):
         similarity: Similarity | None = None,
         engine: Engine = "auto",
     ) -> None:
+        check_positive("MultiSimilarity", "alpha", alpha)
+        check_positive("MultiSimilarity", "beta", beta)
         super().__init__(
             pair=pair or Linear(threshold),
             over=(KL(1 / alpha, normalised=False, atom=True), KL(1 / beta, normalised=False, atom=True)),

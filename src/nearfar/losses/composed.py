@@ -55,7 +55,6 @@ class Composed(nn.Module, ABC):
         owner = type(self).__name__
         if indices is not None:
             raise ValueError(f"{owner}: this loss chooses its own pairs and takes no index tuple; leave it out.")
-        check_embeddings(owner, "embeddings", embeddings)
         return self._inner(embeddings, labels, *reference)
 
     def forward(
@@ -70,6 +69,7 @@ class Composed(nn.Module, ABC):
         ref_ids: Tensor | None = None,
     ) -> Tensor:
         """The loss, a differentiable scalar. Arguments as for `RobustLoss`; `indices` must be left out."""
+        check_embeddings(type(self).__name__, "embeddings", embeddings)
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             inner = self._call(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
             value: Tensor = self.robust(inner.embeddings, inner.relation, ref_emb=inner.ref_emb)
@@ -88,6 +88,7 @@ class Composed(nn.Module, ABC):
         ref_ids: Tensor | None = None,
     ) -> Explanation:
         """The value and what produced it, in the rows and columns of the product inside."""
+        check_embeddings(type(self).__name__, "embeddings", embeddings)
         inner = self._call(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
         found = self.robust.explain(inner.embeddings, inner.relation, ref_emb=inner.ref_emb)
         extra = self._extra(embeddings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from nearfar._checks import check_positive
 from nearfar.links import Reduction
 from nearfar.mining import Filter
 from nearfar.pairs import Hinge, PairLoss
@@ -108,6 +109,7 @@ class DroTopKPN(RobustLoss):
         filter: Filter | None = None,
         engine: Engine = "auto",
     ) -> None:
+        check_positive("DroTopKPN", "k", k)
         super().__init__(
             pair=pair or Hinge(),
             over=TopK(k / 2),

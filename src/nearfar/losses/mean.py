@@ -102,11 +102,9 @@ class Margin(RobustLoss):
         )
 
     @property
-    def threshold(self) -> Tensor | float:
-        """β as a distance; the pair loss holds it as the score -β."""
-        if not isinstance(self.pair_alike, Hinge):
-            raise AttributeError("Margin: threshold belongs to its Hinge, but another pair loss was given.")
-        return -self.pair_alike.threshold
+    def threshold(self) -> Tensor | float | None:
+        """β as a distance (the pair loss holds it as the score -β); None where another pair loss was given."""
+        return -self.pair_alike.threshold if isinstance(self.pair_alike, Hinge) else None
 
 
 class BinomialDeviance(RobustLoss):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_labels, check_positive
+from nearfar._checks import check_labels, check_positive, check_reference
 from nearfar.links import Add, PerPositive, Reduction, SoftplusLink
 from nearfar.losses.composed import Composed, Inner
 from nearfar.mining import Filter
@@ -190,6 +190,7 @@ class NPair(Composed):
         if not isinstance(labels, Tensor):
             raise TypeError(f"NPair: labels must be a 1-D integer tensor, but came as {type(labels).__name__}.")
         check_labels("NPair", "labels", labels, len(embeddings), embeddings.device)
+        check_reference("NPair", embeddings, ref_emb, ref_labels)
         if ref_emb is not None and ref_labels is not None:
             check_labels("NPair", "ref_labels", ref_labels, len(ref_emb), embeddings.device)
         tile = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids).dense()
@@ -198,7 +199,8 @@ class NPair(Composed):
         anchor = ~earlier.any(dim=1, keepdim=True)
         alike = tile.alike & anchor
         positive = (alike & (alike.cumsum(dim=1) == 1)).any(dim=0, keepdim=True)
-        valid = tile.valid & anchor & positive
+        # with no positive at all the anchors keep their unlike pairs: they cost nothing, and the warning can say why
+        valid = tile.valid & anchor & (positive | ~positive.any())
         relation = Relation.from_matrix(tile.same, valid, square=ref_emb is None)
         return Inner(embeddings, relation, ref_emb)
 

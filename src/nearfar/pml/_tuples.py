@@ -51,13 +51,14 @@ def _pick(weight: Tensor, count: int) -> Tensor:
     return torch.searchsorted(heights, spots, right=True).clamp(max=weight.shape[1] - 1)
 
 
-def sample_weights(indices: Indices | None, like: Tensor, *, anchors_only: bool) -> Tensor:
-    """How often each sample stands in the tuple, over the most often [n]; 1 for all where nothing is listed."""
+def sample_weights(indices: Indices | None, like: Tensor, *, anchors_only: bool) -> Tensor | None:
+    """How often each sample stands in the tuple, over the most often [n]; None (1 for all) where nothing is listed."""
     if indices is None or not sum(len(part) for part in indices):
-        return torch.ones(len(like), dtype=like.dtype, device=like.device)
+        return None
     if anchors_only:
         indices = indices[:1] if len(indices) == 3 else indices[::2]
-    counts = torch.bincount(torch.cat(indices).long(), minlength=len(like)).to(like.dtype)
+    listed = torch.cat(indices).long().to(like.device)
+    counts = torch.bincount(listed, minlength=len(like)).to(torch.promote_types(like.dtype, torch.float32))
     return counts / counts.max()
 
 

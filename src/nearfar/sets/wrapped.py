@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive
+from nearfar._checks import check_positive, check_whole
 from nearfar.sets.base import Dual, UncertaintySet, hidden, over, total, weighted
 from nearfar.sets.entropic import KL
 
@@ -48,7 +48,7 @@ class Sampled(UncertaintySet):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("Sampled", "samples", self.samples)
+        check_whole("Sampled", "samples", self.samples)
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.of._members(*super()._members(losses, measure))
@@ -126,7 +126,7 @@ class CalibratedKL(UncertaintySet):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("CalibratedKL", "gamma", self.gamma)
-        check_positive("CalibratedKL", "keep", self.keep)
+        check_whole("CalibratedKL", "keep", self.keep)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
         masked = hidden(l, w)

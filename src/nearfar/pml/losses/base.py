@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from nearfar._checks import check_embeddings
+from nearfar._checks import check_embeddings, check_labels
 from nearfar.explanation import Explanation
 from nearfar.indices import check_indices
 from nearfar.pml._names import check_names
@@ -145,7 +145,6 @@ class Loss(nn.Module, ABC):
     def _labels(self, call: Call) -> Tensor:
         """The labels, for losses that cannot do without."""
         if not isinstance(call.labels, Tensor):
-            raise ValueError(
-                f"{type(self).__name__}: labels must come as a 1-D integer tensor, with an index tuple too."
-            )
+            raise ValueError(f"{call.owner}: labels must come as a 1-D integer tensor, with an index tuple too.")
+        check_labels(call.owner, "labels", call.labels, len(call.embeddings), call.embeddings.device)
         return call.labels

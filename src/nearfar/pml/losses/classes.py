@@ -61,7 +61,7 @@ class ClassLoss(nn.Module, ABC):
         """One row per class [classes, d]."""
 
     @abstractmethod
-    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor: ...
+    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor: ...
 
     def forward(
         self,
@@ -116,10 +116,10 @@ class ClassLoss(nn.Module, ABC):
         robust.owner = type(self).__name__
         return robust
 
-    def _rows_value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+    def _rows_value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:
         names = torch.arange(len(vectors), device=labels.device)
         rows = self.robust(embeddings, Relation.from_labels(labels, names), ref_emb=vectors)
-        return reduce(Terms(rows * weights, torch.ones_like(rows)), self.reducer.how)
+        return reduce(Terms(rows if weights is None else rows * weights, torch.ones_like(rows)), self.reducer.how)
 
 
 def _checked(owner: str, embeddings: Tensor, labels: Tensor | None, vectors: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class ProxyNCALoss(ClassLoss):
     def class_vectors(self) -> Tensor:  # noqa: D102
         return self.proxies
 
-    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:
         return self._rows_value(embeddings, labels, vectors, weights)
 
 
@@ -210,7 +210,7 @@ class ArcFaceLoss(ClassLoss):
         """What inference compares [n, classes]: the scaled cosines, without a margin."""
         return self.scale * super().get_logits(embeddings)
 
-    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:
         return self._rows_value(embeddings, labels, vectors, weights)
 
 
@@ -260,10 +260,11 @@ class ProxyAnchorLoss(ClassLoss):
     def class_vectors(self) -> Tensor:  # noqa: D102
         return self.proxies
 
-    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:
         names = torch.arange(len(vectors), device=labels.device)
-        # rows are the proxies here, so the samples' weights are those of the reference
-        ones = torch.ones(len(vectors), dtype=weights.dtype, device=weights.device)
-        relation = Relation.from_labels(names, labels, weights=ones, ref_weights=torch.exp(weights - 1))
+        relation = Relation.from_labels(names, labels)
+        if weights is not None:  # rows are the proxies, so the samples' weights are those of the reference
+            ones = torch.ones_like(weights[:1]).expand(len(vectors))
+            relation = Relation.from_labels(names, labels, weights=ones, ref_weights=torch.exp(weights - 1))
         value: Tensor = self.robust(vectors, relation, ref_emb=embeddings)
         return value

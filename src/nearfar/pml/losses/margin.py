@@ -9,7 +9,6 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nearfar.groups import Batch, Grouping, Sign
 from nearfar.mining import Filter
 from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
@@ -25,6 +24,8 @@ from nearfar.sets.base import over
 
 class PerTriplet(Filter):
     """Each alike pair counts once per unlike pair of its anchor, and the reverse: as often as triplets hold it."""
+
+    both = True
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
         dtype = pairs.scores.dtype
@@ -97,13 +98,11 @@ class MarginLoss(Loss):
         self.robust, self.listed = self._recipe(PerTriplet()), self._recipe(None)
 
     def _recipe(self, filter: Filter | None) -> RobustLoss:
-        groups: Grouping = Batch() if isinstance(self.reducer, DivisorReducer) else Sign()
-        groups.needs = "both"  # without a triplet there is nothing to learn
         return self._take(
             RobustLoss(
                 pair=self.hinge,
                 over=self.reducer.over,
-                groups=groups,
+                groups="batch" if isinstance(self.reducer, DivisorReducer) else "sign",
                 similarity=self.distance.similarity,
                 filter=filter,
             )

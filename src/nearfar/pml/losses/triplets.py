@@ -40,7 +40,9 @@ def with_drawn(call: Call, per_anchor: PerAnchor) -> Call:
         return call
     tile = call.relation().dense()
     times = torch.full((len(call.embeddings),), int(per_anchor), device=call.embeddings.device)
-    return replace(call, indices=draw_triplets(tile.alike > 0, tile.unlike, times))
+    drawn = draw_triplets(tile.alike > 0, tile.unlike, times)
+    # where there is no triplet to draw, the whole batch goes on: a zero, and the warning that says why
+    return replace(call, indices=drawn) if len(drawn[0]) else call
 
 
 class TripletMarginLoss(Loss):
@@ -116,7 +118,9 @@ class AngularLoss(Loss):
             return call.into(self.robust)
         labels = self._labels(call)
         a, p, listed, _ = as_pairs(call.indices)
-        others = labels if call.ref_labels is None else call.ref_labels
+        others = labels if call.ref_emb is None else call.ref_labels
+        if others is None:
+            raise ValueError("AngularLoss: ref_emb and ref_labels belong together, but only one of them came.")
         rows, cols = torch.nonzero(labels[:, None] != others[None, :], as_tuple=True)
         if not len(listed):  # PML: nothing to learn where no unlike pair is listed
             rows, cols = rows[:0], cols[:0]
