@@ -26,11 +26,13 @@ LAYERS = (
     ("groups",),
     ("triplets",),
     ("engines", "explanation"),
+    ("loss",),
     ("robust",),
     ("losses",),
     ("data", "evaluation"),
-    ("report",),
-    ("pml", "demo"),
+    ("report", "linear"),
+    ("pml", "demo", "studies"),
+    ("commands",),
     ("cli",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}

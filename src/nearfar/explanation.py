@@ -55,10 +55,8 @@ class Explanation:
         )
 
 
-def explain(product: Product, pairs: Pairs | None, empty: Tensor) -> Explanation:
+def explain(product: Product, pairs: Pairs) -> Explanation:
     """Solve the problems of `pairs` and keep what a value throws away."""
-    if pairs is None:
-        return _nothing(empty.detach())
     with torch.enable_grad():
         state = torch.get_rng_state(), torch.cuda.get_rng_state() if pairs.scores.is_cuda else None
         scores = pairs.scores.detach().requires_grad_()
@@ -112,7 +110,8 @@ def _losses(problems: Problems) -> Tensor:
     return whole
 
 
-def _nothing(value: Tensor) -> Explanation:
+def unexplained(value: Tensor) -> Explanation:
     """The explanation of an empty batch."""
+    value = value.detach()
     none = value.new_zeros(0, 0)
     return Explanation(value, none, none, value.new_zeros(0), 0, 0, 0.0, 0.0, none, none, none)

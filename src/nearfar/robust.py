@@ -11,22 +11,14 @@ import warnings
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nearfar._checks import (
-    Deferred,
-    DegenerateBatchWarning,
-    check_choice,
-    check_embeddings,
-    check_labels,
-    check_reference,
-    check_reference_rows,
-)
+from nearfar._checks import Deferred, DegenerateBatchWarning, check_choice
 from nearfar.engines import dense_pairs, dense_value
-from nearfar.explanation import Explanation, explain
+from nearfar.explanation import Explanation, explain, unexplained
 from nearfar.groups import Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Sign
-from nearfar.indices import check_indices
 from nearfar.links import REDUCTIONS, Add, Link, Reduction
+from nearfar.loss import Call, Loss
 from nearfar.mining import Filter
 from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
@@ -46,10 +38,9 @@ GROUPS: dict[str, Grouping] = {
 }
 ENGINES = ("auto", "dense", "tiled", "fused")
 Engine = Literal["auto", "dense", "tiled", "fused"]
-Labels = Tensor | Relation | None
 
 
-class RobustLoss(nn.Module):
+class RobustLoss(Loss):
     """A loss that is a worst case over pair weights.
 
     Args:
@@ -86,7 +77,7 @@ class RobustLoss(nn.Module):
         engine: Engine = "auto",
     ) -> None:
         super().__init__()
-        owner = type(self).__name__
+        owner = self.owner
         check_choice(owner, "reduction", reduction, REDUCTIONS)
         check_choice(owner, "members", members, ("unlike", "all"))
         _check_engine(owner, engine)
@@ -107,7 +98,6 @@ class RobustLoss(nn.Module):
         self.similarity = similarity if similarity is not None else Cosine()
         self.members = members
         self.engine = engine
-        self.owner = owner  # whom messages name; a composed loss puts its own name here
         self._warned = False
         self._deferred = Deferred()
 
@@ -132,79 +122,26 @@ class RobustLoss(nn.Module):
         """Whether the gradient is that of the value: not where weights are held constant on purpose, or drawn."""
         return all(x.exact_gradient for x in (self.pair_alike, self.pair_unlike, self.over_alike, self.over_unlike))
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Labels = None,
-        indices: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The loss, a differentiable scalar (or [n] with reduction="none").
+    def _value(self, call: Call) -> Tensor:
+        pairs = self._pairs(call)
+        return _zero(call) if pairs is None else dense_value(self.product, pairs)
 
-        Args:
-            embeddings: [n, d] floating. Half precision is computed in float32.
-            labels: [n] integers, or a `Relation`; may be left out where `indices` say everything.
-            indices: a miner's index tuple, (anchor, positive, negative) or (anchor, positive, anchor, negative).
-            ref_emb: [m, d] reference rows; without them the batch is its own reference and no row meets itself.
-            ref_labels: [m] integers of the reference rows.
-            ids: [n] which sample each row is; equal `ids` and `ref_ids` are the same sample and are not paired.
-            ref_ids: [m] likewise for the reference rows.
+    def _explanation(self, call: Call) -> Explanation:
+        pairs = self._pairs(call)
+        return unexplained(_zero(call)) if pairs is None else explain(self.product, pairs)
 
-        A batch with nothing to learn from gives a zero that keeps the graph, and one warning that says why.
-        """
-        check_embeddings(self.owner, "embeddings", embeddings)
-        with torch.autocast(device_type=embeddings.device.type, enabled=False):
-            pairs, empty = self._pairs(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
-            return empty if pairs is None else dense_value(self.product, pairs)
-
-    def explain(
-        self,
-        embeddings: Tensor,
-        labels: Labels = None,
-        indices: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Explanation:
-        """The value, and the losses, weights p* and dual variables that produced it. Same arguments as the call."""
-        check_embeddings(self.owner, "embeddings", embeddings)
-        with torch.autocast(device_type=embeddings.device.type, enabled=False):
-            pairs, empty = self._pairs(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
-            return explain(self.product, pairs, empty)
-
-    def _pairs(
-        self,
-        embeddings: Tensor,
-        labels: Labels,
-        indices: tuple[Tensor, ...] | None,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-        ids: Tensor | None,
-        ref_ids: Tensor | None,
-    ) -> tuple[Pairs | None, Tensor]:
-        """Checked and scored pairs, and the zero to return where there are no rows at all."""
-        owner = self.owner
-        if ref_emb is not None:
-            check_reference_rows(owner, embeddings, ref_emb)
-        reference = embeddings if ref_emb is None else ref_emb
-        shape = (len(embeddings), len(reference))
-        if indices is not None:
-            check_indices(owner, indices, shape)
-        relation = _relation(owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
-        dtype = _work_type(embeddings, reference)
-        rows = self.similarity.prepare(embeddings.to(dtype))
-        cols = rows if ref_emb is None else self.similarity.prepare(ref_emb.to(dtype))
-        zero = rows.sum() * 0 if ref_emb is None else rows.sum() * 0 + cols.sum() * 0
-        pairs = None if 0 in shape else dense_pairs(self.product, rows, cols, relation, indices)
-        if indices is None and not torch.compiler.is_compiling():
+    def _pairs(self, call: Call) -> Pairs | None:
+        """Scored pairs; None where there are no rows at all."""
+        relation = call.relation()
+        pairs = None
+        if 0 not in call.shape:
+            dtype = _work_type(call)
+            rows = self.similarity.prepare(call.embeddings.to(dtype))
+            cols = rows if call.ref_emb is None else self.similarity.prepare(call.ref_emb.to(dtype))
+            pairs = dense_pairs(self.product, rows, cols, relation, call.indices)
+        if call.indices is None and not torch.compiler.is_compiling():
             self._warn(relation, pairs)
-        return pairs, zero
+        return pairs
 
     def _warn(self, relation: Relation, pairs: Pairs | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
@@ -260,54 +197,12 @@ def _check_engine(owner: str, engine: str) -> None:
         )
 
 
-def _work_type(a: Tensor, b: Tensor) -> torch.dtype:
-    """The wider of the two types, and never less than float32: half precision loses the sums."""
-    wide = torch.promote_types(a.dtype, b.dtype)
+def _work_type(call: Call) -> torch.dtype:
+    """The wider type of rows and references, and never less than float32: half precision loses the sums."""
+    wide = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
     return torch.promote_types(wide, torch.float32)
 
 
-def _relation(
-    owner: str,
-    embeddings: Tensor,
-    labels: Labels,
-    indices: tuple[Tensor, ...] | None,
-    ref_emb: Tensor | None,
-    ref_labels: Tensor | None,
-    ids: Tensor | None,
-    ref_ids: Tensor | None,
-) -> Relation:
-    n, m = len(embeddings), len(embeddings if ref_emb is None else ref_emb)
-    if isinstance(labels, Relation):
-        if labels.device != embeddings.device:
-            raise ValueError(
-                f"{owner}: the Relation is on {labels.device} but the embeddings are on {embeddings.device}; move one."
-            )
-        return _checked(owner, labels, (n, m), ref_emb is None, ref_labels, ids, ref_ids)
-    if labels is None:
-        if indices is None:
-            raise ValueError(
-                f"{owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
-            )
-        same = torch.zeros(n, m, dtype=torch.bool, device=embeddings.device)
-        return Relation.from_matrix(same, square=ref_emb is None, ids=ids, ref_ids=ref_ids)
-    check_labels(owner, "labels", labels, n, embeddings.device)
-    check_reference(owner, embeddings, ref_emb, ref_labels)
-    if ref_labels is not None:
-        check_labels(owner, "ref_labels", ref_labels, m, embeddings.device)
-    return Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)
-
-
-def _checked(
-    owner: str, relation: Relation, shape: tuple[int, int], square: bool, *elsewhere: Tensor | None
-) -> Relation:
-    if any(x is not None for x in elsewhere):
-        raise ValueError(
-            f"{owner}: a Relation already holds ref_labels, ids and ref_ids; give them to its constructor."
-        )
-    if relation.shape != shape or relation.square != square:
-        given = "its own reference" if square else "a reference"
-        raise ValueError(
-            f"{owner}: the Relation is {relation.shape[0]} x {relation.shape[1]}"
-            f"{' (square)' if relation.square else ''}, but the embeddings are {shape[0]} x {shape[1]} with {given}."
-        )
-    return relation
+def _zero(call: Call) -> Tensor:
+    """A zero that keeps the graph of a batch without rows."""
+    return (call.embeddings.sum() * 0 + call.reference.sum() * 0).to(_work_type(call))

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nearfar._checks import check_embeddings
 from nearfar.explanation import Explanation
-from nearfar.relations import Relation
-from nearfar.robust import Labels, RobustLoss
+from nearfar.loss import Call, Loss
+from nearfar.robust import RobustLoss
 
 
-@dataclass(frozen=True, eq=False)
-class Inner:
-    """What the product inside is called with."""
-
-    embeddings: Tensor
-    relation: Relation
-    ref_emb: Tensor | None
-
-
-class Composed(nn.Module, ABC):
+class Composed(Loss):
     """A `RobustLoss` whose rows, columns or relation are made from the batch first."""
 
     def __init__(self, robust: RobustLoss) -> None:
         super().__init__()
         self.robust = robust
-        robust.owner = type(self).__name__
+        robust.owner = self.owner
 
     @property
     def exact_gradient(self) -> bool:
@@ -37,59 +26,25 @@ class Composed(nn.Module, ABC):
         return self.robust.exact_gradient
 
     @abstractmethod
-    def _inner(
-        self,
-        embeddings: Tensor,
-        labels: Labels,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-        ids: Tensor | None,
-        ref_ids: Tensor | None,
-    ) -> Inner: ...
+    def _inner(self, call: Call) -> Call:
+        """What the product inside is called with."""
 
     def _extra(self, embeddings: Tensor) -> Tensor | None:
         """A term beside the product, or None."""
         return None
 
-    def _call(self, embeddings: Tensor, labels: Labels, indices: object, *reference: Tensor | None) -> Inner:
-        owner = type(self).__name__
-        if indices is not None:
-            raise ValueError(f"{owner}: this loss chooses its own pairs and takes no index tuple; leave it out.")
-        return self._inner(embeddings, labels, *reference)
+    def _inside(self, call: Call) -> Call:
+        if call.indices is not None:
+            raise ValueError(f"{self.owner}: this loss chooses its own pairs and takes no index tuple; leave it out.")
+        return self._inner(call)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Labels = None,
-        indices: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The loss, a differentiable scalar. Arguments as for `RobustLoss`; `indices` must be left out."""
-        check_embeddings(type(self).__name__, "embeddings", embeddings)
-        with torch.autocast(device_type=embeddings.device.type, enabled=False):
-            inner = self._call(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
-            value: Tensor = self.robust(inner.embeddings, inner.relation, ref_emb=inner.ref_emb)
-            extra = self._extra(embeddings)
-            return value if extra is None else value + extra
+    def _value(self, call: Call) -> Tensor:
+        value = self.robust._value(self._inside(call))
+        extra = self._extra(call.embeddings)
+        return value if extra is None else value + extra
 
-    def explain(
-        self,
-        embeddings: Tensor,
-        labels: Labels = None,
-        indices: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Explanation:
-        """The value and what produced it, in the rows and columns of the product inside."""
-        check_embeddings(type(self).__name__, "embeddings", embeddings)
-        inner = self._call(embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
-        found = self.robust.explain(inner.embeddings, inner.relation, ref_emb=inner.ref_emb)
-        extra = self._extra(embeddings)
+    def _explanation(self, call: Call) -> Explanation:
+        """In the rows and columns of the product inside."""
+        found = self.robust._explanation(self._inside(call))
+        extra = self._extra(call.embeddings)
         return found if extra is None else replace(found, value=found.value + extra.detach())

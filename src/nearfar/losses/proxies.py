@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearfar._checks import check_labels, check_positive, readable
+from nearfar._checks import check_labels, check_positive, check_whole, readable
 from nearfar.links import Add, PerPositive
-from nearfar.losses.composed import Composed, Inner
+from nearfar.loss import Call
+from nearfar.losses.composed import Composed
 from nearfar.pairs import AngularMargin, Linear, PairLoss
 from nearfar.relations import Relation
-from nearfar.robust import Engine, Labels, RobustLoss
+from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Mean
 from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
 
@@ -27,24 +28,13 @@ class _Proxies(Composed):
 
     def __init__(self, robust: RobustLoss, classes: int, dim: int) -> None:
         super().__init__(robust)
-        for name, value in (("classes", classes), ("dim", dim)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} must be a whole number above zero, but came as {value!r}."
-                )
+        check_whole(self.owner, "classes", classes)
+        check_whole(self.owner, "dim", dim)
         self.proxies = nn.Parameter(torch.randn(classes, dim))
 
-    def _inner(
-        self,
-        embeddings: Tensor,
-        labels: Labels,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-        ids: Tensor | None,
-        ref_ids: Tensor | None,
-    ) -> Inner:
-        owner = type(self).__name__
-        if any(x is not None for x in (ref_emb, ref_labels, ids, ref_ids)):
+    def _inner(self, call: Call) -> Call:
+        owner, embeddings = self.owner, call.embeddings
+        if any(x is not None for x in (call.ref_emb, call.ref_labels, call.ids, call.ref_ids)):
             raise ValueError(
                 f"{owner}: its proxies are the reference, so it takes no other; leave ref_emb and the rest out."
             )
@@ -58,12 +48,13 @@ class _Proxies(Composed):
                 f"{owner}: embeddings are on {embeddings.device} but the proxies on {self.proxies.device}; "
                 "move the loss with .to(device)."
             )
-        relation = labels if isinstance(labels, Relation) else self._relation(owner, embeddings, labels)
+        relation = call.labels if isinstance(call.labels, Relation) else self._relation(embeddings, call.labels)
         if self.swapped:
-            return Inner(self.proxies, relation, embeddings)
-        return Inner(embeddings, relation, self.proxies)
+            return Call(owner, self.proxies, relation, ref_emb=embeddings)
+        return Call(owner, embeddings, relation, ref_emb=self.proxies)
 
-    def _relation(self, owner: str, embeddings: Tensor, labels: Tensor | None) -> Relation:
+    def _relation(self, embeddings: Tensor, labels: Tensor | None) -> Relation:
+        owner = self.owner
         if labels is None:
             raise ValueError(f"{owner}: labels are missing; pass a 1-D integer tensor of class indices.")
         check_labels(owner, "labels", labels, len(embeddings), embeddings.device)

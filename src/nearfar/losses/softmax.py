@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_labels, check_positive, check_reference
+from nearfar._checks import check_positive
 from nearfar.links import Add, PerPositive, Reduction, SoftplusLink
-from nearfar.losses.composed import Composed, Inner
+from nearfar.loss import Call
+from nearfar.losses.composed import Composed
 from nearfar.mining import Filter
 from nearfar.pairs import CircleScore, Linear, PairLoss, Score
 from nearfar.relations import Relation
-from nearfar.robust import Engine, Labels, RobustLoss
+from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Mean
 from nearfar.similarity import Dot, Similarity
 
@@ -178,22 +179,11 @@ class NPair(Composed):
         )
         self.l2 = l2
 
-    def _inner(
-        self,
-        embeddings: Tensor,
-        labels: Labels,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-        ids: Tensor | None,
-        ref_ids: Tensor | None,
-    ) -> Inner:
+    def _inner(self, call: Call) -> Call:
+        labels = call.labels
         if not isinstance(labels, Tensor):
             raise TypeError(f"NPair: labels must be a 1-D integer tensor, but came as {type(labels).__name__}.")
-        check_labels("NPair", "labels", labels, len(embeddings), embeddings.device)
-        check_reference("NPair", embeddings, ref_emb, ref_labels)
-        if ref_emb is not None and ref_labels is not None:
-            check_labels("NPair", "ref_labels", ref_labels, len(ref_emb), embeddings.device)
-        tile = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids).dense()
+        tile = call.relation().dense()
         # an anchor is the first row of its class; its positive is the first column alike to it
         earlier = (labels[:, None] == labels[None, :]).tril(diagonal=-1)
         anchor = ~earlier.any(dim=1, keepdim=True)
@@ -201,8 +191,8 @@ class NPair(Composed):
         positive = (alike & (alike.cumsum(dim=1) == 1)).any(dim=0, keepdim=True)
         # with no positive at all the anchors keep their unlike pairs: they cost nothing, and the warning can say why
         valid = tile.valid & anchor & (positive | ~positive.any())
-        relation = Relation.from_matrix(tile.same, valid, square=ref_emb is None)
-        return Inner(embeddings, relation, ref_emb)
+        relation = Relation.from_matrix(tile.same, valid, square=call.ref_emb is None)
+        return Call(self.owner, call.embeddings, relation, ref_emb=call.ref_emb)
 
     def _extra(self, embeddings: Tensor) -> Tensor | None:
         if not self.l2 or not len(embeddings):

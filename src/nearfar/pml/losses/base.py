@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from nearfar._checks import check_embeddings, check_labels
 from nearfar.explanation import Explanation
 from nearfar.indices import check_indices
+from nearfar.loss import Labels
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import Settings, chosen_distance, chosen_reducer
 from nearfar.pml._tuples import Indices, each_once
 from nearfar.pml.distances import Distance
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer, Reducer, SumReducer
 from nearfar.relations import Relation
-from nearfar.robust import Labels, RobustLoss
+from nearfar.robust import RobustLoss
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.groups import Problems, Product
 from nearfar.losses.triplet import AngularScore
-from nearfar.pairing import Pairs
 from nearfar.pairs import Hinge, Score
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import as_pairs, draw_triplets
@@ -82,13 +80,6 @@ class TripletMarginLoss(Loss):
         return with_drawn(call, self.triplets_per_anchor).into(self.robust)
 
 
-class Repeated(Positive):
-    """`Positive`, where an alike pair that counts k times is k groups, and not one of k-fold unlike pairs."""
-
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
-        return super().split(product, replace(pairs, alike=pairs.alike > 0))
-
-
 class AngularLoss(Loss):
     """mean over alike pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α, of unit rows.
 
@@ -107,7 +98,7 @@ class AngularLoss(Loss):
             RobustLoss(
                 pair=Score(),
                 over=KL(1.0, normalised=False, atom=True),
-                groups=Repeated(Rule(score, wants_reference=True)),
+                groups=Positive(Rule(score, wants_reference=True)),
                 reduction=self.reducer.how,
                 similarity=Cosine(),
             )
