@@ -107,7 +107,7 @@ class UncertaintySet(ABC):
 def total(w: Tensor, like: Tensor) -> Tensor:
     """Σ w per group [g], as a floating number of the losses' type."""
     # a mask is summed as bytes: torch would widen it to eight bytes an entry first
-    return (w.view(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
+    return (w.to(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
 
 
 def weighted(x: Tensor, w: Tensor) -> Tensor:
