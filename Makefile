@@ -4,18 +4,21 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check browser bench docs clean
 
 demo: $(READY)
 	$(BIN)/nearfar demo
 
-test: check
+test: check browser
 	$(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+browser:  # the report page is tested in a real one
+	command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q chromium)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/speed/dense.py

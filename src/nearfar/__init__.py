@@ -7,7 +7,7 @@
 >>> value.backward()
 """
 
-from nearfar import data, groups, links, losses, mining, pairs, sets, similarity
+from nearfar import data, groups, links, losses, mining, pairs, report, sets, similarity
 from nearfar._checks import DegenerateBatchWarning
 from nearfar.evaluation import compare, evaluate
 from nearfar.explanation import Explanation
@@ -28,6 +28,7 @@ __all__ = [
     "losses",
     "mining",
     "pairs",
+    "report",
     "sets",
     "similarity",
 ]

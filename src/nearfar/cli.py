@@ -1,4 +1,4 @@
-"""The command line: `nearfar losses` and `nearfar demo`."""
+"""The command line: `nearfar losses`, `nearfar demo` and `nearfar report`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,25 @@ def demo(
         raise SystemExit(
             f"nearfar demo: cannot write to {folder} ({error.strerror}); choose another --folder."
         ) from None
+
+
+@app.command()
+def report(
+    source: Annotated[Path, typer.Argument(help="A vectors.npz (x, y, and name or images), or a run folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    images: Annotated[Path | None, typer.Option(help="Folder that holds the pictures called `name`.")] = None,
+    queries: Annotated[int, typer.Option(help="How many queries the gallery shows.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn at random.")] = 0,
+) -> None:
+    """Write one self-contained page about a space: scores, gallery, map, confusion."""
+    from nearfar import report as package
+
+    console = Console()
+    try:
+        package.write(output, source, images=images, queries=queries, seed=seed, watch=console.print)
+    except (OSError, ValueError, TypeError) as error:
+        raise SystemExit(f"nearfar report: {error}") from None
+    console.print(f"page: {output}")
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Which queries the gallery shows, and what they found.
 
 The worst failures come first: by the rank of the first right answer, then by the gap, the score of the nearest wrong
-answer less that of the best right one. Half of the places go to the worst failures of all, a quarter to failures of the ten
-worst classes, so that each of them can be looked at, and a quarter to right answers drawn at random.
+answer less that of the best right one. Half of the places go to the worst failures of all, a quarter to failures of
+the ten worst classes, so that each of them can be looked at, and a quarter to right answers drawn at random.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.neighbours import METRICS, TILE, Metric, neighbours
+from nearfar.evaluation.neighbours import neighbours
 from nearfar.evaluation.retrieval import PerQuery
+from nearfar.report.measures import MEASURES, Metric, prepared
+
+TILE = 2**22
+"""Entries of one tile of scores: 16 MB in float32."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,9 @@ def _worst_first(
 
 def _strips(x: Tensor, rows: np.ndarray, similarity: Metric) -> Iterator[tuple[Tensor, Tensor]]:
     """Scores of some rows against all, themselves left out, a few rows at a time."""
-    measure = METRICS[similarity]
+    measure = MEASURES[similarity]
     with torch.no_grad():
-        ready = measure.prepare(x.to(torch.promote_types(x.dtype, torch.float32)))
+        ready = prepared(x, similarity)
         for part in torch.split(torch.from_numpy(rows), max(1, TILE // len(x))):
             scores = measure.scores(ready[part], ready)
             scores[torch.arange(len(part)), part] = -torch.inf

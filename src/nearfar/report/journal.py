@@ -1,7 +1,7 @@
 """The journal of a run: one JSON object a line, turned into panels of curves.
 
-A panel holds what belongs together: losses, scores, weights, rates. Steps are thinned to a few hundred buckets; a bucket
-keeps its mean, lowest and highest, so that a single peak still shows.
+A panel holds what belongs together: losses, scores, weights, rates. Steps are thinned to a few hundred buckets; a
+bucket keeps its mean, lowest and highest, so that a single peak still shows.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ def _is_number(value: Any) -> bool:
 
 def _panels(lines: list[dict[str, float]]) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
     names = [name for name in dict.fromkeys(key for line in lines for key in line) if not SKIPPED.match(name)]
-    grouped: dict[str, list[Series]] = {title: [] for title, _ in PANELS} | {"Other": []}
+    grouped: dict[str, list[Series]] = {title: [] for title in (*(title for title, _ in PANELS), "Other")}
     notes = []
     for name in names:
         pairs = [(line.get("step", float(i)), line[name]) for i, line in enumerate(lines) if name in line]
         good = [(step, value) for step, value in pairs if math.isfinite(value) and math.isfinite(step)]
         if len(good) < len(pairs):
             first = next(step for step, value in pairs if not (math.isfinite(value) and math.isfinite(step)))
-            notes.append(f"{name} is not finite at {len(pairs) - len(good)} steps, first at step {first:g}.")
+            count = len(pairs) - len(good)
+            notes.append(f"{name} is not finite at {count} step{'s' * (count > 1)}, first at step {first:g}.")
         if good:
             title = next((title for title, rule in PANELS if rule.search(name.lower())), "Other")
             grouped[title].append(Series(name, _thin(good)))
@@ -101,5 +102,5 @@ def _thin(pairs: list[tuple[float, float]]) -> tuple[tuple[float, float, float, 
     points = []
     for start in range(0, len(pairs), size):
         steps, values = zip(*pairs[start : start + size], strict=True)
-        points.append((steps[-1], sum(values) / len(values), min(values), max(values)))
+        points.append((steps[-1] if start else steps[0], sum(values) / len(values), min(values), max(values)))
     return tuple(points)

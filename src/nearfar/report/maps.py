@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.neighbours import METRICS, Metric
+from nearfar.report.measures import Metric, prepared
 
 MOST_FOR_TSNE = 3000
 GRID = 10_000
@@ -39,9 +39,7 @@ class Map:
 def flat_map(x: Tensor, y: Tensor, worst: list[int], *, points: int, similarity: Metric, seed: int) -> Map:
     """Choose the points and lay them out; cosine looks at unit vectors, the others at the vectors as they are."""
     rows = sample(y.numpy(), worst, points, seed)
-    chosen = x[torch.from_numpy(rows)]
-    ready = METRICS[similarity].prepare(chosen.to(torch.promote_types(chosen.dtype, torch.float32)))
-    axes, explained = principal(ready.double().numpy(), 50)
+    axes, explained = principal(prepared(x[torch.from_numpy(rows)], similarity).double().numpy(), 50)
     layout = _tsne(axes, seed) if 10 <= len(rows) <= MOST_FOR_TSNE else None
     return Map(rows, on_grid(axes[:, :2]), None if layout is None else on_grid(layout), explained)
 
@@ -59,8 +57,8 @@ def sample(y: np.ndarray, worst: list[int], points: int, seed: int) -> np.ndarra
 def principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float]:
     """Coordinates [n, min(count, d)] along the principal axes, and the share of variance of the first two.
 
-    The eigenvectors come from whichever is smaller, the covariance [d, d] or the Gram matrix [n, n]; each axis points to where
-    its largest coordinate is, so that the same data gives the same picture.
+    The eigenvectors come from whichever is smaller, the covariance [d, d] or the Gram matrix [n, n]; each axis points
+    to where its largest coordinate is, so that the same data gives the same picture.
     """
     centred = x - x.mean(axis=0)
     scale = np.abs(centred).max(initial=0.0)
@@ -86,7 +84,7 @@ def _tsne(axes: np.ndarray, seed: int) -> np.ndarray | None:
     if not np.ptp(axes, axis=0).any():  # all points are one
         return None
     from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     start = axes[:, :2] / max(float(axes[:, 0].std()), 1e-12) * 1e-4
     perplexity = min(30.0, (len(axes) - 1) / 3)

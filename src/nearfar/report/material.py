@@ -1,12 +1,13 @@
 """What a page is made of: vectors, labels, names, pictures, journal and configuration, from wherever they come.
 
-Three sources are known: arrays, a `vectors.npz` (x, y, and where there are any: name, classes, images), and a run folder
-(config.yaml, journal.jsonl, embeddings.npz). What a source lacks is left empty; the page then says so in a line.
+Three sources are known: arrays, a `vectors.npz` (x, y, and where there are any: name, classes, images), and a run
+folder (config.yaml, journal.jsonl, embeddings.npz). What a source lacks is left empty; the page then says so in a line.
 """
 
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from nearfar.report.journal import Journal, read_journal
 Source = str | os.PathLike[str] | tuple[Any, Any]
 Names = Mapping[int, str] | Sequence[str]
 Opener = Callable[[int], Any]
+KEYS = ("x", "y", "name", "classes", "images")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +98,14 @@ def _vectors(path: Path) -> Path:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as archive:
-        stored = {key: archive[key] for key in archive.files}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            stored = {key: archive[key] for key in archive.files if key in KEYS}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"report: {path} cannot be read as an .npz file of plain arrays: {error}.") from None
     for key, what in (("x", "vectors [n, d]"), ("y", "integer labels [n]")):
         if key not in stored:
-            raise ValueError(f"report: {path} must hold {key}, the {what}, but holds {', '.join(stored) or 'nothing'}.")
+            raise ValueError(f"report: {path} must hold {key}, the {what}, but does not.")
     return stored
 
 
@@ -153,7 +158,9 @@ def opener(images: Any, names: Sequence[str]) -> Opener | None:
     if isinstance(images, str | os.PathLike):
         folder = Path(images)
         if not folder.is_dir():
-            raise FileNotFoundError(f"report: images must be a folder, an array, a list or a function; {folder} is none.")
+            raise FileNotFoundError(
+                f"report: images must be a folder, an array, a list or a function; {folder} is none."
+            )
         return lambda row: folder / names[row]
     if len(images) != len(names):
         raise ValueError(f"report: images must have one entry per row, but {len(images)} came for {len(names)} rows.")

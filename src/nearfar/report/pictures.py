@@ -1,8 +1,8 @@
 """Thumbnails that fit: every picture is reduced, encoded and embedded, within a given number of characters.
 
-Photographs become WebP (JPEG where Pillow lacks it), as large and as good as the room allows: `LADDER` is walked down until
-all of them fit. Small grey drawings stay as they are, without loss; where their ground is black (0 = paper, as in `glyphs`
-or MNIST) they are turned round, so that ink is dark on light, and the page turns them back in the dark.
+Photographs become WebP (JPEG where Pillow lacks it), as large and as good as the room allows: `LADDER` is walked down
+until all of them fit. Small grey drawings stay as they are, without loss; where their ground is black (0 = paper, as in
+`glyphs` or MNIST) they are turned round, so that ink is dark on light, and the page turns them back in the dark.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ def _sheet(pictures: list[Any], side: int, across: int, mode: str) -> Any:
 def _lossy(found: dict[int, Any], room: int) -> tuple[str, dict[int, str]]:
     """Walk down the ladder until all fit; a sample of 40 tells which steps need not be tried."""
     sample = list(found.values())[:: max(1, len(found) // 40)]
-    mime, data = "", {}
+    mime = ""
+    data: dict[int, str] = {}
     for step, (side, quality) in enumerate(LADDER):
         last = step == len(LADDER) - 1
         guess = sum(len(_encode(_reduced(p, side), quality)[1]) for p in sample) / len(sample) * len(found)

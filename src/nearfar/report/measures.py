@@ -1,0 +1,18 @@
+"""Scores between rows by name: larger = nearer, as in `nearfar.evaluate`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearfar.similarity import Cosine, Dot, NegEuclidean, Similarity
+
+Metric = Literal["cosine", "dot", "euclidean"]
+MEASURES: dict[str, Similarity] = {"cosine": Cosine(), "dot": Dot(), "euclidean": NegEuclidean(normalize=False)}
+
+
+def prepared(x: Tensor, similarity: Metric) -> Tensor:
+    """Rows as the measure wants them: of unit length for cosine, else as they are; at least float32."""
+    return MEASURES[similarity].prepare(x.to(torch.promote_types(x.dtype, torch.float32)))

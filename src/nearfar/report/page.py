@@ -1,0 +1,217 @@
+"""`build` and `write`: one self-contained HTML page about an embedding.
+
+The numbers come from `nearfar.evaluate`; everything that a script shows travels as one JSON block in which `<`, `>` and
+`&` are escaped, and the page's own policy forbids any other script and any connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+
+from nearfar._checks import check_choice
+from nearfar.evaluation.summary import Evaluation, evaluate
+from nearfar.report import sections
+from nearfar.report.confusion import confusion
+from nearfar.report.contents import add_pictures, contents
+from nearfar.report.gallery import Query, gallery, nearest
+from nearfar.report.maps import MOST_FOR_TSNE, Map, flat_map
+from nearfar.report.material import Material, Names, Source, gather
+from nearfar.report.measures import MEASURES, Metric
+from nearfar.report.pictures import Watch
+
+ROOM = 4_900_000
+"""Characters that a page of up to 200 queries may have; more queries may have more in proportion."""
+SCRIPTS = ("page.js", "gallery.js", "map.js")
+
+
+class Options(TypedDict, total=False):
+    """The keywords of `build`, for `write`."""
+
+    names: Sequence[str] | None
+    classes: Names | None
+    images: Any
+    findings: Iterable[Any] | None
+    title: str | None
+    similarity: Metric
+    ks: Sequence[int]
+    clustering: bool
+    queries: int
+    near: int
+    points: int
+    seed: int
+    watch: Watch | None
+
+
+def build(
+    source: Source,
+    *,
+    names: Sequence[str] | None = None,
+    classes: Names | None = None,
+    images: Any = None,
+    findings: Iterable[Any] | None = None,
+    title: str | None = None,
+    similarity: Metric = "cosine",
+    ks: Sequence[int] = (1, 2, 4, 8),
+    clustering: bool = False,
+    queries: int = 200,
+    near: int = 6,
+    points: int = MOST_FOR_TSNE,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> str:
+    """The page as text.
+
+    Args:
+        source: `(embeddings, labels)`, the path of a `vectors.npz` (x, y; name, classes, images where there are any),
+            or the path of a run folder (embeddings.npz; journal.jsonl, config.yaml where there are any).
+        names: one per row, such as file names.
+        classes: names of the classes: a mapping from labels, one for each of 0..max, or one for each label that there
+            is, in ascending order.
+        images: a folder in which `names` are files, an array [n, h, w] or [n, h, w, 3] of uint8, a list of arrays or
+            paths, or a function row -> PIL image, array or path. What cannot be read is left out and counted.
+        findings: the doctor's, each with name, severity, evidence and remedy.
+        title: of the page; by default the name of the file or folder.
+        similarity: "cosine", "dot" or "euclidean".
+        ks: which recall@K.
+        clustering: add NMI, AMI and F1 (k-means, slower).
+        queries: how many queries the gallery shows; up to 200 the page stays below 5 MB.
+        near: how many neighbours of each.
+        points: the most points on the map; t-SNE is drawn up to 3,000.
+        seed: of the intervals, of the right answers that the gallery draws, and of the map.
+        watch: told in words how far it is.
+
+    Raises:
+        ValueError: if vectors are not finite, no query has a right answer, or lengths do not agree.
+        FileNotFoundError: if the source is not there.
+    """
+    check_choice("report", "similarity", similarity, MEASURES)
+    for name, value in (("queries", queries), ("near", near), ("points", points)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"report: {name} must be a whole number from 1 on, but came as {value!r}.")
+    say: Watch = watch or (lambda _: None)
+    material = gather(source, names=names, classes=classes, images=images, title=title)
+    say("ranking every query")
+    evaluation = evaluate(
+        material.x, material.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
+    )
+    x, y, worst = material.x, material.y, [row.label for row in evaluation.worst]
+    found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
+    say("laying out the map")
+    layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
+    rows = np.union1d(layout.rows, np.flatnonzero(np.isin(y.numpy(), worst)))
+    first = nearest(x, rows, similarity)
+    table = confusion(x, y, evaluation, rows, first)
+    data = contents(material, evaluation, found, layout, table, dict(zip(rows.tolist(), first.tolist(), strict=True)))
+    say("reading pictures")
+    room = int(ROOM * max(1.0, queries / 200)) - len(_json(data).encode(errors="replace"))
+    unread = add_pictures(data, material, found, layout, table, room, watch)
+    doctor = None if findings is None else list(findings)
+    body = [sections.headline(material.title, evaluation, x.shape[1], similarity), sections.scores(evaluation)]
+    body += [sections.findings(doctor)] if doctor is not None else []
+    body += [sections.curves(material.journal)] if material.journal.panels else []
+    body += [_gallery_section(evaluation, found), _map_section(len(x), layout)]
+    body += [sections.confusion(table, material.classes, evaluation.classes <= len(table))]
+    settings = {"similarity": similarity, "seed": seed, "queries in the gallery": len(found)}
+    body += [sections.setup(material.config, settings, _left_out(material, doctor, unread))]
+    return _assemble(material.title, body, data)
+
+
+def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Options]) -> Path:
+    """Write the page to `path`, whole or not at all (under a temporary name first); keywords as of `build`."""
+    target = Path(path)
+    text = build(source, **options)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as stream:
+            stream.write(text)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _left_out(material: Material, findings: list[Any] | None, unread: int) -> list[str]:
+    notes = []
+    if not material.journal.panels:
+        notes.append("Curves: there is no journal.")
+    if findings is None:
+        notes.append("The doctor’s findings: none were handed over.")
+    if material.picture is None:
+        notes.append("Pictures: there are none; names stand in their place.")
+    elif unread:
+        notes.append(f"{unread:,} pictures could not be read; names stand in their place.")
+    if not material.config.strip():
+        notes.append("config.yaml: there is none.")
+    return notes
+
+
+def _gallery_section(evaluation: Evaluation, found: list[Query]) -> str:
+    failures = int(((evaluation.per_query.rank > 1) & ~evaluation.per_query.lone).sum())
+    shown = sum(query.rank > 1 for query in found)
+    lead = (
+        f"{shown:,} of {failures:,} failures and {len(found) - shown:,} of {evaluation.queries - failures:,} "
+        "right answers. "
+        "The worst come first: by the rank of the first right answer, then by how far a wrong one scores above it."
+    )
+    return sections.section("gallery", "Retrieval gallery", lead, '<div id="gallery-body"></div>')
+
+
+def _map_section(total: int, layout: Map) -> str:
+    shown = len(layout.rows)
+    lead = "Each mark is a sample; hollow where its nearest neighbour is of another class. "
+    if shown < total:
+        lead += f"{shown:,} of {total:,}: the worst classes and others drawn at random, whole. "
+    lead += f"The two principal axes show {100 * layout.explained:.0f}% of the variance."
+    return sections.section("map", "Map", lead, '<div id="map-body"></div>')
+
+
+def _assemble(title: str, body: list[str], data: dict[str, Any]) -> str:
+    here = files("nearfar.report")
+    texts = {name: here.joinpath(name).read_text(encoding="utf-8") for name in (*SCRIPTS, "page.css", "page.html")}
+    script = "\n".join(texts[name] for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(texts["page.html"]).substitute(
+        title=escape(title),
+        hashes=f"'sha256-{digest}'",
+        css=texts["page.css"],
+        nav=_nav("".join(body)),
+        body="\n".join(body),
+        version=escape(sections.versions()["nearfar"]),
+        data=_json(data),
+        js=script,
+    )
+
+
+def _nav(body: str) -> str:
+    titles = {
+        "scores": "Scores",
+        "findings": "Findings",
+        "curves": "Training",
+        "gallery": "Gallery",
+        "map": "Map",
+        "confusion": "Confusion",
+        "setup": "Configuration",
+    }
+    there = [name for name in titles if f'<section id="{name}"' in body]
+    return "".join(f'<a href="#{name}">{titles[name]}</a>' for name in there)
+
+
+def _json(data: Any) -> str:
+    """JSON that cannot end its script block, whatever names hold."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

@@ -1,0 +1,431 @@
+"""The page in a real browser: headless Chromium, opened from disk, driven over its debugging pipe.
+
+Chromium is part of the test, so a machine without it fails here and says what to install.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nearfar import report
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+# The pipe must be descriptors 3 and 4 of the browser; a second interpreter moves them there and then becomes it.
+LAUNCH = """
+import os, sys
+ears, mouth = int(sys.argv[1]), int(sys.argv[2])
+held = os.dup(mouth) if mouth == 3 else mouth
+os.dup2(ears, 3)
+os.dup2(held, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Browser:
+    """A tab of a headless Chromium."""
+
+    def __init__(self, folder: Path, width: int = 1280, height: int = 900) -> None:
+        path = next((found for name in NAMES if (found := shutil.which(name))), None)
+        if path is None:
+            pytest.fail("The report's browser test needs Chromium, which is not here; run apt-get install chromium.")
+        from_us, to_us = os.pipe(), os.pipe()
+        command = [sys.executable, "-c", LAUNCH, str(from_us[0]), str(to_us[1]), path, *FLAGS]
+        command += [f"--user-data-dir={folder}", f"--window-size={width},{height}", "about:blank"]
+        self._log = (folder.parent / f"{folder.name}.log").open("wb")
+        self._process = subprocess.Popen(
+            command, pass_fds=(from_us[0], to_us[1]), stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL
+        )
+        os.close(from_us[0])
+        os.close(to_us[1])
+        self._out, self._in = from_us[1], to_us[0]
+        self._buffer, self._number, self._session = b"", 0, None
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        tabs = self.call("Target.getTargets")["targetInfos"]
+        tab = next(info["targetId"] for info in tabs if info["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, seconds: float = 60, **settings: object) -> dict:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": settings}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        end = time.monotonic() + seconds
+        while True:
+            answer = self._read(end, method)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                return answer["result"]
+            self._note(answer)
+
+    def _read(self, end: float, waiting_for: str) -> dict:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._in], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"the browser did not answer {waiting_for} in time"
+            part = os.read(self._in, 1 << 16)
+            assert part, f"the browser ended before it answered {waiting_for}; its log: {self._log.name}"
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(line)
+
+    def _note(self, event: dict) -> None:
+        method, found = event.get("method"), event.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(found["exceptionDetails"])[:500])
+        elif method == "Runtime.consoleAPICalled" and found["type"] in ("error", "warning", "assert"):
+            self.problems.append(json.dumps(found["args"])[:500])
+        elif method == "Log.entryAdded" and found["entry"]["level"] in ("error", "warning"):
+            self.problems.append(found["entry"]["text"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(found["request"]["url"])
+
+    def window(self, width: int, height: int) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def open(self, path: Path) -> None:
+        self.call("Page.navigate", url=path.as_uri())
+        self.wait("document.readyState === 'complete' && document.querySelector('.query') !== null")
+
+    def ask(self, script: str) -> object:
+        """The value of an expression, or of what a promise gives."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
+        return answer["result"].get("value")
+
+    def wait(self, script: str, seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while not self.ask(script):
+            assert time.monotonic() < end, f"not so within {seconds} s: {script}"
+            time.sleep(0.05)
+
+    def mouse(self, kind: str, x: float, y: float, **more: object) -> None:
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    def click(self, selector: str) -> None:
+        x, y = self.middle(selector)
+        self.mouse("mouseMoved", x, y)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.mouse(kind, x, y, button="left", clickCount=1)
+
+    def middle(self, selector: str) -> tuple[float, float]:
+        self.ask(
+            f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center', behavior: 'instant'}})"
+        )
+        box = self.ask(
+            f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        return box[0], box[1]
+
+    def key(self, name: str, text: str = "") -> None:
+        codes = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
+        down = {"key": name, "code": name, "windowsVirtualKeyCode": codes.get(name, 0)}
+        text = "\r" if name == "Enter" else text
+        self.call("Input.dispatchKeyEvent", type="keyDown", **down, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **down)
+
+    def screenshot(self, whole: bool = False) -> Image.Image:
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+
+    def close(self) -> None:
+        try:
+            self._session = None
+            self.call("Browser.close", seconds=5)
+        except (AssertionError, OSError):
+            pass
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for descriptor in (self._out, self._in):
+            os.close(descriptor)
+        self._log.close()
+
+
+HOSTILE = "<script>alert(1)</script>\"'</script><img src=x onerror=alert(2)>"
+
+
+def pictures(rows: int) -> np.ndarray:
+    """Grey drawings of 24 x 24, ink on black ground, each row's own."""
+    drawn = np.zeros((rows, 24, 24), dtype=np.uint8)
+    for row in range(rows):
+        drawn[row, 3 + row % 7 : 12 + row % 9, 4 + row % 5 : 20] = 255
+    return drawn
+
+
+def some_data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(13).repeat(9)
+    centres = torch.randn(13, 12, generator=generator)
+    return 0.6 * centres[labels] + torch.randn(len(labels), 12, generator=generator), labels
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A run folder with a journal, pictures, and names that try to break out."""
+    run = tmp_path_factory.mktemp("run")
+    x, y = some_data()
+    classes = [HOSTILE if label == 3 else f"kind {label:02d} & co" for label in range(13)]
+    names = [f"{HOSTILE}-{row}" if row % 10 == 0 else f"sample-{row}" for row in range(len(x))]
+    np.savez(run / "embeddings.npz", x=x, y=y, name=names, classes=classes, images=pictures(len(x)))
+    lines = [{"step": s, "loss": 1 / (1 + s), "rate": 0.1, "metrics": {"recall@1": s / 60}} for s in range(50)]
+    (run / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "config.yaml").write_text(f"name: {HOSTILE}\n")
+    finding = {"name": HOSTILE, "severity": "error", "evidence": {"share": 0.5}, "remedy": HOSTILE}
+    return report.write(run / "report.html", run, findings=[finding], title=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(chromium, page):
+    """The page, freshly loaded; at the end nothing may have been complained about or fetched."""
+    chromium.problems.clear()
+    chromium.requests.clear()
+    chromium.window(1280, 900)
+    chromium.open(page)
+    yield chromium
+    assert chromium.problems == []
+    assert [url[:80] for url in chromium.requests if not url.startswith("data:image/")] == [page.as_uri()]
+
+
+def shown(browser: Browser) -> int:
+    return int(str(browser.ask("document.querySelector('.count').textContent")).split()[0])
+
+
+def test_loads_without_a_complaint_and_shows_every_part(browser):
+    parts = browser.ask("[...document.querySelectorAll('main > section')].map((s) => s.id)")
+    assert parts == ["headline", "scores", "findings", "curves", "gallery", "map", "confusion", "setup"]
+    assert browser.ask("[...document.images].every((i) => i.complete && i.naturalWidth > 0)")
+    assert browser.ask("document.querySelectorAll('.query').length") == 12
+    assert browser.ask("document.querySelectorAll('.curve svg polyline').length") == 3
+
+
+def test_hostile_names_are_only_text(browser):
+    assert browser.ask("document.querySelector('h1').textContent") == HOSTILE
+    assert browser.ask("document.querySelectorAll('img[src=x]').length") == 0
+    assert browser.ask("document.scripts.length") == 2
+    browser.ask("document.querySelector('[data-value=all]').click()")
+    browser.ask(f"(() => {{ const i = document.getElementById('filter'); i.value = {json.dumps(HOSTILE)};"
+                " i.dispatchEvent(new Event('input')); })()")  # fmt: skip
+    assert shown(browser) > 0
+    assert HOSTILE in browser.ask("document.querySelector('.query').textContent")
+
+
+def test_click_opens_the_larger_view_and_arrows_move_in_it(browser):
+    browser.click(".query")
+    assert browser.ask("document.getElementById('detail').open")
+    assert browser.ask("document.querySelector('.bar-top p').textContent").startswith("Query 1 of ")
+    scores = browser.ask("[...document.querySelectorAll('.answers .place')].map((e) => e.textContent)")
+    assert len(scores) in (6, 7)
+    assert all("#" in text and "." in text and ("right" in text or "wrong" in text) for text in scores)
+    browser.key("ArrowRight")
+    browser.key("ArrowRight")
+    assert browser.ask("document.querySelector('.bar-top p').textContent").startswith("Query 3 of ")
+    browser.key("ArrowLeft")
+    assert browser.ask("document.querySelector('.bar-top p').textContent").startswith("Query 2 of ")
+    browser.key("Escape")
+    browser.wait("!document.getElementById('detail').open")
+    browser.wait("document.activeElement.dataset.place === '1'")  # the focus is where one left off
+
+
+def test_arrows_and_enter_work_in_the_gallery(browser):
+    browser.ask("document.querySelector('.query').focus()")
+    for _ in range(12):
+        browser.key("ArrowDown")
+    assert browser.ask("document.activeElement.dataset.place") == "12"  # on the second page
+    assert browser.ask("document.querySelector('.pager span').textContent").startswith("Page 2 of ")
+    browser.key("ArrowUp")
+    assert browser.ask("document.activeElement.dataset.place") == "11"
+    browser.key("Enter")
+    assert browser.ask("document.querySelector('.bar-top p').textContent").startswith("Query 12 of ")
+
+
+def test_worst_come_first_and_marks_differ_by_more_than_colour(browser):
+    ranks = browser.ask("data.queries.map((q) => q.rank)")
+    assert ranks == sorted(ranks, reverse=True)
+    looks = browser.ask("""['right', 'wrong'].map((kind) => {
+        const tile = document.querySelector(`.tile.${kind}`);
+        return [getComputedStyle(tile.querySelector('.frame')).borderTopStyle,
+                tile.querySelector('.badge').textContent, tile.title.split(':')[0]]; })""")
+    assert looks == [["solid", "✓", "right"], ["dashed", "✕", "wrong"]]
+
+
+def test_filter_and_switch_change_the_list(browser):
+    failures = shown(browser)
+    browser.click("[data-value=all]")
+    everything = shown(browser)
+    assert everything > failures
+    browser.click("#filter")
+    browser.call("Input.insertText", text="kind 05")
+    some = shown(browser)
+    assert 0 < some < everything
+    assert browser.ask("[...document.querySelectorAll('.query b')].every((b) => b.textContent === 'kind 05 & co')")
+    browser.call("Input.insertText", text=" of nowhere")
+    assert shown(browser) == 0
+    assert "No query" in browser.ask("document.querySelector('.queries').textContent")
+
+
+def test_a_class_of_the_confusion_table_leads_to_its_queries(browser):
+    name = browser.ask("document.querySelector('.pick').textContent")
+    browser.click(".pick")
+    assert browser.ask("document.getElementById('filter').value") == name
+    assert shown(browser) > 0
+
+
+def test_theme_follows_the_system_and_the_button(browser):
+    def ground() -> str:
+        return browser.ask("getComputedStyle(document.body).backgroundColor")
+
+    browser.ask("localStorage.clear()")
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    light = ground()
+    browser.click("#theme")
+    dark = ground()
+    assert sum(map(int, light[4:-1].split(","))) > 600 > 150 > sum(map(int, dark[4:-1].split(",")))
+    browser.click("#theme")
+    assert ground() == light
+    browser.ask("(localStorage.clear(), delete document.documentElement.dataset.theme)")
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    assert ground() == dark
+    browser.call("Emulation.setEmulatedMedia", features=[])
+
+
+def point(browser: Browser, place: int) -> tuple[float, float]:
+    """Where a point of the map is on the screen, before any zoom."""
+    browser.middle(".field canvas")
+    x, y = browser.ask(f"""(() => {{
+        const b = document.querySelector('.field canvas').getBoundingClientRect();
+        const [x, y] = (data.map.tsne || data.map.pca)[{place}], unit = Math.min(b.width - 40, b.height - 76) / 10000;
+        return [b.x + b.width / 2 + (x - 5000) * unit, b.y + b.height / 2 - (y - 5000) * unit]; }})()""")
+    return x, y
+
+
+def test_map_tells_what_is_under_the_pointer(browser):
+    assert browser.ask("document.querySelector('.tip').hidden")
+    x, y = point(browser, 17)
+    browser.mouse("mouseMoved", x, y)
+    browser.wait("!document.querySelector('.tip').hidden")
+    told = browser.ask("document.querySelector('.tip').textContent")
+    assert "nearest is" in told
+    assert "kind" in told or HOSTILE in told
+    assert browser.ask("document.querySelector('.tip i.pic img').naturalWidth") == 24
+
+
+def test_map_zooms_drags_and_obeys_keys(browser):
+    def picture() -> str:
+        browser.key("Escape")  # no ring around a point
+        return browser.ask("document.querySelector('.field canvas').toDataURL()")
+
+    start = point(browser, 17)
+    browser.ask("document.querySelector('.field canvas').focus()")
+    first = picture()
+    browser.mouse("mouseWheel", *start, deltaX=0, deltaY=-400)
+    zoomed = picture()
+    assert zoomed != first
+    browser.mouse("mousePressed", *start, button="left", clickCount=1)
+    browser.mouse("mouseMoved", start[0] + 60, start[1] + 30, button="left", buttons=1)
+    browser.mouse("mouseReleased", start[0] + 60, start[1] + 30, button="left", clickCount=1)
+    assert picture() not in (zoomed, first)
+    browser.key("0", "0")
+    assert picture() == first
+    browser.key("+", "+")
+    assert picture() != first
+    browser.key("ArrowRight")
+    browser.wait("!document.querySelector('.tip').hidden")
+    here = browser.ask("document.querySelector('.tip').textContent")
+    browser.key("ArrowDown")
+    assert browser.ask("document.querySelector('.tip').textContent") != here
+    browser.key("Escape")
+    assert browser.ask("document.querySelector('.tip').hidden")
+
+
+def test_map_turns_into_the_other_layout_and_pins_a_class(browser):
+    browser.middle(".field canvas")
+    first = browser.screenshot().tobytes()
+    browser.click("[data-value=pca]")
+    time.sleep(0.8)
+    second = browser.screenshot().tobytes()
+    assert second != first
+    browser.click(".classes button")
+    assert browser.ask("document.querySelector('.classes button').getAttribute('aria-pressed')") == "true"
+    assert browser.screenshot().tobytes() != second
+
+
+def test_screenshot_shows_something_and_narrow_windows_do_not_overflow(browser):
+    shot = np.asarray(browser.screenshot())
+    assert shot.shape[:2] == (900, 1280)
+    assert len(np.unique(shot.reshape(-1, 3), axis=0)) > 50
+    browser.window(380, 800)
+    assert browser.ask("document.documentElement.scrollWidth") <= 380
+    browser.click(".query")
+    assert browser.ask("document.getElementById('detail').getBoundingClientRect().width") <= 380
+    assert np.asarray(browser.screenshot()).std() > 10
+
+
+def test_without_pictures_words_stand_in_their_place(chromium, tmp_path):
+    x, y = some_data()
+    path = report.write(tmp_path / "plain.html", (x, y))
+    chromium.problems.clear()
+    chromium.open(path)
+    assert chromium.ask("document.querySelector('.strip .tile').textContent").startswith("class ")
+    assert chromium.ask("document.images.length") == 0
+    assert chromium.problems == []
+
+
+def test_points_outside_the_gallery_have_a_picture_of_their_own(chromium, tmp_path):
+    x, y = some_data()
+    path = report.write(tmp_path / "few.html", (x, y), images=pictures(len(x)), queries=4, near=2)
+    chromium.problems.clear()
+    chromium.window(1280, 900)
+    chromium.open(path)
+    place = chromium.ask("data.map.rows.findIndex((row) => !data.pictures.data[row])")
+    assert place >= 0
+    chromium.mouse("mouseMoved", *point(chromium, place))
+    chromium.wait("!document.querySelector('.tip').hidden")
+    look = chromium.ask("getComputedStyle(document.querySelector('.tip i')).backgroundImage")
+    assert look.startswith('url("data:image/')
+    assert chromium.problems == []
+
+
+def test_missing_browser_fails_and_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        Browser(tmp_path)
