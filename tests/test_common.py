@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import sets as oracle
 from table import BATCHES, CLASSES, IDS, PROXIES, ROWS, random_batch, tensors
 
 import nearfar as nf
@@ -233,6 +234,30 @@ def test_the_value_lies_between_the_mean_and_the_maximum_of_its_losses(row, seed
     entered = found.losses[members]
     assert entered.mean() - 1e-12 <= found.value <= entered.max() + 1e-12
     assert found.value.item() == pytest.approx(loss(embeddings, labels).item(), abs=1e-14)
+
+
+SETS = {
+    "mean": (nf.sets.Mean, oracle.mean),
+    "top-fraction": (lambda **kw: nf.sets.TopK(fraction=0.5, **kw), lambda l, **kw: oracle.topk(l, fraction=0.5, **kw)),
+    "top-30": (lambda **kw: nf.sets.TopK(30, **kw), lambda l, **kw: oracle.topk(l, k=60, **kw)),
+    "top-all": (lambda **kw: nf.sets.TopK(99, **kw), lambda l, **kw: oracle.topk(l, k=198, **kw)),
+    "kl": (lambda **kw: nf.sets.KL(0.2, **kw), lambda l, **kw: oracle.kl(l, 0.2, **kw)),
+    "ball": (lambda **kw: nf.sets.KLBall(0.3, **kw), lambda l, **kw: oracle.kl_ball(l, 0.3, **kw)),
+    "chi": (lambda **kw: nf.sets.ChiSquare(3.0, **kw), lambda l, **kw: oracle.chi_square(l, 3.0, **kw)),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("zero", ["keep", "drop"])
+@pytest.mark.parametrize("atom", [False, True], ids=["", "atom"])
+def test_options_of_a_set_mean_the_same_inside_a_loss(name, zero, atom):
+    """Dropped pairs are gone before a share of the rest is taken, and the atom is one of them (k: both orders)."""
+    make, wanted = SETS[name]
+    embeddings, labels = tensors(*random_batch())
+    loss = nf.RobustLoss(pair=nf.pairs.Hinge(), over=make(zero=zero, atom=atom))
+    losses = nf.losses.DroWorst().explain(embeddings, labels).losses[~torch.eye(10, dtype=torch.bool)].numpy()
+    found = loss(embeddings, labels).item()
+    assert found == pytest.approx(float(wanted(losses, zero=zero, atom=atom)), abs=1e-9)
 
 
 @some(lambda row: row.name != "NPair")

@@ -193,6 +193,19 @@ def test_the_width_may_be_told():
     assert R.from_labels(y, width=40).width(alike) == 6
 
 
+@pytest.mark.parametrize("width", [0, -3, 1.5])
+def test_a_width_must_be_a_whole_number_above_zero(width):
+    with pytest.raises(ValueError, match="Relation: width must be a whole number above zero"):
+        R.from_labels(torch.tensor([0, 0, 1]), width=width)
+
+
+def test_a_width_that_is_too_small_is_an_error_where_it_can_be_read():
+    """It would leave alike pairs out of every triplet, silently."""
+    relation = R.from_labels(torch.tensor([0, 0, 0, 1, 1, 2]), width=1)
+    with pytest.raises(ValueError, match="Relation: width is 1, but a row has 2 alike columns"):
+        nf.losses.Triplet()(torch.eye(6), relation)
+
+
 # ---------------------------------------------------------------- memory
 
 

@@ -343,6 +343,25 @@ def test_chi_square_keeps_its_tilt_in_float32(n, rho):
     assert (rounded - exact_p).abs().max() < 0.01 * tilt.abs().max()
 
 
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("name", ["kl", "ball", "chi"])
+def test_losses_that_lie_close_together_keep_their_weights_in_float32(name, spread):
+    """A collapsing batch: all losses near .7. Only differences matter, and those are exact in float32."""
+    rng = np.random.default_rng(2)
+    make, weights, unit = {
+        "kl": (S.KL, oracle.kl_weights, spread),
+        "ball": (S.KLBall, oracle.kl_ball_weights, 1.0),
+        "chi": (S.ChiSquare, oracle.chi_square_weights, 50.0),
+    }[name]
+    for radius in (0.05 * unit, 0.5 * unit, 2.0 * unit):
+        l = (0.7 + spread * rng.random(50)).astype(np.float32)
+        found, wanted = make(radius), weights(l.astype(np.longdouble), radius)
+        leaf = torch.tensor(l[None], requires_grad=True)
+        (slope,) = torch.autograd.grad(found.value(leaf).sum(), leaf)
+        for p in (found.weights(leaf), slope):
+            np.testing.assert_allclose(p[0].numpy(), wanted.astype(np.float64), rtol=0, atol=1e-3 * float(wanted.max()))
+
+
 @cases
 def test_cold_and_large_losses_stay_finite_in_float32(name):
     l = torch.tensor([[0.0, 0.3, 1.0, 1.99, 2.0, 2.0]], dtype=torch.float32, requires_grad=True)
