@@ -19,7 +19,7 @@ from nearfar.links import Link, Reduction, Sides, Terms, reduce
 from nearfar.mining import Filter
 from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
-from nearfar.sets.base import UncertaintySet, over, total
+from nearfar.sets.base import Orders, UncertaintySet, over
 from nearfar.similarity import Similarity
 
 
@@ -31,19 +31,25 @@ class Problem:
     losses: Tensor
     measure: Tensor
     shape: tuple[int, ...]
-    mass: Tensor | None = None
+    orders: Orders = 1
+    cap: Tensor | None = None
 
     def value(self) -> Tensor:
         """F [g]."""
-        return self.over.value(self.losses, self.measure, self.mass)
+        return self.over.value(self.losses, self.measure, orders=self.orders, cap=self.cap)
 
     def weights(self) -> Tensor:
         """p* in the shape the members came from."""
-        return self.over.weights(self.losses, self.measure, self.mass).reshape(self.shape)
+        found = self.over.weights(self.losses, self.measure, orders=self.orders, cap=self.cap)
+        return found.reshape(self.shape)
 
     def dual(self) -> Tensor:
         """The leading dual variable [g]."""
-        return self.over.dual(self.losses, self.measure, self.mass)[0]
+        return self.over.dual(self.losses, self.measure, orders=self.orders, cap=self.cap)[0]
+
+    def taken(self) -> Tensor:
+        """How much measure [g] the weight may rest on."""
+        return self.over.taken(self.losses, self.measure, orders=self.orders, cap=self.cap)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +130,11 @@ class Balanced(Grouping):
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         alike, unlike = _by_sign(product, pairs)
-        if alike.mass is None or unlike.mass is None:
-            raise ValueError(
-                'RobustLoss: groups="balanced" compares how much each side takes, so both sets must be TopK.'
-            )
-        return alike, replace(unlike, mass=torch.minimum(alike.mass, unlike.mass))
+        return alike, replace(unlike, cap=alike.taken())
 
     def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:  # noqa: D102
-        taken = [problem.mass for problem in problems if problem.mass is not None]
-        return over(taken[0] * values[0] + taken[1] * values[1], taken[0] + taken[1])[0]
+        alike, unlike = (problem.taken() for problem in problems)
+        return over(alike * values[0] + unlike * values[1], alike + unlike)[0]
 
 
 class Anchor(Grouping):
@@ -199,9 +201,8 @@ def _union(pairs: Pairs) -> Tensor:
 
 
 def _rows(over: UncertaintySet, losses: Tensor, measure: Tensor) -> Problem:
-    return Problem(over, losses, measure, tuple(losses.shape), over.take(total(measure, losses), 1))
+    return Problem(over, losses, measure, tuple(losses.shape))
 
 
-def _flat(over: UncertaintySet, losses: Tensor, measure: Tensor, orders: Tensor | int) -> Problem:
-    flat = measure.reshape(1, -1)
-    return Problem(over, losses.reshape(1, -1), flat, tuple(losses.shape), over.take(total(flat, losses), orders))
+def _flat(over: UncertaintySet, losses: Tensor, measure: Tensor, orders: Orders) -> Problem:
+    return Problem(over, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape), orders)

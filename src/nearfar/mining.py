@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from nearfar._checks import check_positive
 from nearfar.pairing import Pairs
-from nearfar.sets.base import hidden
+from nearfar.sets.base import hidden, total
 from nearfar.sets.wrapped import draw
 
 
@@ -97,9 +98,12 @@ class BalancedHard(Filter):
     """
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
-        wanted = (pairs.alike > 0).sum(dim=1, keepdim=True)
-        ranked = hidden(pairs.scores, pairs.unlike).sort(dim=1, descending=True).values
-        last = ranked.gather(1, (wanted - 1).clamp(min=0, max=ranked.shape[1] - 1))
+        wanted = total(pairs.alike, pairs.scores)[:, None]
+        ranked, order = hidden(pairs.scores, pairs.unlike).sort(dim=1, descending=True)
+        measure = pairs.unlike.to(pairs.scores.dtype).gather(1, order)
+        # the last place that begins before the measure of the alike pairs is spent
+        begun = (measure.cumsum(dim=1) - measure < wanted).sum(dim=1, keepdim=True)
+        last = ranked.gather(1, (begun - 1).clamp(min=0))
         return pairs.keep(unlike=(pairs.scores >= last) & (wanted > 0))
 
 
@@ -140,9 +144,9 @@ class DistanceWeighted(Filter):
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
         chance = self.probabilities(pairs)
-        wanted = (pairs.alike > 0).sum(dim=1, keepdim=True).to(chance.dtype)
+        wanted = total(pairs.alike, chance)[:, None]
         counts = draw(chance, chance.shape[1], wanted) if self.sample else chance * wanted
-        return pairs.keep(unlike=torch.where(pairs.unlike > 0, counts, 0.0))
+        return replace(pairs, unlike=torch.where(pairs.unlike > 0, counts, 0.0))
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"cutoff={self.cutoff}, upper={self.upper}, sample={self.sample}"

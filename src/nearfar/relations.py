@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import INTEGERS, check_tensor, readable
+from nearfar._checks import INTEGERS, check_tensor, check_whole, readable
 
 EVERYTHING = slice(None)
 
@@ -87,6 +87,8 @@ class Relation(ABC):
         self.shape = shape
         self.device = device
         self.square = square
+        if given.width is not None:
+            check_whole("Relation", "width", given.width)
         self._width = given.width
         self._ids, self._ref_ids = _check_ids(shape, square, given.ids, given.ref_ids)
         self._weights, self._ref_weights = _check_weights(shape, square, given.weights, given.ref_weights)
@@ -215,11 +217,14 @@ class Relation(ABC):
 
     def width(self, alike: Tensor) -> int:
         """The most alike columns of any row of the measure `alike`: read on a CPU, else what was given, else m."""
-        if self._width is not None:
-            return min(self._width, self.shape[1])
-        if readable(alike) and alike.numel():
-            return int((alike > 0).sum(dim=1).amax())
-        return self.shape[1]
+        if not readable(alike) or not alike.numel():
+            return self.shape[1] if self._width is None else min(self._width, self.shape[1])
+        widest = int((alike > 0).sum(dim=1).amax())
+        if self._width is not None and self._width < widest:
+            raise ValueError(
+                f"Relation: width must be the most alike columns of any row, here {widest}, but came as {self._width}."
+            )
+        return widest
 
     def _itself(self, rows: slice, cols: slice) -> Tensor:
         if self._ids is not None and self._ref_ids is not None:

@@ -124,7 +124,9 @@ class RobustLoss(Loss):
 
     def _value(self, call: Call) -> Tensor:
         pairs = self._pairs(call)
-        return _zero(call) if pairs is None else dense_value(self.product, pairs)
+        if pairs is None:
+            return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
+        return dense_value(self.product, pairs)
 
     def _explanation(self, call: Call) -> Explanation:
         pairs = self._pairs(call)

@@ -23,7 +23,7 @@ class Total(Mean):
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         return w.to(l.dtype)
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         return weighted(l, w).sum(dim=1)
 
 

@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 
 from nearfar._checks import check_choice
 
+Orders = Tensor | int
 Dual = tuple[Tensor, ...]
 """Tensors [g]; the first is the leading variable, the one `explain` shows."""
 
@@ -53,33 +54,48 @@ class UncertaintySet(ABC):
             if isinstance(value, Real) and type(value).__module__ == "numpy":
                 object.__setattr__(self, entry.name, float(value))
 
-    def value(self, losses: Tensor, measure: Tensor | None = None, mass: Tensor | None = None) -> Tensor:
-        """F [g] of losses [g, n]. `mass` [g] caps the members a TopK takes; other sets ignore it."""
-        l, w = self._members(losses, measure)
-        return self._value(l, w, mass)
+    def value(
+        self, losses: Tensor, measure: Tensor | None = None, *, orders: Orders = 1, cap: Tensor | None = None
+    ) -> Tensor:
+        """F [g] of losses [g, n].
 
-    def dual(self, losses: Tensor, measure: Tensor | None = None, mass: Tensor | None = None) -> Dual:
+        `orders` says how often each unordered pair stands in a group (a TopK counts unordered pairs), and `cap` [g] the
+        most it may take; other sets ignore both.
+        """
+        l, w = self._members(losses, measure)
+        return self._value(l, w, self._mass(l, w, orders, cap))
+
+    def dual(
+        self, losses: Tensor, measure: Tensor | None = None, *, orders: Orders = 1, cap: Tensor | None = None
+    ) -> Dual:
         """The dual variables, each [g]."""
         with torch.no_grad():
             l, w = self._members(losses, measure)
-            return self._dual(l, w, mass)
+            return self._dual(l, w, self._mass(l, w, orders, cap))
 
     def weights(
         self,
         losses: Tensor,
         measure: Tensor | None = None,
-        mass: Tensor | None = None,
         dual: Dual | None = None,
+        *,
+        orders: Orders = 1,
+        cap: Tensor | None = None,
     ) -> Tensor:
-        """p* [g, n]: not negative, sums to 1 over a group and its atom, 0 over an empty group."""
+        """Weights p* [g, n]: not negative, summing to 1 over a group and its atom, 0 over an empty group."""
         with torch.no_grad():
             l, w = self._members(losses, measure)
-            p = self._weights(l, w, self._dual(l, w, mass) if dual is None else dual)
-            return p[:, : losses.shape[1]]
+            dual = self._dual(l, w, self._mass(l, w, orders, cap)) if dual is None else dual
+            return self._weights(l, w, dual)[:, : losses.shape[1]]
 
-    def take(self, total: Tensor, orders: Tensor | int) -> Tensor | None:
-        """The `mass` to pass for groups of measure `total` in which every unordered pair stands `orders` times."""
-        return None
+    def taken(self, losses: Tensor, measure: Tensor, *, orders: Orders = 1, cap: Tensor | None = None) -> Tensor:
+        """How much measure [g] of each group the weight may rest on."""
+        with torch.no_grad():
+            l, w = self._members(losses, measure)
+            return self._mass(l, w, orders, cap)
+
+    def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        return total(w, l)
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         w = torch.ones_like(losses, dtype=torch.bool) if measure is None else measure
@@ -87,16 +103,18 @@ class UncertaintySet(ABC):
             # ~(l <= 0) and not l > 0: a NaN stays a member and shows
             alive = ~(losses.detach() <= 0)
             w = w & alive if w.dtype == torch.bool else w * alive
+        if losses.shape[1] == 0:  # no members at all: one that is absent keeps every reduction defined
+            losses, w = pad(losses, (0, 1)), pad(w, (0, 1))
         losses = hidden(losses, w, 0.0)  # whatever an absent member holds, inf and NaN too, ends here
         return (pad(losses, (0, 1)), pad(w, (0, 1), value=1)) if self.atom else (losses, w)
 
     @abstractmethod
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual: ...
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual: ...
 
     @abstractmethod
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor: ...
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         """Σ p*l with p* held constant: right as it stands where F is piecewise linear; smooth sets say more."""
         with torch.no_grad():
             p = self._weights(l, w, self._dual(l, w, mass))
@@ -130,3 +148,10 @@ def hidden(l: Tensor, w: Tensor, fill: float = -torch.inf) -> Tensor:
 def log_of(size: Tensor) -> Tensor:
     """Logarithm of a group's measure, 0 for an empty group."""
     return torch.where(size == 0, 1.0, size).log()
+
+
+def centred(l: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest loss of each group [g], held constant, and the losses below it."""
+    top = hidden(l.detach(), w).amax(dim=1)
+    top = torch.where(total(w, l) == 0, torch.zeros_like(top), top)
+    return top, l - top[:, None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.sets.base import Dual, UncertaintySet, hidden, over, total, weighted
+from nearfar.sets.base import Dual, UncertaintySet, centred, hidden, over, total, weighted
 from nearfar.similarity import root
 
 
@@ -38,24 +38,27 @@ class ChiSquare(UncertaintySet):
         super().__post_init__()
         check_positive("ChiSquare", "rho", self.rho, zero=True)
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
+        top, l = centred(l, w)
         floor = self._floor(l, w)
         mean, base, energy, room = self._moments(l, w, floor)
         slope = over(root(room), root(energy))
         # pᵢ = wᵢ·slope·(lᵢ - η)₊; where nothing is tilted (slope 0) η is the floor itself
         eta = torch.where(slope > 0, mean - over(base, slope), floor)
-        return eta, floor, mean, base, slope
+        return eta + top, floor, mean, base, slope, top
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        _, floor, mean, base, slope = (x[:, None] for x in dual)
+        _, floor, mean, base, slope, top = (x[:, None] for x in dual)
+        l = l - top
         part = (base + slope * (l - mean)).clamp_min(0.0)
         return weighted(part, w * (l >= floor))
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
+        top, l = centred(l, w)
         with torch.no_grad():
             floor = self._floor(l, w)
         mean, _, energy, room = self._moments(l, w, floor)
-        return mean + root(room * energy)
+        return top + mean + root(room * energy)
 
     def _room(self, size: Tensor, whole: Tensor) -> Tensor:
         """How much Σ pᵢ²/wᵢ may exceed the 1/W_A of the flat p on A: s - 1/W_A, for W_A = size and n = whole."""

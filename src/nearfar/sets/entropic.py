@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.sets.base import Dual, UncertaintySet, hidden, log_of, over, total, weighted
+from nearfar.sets.base import Dual, UncertaintySet, centred, hidden, log_of, over, total, weighted
 from nearfar.sets.linear import Worst
 
 
@@ -46,14 +46,18 @@ class KL(UncertaintySet):
         super().__post_init__()
         check_positive("KL", "gamma", self.gamma)
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
-        return (log_partition(l, w, self.gamma) * self.gamma,)
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
+        top, z = centred(l, w)
+        return (top + log_partition(z, w, self.gamma) * self.gamma,)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        return weighted(torch.exp((hidden(l, w) - dual[0][:, None]) / self.gamma), w)
+        _, z = centred(l, w)
+        raw = weighted(torch.exp(hidden(z, w) / self.gamma), w)
+        return over(raw, raw.sum(dim=1, keepdim=True))
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
-        value = self.gamma * log_partition(l, w, self.gamma)
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
+        top, z = centred(l, w)
+        value = top + self.gamma * log_partition(z, w, self.gamma)
         return value - self.gamma * log_of(total(w, l)) if self.normalised else value
 
 
@@ -97,10 +101,10 @@ class KLBall(UncertaintySet):
             gamma = torch.where(torch.isfinite(step) & (step.abs() < gamma / 2), gamma - step, gamma)
         return torch.where(flat | corner, torch.ones_like(gamma), gamma * unit), corner, flat
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         gamma, corner, flat = self._temperature(l, w)
         gamma = torch.where(corner, 0.0, torch.where(flat, math.inf, gamma))
-        return gamma, *Worst()._dual(l, w, None), total(w, l)
+        return gamma, *Worst()._dual(l, w, total(w, l)), total(w, l)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         gamma, top, ties, size = dual
@@ -112,7 +116,8 @@ class KLBall(UncertaintySet):
         soft = over(soft, soft.sum(dim=1, keepdim=True))
         return torch.where(inside[:, None], soft, torch.where((gamma == 0)[:, None], corner, flat))
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
+        top, l = centred(l, w)
         with torch.no_grad():
             gamma, corner, flat = self._temperature(l, w)
             slope = _divergence_slope(l, w, gamma)
@@ -125,9 +130,9 @@ class KLBall(UncertaintySet):
         gamma = gamma - torch.where(usable, step, 0.0)
         size = total(w, l)
         inside = gamma * (self.rho + log_partition(l, w, gamma[:, None]) - log_of(size))
-        worst = Worst()._value(l, w, None)
+        worst = Worst()._value(l, w, size)
         mean = over(weighted(l, w).sum(dim=1), size)
-        return torch.where(flat, mean, torch.where(corner, worst, inside))
+        return top + torch.where(flat, mean, torch.where(corner, worst, inside))
 
 
 def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.sets.base import Dual, UncertaintySet, hidden, over, total, weighted
+from nearfar.sets.base import Dual, Orders, UncertaintySet, hidden, over, total, weighted
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,13 +22,13 @@ class Mean(UncertaintySet):
     tensor([2.])
     """
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return (total(w, l),)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         return over(w.to(l.dtype), dual[0][:, None])
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         return over(weighted(l, w).sum(dim=1), total(w, l))
 
 
@@ -42,7 +42,7 @@ class Worst(UncertaintySet):
     tensor([[0.0000, 0.5000, 0.5000]])
     """
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top = hidden(l, w).amax(dim=1)
         return top, total(w * (l == top[:, None]), l)
 
@@ -50,7 +50,7 @@ class Worst(UncertaintySet):
         top, ties = dual
         return over(w * (l == top[:, None]).to(l.dtype), ties[:, None])
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         if w.dtype != torch.bool:
             return super()._value(l, w, mass)
         # amax sends its gradient to ties in equal shares, as `_weights` does, in fewer passes
@@ -88,19 +88,21 @@ class TopK(UncertaintySet):
         elif self.fraction is not None and not 0 < self.fraction <= 1:
             raise ValueError(f"TopK: fraction must lie in (0, 1], but came as {self.fraction!r}.")
 
-    def take(self, total: Tensor, orders: Tensor | int) -> Tensor:
-        """K counts unordered pairs, so it takes k·orders entries; a fraction is a fraction either way."""
+    def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        """K of each group: k·orders entries (k counts unordered pairs) or a fraction, never more than there is."""
+        size = total(w, l)
         if self.k is None:
-            return total * float(self.fraction or 1)
-        return torch.minimum(torch.full_like(total, self.k) * orders, total)
+            mass = size * float(self.fraction or 1)
+        else:
+            mass = torch.minimum(torch.full_like(size, self.k) * orders, size)
+        return mass if cap is None else torch.minimum(mass, cap)
 
     def _most(self, n: int) -> int:
         """The most entries that can be asked for, known without looking at the data: 2k covers both orders."""
         return min(n, math.ceil(2 * self.k if self.k is not None else n * float(self.fraction or 1)))
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
-        size = total(w, l)
-        k = torch.minimum(self.take(size, 1) if mass is None else mass, size)
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
+        k = mass
         threshold = self._threshold(l, w, k)
         above = total(w * (l > threshold[:, None]), l)
         ties = total(w * (l == threshold[:, None]), l)

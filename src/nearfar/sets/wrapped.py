@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive, check_whole
-from nearfar.sets.base import Dual, UncertaintySet, hidden, over, total, weighted
+from nearfar.sets.base import Dual, Orders, UncertaintySet, hidden, over, total, weighted
 from nearfar.sets.entropic import KL
 
 
@@ -26,7 +26,10 @@ class Expected(UncertaintySet):
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.of._members(*super()._members(losses, measure))
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+    def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        return self.of._mass(l, w, orders, cap)
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return self.of._dual(l, w, mass)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
@@ -53,13 +56,16 @@ class Sampled(UncertaintySet):
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.of._members(*super()._members(losses, measure))
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+    def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        return self.of._mass(l, w, orders, cap)
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return self.of._dual(l, w, mass)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         return self.of._weights(l, w, dual)
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Tensor:
+    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         with torch.no_grad():
             p = self.of._weights(l, w, self.of._dual(l, w, mass))
             p = draw(p, self.samples) / self.samples
@@ -97,7 +103,7 @@ class PowerWeights(UncertaintySet):
 
     exact_gradient = False
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return KL(1.0)._dual(self._height(l), w, mass)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
@@ -128,7 +134,7 @@ class CalibratedKL(UncertaintySet):
         check_positive("CalibratedKL", "gamma", self.gamma)
         check_whole("CalibratedKL", "keep", self.keep)
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor | None) -> Dual:
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         masked = hidden(l, w)
         top = masked.amax(dim=1)
         floor = masked.topk(min(self.keep, l.shape[1]), dim=1).values[:, -1]
