@@ -20,6 +20,7 @@ from nearfar.mining import Filter
 from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
 from nearfar.sets.base import Orders, UncertaintySet, over
+from nearfar.sets.linear import TopK
 from nearfar.similarity import Similarity
 
 
@@ -129,6 +130,10 @@ class Balanced(Grouping):
     needs = "alike"
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+        if not isinstance(product.over_alike, TopK) or not isinstance(product.over_unlike, TopK):
+            raise ValueError(
+                'RobustLoss: groups="balanced" compares how much each side takes, so both sets must be TopK.'
+            )
         alike, unlike = _by_sign(product, pairs)
         return alike, replace(unlike, cap=alike.taken())
 

@@ -217,14 +217,15 @@ class Relation(ABC):
 
     def width(self, alike: Tensor) -> int:
         """The most alike columns of any row of the measure `alike`: read on a CPU, else what was given, else m."""
+        told = self.shape[1] if self._width is None else min(self._width, self.shape[1])
         if not readable(alike) or not alike.numel():
-            return self.shape[1] if self._width is None else min(self._width, self.shape[1])
+            return told
         widest = int((alike > 0).sum(dim=1).amax())
-        if self._width is not None and self._width < widest:
+        if told < widest:
             raise ValueError(
-                f"Relation: width must be the most alike columns of any row, here {widest}, but came as {self._width}."
+                f"Relation: width is {told}, but a row has {widest} alike columns; raise it, or leave it out on a CPU."
             )
-        return widest
+        return widest if self._width is None else told
 
     def _itself(self, rows: slice, cols: slice) -> Tensor:
         if self._ids is not None and self._ref_ids is not None:
