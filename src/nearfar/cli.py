@@ -1,4 +1,4 @@
-"""The command line: `nearfar losses`, `nearfar demo` and `nearfar report`."""
+"""The command line: `losses`, `demo`, `report`, `reproduce`."""
 
 from __future__ import annotations
 
@@ -85,6 +85,26 @@ def report(
     except (OSError, ValueError, TypeError) as error:
         raise SystemExit(f"nearfar report: {error}") from None
     console.print(f"page: {output}")
+
+
+@app.command()
+def reproduce(
+    study: Annotated[str, typer.Argument(help="Which study: descent.")],
+    folder: Annotated[Path | None, typer.Option(help="Where figures and numbers go.")] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer repetitions, for a first look.")] = False,
+) -> None:
+    """Draw a paper's figures anew and check its claims."""
+    from nearfar.studies import descent
+
+    studies = {"descent": descent.reproduce}
+    if study not in studies:
+        raise SystemExit(f"nearfar reproduce: study must be one of {', '.join(studies)}, but came as {study!r}.")
+    target = folder or Path(f"nearfar-{study}")
+    try:
+        studies[study](target, quick=quick)
+    except OSError as error:
+        raise SystemExit(f"nearfar reproduce: cannot write to {target} ({error.strerror}); choose --folder.") from None
+    Console().print(f"figures and numbers: {target}")
 
 
 def main() -> None:

@@ -1,20 +1,30 @@
-"""Evaluation: neighbours, retrieval and clustering scores, error bars, comparison, verification."""
+"""Evaluation: neighbours, scores with error bars, comparison, clustering, verification; embed, index, export."""
 
 from nearfar.evaluation.bootstrap import Interval
-from nearfar.evaluation.clustering import k_means
+from nearfar.evaluation.embed import embed
+from nearfar.evaluation.export import Exported, export_onnx
+from nearfar.evaluation.index import Index
+from nearfar.evaluation.k_means import Clusters, k_means
 from nearfar.evaluation.neighbours import Neighbours, neighbours
 from nearfar.evaluation.summary import ClassRow, Comparison, Evaluation, compare, evaluate
+from nearfar.evaluation.vectors import Vectors
 from nearfar.evaluation.verification import Verification, verification
 
 __all__ = [
     "ClassRow",
+    "Clusters",
     "Comparison",
     "Evaluation",
+    "Exported",
+    "Index",
     "Interval",
     "Neighbours",
+    "Vectors",
     "Verification",
     "compare",
+    "embed",
     "evaluate",
+    "export_onnx",
     "k_means",
     "neighbours",
     "verification",

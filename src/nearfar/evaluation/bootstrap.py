@@ -36,6 +36,10 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
+    def within(self, low: float, high: float) -> Interval:
+        """The same with its ends moved into [low, high]: a share is never above 1."""
+        return Interval(self.value, min(max(self.low, low), high), min(max(self.high, low), high), self.error)
+
 
 def resampled_means(
     values: np.ndarray, groups: np.ndarray, *, unit: Unit = "class", resamples: int = 2000, seed: int = 0
@@ -76,9 +80,15 @@ def intervals(
     resamples: int = 2000,
     seed: int = 0,
 ) -> list[Interval]:
-    """One interval per column of values [n, c]: percentiles of the resampled means."""
+    """One interval per column of values [n, c]: percentiles of the resampled means.
+
+    One unit alone says nothing of how units differ: its ends and its error are NaN.
+    """
     if not 0 < level < 1:
         raise ValueError(f"bootstrap: level must lie between 0 and 1, but came as {level!r}.")
+    check_choice("bootstrap", "unit", unit, ("class", "query"))
+    if (len(values) if unit == "query" else len(np.unique(groups))) < 2:
+        return [Interval(float(v), np.nan, np.nan, np.nan) for v in values.mean(axis=0)]
     means = resampled_means(values, groups, unit=unit, resamples=resamples, seed=seed)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
     error = means.std(axis=0, ddof=1)

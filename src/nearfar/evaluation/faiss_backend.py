@@ -7,41 +7,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.neighbours import METRICS, Metric, Neighbours, _ordered, _wide
+from nearfar.evaluation.neighbours import Neighbours, strips
+from nearfar.evaluation.spaces import Metric, Rows, spaces, wide
+from nearfar.similarity import unit
 
 
-def faiss() -> Any:
-    """The faiss module, or one sentence that says how to get it."""
+def faiss(remedy: str = 'leave backend="torch"') -> Any:
+    """The faiss module, or one sentence that says how to get it or what to do without."""
     try:
         import faiss as module
     except ImportError:
-        raise ImportError(
-            'faiss is not installed; run pip install "nearfar[faiss]", or leave backend="torch".'
-        ) from None
+        raise ImportError(f'faiss is not installed; run pip install "nearfar[faiss]", or {remedy}.') from None
     return module
 
 
 def faiss_neighbours(queries: Tensor, references: Tensor | None, k: int, similarity: Metric) -> Neighbours:
-    """The k nearest references by faiss's flat index; see `neighbours`."""
+    """The k nearest references by faiss's flat index; see `neighbours`.
+
+    faiss leaves the order of ties open and rounds in its own way. Rows whose order hangs on that (two scores of the
+    list, or the last and the first left out, closer than rounding) are searched again here, so that ties go by place.
+    """
     module = faiss()
-    measure = METRICS[similarity]
-    rows = measure.prepare(_wide(queries.detach())).float().cpu()
-    cols = rows if references is None else measure.prepare(_wide(references.detach())).float().cpu()
+    x, y = spaces(queries, references, similarity)
+    rows = _plain(x)
+    cols = rows if references is None else _plain(y)
     index = module.IndexFlatL2(cols.shape[1]) if similarity == "euclidean" else module.IndexFlatIP(cols.shape[1])
     index.add(cols.numpy())
-    found, places = index.search(rows.numpy(), k + (references is None))
-    scores, places = torch.from_numpy(found), torch.from_numpy(places)
+    more = min(k + 1, len(cols) - (references is None))
+    found, listed = index.search(rows.numpy(), more + (references is None))
+    keys, places = torch.from_numpy(found), torch.from_numpy(listed)
     if similarity == "euclidean":
-        scores = -scores.clamp_min(0).sqrt()
+        keys = -keys
     if references is None:
-        scores, places = _without_itself(scores, places)
-    scores, places = _ordered(scores, places)
-    return Neighbours(scores.to(queries.device), places.to(queries.device))
+        keys, places = _without_itself(keys, places, torch.arange(len(places)))
+    scores = keys if similarity != "euclidean" else -(-keys).clamp_min(0).sqrt()
+    scores, places = scores[:, :k].to(x.side), places[:, :k].to(queries.device)
+    again = _unclear(keys, rows, cols, similarity).nonzero().flatten().to(queries.device)
+    if len(again):
+        exact = _again(queries, references, again, k, similarity)
+        scores[again], places[again] = exact.scores, exact.places
+    return Neighbours(scores.clamp(-1, 1) if similarity == "cosine" else scores, places)
 
 
-def _without_itself(scores: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def _plain(rows: Rows) -> Tensor:
+    """Rows as faiss takes them: float32 on the CPU, of unit length for the cosine."""
+    x = wide(rows.x)
+    return (unit(x) if rows.similarity == "cosine" else x).float().cpu().contiguous()
+
+
+def _without_itself(keys: Tensor, places: Tensor, itself: Tensor) -> tuple[Tensor, Tensor]:
     """Drop each row's own place, or the last where duplicates pushed it off the list."""
-    own = places == torch.arange(len(places))[:, None]
+    own = places == itself[:, None]
     own[~own.any(dim=1), -1] = True
     keep = (~own).nonzero()[:, 1].reshape(len(places), -1)
-    return scores.gather(1, keep), places.gather(1, keep)
+    return keys.gather(1, keep), places.gather(1, keep)
+
+
+def _unclear(keys: Tensor, rows: Tensor, cols: Tensor, similarity: Metric) -> Tensor:
+    """Which rows hold neighbours in the list whose keys are closer than rounding can tell."""
+    size, largest = torch.linalg.vector_norm(rows, dim=1), float(torch.linalg.vector_norm(cols, dim=1).max())
+    scale = size * largest if similarity != "euclidean" else size.square() + largest**2
+    close: Tensor = keys[:, :-1] - keys[:, 1:] <= 2e-6 * scale[:, None]
+    return close.any(dim=1)
+
+
+def _again(queries: Tensor, references: Tensor | None, chosen: Tensor, k: int, similarity: Metric) -> Neighbours:
+    """Some rows searched here. Among themselves, each finds itself too: one more is asked for and it is dropped."""
+    extra = references is None
+    cols = queries if references is None else references
+    found = list(strips(queries[chosen], cols, k=k + extra, similarity=similarity))
+    scores = torch.cat([strip.scores for _, strip in found])
+    places = torch.cat([strip.places for _, strip in found])
+    return Neighbours(*(_without_itself(scores, places, chosen) if extra else (scores, places)))

@@ -8,6 +8,7 @@ with themselves (no references given) never find themselves, told by position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_choice, check_embeddings
-from nearfar.similarity import Cosine, Dot, NegEuclidean, Similarity
+from nearfar.evaluation.best import Best
+from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, scores, spaces, wide
 
-Metric = Literal["cosine", "dot", "euclidean"]
-METRICS: dict[str, Similarity] = {"cosine": Cosine(), "dot": Dot(), "euclidean": NegEuclidean(normalize=False)}
+Strip = tuple[slice, Tensor, Tensor]
 TILE = 2**22
 """Entries of one tile of scores: 16 MB in float32."""
+LISTS = 2**22
+"""Entries of lists up to which a search of rows among themselves multiplies each pair of them once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +57,7 @@ def neighbours(
         k: how many; no more than there are references.
         similarity: "cosine", "dot" or "euclidean".
         backend: "torch", or "faiss" for its flat index where it is installed (the same answer).
-        tile: entries of a tile of scores; memory grows with it and with nothing else.
+        tile: entries of a tile of scores; memory grows with it, and with the answer.
 
     >>> found = neighbours(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), k=1)
     >>> found.places.flatten().tolist()
@@ -66,27 +69,76 @@ def neighbours(
         from nearfar.evaluation.faiss_backend import faiss_neighbours
 
         return faiss_neighbours(queries, references, k, similarity)
-    found = list(strips(queries, references, k=k, similarity=similarity, tile=tile))
-    scores = torch.cat([strip.scores for _, strip in found]) if found else queries.new_zeros(0, k)
-    places = torch.cat([strip.places for _, strip in found]) if found else torch.zeros(0, k, dtype=torch.long)
-    return Neighbours(scores, places)
+    like = wide(queries[:0])
+    found = Neighbours(
+        like.new_empty(len(queries), k), torch.empty(len(queries), k, dtype=torch.long, device=queries.device)
+    )
+    for rows, strip in strips(queries, references, k=k, similarity=similarity, tile=tile):
+        found.scores[rows], found.places[rows] = strip.scores, strip.places
+    return found
 
 
 def strips(
     queries: Tensor, references: Tensor | None, *, k: int, similarity: Metric, tile: int = TILE
 ) -> Iterator[tuple[slice, Neighbours]]:
     """The same, a strip of queries at a time: for callers that reduce each strip and keep no [n, k] list."""
-    measure = METRICS[similarity]
-    with torch.no_grad():
-        rows = measure.prepare(_wide(queries))
-        cols = rows if references is None else measure.prepare(_wide(references))
-        tall = _tall(cols, tile)
-        for start in range(0, len(rows), tall):
-            end = min(start + tall, len(rows))
-            yield (
-                slice(start, end),
-                _strip(measure, rows[start:end], cols, k, None if references is not None else start, tile),
-            )
+    x, y = spaces(queries, references, similarity)
+    side = max(1, math.isqrt(tile))
+    # both sides of a tile are read where that pays: lists that fit, and rows many enough for short ones
+    once = references is None and x.x.device.type == "cpu" and 256 * k <= len(x) <= LISTS // k
+    found = _once(x, k, side) if once else _each(x, y, k, *_shape(side, tile, len(y)), references is None)
+    for rows, best, places in found:
+        yield rows, Neighbours(scores(best, similarity), places)
+
+
+def _shape(side: int, tile: int, columns: int) -> tuple[int, int]:
+    """Height and width of a tile: whole rows where they are short, else four times as wide as high."""
+    wide = columns if columns <= 4 * side else 2 * side
+    return max(1, tile // max(1, wide)), max(1, wide)
+
+
+def _each(x: Rows, y: Rows, k: int, tall: int, wide: int, itself: bool) -> Iterator[Strip]:
+    """Strips of rows, each against all columns."""
+    for rows in _slices(0, len(x), tall):
+        strip = x[rows]
+        best = Best(len(strip), k, strip.side)
+        for columns in _slices(0, len(y), wide):
+            tile = keys(strip, y[columns])
+            if itself:
+                _hide_itself(tile, rows.start, columns.start)
+            best.meet(slice(0, len(strip)), tile, columns.start)
+        yield rows, best.keys, best.places
+
+
+def _once(x: Rows, k: int, side: int) -> Iterator[Strip]:
+    """Strips of rows among themselves: each pair is multiplied once, and its tile read along both sides.
+
+    A row meets the strips above its own first, then its own, then the columns to its right: from left to right.
+    """
+    best = Best(len(x), k, x[:0].side)
+    for rows in _slices(0, len(x), side):
+        strip = x[rows]
+        square = keys(strip, strip)
+        square.fill_diagonal_(-torch.inf)
+        best.meet(rows, square, rows.start)
+        for columns in _slices(rows.stop, len(x), side):
+            tile = keys(strip, x[columns])
+            best.meet(rows, tile, columns.start)
+            best.meet(columns, tile.T, rows.start)
+        yield rows, best.keys[rows], best.places[rows]
+
+
+def _slices(start: int, stop: int, step: int) -> Iterator[slice]:
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
+
+
+def _hide_itself(tile: Tensor, top: int, left: int) -> None:
+    """Overwrite the diagonal of the whole matrix where it crosses this tile."""
+    first, last = max(top, left), min(top + tile.shape[0], left + tile.shape[1])
+    if first < last:
+        place = torch.arange(first, last, device=tile.device)
+        tile[place - top, place - left] = -torch.inf
 
 
 def _check(queries: Tensor, references: Tensor | None, k: int, similarity: str) -> None:
@@ -101,64 +153,3 @@ def _check(queries: Tensor, references: Tensor | None, k: int, similarity: str) 
     most = len(queries) - 1 if references is None else len(references)
     if not isinstance(k, int) or not 1 <= k <= max(most, 1) or (most < 1 and len(queries)):
         raise ValueError(f"neighbours: k must lie in 1..{most}, the references a query can find, but came as {k!r}.")
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _tall(cols: Tensor, tile: int) -> int:
-    """Rows of a strip: square tiles where both sides are long, whole rows where the references are few."""
-    return max(1, min(1024, tile // max(1, min(len(cols), 16384))))
-
-
-def _strip(measure: Similarity, x: Tensor, cols: Tensor, k: int, position: int | None, tile: int) -> Neighbours:
-    """The best k of a strip of rows, merged over tiles of columns from left to right.
-
-    `position`: the strip's first row among the columns, where the columns are the rows themselves.
-    """
-    wide = max(k + 1, tile // len(x))
-    best: tuple[Tensor, Tensor] | None = None
-    for left in range(0, len(cols), wide):
-        scores = measure.scores(x, cols[left : left + wide])
-        if position is not None:
-            _hide_itself(scores, position, left)
-        values, places = _top(scores, min(k, scores.shape[1]))
-        found = values, places + left
-        best = found if best is None else _merge(best, found, k)
-    assert best is not None  # noqa: S101 - there is at least one reference
-    return Neighbours(*best)
-
-
-def _hide_itself(scores: Tensor, top: int, left: int) -> None:
-    """Overwrite the diagonal of the whole matrix where it crosses this tile."""
-    first, last = max(top, left), min(top + scores.shape[0], left + scores.shape[1])
-    if first < last:
-        place = torch.arange(first, last, device=scores.device)
-        scores[place - top, place - left] = -torch.inf
-
-
-def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, ties by place. `topk` alone leaves the order of ties open."""
-    more = min(k + 1, scores.shape[1])
-    values, places = scores.topk(more, dim=1)
-    values, places = _ordered(values, places)
-    if more > k:
-        unclear = (values[:, k - 1] == values[:, k]).nonzero().flatten()
-        if len(unclear):  # a tie across the cut: only a full stable sort says who comes first
-            whole = scores[unclear].sort(dim=1, descending=True, stable=True)
-            values[unclear, :k], places[unclear, :k] = whole.values[:, :k], whole.indices[:, :k]
-    return values[:, :k], places[:, :k]
-
-
-def _ordered(values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """By score, and by place among equal scores: sort by place first, then stably by score."""
-    places, order = places.sort(dim=1)
-    values, again = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, places.gather(1, again)
-
-
-def _merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
-    """The best k of two lists, a's places all before b's, so that a stable sort keeps ties in order."""
-    values, order = torch.cat([a[0], b[0]], dim=1).sort(dim=1, descending=True, stable=True)
-    return values[:, :k], torch.cat([a[1], b[1]], dim=1).gather(1, order)[:, :k]

@@ -11,6 +11,7 @@ A lone query (R = 0) has no right answer: it is counted, reported and left out o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,9 +19,13 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_choice, check_embeddings, check_labels
-from nearfar.evaluation.neighbours import METRICS, Metric, _wide, strips
+from nearfar.evaluation.neighbours import TILE, strips
+from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, spaces
 
 Ties = Literal["place", "favourable"]
+Watch = Callable[[str], None]
+DEEPEST = 64
+"""Neighbours listed at most for recall@K alone: ranks beyond are counted, which is cheaper than a longer list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,7 @@ def retrieve(
     depth: int = 1,
     similarity: Metric = "cosine",
     ties: Ties = "place",
+    watch: Watch | None = None,
 ) -> PerQuery:
     """Rank every reference for every query and keep what the metrics need.
 
@@ -64,10 +70,11 @@ def retrieve(
         labels: [n] integers.
         ref_emb: [m, d] gallery; None searches the queries themselves, no row finding itself.
         ref_labels: [m] integers.
-        depth: at least so many neighbours are listed (for speed: most ranks are then known from the list).
+        depth: about so many neighbours are listed (for speed alone: ranks not known from the list are counted).
         similarity: "cosine", "dot" or "euclidean".
         ties: "place": of equal scores the earlier reference comes first; "favourable": a relevant one does, as in 002's
             code, for `rank` only.
+        watch: told in words how far it is.
     """
     check_choice("retrieve", "ties", ties, ("place", "favourable"))
     check_choice("retrieve", "similarity", similarity, METRICS)
@@ -78,15 +85,19 @@ def retrieve(
     if most < 1 or not len(labels):
         nothing = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
         return PerQuery(nothing.long(), nothing, nothing, relevant, labels)
-    k = min(most, max(depth, int(relevant.max()), 1))
+    k = min(most, max(int(relevant.max()), min(max(depth, 8), DEEPEST)))
     parts = []
     for rows, found in strips(embeddings, ref_emb, k=k, similarity=similarity):
         right = names[found.places] == labels[rows, None]
         parts.append(_score(right, found.scores, relevant[rows], ties))
+        if watch is not None:
+            watch(f"neighbours of {rows.stop} of {len(labels)} queries")
     rank, r_precision, ap = (torch.cat(column) for column in zip(*parts, strict=True))
     unseen = ((rank == 0) & (relevant > 0)).nonzero().flatten()
     if len(unseen):
-        rank[unseen] = _deep_ranks(embeddings, labels, ref_emb, names, unseen, similarity, ties)
+        x, y = spaces(embeddings, ref_emb, similarity)
+        ranks = _deep_ranks(x, y, labels, names, unseen, ties, itself=ref_emb is None, watch=watch)
+        rank[unseen] = ranks if ties == "favourable" else ranks.clamp(min=k + 1)
     return PerQuery(rank, r_precision, ap, relevant, labels)
 
 
@@ -129,30 +140,31 @@ def _score(right: Tensor, scores: Tensor, relevant: Tensor, ties: Ties) -> tuple
 
 
 def _deep_ranks(
-    embeddings: Tensor,
+    x: Rows,
+    y: Rows,
     labels: Tensor,
-    ref_emb: Tensor | None,
     names: Tensor,
     chosen: Tensor,
-    similarity: Metric,
     ties: Ties,
+    *,
+    itself: bool,
+    watch: Watch | None,
 ) -> Tensor:
     """Ranks of queries whose first relevant reference lies beyond the list, by counting who stands before it."""
-    measure = METRICS[similarity]
-    with torch.no_grad():
-        rows = measure.prepare(_wide(embeddings))
-        cols = rows if ref_emb is None else measure.prepare(_wide(ref_emb))
-        ranks = []
-        for part in torch.split(chosen, max(1, 2**22 // len(cols))):
-            scores = measure.scores(rows[part], cols)
-            if ref_emb is None:
-                scores[torch.arange(len(part), device=part.device), part] = -torch.inf
-            right = names[None, :] == labels[part, None]
-            best = torch.where(right, scores, -torch.inf).amax(dim=1, keepdim=True)
-            before = scores > best
-            if ties == "place":
-                place = torch.arange(len(cols), device=part.device)
-                first = torch.where(right & (scores == best), place, len(cols)).amin(dim=1, keepdim=True)
-                before = before | ((scores == best) & (place < first))
-            ranks.append(before.sum(dim=1) + 1)
+    ranks: list[Tensor] = []
+    place = torch.arange(len(y), device=chosen.device)
+    for part in torch.split(chosen, max(16, TILE // len(y))):
+        strip = x[part]
+        row = torch.cat([keys(strip, y[start : start + 8192]) for start in range(0, len(y), 8192)], dim=1)
+        if itself:
+            row[torch.arange(len(part), device=part.device), part] = -torch.inf
+        right = names[None, :] == labels[part, None]
+        best = torch.where(right, row, -torch.inf).amax(dim=1, keepdim=True)
+        before = row > best
+        if ties == "place":
+            first = torch.where(right & (row == best), place, len(y)).amin(dim=1, keepdim=True)
+            before |= (row == best) & (place < first)
+        ranks.append(before.sum(dim=1) + 1)
+        if watch is not None:
+            watch(f"ranks of {sum(map(len, ranks))} of {len(chosen)} queries whose answer lies deep")
     return torch.cat(ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -10,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._checks import check_choice
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
-from nearfar.evaluation.clustering import Watch, clustering_scores
-from nearfar.evaluation.neighbours import Metric
-from nearfar.evaluation.retrieval import PerQuery, Ties, retrieve
+from nearfar.evaluation.clustering import clustering_scores
+from nearfar.evaluation.retrieval import PerQuery, Ties, Watch, retrieve
+from nearfar.evaluation.spaces import Metric
 
 
 @dataclass(frozen=True)
@@ -104,13 +106,18 @@ class Evaluation:
         lines = [
             f"{self.queries} queries of {self.classes} classes"
             + (f"; {self.lone} lone queries left out" if self.lone else "")
-            + f"; 95% intervals over {'classes' if self.unit == 'class' else 'queries'}"
+            + self._about_intervals()
         ]
         for name, value in self.scores().items():
             interval = self.intervals.get(name)
             ends = f"  [{100 * interval.low:5.1f}, {100 * interval.high:5.1f}]" if interval else ""
             lines.append(f"  {name:<15} {100 * value:5.1f}{ends}")
         return "\n".join(lines)
+
+    def _about_intervals(self) -> str:
+        if not self.intervals:
+            return "; no intervals"
+        return f"; 95% intervals over {'classes' if self.unit == 'class' else 'queries'}"
 
 
 def _pandas() -> Any:
@@ -151,9 +158,9 @@ def evaluate(
         ties: "place": of equal scores the earlier reference comes first; "favourable": a right one does (002's rule).
         unit: what the intervals draw anew. Classes are right where the question is about unseen classes: queries
             of one class fail together; "query" gives narrower intervals that speak of these classes only.
-        resamples: draws of the bootstrap; 0 for no intervals.
+        resamples: draws of the bootstrap; 0 for no intervals. There are none either where one unit is all there is.
         seed: of the bootstrap and of k-means.
-        watch: told in words how far k-means is.
+        watch: told in words how far it is.
 
     Lone queries (no other sample of their class) have no right answer; they are counted in `lone` and left out.
 
@@ -162,23 +169,25 @@ def evaluate(
     {1: 0.8, 2: 0.8}
     """
     ks = _checked(ks)
-    found = retrieve(embeddings, labels, ref_emb, ref_labels, depth=max(ks), similarity=similarity, ties=ties)
+    check_choice("evaluate", "unit", unit, ("class", "query"))
+    found = retrieve(
+        embeddings, labels, ref_emb, ref_labels, depth=max(ks), similarity=similarity, ties=ties, watch=watch
+    )
     keep = ~found.lone
     if not bool(keep.any()):
         raise ValueError(
             "evaluate: no query has a right answer; every class has a single sample, so nothing can be retrieved."
         )
-    names, values = _columns(found, ks)
+    names, values = _columns(found, ks, keep)
     groups = found.labels[keep].cpu().numpy()
-    bars = intervals(values, groups, unit=unit, resamples=resamples, seed=seed) if resamples else []
     means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))
-    kept = dict(zip(names, bars, strict=True)) if bars else {}
+    bars = intervals(values, groups, unit=unit, resamples=resamples, seed=seed) if resamples else []
+    kept = {name: bar.within(0, 1) for name, bar in zip(names, bars, strict=False) if not math.isnan(bar.error)}
     clusters = None
     if clustering:
         x, y = (embeddings, labels) if ref_emb is None or ref_labels is None else (ref_emb, ref_labels)
         clusters = clustering_scores(x, y, normalize=similarity == "cosine", seed=seed, watch=watch)
-        for name, (low, high) in clusters.spread.items():
-            kept[f"{name} over starts"] = Interval(getattr(clusters, name), low, high, float("nan"))
+        kept |= {f"{name} over starts": spread for name, spread in clusters.spread.items()}
     return Evaluation(
         recall={k: means[f"recall@{k}"] for k in ks},
         precision_at_1=means["precision_at_1"],
@@ -199,14 +208,13 @@ def evaluate(
 
 
 def _checked(ks: Sequence[int]) -> tuple[int, ...]:
-    if not ks or any(not isinstance(k, int) or k < 1 for k in ks):
+    if not ks or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in ks):
         raise ValueError(f"evaluate: ks must be whole numbers from 1 on, such as (1, 2, 4, 8), but came as {ks!r}.")
     return tuple(sorted(set(ks)))
 
 
-def _columns(found: PerQuery, ks: Sequence[int]) -> tuple[list[str], np.ndarray]:
-    """Per-query results [queries, scores] of the queries that count, and the names of the scores."""
-    keep = ~found.lone
+def _columns(found: PerQuery, ks: Sequence[int], keep: Tensor) -> tuple[list[str], np.ndarray]:
+    """The names of the scores, and the per-query results [queries, scores] of the queries kept."""
     rank = found.rank[keep].double()
     columns = {f"recall@{k}": (rank <= k).double() for k in ks}
     columns["precision_at_1"] = (rank <= 1).double()
@@ -277,13 +285,12 @@ def compare(
         )
     keep = ~(a.per_query.lone | b.per_query.lone)
     k = int(score.removeprefix("recall@")) if score.startswith("recall@") and score[7:].isdigit() else 1
-    columns = [dict(zip(*_named(e.per_query, (k,)), strict=True)) for e in (a, b)]
-    if score not in columns[0]:
-        raise ValueError(
-            f"compare: score must be one of recall@K, {', '.join(list(columns[0])[1:])}, but came as {score!r}."
-        )
-    before, after = columns[0][score], columns[1][score]
-    change = (after - before)[:, None]
+    names, before = _columns(a.per_query, (k,), keep)
+    _, after = _columns(b.per_query, (k,), keep)
+    if score not in names or k < 1:
+        raise ValueError(f"compare: score must be one of recall@K, {', '.join(names[1:])}, but came as {score!r}.")
+    column = names.index(score)
+    change = (after - before)[:, column : column + 1]
     groups = a.per_query.labels[keep].cpu().numpy()
     (interval,) = intervals(change, groups, unit=unit, level=level, resamples=resamples, seed=seed)
     verdict: Literal["better", "worse", "cannot tell"] = "cannot tell"
@@ -291,9 +298,6 @@ def compare(
         verdict = "better"
     elif interval.high < 0:
         verdict = "worse"
-    return Comparison(score, float(before.mean()), float(after.mean()), interval, verdict, unit)
-
-
-def _named(found: PerQuery, ks: Sequence[int]) -> tuple[list[str], list[np.ndarray]]:
-    names, values = _columns(found, ks)
-    return names, list(values.T)
+    return Comparison(
+        score, float(before[:, column].mean()), float(after[:, column].mean()), interval.within(-1, 1), verdict, unit
+    )

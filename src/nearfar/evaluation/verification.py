@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.neighbours import METRICS, Metric, _wide
+from nearfar._checks import check_choice
 from nearfar.evaluation.retrieval import _check
+from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Verification:
     Attributes:
         auc: area under the ROC curve; ties count half.
         tar: true accept rate for each false accept rate asked for.
-        threshold: the score at which each of them is reached.
+        threshold: the score above which each of them accepts.
         alike: how many alike pairs were judged.
         unlike: how many unlike pairs were judged.
         sampled: whether the pairs were drawn, or all there are.
@@ -54,8 +55,17 @@ def verification(
         pairs: how many pairs of each kind to draw with replacement; None judges all n(n-1)/2 (n up to 20,000).
         similarity: "cosine", "dot" or "euclidean".
         seed: of the draw.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.2, 0.9]])
+    >>> verification(x, torch.tensor([0, 0, 1, 1]), far=(0.1,)).tar
+    {0.1: 1.0}
     """
+    check_choice("verification", "similarity", similarity, METRICS)
     _check(embeddings, labels, None, None)
+    if any(not 0 <= rate <= 1 for rate in far):
+        raise ValueError(f"verification: far must hold shares in 0..1, such as (0.1, 0.01), but came as {far!r}.")
+    if pairs is not None and pairs < 1:
+        raise ValueError(f"verification: pairs must be 1 or more, or None for all, but came as {pairs!r}.")
     if pairs is None and len(labels) > 20_000:
         raise ValueError(
             f"verification: all pairs of {len(labels)} rows are too many to sort; pass pairs=1_000_000 to draw some."
@@ -71,7 +81,7 @@ def verification(
     ranked = np.sort(unlike)[::-1]
     tar, threshold = {}, {}
     for rate in far:
-        allowed = int(np.floor(rate * len(ranked)))
+        allowed = int(np.floor(rate * len(ranked) + 1e-9))  # 0.29 * 100 is a hair below 29
         # strictly above the first score that must be refused
         cut = ranked[allowed] if allowed < len(ranked) else -np.inf
         tar[rate] = float((alike > cut).mean())
@@ -80,17 +90,16 @@ def verification(
 
 
 def _all(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.ndarray, np.ndarray]:
-    measure = METRICS[similarity]
-    rows = measure.prepare(_wide(embeddings.detach()))
+    rows, _ = spaces(embeddings, None, similarity)
+    place = torch.arange(len(rows), device=labels.device)
     alike, unlike = [], []
     for start in range(0, len(rows), 512):
         strip = slice(start, start + 512)
-        scores = measure.scores(rows[strip], rows)
-        place = torch.arange(len(rows), device=rows.device)
-        later = place[None, :] > place[strip, None]
-        same = labels[strip, None] == labels[None, :]
-        alike.append(scores[later & same].float().cpu().numpy())
-        unlike.append(scores[later & ~same].float().cpu().numpy())
+        found = scores(keys(rows[strip], rows[start:]), similarity)
+        later = place[None, start:] > place[strip, None]
+        same = labels[strip, None] == labels[None, start:]
+        alike.append(found[later & same].float().cpu().numpy())
+        unlike.append(found[later & ~same].float().cpu().numpy())
     return np.concatenate(alike), np.concatenate(unlike)
 
 
@@ -104,7 +113,7 @@ def _drawn(
     start = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     weight = sizes * (sizes - 1.0)
     if weight.sum() == 0 or len(names) < 2:
-        return np.zeros(0), np.zeros(0)
+        return np.zeros(int(weight.sum() > 0)), np.zeros(int(len(names) > 1))
     group = rng.choice(len(names), size=count, p=weight / weight.sum())
     first = rng.integers(sizes[group])
     second = (first + 1 + rng.integers(sizes[group] - 1)) % sizes[group]
@@ -113,17 +122,15 @@ def _drawn(
     k = rng.integers(len(place) - sizes[place[one]])
     other = order[k + np.where(k >= start[place[one]], sizes[place[one]], 0)]
     alike = (order[start[group] + first], order[start[group] + second])
-    return _scores(embeddings, alike, similarity), _scores(embeddings, (one, other), similarity)
+    rows, _ = spaces(embeddings, None, similarity)
+    return _scores(rows, alike), _scores(rows, (one, other))
 
 
-def _scores(embeddings: Tensor, pairs: tuple[np.ndarray, np.ndarray], similarity: Metric) -> np.ndarray:
-    measure = METRICS[similarity]
-    rows = measure.prepare(_wide(embeddings.detach()))
+def _scores(rows: Rows, pairs: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     found = []
-    for start in range(0, len(pairs[0]), 65536):
-        a, b = (rows[torch.from_numpy(side[start : start + 65536]).to(rows.device)] for side in pairs)
-        dot, left, right = (a * b).sum(dim=1), (a * a).sum(dim=1), (b * b).sum(dim=1)
-        found.append(measure.finish(dot, left, right).float().cpu().numpy())
+    for start in range(0, len(pairs[0]), 8192):
+        a, b = (rows[torch.from_numpy(side[start : start + 8192]).to(rows.x.device)] for side in pairs)
+        found.append(scores(pair_keys(a, b), rows.similarity).float().cpu().numpy())
     return np.concatenate(found)
 
 

@@ -1,0 +1,237 @@
+"""Run a model over data, in order and in batches, and keep what is done if the run is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nearfar.evaluation.files import read_arrays, write_arrays, write_text
+from nearfar.evaluation.vectors import Vectors
+
+CHUNK = 16
+"""Batches of one file of a resumable run."""
+Part = dict[str, np.ndarray]
+Tell = Callable[[int], None]
+
+
+def embed(
+    model: Callable[..., Any],
+    data: Any,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    resume: Path | None = None,
+) -> Tensor | Vectors:
+    """The vectors of all samples, in the order of the data: in evaluation mode, without gradients, as float32.
+
+    Args:
+        model: a module or any callable; a batch [b, ...] goes in, vectors [b, d] come out. Its modes are put back.
+        data: a tensor or array [n, ...], or a dataset with a length whose items are samples, or (sample, label), or
+            (sample, label, name).
+        batch_size: samples of a batch.
+        device: where to run; a module is moved there. None: where the module is, else the CPU.
+        progress: show a bar, where the terminal is interactive.
+        resume: a folder for finished chunks, one file each. A run that was killed goes on after the last of them and
+            gives the same bytes as one that was not. The folder is left in place.
+
+    Returns:
+        [n, d] on the CPU; `Vectors` with y (and name) where the dataset gives labels.
+
+    >>> embed(torch.nn.Identity(), torch.eye(3), batch_size=2)[2]
+    tensor([0., 0., 1.])
+    """
+    rows = _length(data)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"embed: batch_size must be a whole number from 1 on, but came as {batch_size!r}.")
+    place = _device(model, device)
+    store = None if resume is None else _Store(Path(resume), rows, batch_size, _fingerprint(model))
+    step = CHUNK * batch_size
+    parts: list[Part] = []
+    with _evaluating(model, place), _bar(rows, shown=progress) as tell:
+        for number, start in enumerate(range(0, rows, step)):
+            part = None if store is None else store.read(number, min(step, rows - start))
+            if part is None:
+                part = _chunk(model, data, range(start, min(start + step, rows)), batch_size, place, tell)
+                if store is not None:
+                    store.write(number, part)
+            else:
+                tell(len(part["x"]))
+            parts.append(part)
+    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    x = torch.from_numpy(whole["x"])
+    return x if "y" not in whole else Vectors(x, whole["y"], whole.get("name"))  # type: ignore[arg-type]
+
+
+def _chunk(
+    model: Callable[..., Any],
+    data: Any,
+    rows: range,
+    batch_size: int,
+    device: torch.device,
+    tell: Callable[[int], None],
+) -> Part:
+    parts: list[Part] = []
+    for start in range(rows.start, rows.stop, batch_size):
+        batch, extra = _batch(data, start, min(start + batch_size, rows.stop))
+        with torch.no_grad():
+            out = model(batch.to(device))
+        parts.append({"x": _checked(out, len(batch), start), **extra})
+        tell(len(batch))
+    try:
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    except KeyError as error:
+        raise ValueError(f"embed: some items of the dataset carry {error.args[0]!r} and others do not.") from None
+
+
+def _batch(data: Any, start: int, stop: int) -> tuple[Tensor, Part]:
+    """Samples start..stop-1 as one tensor, and their labels and names where they have any."""
+    if isinstance(data, Tensor):
+        return data[start:stop], {}
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(data[start:stop])), {}
+    items = [data[i] for i in range(start, stop)]
+    if not isinstance(items[0], tuple | list):
+        return _stack(items), {}
+    extra: Part = {}
+    if len(items[0]) > 1:
+        extra["y"] = np.array([int(item[1]) for item in items], dtype=np.int64)
+    if len(items[0]) > 2:
+        extra["name"] = np.array([str(item[2]) for item in items], dtype=np.str_)
+    return _stack([item[0] for item in items]), extra
+
+
+def _stack(samples: Sequence[Any]) -> Tensor:
+    try:
+        return torch.stack([torch.as_tensor(sample) for sample in samples])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"embed: samples of a batch must be tensors of one shape ({error}); convert them in the dataset."
+        ) from None
+
+
+def _checked(out: Any, rows: int, start: int) -> np.ndarray:
+    """The vectors of a batch as float32 [b, d], or one sentence."""
+    if isinstance(out, np.ndarray):
+        out = torch.from_numpy(out)
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != rows or not out.is_floating_point():
+        came = f"{out.dtype} of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"embed: model must give floating vectors [{rows}, d] for {rows} samples, but gave {came}.")
+    x = out.detach().float().cpu()
+    bad = (~torch.isfinite(x).all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        shown = ", ".join(str(start + row) for row in bad[:8]) + (", ..." if len(bad) > 8 else "")
+        raise ValueError(
+            f"embed: the vectors of {len(bad)} samples hold NaN or infinity (samples {shown}); "
+            "look at these samples or at the network."
+        )
+    return np.ascontiguousarray(x.numpy())
+
+
+def _length(data: Any) -> int:
+    try:
+        rows = len(data)
+    except TypeError:
+        raise TypeError(
+            f"embed: data must have a length and an order, but came as {type(data).__name__}; "
+            "pass a tensor, an array or a dataset with __len__ and __getitem__."
+        ) from None
+    if not rows:
+        raise ValueError("embed: data holds no samples, so there is nothing to embed.")
+    return rows
+
+
+def _device(model: object, device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return torch.device("cpu") if first is None else first.device
+
+
+@contextmanager
+def _evaluating(model: object, device: torch.device) -> Iterator[None]:
+    """Evaluation mode; afterwards each part of the module is as it was, a frozen part still frozen."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    before = [(part, part.training) for part in model.modules()]
+    model.to(device).eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+@contextmanager
+def _bar(rows: int, *, shown: bool) -> Iterator[Tell]:
+    """A bar on the error stream, if that is a terminal; gives what is to be told of finished samples."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+        task = progress.add_task("embedding", total=rows)
+        yield lambda count: progress.advance(task, count)
+
+
+def _fingerprint(model: object) -> str | None:
+    """Of a module's weights: chunks of two models must not meet in one result."""
+    if not isinstance(model, nn.Module):
+        return None
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class _Store:
+    """Finished chunks in a folder, beside a plan that says what they are chunks of."""
+
+    def __init__(self, folder: Path, rows: int, batch_size: int, weights: str | None) -> None:
+        self.folder = folder
+        plan = {"samples": rows, "batch_size": batch_size, "weights": weights}
+        path = folder / "plan.json"
+        try:
+            before = json.loads(path.read_text())
+        except FileNotFoundError:
+            write_text(path, json.dumps(plan))
+            return
+        except ValueError:
+            before = None
+        if before != plan:
+            raise ValueError(
+                f"embed: the folder {folder} holds chunks of {_told(before)}, but now {_told(plan)} came; "
+                "go on with the former, name another folder, or delete this one to start afresh."
+            )
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"chunk-{number:06d}.npz"
+
+    def read(self, number: int, rows: int) -> Part | None:
+        """A finished chunk; None if it is not there or not sound."""
+        try:
+            part = read_arrays("embed", self._path(number))
+        except (FileNotFoundError, ValueError):
+            return None
+        return part if "x" in part and all(len(column) == rows for column in part.values()) else None
+
+    def write(self, number: int, part: Part) -> None:
+        write_arrays(self._path(number), part)
+
+
+def _told(plan: dict[str, Any] | None) -> str:
+    if plan is None:
+        return "something else"
+    weights = f", weights {plan['weights'][:8]}" if plan.get("weights") else ""
+    return f"{plan.get('samples')} samples in batches of {plan.get('batch_size')}{weights}"

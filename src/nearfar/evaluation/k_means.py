@@ -1,0 +1,174 @@
+"""k-means: Lloyd's algorithm from k-means++ starts (Arthur & Vassilvitskii), for many clusters.
+
+Two exact shortcuts make 12,000 clusters of 60,000 rows a matter of minutes:
+
+- The starts are drawn in batches. A row is proposed with chance ∝ its squared distance D² to the starts before the
+  batch and kept with chance (D² now) / (D² then): rejection, so the law is that of drawing one by one. One product then
+  measures all rows against the whole batch.
+- A step compares only what may have changed: rows of clusters that moved against all centres, other rows against the
+  centres that moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_embeddings
+from nearfar.evaluation.retrieval import Watch
+
+BATCH = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """One k-means solution: the cluster [n] of each row, its centres [k, d] and the sum of squared distances."""
+
+    assignment: Tensor
+    centres: Tensor
+    inertia: float
+
+
+def k_means(
+    x: Tensor, k: int, *, seed: int = 0, restarts: int = 3, steps: int = 50, watch: Watch | None = None
+) -> Clusters:
+    """The best of `restarts` runs of Lloyd's algorithm from k-means++ starts.
+
+    Args:
+        x: [n, d].
+        k: how many clusters, 1..n.
+        seed: of the starts.
+        restarts: how many starts.
+        steps: the most steps of each run; it stops earlier when no row moves.
+        watch: told in words how far it is.
+
+    >>> k_means(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2).assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+    True
+    """
+    return min(runs(x, k, seed=seed, restarts=restarts, steps=steps, watch=watch), key=lambda run: run.inertia)
+
+
+def runs(
+    x: Tensor, k: int, *, seed: int = 0, restarts: int = 3, steps: int = 50, watch: Watch | None = None
+) -> Iterator[Clusters]:
+    """Every run of `k_means`, one after the other."""
+    check_embeddings("k_means", "x", x)
+    if not 1 <= k <= len(x):
+        raise ValueError(f"k_means: k must lie in 1..{len(x)}, the number of rows, but came as {k!r}.")
+    if restarts < 1 or steps < 1:
+        raise ValueError(f"k_means: restarts and steps must be 1 or more, but came as {restarts!r} and {steps!r}.")
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    middle = x.mean(dim=0)
+    x = x - middle  # distances come from products: an origin in the middle keeps their digits
+    generator = torch.Generator().manual_seed(seed)
+    for run in range(restarts):
+        name = f"k-means run {run + 1} of {restarts}"
+        found = _lloyd(x, _starts(x, k, generator, name, watch), steps, name, watch)
+        yield Clusters(found.assignment, found.centres + middle, found.inertia)
+
+
+def _starts(x: Tensor, k: int, generator: torch.Generator, name: str, watch: Watch | None) -> Tensor:
+    """k-means++: starts drawn with chance ∝ squared distance to the nearest start so far."""
+    square = x.square().sum(dim=1)
+    chosen = [int(torch.randint(len(x), (1,), generator=generator))]
+    nearest = torch.full_like(square, torch.inf)
+    fresh = chosen
+    while len(chosen) < k:
+        if fresh:
+            added = torch.tensor(fresh, device=x.device)
+            nearest = torch.minimum(nearest, _distances(x, square, added).amin(dim=1))
+        if not bool(nearest.any()):  # every row lies on a start already: the rest are rows not taken yet
+            taken = set(chosen)
+            chosen += [row for row in range(len(x)) if row not in taken][: k - len(chosen)]
+            break
+        fresh = _draw(x, square, nearest, min(BATCH, len(chosen), k - len(chosen)), generator)
+        chosen = chosen + fresh
+        if watch is not None:
+            watch(f"{name}: {len(chosen)} of {k} starts")
+    return x[torch.tensor(chosen, device=x.device)].clone()
+
+
+def _distances(x: Tensor, square: Tensor, chosen: Tensor) -> Tensor:
+    """Squared distances [n, c] of all rows to chosen ones; what rounding alone could make is 0."""
+    both = square[:, None] + square[chosen]
+    found = torch.addmm(both, x, x[chosen].T, alpha=-2)
+    return torch.where(found <= 1e-6 * both, 0.0, found)
+
+
+def _draw(x: Tensor, square: Tensor, before: Tensor, count: int, generator: torch.Generator) -> list[int]:
+    """At most `count` starts, from proposals with chance ∝ `before`."""
+    heights = before.double().cumsum(dim=0)
+    spots = torch.rand(count, 2, dtype=torch.float64, generator=generator).to(x.device)
+    proposed = torch.searchsorted(heights, spots[:, 0] * heights[-1], right=True).clamp(max=len(x) - 1)
+    among = _distances(x[proposed], square[proposed], torch.arange(count, device=x.device)).tolist()
+    then, keep, rows = before[proposed].tolist(), spots[:, 1].tolist(), proposed.tolist()
+    kept: list[int] = []
+    for i in range(count):
+        now = min([then[i]] + [0.0 if rows[i] == rows[j] else among[i][j] for j in kept])
+        if keep[i] * then[i] < now:
+            kept.append(i)
+    return [rows[i] for i in kept]
+
+
+def _lloyd(x: Tensor, centres: Tensor, steps: int, name: str, watch: Watch | None) -> Clusters:
+    square = x.square().sum(dim=1)
+    assignment, gain = _nearest(x, centres)
+    touched = torch.ones(len(centres), dtype=torch.bool, device=x.device)
+    for step in range(steps):
+        distance = square - 2 * gain
+        moved = _move(x, centres, assignment, torch.where(distance <= 1e-6 * square, 0.0, distance), touched)
+        if watch is not None:
+            watch(f"{name}: step {step + 1}, {int(moved.sum())} of {len(centres)} centres moved")
+        if not bool(moved.any()):
+            break
+        before = assignment.clone()
+        _follow(x, centres, moved, assignment, gain)
+        left, joined = before[before != assignment], assignment[before != assignment]
+        touched = torch.zeros_like(touched).index_fill_(0, torch.cat([left, joined]), True)
+    rows = zip(torch.split(x, 8192), torch.split(assignment, 8192), strict=True)
+    inertia = sum(float((part - centres[own]).square().sum(dtype=torch.float64)) for part, own in rows)
+    return Clusters(assignment, centres, inertia)
+
+
+def _follow(x: Tensor, centres: Tensor, moved: Tensor, assignment: Tensor, gain: Tensor) -> None:
+    """Nearest centres and gains after some centres moved, in place. A row changes only for a nearer centre."""
+    free = moved[assignment]  # their own centre moved: any other may be nearest now
+    rows, rest, some = free.nonzero().flatten(), (~free).nonzero().flatten(), moved.nonzero().flatten()
+    assignment[rows], gain[rows] = _nearest(x, centres, rows)
+    place, better = _nearest(x, centres[some], rest)
+    switch = better > gain[rest]
+    assignment[rest] = torch.where(switch, some[place], assignment[rest])
+    gain[rest] = torch.where(switch, better, gain[rest])
+
+
+def _nearest(x: Tensor, centres: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The nearest centre of each row and its gain ⟨x, c⟩ - |c|²/2, so that |x - c|² = |x|² - 2 gain."""
+    half = centres.square().sum(dim=1) / 2
+    best, place = [x.new_zeros(0)], [torch.zeros(0, dtype=torch.long, device=x.device)]
+    chosen = torch.arange(len(x), device=x.device) if rows is None else rows
+    for part in torch.split(chosen, max(1, 2**22 // len(centres))):
+        if len(part):
+            gain = torch.addmm(half, x[part], centres.T, beta=-1).max(dim=1)
+            best.append(gain.values)
+            place.append(gain.indices)
+    return torch.cat(place), torch.cat(best)
+
+
+def _move(x: Tensor, centres: Tensor, assignment: Tensor, distance: Tensor, touched: Tensor) -> Tensor:
+    """Put the centre of each touched cluster at the mean of its rows, in place; tells which moved.
+
+    An empty cluster restarts at one of the rows that are farthest from their centres.
+    """
+    counts = torch.bincount(assignment, minlength=len(centres))
+    means = torch.zeros_like(centres).index_add_(0, assignment, x) / counts.clamp(min=1)[:, None]
+    means = torch.where((touched & (counts > 0))[:, None], means, centres)
+    empty = (counts == 0).nonzero().flatten()
+    if len(empty):
+        far = distance.topk(len(empty))
+        means[empty] = torch.where((far.values > 0)[:, None], x[far.indices], centres[empty])
+    moved = (means != centres).any(dim=1)
+    centres.copy_(means)
+    return moved

@@ -1,0 +1,116 @@
+"""Rows of one space, and tiles of scores between them, without a second copy of the rows.
+
+What ranks is the *key*, larger = nearer. It comes from the product of the rows as they are and one number a row:
+
+    cosine       ⟨x, y⟩ · 1/|x| · 1/|y|
+    dot          ⟨x, y⟩
+    euclidean    ⟨x, y⟩ - |x|²/2 - |y|²/2  =  -|x - y|²/2
+
+Dividing after the product keeps ties: rows of whole numbers and of equal norm give equal keys, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearfar.similarity import unit
+
+Metric = Literal["cosine", "dot", "euclidean"]
+METRICS: tuple[Metric, ...] = ("cosine", "dot", "euclidean")
+BLOCK = 2**22
+"""Entries that a pass over all rows may copy at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows x [n, d] and the number of each that its keys need, `side` [n]."""
+
+    x: Tensor
+    side: Tensor
+    similarity: Metric
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, chosen: slice | Tensor) -> Rows:
+        """Some of the rows, in float32 or wider."""
+        return Rows(wide(self.x[chosen]), self.side[chosen], self.similarity)
+
+
+def wide(x: Tensor) -> Tensor:
+    """The rows in float32, or in float64 if they came so."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def spaces(queries: Tensor, references: Tensor | None, similarity: Metric) -> tuple[Rows, Rows]:
+    """Queries and references as `Rows` of one space; without references the queries are both."""
+    queries = queries.detach()
+    references = queries if references is None else references.detach()
+    if similarity == "euclidean":
+        origin = _origin(references)
+        if origin is not None:
+            same = queries is references
+            references = wide(references) - origin
+            queries = references if same else wide(queries) - origin
+    rows = _rows(queries, similarity)
+    return rows, rows if queries is references else _rows(references, similarity)
+
+
+def _rows(x: Tensor, similarity: Metric) -> Rows:
+    blocks = torch.split(x, max(1, BLOCK // max(1, x.shape[1])))
+    if similarity == "dot" or not len(x):
+        return Rows(x, wide(x.new_zeros(len(x))), similarity)
+    if similarity == "euclidean":
+        return Rows(x, torch.cat([wide(block).square().sum(dim=1) / 2 for block in blocks]), similarity)
+    norm = torch.cat([torch.linalg.vector_norm(wide(block), dim=1) for block in blocks])
+    tiny, huge = torch.finfo(norm.dtype).tiny ** 0.45, torch.finfo(norm.dtype).max ** 0.45
+    odd = (norm > huge) | (norm < tiny)  # squares that overflow or vanish: only such rows are worth a copy
+    if bool(odd.any()) and bool((x[odd] != 0).any()):
+        return _rows(unit(wide(x)), similarity)
+    return Rows(x, torch.where(norm > 0, 1 / norm, 0.0), similarity)
+
+
+def _origin(x: Tensor) -> Tensor | None:
+    """Where to put the origin [d] so that |x - y|² does not drown in |x|²; None where it is well placed.
+
+    It is a whole multiple of a power of two near the rows' spread: whole numbers stay whole, and ties stay ties.
+    """
+    if len(x) < 2:
+        return None
+    sample = x[:: max(1, len(x) // 4096)].double()
+    centre = sample.mean(dim=0)
+    spread = float((sample - centre).square().mean())
+    if float(centre.square().mean()) <= 100 * spread or spread == 0:
+        return None
+    step = 2.0 ** round(math.log2(spread) / 2)
+    return (torch.round(centre / step) * step).to(wide(x[:0]).dtype)
+
+
+def keys(x: Rows, y: Rows, out: Tensor | None = None) -> Tensor:
+    """What ranks [n, m], between rows already taken out with `[...]`; written to `out` where it is given."""
+    product = torch.mm(x.x, y.x.T, out=out)
+    if x.similarity == "cosine":
+        product.mul_(x.side[:, None]).mul_(y.side)
+    elif x.similarity == "euclidean":
+        product.sub_(x.side[:, None]).sub_(y.side)
+    return product
+
+
+def pair_keys(x: Rows, y: Rows) -> Tensor:
+    """Keys [n] of the first row with the first, the second with the second, and so on."""
+    product = (x.x * y.x).sum(dim=1)
+    if x.similarity == "cosine":
+        return product * x.side * y.side
+    return product - x.side - y.side if x.similarity == "euclidean" else product
+
+
+def scores(found: Tensor, similarity: Metric) -> Tensor:
+    """Keys as people read them: cosines within [-1, 1], products, negative distances."""
+    if similarity == "cosine":
+        return found.clamp(-1, 1)
+    return found if similarity == "dot" else -torch.sqrt((-2 * found).clamp_min(0))

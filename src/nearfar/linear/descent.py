@@ -1,0 +1,358 @@
+"""Gradient descent A ← A - η∇f(A) whose every step comes with a decrease that is known before it is taken.
+
+The gradient is L(R)-Lipschitz on the ball |A|_F ≤ R (`Objective.smoothness`), so the step that solves
+η·L(|A| + η|∇f|) = 1 stays inside a ball on which it is short enough: f falls by at least (η/2)|∇f|². Longer steps are
+tried from there. With one triplet the longest safe step is known exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_choice, check_positive
+from nearfar.linear.objective import Objective, TripletObjective, gate
+from nearfar.pairs import smooth_hinge
+
+RULES = ("armijo", "safe", "local", "exact", "single")
+ENOUGH = 0.1  # c of the Armijo rule: a step η must lower f by c·η|∇f|²; any c ≤ ½ accepts the safe step
+REACH = 10.0  # no trial moves A further than this many times max(|A|, 1): some rays descend for ever
+
+
+@dataclass(frozen=True)
+class Iterate:
+    """One iterate, and the step that led to it.
+
+    Attributes:
+        value: f(A); in a stochastic run f of the batch that was drawn there.
+        norm: |A|_F, to be watched where inf f is not attained.
+        gradient: |∇f(A)|_F; with a ball, |A₊ - A|/η of the projected step.
+        step: η of the step that led here; 0 at the start, NaN for CCP.
+        certified: the decrease that this step was bound to bring; NaN in a stochastic run, where nothing is certain.
+        gap: the duality gap of the CCP subproblem that led here, relative to its value; NaN elsewhere.
+        inner: how many L-BFGS iterations that subproblem took.
+    """
+
+    value: float
+    norm: float
+    gradient: float
+    step: float = 0.0
+    certified: float = 0.0
+    gap: float = math.nan
+    inner: int = 0
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where a run ended, what it passed, and why it stopped: "tolerance", "steps", "rounding" or "callback".
+
+    "rounding" means that no step lowers f any more in floating point; the last iterate is kept.
+    """
+
+    A: Tensor = field(repr=False)
+    iterates: tuple[Iterate, ...] = field(repr=False)
+    reason: str
+
+    def __len__(self) -> int:
+        """How many steps were taken."""
+        return len(self.iterates) - 1
+
+    @property
+    def values(self) -> list[float]:
+        """Every f, from the start to the end."""
+        return [each.value for each in self.iterates]
+
+    @property
+    def certified(self) -> list[float]:
+        """Every certified decrease, one a step."""
+        return [each.certified for each in self.iterates[1:]]
+
+
+Callback = Callable[[int, Tensor, Iterate], object]
+"""Called as callback(t, A, iterate) at every iterate; a true answer ends the run."""
+
+
+class Move(NamedTuple):
+    """A step that was found: where it leads, η, and the decrease that is certain."""
+
+    A: Tensor
+    step: float
+    certified: float
+
+
+def size(A: Tensor) -> float:
+    """|A|_F."""
+    return float(torch.linalg.vector_norm(A))
+
+
+def safe_step(objective: Objective, A: Tensor, gradient: Tensor, *, local: bool = False) -> float:
+    """The root η of η·L(|A| + η|∇f|) = 1, by bisection: then f(A - η∇f) ≤ f(A) - (η/2)|∇f|².
+
+    The left side increases with η, and the segment from A stays in the ball of radius |A| + η|∇f|. The paper steps
+    with 1/M(w) of bounds that are printed wrong and hold at w alone, not on the way (docs/descent.md).
+
+    Args:
+        objective: with μ > 0; the hinge has no Lipschitz gradient.
+        A: [d, m].
+        gradient: ∇f(A), [d, m].
+        local: bound the curvature around A, where it is Σ wᵢ(2bᵢ + (|A Bᵢ|_F + η|∇f|bᵢ)²/μ), not on the whole ball. It
+            is never shorter, costs two more products, and pays where A has many columns, most of them idle.
+
+    >>> f = TripletObjective(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), margin=0.0)
+    >>> A = torch.tensor([[1.0, 0.0]])
+    >>> round(safe_step(f, A, f.gradient(A)), 4)  # a little less than 1/L(1) = 1/24
+    0.0387
+    """
+    if not objective.mu:
+        raise ValueError("safe_step: mu must be above zero, but came as 0; the hinge has no Lipschitz gradient.")
+    least, constant, linear, square = objective.local_bounds(A) if local else _from_the_ball(objective, size(A))
+    g = size(gradient)
+    low, high = 0.0, _inverse(max(least, constant))
+    for _ in range(60):
+        middle = (low + high) / 2
+        reach = middle * g
+        if middle * max(least, constant + linear * reach + square * reach**2) <= 1:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _from_the_ball(objective: Objective, a: float) -> tuple[float, float, float, float]:
+    """L(|A| + ρ) = max(c₀, c₁ + c₂(|A| + ρ)²), as a polynomial in ρ."""
+    least, first, second = objective.bounds()
+    return least, first + second * a * a, 2 * second * a, second
+
+
+def _inverse(smoothness: float) -> float:
+    """1/L; a constant f (L = 0) takes any step, and 1 is one."""
+    return 1 / smoothness if smoothness else 1.0
+
+
+def single_triplet_step(objective: TripletObjective, A: Tensor, *, factor: float = 1.0) -> tuple[Tensor, float]:
+    """A ← A - factor·A B/l₊ for n = 1, and the exact decrease -μ·log(q·e^{b/μ} + 1-q) that it brings.
+
+    This is the gradient step with η = factor/(2q·l₊), written without q: the paper's η̂ = 1/(2qλmax) overflows as q
+    vanishes. Every factor in (0, 2] descends. Where l₊ ≤ 0 every step does, and |l₋| takes its place.
+
+    Args:
+        objective: of one triplet, without ridge.
+        A: [d, m].
+        factor: 1 is the paper's step, 2 the longest that is bound to descend.
+    """
+    if len(objective.v) != 1 or objective.ridge:
+        raise ValueError(
+            f"single_triplet_step: objective must hold one triplet and no ridge, but holds {len(objective.v)} "
+            f"and ridge={objective.ridge:g}; take safe_step."
+        )
+    low, high = (float(x) for x in objective.extreme_eigenvalues())
+    scale = high if high > 0 else -low
+    if not scale:  # B = 0: f is constant
+        return A, 0.0
+    _, _, s = objective.products(A)
+    AB = _times_b(objective, A)
+    b = factor * (-2 * float((AB * AB).sum()) + factor * float((AB * _times_b(objective, AB)).sum()) / scale) / scale
+    return A - factor * AB / scale, _drop(float(s), b, objective.mu)
+
+
+def _times_b(objective: TripletObjective, A: Tensor) -> Tensor:
+    """A B for the one triplet."""
+    return (objective.u @ A.T).T @ objective.u - (objective.v @ A.T).T @ objective.v
+
+
+def _drop(s: float, b: float, mu: float) -> float:
+    """What one term falls by, f(s) - f(s + b) = -μ·log(q·e^{b/μ} + 1-q); for μ = 0 the hinge's."""
+    if mu and abs(b) < mu:  # a small change of f keeps its digits in this form, a large one in the difference
+        q = float(gate(torch.tensor(s, dtype=torch.float64), mu))
+        return -mu * math.log1p(q * math.expm1(b / mu))
+    before, after = smooth_hinge(torch.tensor([s, s + b], dtype=torch.float64), mu).tolist()
+    return float(before - after)
+
+
+def exact_step(objective: Objective, A: Tensor, gradient: Tensor, *, start: float) -> float:
+    """The first local minimiser η ≥ start of f(A - η∇f), by doubling and bisection on the slope along the ray.
+
+    For one triplet it is s₂/(2q·s₃), s₂ = |A B|², s₃ = <A B, A B B>, if s₃ > 0 (the paper prints that it is at most
+    1/(2qλmax); it is at least that). Where the ray descends for ever (s₃ ≤ 0) no minimiser exists, and the step ends
+    where A has moved by 10·max(|A|, 1).
+
+    Args:
+        objective: any.
+        A: [d, m].
+        gradient: ∇f(A), [d, m].
+        start: a step at which f has fallen already, such as the safe one.
+    """
+    ray = objective.ray(A, -gradient)
+    limit = max(start, REACH * max(size(A), 1.0) / max(size(gradient), 1e-300))
+    low = high = start
+    while high < limit and ray.slope(high) < 0:
+        low, high = high, min(2 * high, limit)
+    if ray.slope(high) < 0:
+        return high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ray.slope(middle) < 0 else (low, middle)
+    # doubling may have jumped over a hill: never end above where it began
+    return low if ray.value(low) <= ray.value(start) else start
+
+
+def descend(
+    objective: Objective,
+    A: Tensor,
+    *,
+    steps: int = 100,
+    tolerance: float = 1e-8,
+    rule: str = "armijo",
+    radius: float | None = None,
+    batch: int | None = None,
+    generator: torch.Generator | None = None,
+    decay: float = 0.5,
+    callback: Callback | None = None,
+) -> Path:
+    """A ← A - η∇f(A), where f never rises and each step's certified decrease is on record.
+
+    rule      η                                                      certified decrease
+    "safe"    root of η·L(|A| + η|∇f|) = 1                           (η/2)|∇f|², known beforehand
+    "local"   the same with the curvature around A                   (η/2)|∇f|², known beforehand
+    "armijo"  twice the last one, halved down to the safe one        η/10·|∇f|² (checked), (η/2)|∇f|² at the safe one
+    "exact"   first minimiser along the ray, from the safe one       as "armijo"
+    "single"  1/(2q·l₊) of the only triplet, in its stable form      exact
+    radius    on the ball |A|_F ≤ R, steps from 1/L(R), projected    |A₊ - A|²/(2η), or c|A₊ - A|²/η where η is longer
+    batch     (safe step of a drawn batch)/(1+t)^decay               none: it certifies the batch's fall, not f's
+
+    The hinge (μ = 0) has no safe step: "armijo" and "exact" start from 1/(2 Σ wb), and stop where none descends.
+
+    Args:
+        objective: f.
+        A: where to start, [d, m]. Not 0, which is always stationary.
+        steps: at most so many.
+        tolerance: stop where |∇f|_F (or its projected form) is no more than this.
+        rule: one of the above.
+        radius: R of the projected variant; the start is projected too.
+        batch: triplets a step of the stochastic variant.
+        generator: of the draws.
+        decay: exponent of the stochastic step; ½ lets the noise die out.
+        callback: see `Callback`.
+
+    Returns:
+        The path; `path.A` is its end.
+
+    >>> f = TripletObjective(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), margin=0.0)
+    >>> path = descend(f, torch.tensor([[1.0, 0.1]]), steps=5, rule="single")
+    >>> [f"{value:.4f}" for value in path.values]
+    ['1.2842', '0.3133', '0.0000']
+    """
+    check_choice("descend", "rule", rule, RULES)
+    if radius is not None:
+        check_positive("descend", "radius", radius)
+        if rule in ("local", "exact", "single"):
+            raise ValueError(f"descend: rule must be 'armijo' or 'safe' with a radius, but came as {rule!r}.")
+    if rule in ("safe", "local") and not objective.mu:
+        raise ValueError(f"descend: rule must be 'armijo' or 'exact' for the hinge (mu=0), but came as {rule!r}.")
+    A = _onto(A.detach(), radius)
+    if batch is not None:
+        return _wander(objective, A, steps, radius, batch, generator, decay, callback)
+    iterates: list[Iterate] = []
+    step = certified = 0.0
+    reason = "steps"
+    for t in range(steps + 1):
+        value, gradient = objective.value_and_gradient(A)
+        base = _base(objective, A, gradient, radius, local=rule == "local")
+        slope = size(gradient) if radius is None else size(_onto(A - base * gradient, radius) - A) / base
+        iterates.append(Iterate(float(value), size(A), slope, step, certified))
+        if callback is not None and callback(t, A, iterates[-1]):
+            reason = "callback"
+        elif slope <= tolerance:
+            reason = "tolerance"
+        elif t < steps:
+            move = _move(objective, A, float(value), gradient, rule, radius, base, step)
+            if move is not None:
+                A, step, certified = move
+                continue
+            reason = "rounding"
+        break
+    return Path(A, tuple(iterates), reason)
+
+
+def _onto(A: Tensor, radius: float | None) -> Tensor:
+    """The nearest point of the ball |A|_F ≤ radius."""
+    norm = size(A)
+    # a hair inside, so that rounding does not leave the ball
+    return A if radius is None or norm <= radius else A * (radius / norm * (1 - 1e-15))
+
+
+def _base(objective: Objective, A: Tensor, gradient: Tensor, radius: float | None, *, local: bool = False) -> float:
+    """The step that is certain: the safe one, 1/L(R) on a ball, and for the hinge 1/(2 Σ wb), certain between kinks."""
+    if not objective.mu:
+        return _inverse(max(objective.bounds()[:2]))
+    return (
+        _inverse(objective.smoothness(radius)) if radius is not None else safe_step(objective, A, gradient, local=local)
+    )
+
+
+def _move(
+    objective: Objective,
+    A: Tensor,
+    value: float,
+    gradient: Tensor,
+    rule: str,
+    radius: float | None,
+    base: float,
+    last: float,
+) -> Move | None:
+    """The step of a rule, or None where no step of it lowers f in floating point."""
+    if rule == "single":
+        if not isinstance(objective, TripletObjective):
+            raise TypeError(f"descend: rule='single' needs a TripletObjective, but got {type(objective).__name__}.")
+        moved, drop = single_triplet_step(objective, A)
+        # η in units of the gradient; it overflows as q vanishes, which the step itself does not
+        length = size(moved - A) / max(size(gradient), 1e-300)
+        return Move(moved, length, drop) if float(objective.value(moved)) <= value else None
+    eta = base
+    if rule == "exact":
+        eta = exact_step(objective, A, gradient, start=base)
+    elif rule == "armijo":
+        eta = max(base, min(2 * last, REACH * max(size(A), 1.0) / max(size(gradient), 1e-300)))
+    floor = base if objective.mu else base * 2.0**-40
+    while True:
+        moved = _onto(A - eta * gradient, radius)
+        fall = size(moved - A) ** 2 / eta if eta else 0.0
+        reached = float(objective.value(moved))
+        if eta <= base and objective.mu:
+            return Move(moved, eta, fall / 2) if reached <= value else None
+        if reached <= value - ENOUGH * fall:
+            return Move(moved, eta, ENOUGH * fall)
+        if eta <= floor:
+            return None
+        eta = max(eta / 2, floor)
+
+
+def _wander(
+    objective: Objective,
+    A: Tensor,
+    steps: int,
+    radius: float | None,
+    batch: int,
+    generator: torch.Generator | None,
+    decay: float,
+    callback: Callback | None,
+) -> Path:
+    """The stochastic variant: each batch is stepped on with its own safe step over (1+t)^decay."""
+    iterates: list[Iterate] = []
+    step, reason = 0.0, "steps"
+    for t in range(steps + 1):
+        drawn = objective.sample(batch, generator)
+        value, gradient = drawn.value_and_gradient(A)
+        iterates.append(Iterate(float(value), size(A), size(gradient), step, math.nan if t else 0.0))
+        if callback is not None and callback(t, A, iterates[-1]):
+            reason = "callback"
+            break
+        if t < steps:
+            step = _base(drawn, A, gradient, radius) / (1 + t) ** decay
+            A = _onto(A - step * gradient, radius)
+    return Path(A, tuple(iterates), reason)

@@ -1,0 +1,173 @@
+"""Which triplets a linear map is taught by: near alike rows (targets) and near unlike rows (impostors), tile by tile.
+
+    targets(i)   = the k nearest rows j ≠ i with y_j = y_i       impostors(i) = the l nearest rows with y_j ≠ y_i
+
+Distances are |z_i - z_j|² in the space of the map as it is now. Rows are sorted by class first, so that the alike rows
+of an anchor are one run of columns and no mask is made. One tile of distances is held at a time: memory grows with n,
+never with n².
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_choice
+
+KINDS = ("neighbours", "hard", "all", "dro")
+TILE = 2**22
+"""Entries of one tile of distances: 16 MB in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Rows in the order of their classes: class c holds the sorted rows starts[c] .. starts[c+1] - 1.
+
+    Attributes:
+        order: [n] the place that each sorted row had before.
+        labels: [n] the class of each sorted row, 0, 1, ...
+        starts: [c + 1] where each class begins.
+    """
+
+    order: Tensor
+    labels: Tensor
+    starts: Tensor
+
+    @property
+    def sizes(self) -> Tensor:
+        """[c] rows in each class."""
+        return self.starts.diff()
+
+    def anchors(self) -> Tensor:
+        """The sorted rows that have at least one alike row: only they can head a triplet."""
+        return torch.nonzero(self.sizes[self.labels] > 1)[:, 0]
+
+
+def sort_classes(labels: Tensor) -> Classes:
+    """The order that puts rows of one class side by side; rows of a class keep their order.
+
+    >>> sort_classes(torch.tensor([1, 0, 1, 0, 0])).order.tolist()
+    [1, 3, 4, 0, 2]
+    """
+    order = torch.argsort(labels, stable=True)
+    starts = torch.cat([labels.new_zeros(1), torch.bincount(labels).cumsum(0)])
+    return Classes(order, labels[order], starts)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Triplets as a product: anchor i goes with each of its targets and each of its impostors.
+
+    Attributes:
+        anchors: [b] rows.
+        targets: [b, k] rows of the anchor's class.
+        impostors: [b, l] rows of other classes.
+        measure: [b, k, l] 1 where a triplet is there, 0 where a small class left a gap.
+    """
+
+    anchors: Tensor
+    targets: Tensor
+    impostors: Tensor
+    measure: Tensor
+
+    def flat(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The triplets one by one: anchor [n], target [n], impostor [n]."""
+        row, near, far = torch.nonzero(self.measure, as_tuple=True)
+        return self.anchors[row], self.targets[row, near], self.impostors[row, far]
+
+
+def choose(
+    z: Tensor,
+    classes: Classes,
+    rows: Tensor,
+    *,
+    kind: str = "neighbours",
+    targets: int = 3,
+    impostors: int = 10,
+    generator: torch.Generator | None = None,
+    tile: int = TILE,
+) -> Chosen:
+    """The triplets of the anchors `rows` in the space z.
+
+    kind           targets                       impostors
+    "neighbours"   the k nearest alike rows      the l nearest unlike rows (the same for "dro")
+    "hard"         the farthest alike row        the nearest unlike row
+    "all"          k drawn evenly                l drawn evenly: on average, every triplet counts the same
+
+    Args:
+        z: [n, d] in sorted order.
+        classes: as `sort_classes` gives them; there must be two.
+        rows: [b] increasing, each with an alike row (`Classes.anchors`).
+        kind: one of `KINDS`.
+        targets: k.
+        impostors: l.
+        generator: of the draws of "all".
+        tile: entries of a tile of distances.
+    """
+    check_choice("choose", "kind", kind, KINDS)
+    if kind == "all":
+        return _drawn(classes, rows, targets, impostors, generator)
+    hard = kind == "hard"
+    k = 1 if hard else min(targets, int(classes.sizes.max()) - 1)
+    l = 1 if hard else min(impostors, len(z) - int(classes.sizes.min()))
+    near = torch.empty(len(rows), k, dtype=torch.long)
+    far = torch.empty(len(rows), l, dtype=torch.long)
+    square = z.square().sum(dim=1)
+    tall = max(1, tile // len(z))
+    for first in range(0, len(rows), tall):
+        strip = slice(first, first + tall)
+        _search(z, square, classes, rows[strip], near[strip], far[strip], hard)
+    alike = classes.sizes[classes.labels[rows]]
+    there = (torch.arange(k) < (alike - 1)[:, None])[:, :, None] & (torch.arange(l) < (len(z) - alike)[:, None])[
+        :, None
+    ]
+    return Chosen(rows, near, far, there.to(z.dtype))
+
+
+def _search(
+    z: Tensor, square: Tensor, classes: Classes, rows: Tensor, near: Tensor, far: Tensor, farthest: bool
+) -> None:
+    """Fill near [t, k] and far [t, l] for one strip of rows; |z_i|² is the same along a row and left out."""
+    distance = torch.addmm(square[None], z[rows], z.T, alpha=-2)
+    itself = torch.arange(len(rows))
+    distance[itself, rows] = -torch.inf if farthest else torch.inf
+    present, counts = torch.unique_consecutive(classes.labels[rows], return_counts=True)
+    top = 0
+    for label, count in zip(present.tolist(), counts.tolist(), strict=True):
+        left, right = int(classes.starts[label]), int(classes.starts[label + 1])
+        block = distance[top : top + count, left:right]
+        k = min(near.shape[1], right - left - 1)
+        near[top : top + count, :k] = block.topk(k, dim=1, largest=farthest).indices + left
+        near[top : top + count, k:] = near[top : top + count, :1]  # a gap: a row that is there, with measure 0
+        block.fill_(torch.inf)
+        top += count
+    far.copy_(distance.topk(far.shape[1], dim=1, largest=False).indices)
+
+
+def _drawn(classes: Classes, rows: Tensor, k: int, l: int, generator: torch.Generator | None) -> Chosen:
+    """K alike and l unlike rows a row, drawn evenly and with replacement."""
+    label = classes.labels[rows]
+    start, size = classes.starts[label][:, None], classes.sizes[label][:, None]
+    near = start + (torch.rand(len(rows), k, generator=generator, dtype=torch.float64) * (size - 1)).long()
+    near += near >= rows[:, None]  # step over the row itself
+    others = len(classes.labels) - size
+    far = (torch.rand(len(rows), l, generator=generator, dtype=torch.float64) * others).long()
+    far += size * (far >= start)  # step over the row's class
+    return Chosen(rows, near, far, torch.ones(len(rows), k, l))
+
+
+def differences(
+    x: Tensor, chosen: Chosen, most: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """U = x_anchor - x_target [n, m], v = x_anchor - x_impostor [n, m], and which triplets [n] of `chosen.flat()`.
+
+    Of more than `most` triplets so many are drawn evenly without replacement.
+    """
+    anchor, target, impostor = chosen.flat()
+    index = torch.arange(len(anchor))
+    if len(anchor) > most:
+        index = torch.randperm(len(anchor), generator=generator)[:most].sort().values
+    head = x[anchor[index]]
+    return head - x[target[index]], head - x[impostor[index]], index

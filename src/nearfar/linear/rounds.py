@@ -1,0 +1,175 @@
+"""The rounds of a fit: choose triplets in the space of A, move A on them, choose again.
+
+A stochastic round draws anchors and takes Adam steps on them. A certified round holds its triplets, their weights and μ
+still, and every step it takes lowers their loss by a decrease that is on record.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearfar.linear.ccp import ccp
+from nearfar.linear.convex import psd_reference
+from nearfar.linear.descent import Path, descend, size
+from nearfar.linear.neighbours import Classes, differences, sort_classes
+from nearfar.linear.objective import TripletObjective
+from nearfar.linear.stochastic import Adam, Plan, annealed, cosine, one_round, triplet_weights
+
+START = 0.1
+"""Mean squared distance to a target at the start, in margins. Small: then the loss is nearly linear in A'A, so that all
+triplets have a say in the first directions, not just those that a chance of the start left violated."""
+FEWEST = 4  # triplets an anchor: better few of many anchors than many of few, which would be learnt by heart
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a fit, and what is known of it.
+
+    Attributes:
+        stage: "sgd", "gd", "ccp" or "convex".
+        round: which choice of triplets it belongs to; within a round of gd or ccp, `value` never rises.
+        value: the loss after the step; for "sgd" before it, on its batch.
+        mu: the temperature of the round.
+        norm: |A|_F in units where every feature has variance 1.
+        certified: whether the decrease was known before the step, or checked as it was taken.
+        decrease: what the step lowered the loss of its round by, at least; NaN where nothing is certified.
+        gap: relative duality gap of a ccp subproblem, or of the convex answer; NaN elsewhere.
+    """
+
+    stage: str
+    round: int
+    value: float
+    mu: float
+    norm: float
+    certified: bool
+    decrease: float = math.nan
+    gap: float = math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Rows in the order of their classes, centred, each feature divided by its deviation: x [n, m] in float64."""
+
+    x: Tensor
+    classes: Classes
+
+    @classmethod
+    def of(cls, X: NDArray[np.float64], labels: NDArray[np.int64], scale: NDArray[np.float64]) -> Problem:
+        """From rows X [n, m], classes 0, 1, ... [n] and the deviations [m]."""
+        classes = sort_classes(torch.tensor(labels))
+        return cls(torch.tensor((X - X.mean(axis=0)) / scale)[classes.order], classes)
+
+
+@dataclass(eq=False)
+class Run:
+    """A fit under way: what it knows, and the steps it has taken.
+
+    Attributes:
+        problem: the rows.
+        plan: margin, temperature, and how triplets are chosen.
+        most: triplets that a certified round holds.
+        seed: of the draws.
+        verbose: print a line each round.
+        history: the steps so far.
+    """
+
+    problem: Problem
+    plan: Plan
+    most: int
+    seed: int
+    verbose: int = 0
+    history: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self.round = self.history[-1].round + 1 if self.history else 0
+
+    def scaled(self, A: Tensor) -> Tensor:
+        """A, stretched until the mean squared distance to a target is `START` margins: no unit of the data matters."""
+        A = A / size(A)
+        chosen = self.plan.chosen(self.problem.x, A, self.problem.classes, self.generator)
+        u, v, _ = differences(self.problem.x, chosen, self.most, self.generator)
+        for rows in (u, v):  # targets may all be duplicates of their anchors
+            mean = float((rows @ A.T).square().sum(dim=1).mean())
+            if mean > 0:
+                return A * math.sqrt(START * (self.plan.margin or 1.0) / mean)
+        return A
+
+    def stochastic(self, A: Tensor, steps: int) -> Tensor:
+        """Rounds of Adam in float32, whose pace falls along a cosine."""
+        state, x, refresh = Adam.start(A.float()), self.problem.x.float(), self.plan.refresh
+        for first in range(0, steps, refresh):
+            mu = annealed(self.plan.mu, self.plan.margin, first / max(1, steps - refresh))
+            shares = [cosine(t, steps) for t in range(first, min(first + refresh, steps))]
+            if self.adam_round(state, x, mu, shares) <= self.plan.tolerance:
+                break
+        return state.A.double()
+
+    def adam_round(self, state: Adam, x: Tensor, mu: float, shares: list[float]) -> float:
+        """One choice of triplets and a step for each share of the pace; the last loss."""
+        values = one_round(state, x, self.problem.classes, self.plan, self.generator, mu, shares)
+        norm = size(state.A)
+        self._record([Step("sgd", self.round, value, mu, norm, certified=False) for value in values])
+        return values[-1]
+
+    def certified(self, stage: str, A: Tensor, steps: int, refresh: int, *, polish: bool = False) -> Tensor:
+        """Rounds of gd, ccp or the convex problem in float64; a polish keeps to the last temperature."""
+        for first in range(0, steps, refresh):
+            share = 1.0 if polish else min(1.0, first / max(1, steps - refresh))
+            mu = annealed(self.plan.mu, self.plan.margin, share)
+            count = min(refresh, steps - first)
+            A = self._held(stage, self.objective(A, mu), A, count)
+        return A
+
+    def objective(self, A: Tensor, mu: float) -> TripletObjective:
+        """The loss of at most `most` triplets, chosen in the space of A; weights from a set are those of A."""
+        each = 1 if self.plan.kind == "hard" else min(FEWEST, self.plan.targets * self.plan.impostors)
+        wide = replace(self.plan, batch=-(-self.most // each))
+        chosen = wide.chosen(self.problem.x.float(), A.float(), self.problem.classes, self.generator)
+        u, v, _ = differences(self.problem.x, chosen, self.most, self.generator)
+        objective = TripletObjective(u, v, margin=self.plan.margin, mu=mu)
+        if self.plan.over is None:
+            return objective
+        s = objective.products(A)[2]
+        weights = triplet_weights(s, torch.ones_like(s), mu, self.plan.over)
+        return objective.reweighted(weights) if float(weights.sum()) > 0 else objective  # no loss, no worst case
+
+    def _held(self, stage: str, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
+        """One round of a certified stage, on record."""
+        if stage == "convex":
+            return self._convex(objective, A, steps)
+        solve = ccp if stage == "ccp" else descend
+        path: Path = solve(objective, A, steps=steps, tolerance=self.plan.tolerance)
+        self._record(
+            [
+                Step(stage, self.round, each.value, objective.mu, each.norm, True, each.certified, each.gap)
+                for each in path.iterates[1:]
+            ]
+        )
+        return path.A
+
+    def _convex(self, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
+        """The minimum over M = A'A ⪰ 0; its gap to the dual bound is that of the problem before the cut to rank d."""
+        if not (objective.u.any() or objective.v.any()):  # all rows are equal: every map is as good
+            return A
+        found = psd_reference(objective, A.T @ A, steps=steps, tolerance=max(self.plan.tolerance, 1e-12))
+        before, cut = float(objective.value(A)), found.factor(len(A))
+        value, gap = float(objective.value(cut)), (found.value - found.lower) / max(found.value, 1e-300)
+        fell = value <= before
+        fall = before - value if fell else math.nan
+        self._record([Step("convex", self.round, value, objective.mu, size(cut), fell, fall, gap)])
+        return cut if size(cut) > 0 else A  # M = 0 is the answer where no map helps; A = 0 would map all rows to one
+
+    def _record(self, steps: list[Step]) -> None:
+        self.history.extend(steps)
+        if self.verbose and steps:
+            last = steps[-1]
+            sure = f"certified decrease {sum(s.decrease for s in steps):.3g}" if last.certified else "stochastic"
+            print(f"{last.stage:>6} round {self.round:3d}  loss {last.value:.5f}  |A| {last.norm:.3g}  {sure}")
+        self.round += 1

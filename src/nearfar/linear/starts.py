@@ -1,0 +1,51 @@
+"""Where a linear map starts: A [d, m] from the data, before anything is learnt.
+
+    "pca"       the d directions of largest variance
+    "lda"       the directions that maximise between-class over within-class variance, filled up with "pca"
+    "identity"  the first d features
+
+A = 0 is stationary for every triplet loss, so no row starts at 0. Nor does a row leave directions that the loss does
+not couple with others: where loud features say nothing of the classes, "pca" starts in them and may stay there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+Matrix = NDArray[np.float64]
+
+INITS = ("lda", "pca", "identity")
+FILL = 0.3  # rows that fill up "lda" are so long beside its own: they hold what LDA found of no use
+
+
+def start(init: str, X: Matrix, labels: NDArray[np.int64], components: int) -> Matrix:
+    """A [components, m] for centred rows X [n, m] with classes 0, 1, ...
+
+    >>> start("pca", np.array([[3.0, 0.1], [-3.0, -0.1], [0.0, 0.0]]), np.array([0, 1, 1]), 1).round(2)
+    array([[1.  , 0.03]])
+    """
+    if init == "identity":
+        return np.eye(components, X.shape[1])
+    return principal(X, components) if init == "pca" else discriminant(X, labels, components)
+
+
+def principal(X: Matrix, components: int) -> Matrix:
+    """Eigenvectors of X'X with the largest eigenvalues, as rows; signs such that the largest entry is positive."""
+    _, vectors = np.linalg.eigh(X.T @ X)
+    rows = vectors.T[::-1][:components]
+    largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
+    return np.asarray(rows * np.where(largest < 0, -1.0, 1.0))
+
+
+def discriminant(X: Matrix, labels: NDArray[np.int64], components: int) -> Matrix:
+    """Fisher's directions, at most classes - 1 of them, then principal ones at `FILL` of their mean length."""
+    rows = X[:0]
+    if X.any():
+        rows = LinearDiscriminantAnalysis().fit(X, labels).scalings_.T[:components]
+    rows = rows[np.isfinite(rows).all(axis=1) & (np.abs(rows).max(axis=1, initial=0.0) > 0)]
+    if len(rows) == components:
+        return np.asarray(rows, dtype=np.float64)
+    length = FILL * np.linalg.norm(rows, axis=1).mean() if len(rows) else 1.0
+    return np.concatenate([rows, length * principal(X, components - len(rows))])

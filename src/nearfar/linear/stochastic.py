@@ -1,0 +1,162 @@
+"""Adam on the smoothed triplet loss of drawn anchors, with a rate that follows from the data.
+
+    f_b(A) = Σ w_ijk μ·softplus((|A(x_i - x_j)|² - |A(x_i - x_k)|² + α)/μ)      anchors i of the batch, targets j,
+                                                                               impostors k, w even or from a set
+The gradient goes through z = A x: dA = (dZ)' X, so that no difference of rows is ever formed in the wide space.
+Nothing here is certified: a step lowers the loss of its batch on average, not f for sure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar.linear.neighbours import Chosen, Classes, choose
+from nearfar.pairs import smooth_hinge
+from nearfar.sets import UncertaintySet
+
+RATE = 0.05
+"""The first step moves each entry of A by this share of their root mean square."""
+ANNEAL = (1.0, 0.3)
+"""The temperatures at the start and the end of an annealed run, in margins (or 1 for a margin of 0)."""
+MOST = 0.8  # of the rows: where a batch touches more, all are mapped and none are copied
+
+
+@dataclass(eq=False)
+class Adam:
+    """A [d, m] and the running moments of its gradient; `pace` is the length of a full step in each entry."""
+
+    A: Tensor
+    first: Tensor
+    second: Tensor
+    pace: float
+    count: int = 0
+
+    @classmethod
+    def start(cls, A: Tensor) -> Adam:
+        """No moments yet; the pace is `RATE` times the root mean square of A."""
+        return cls(A, torch.zeros_like(A), torch.zeros_like(A), RATE * float(A.square().mean().sqrt()))
+
+    def step(self, gradient: Tensor, share: float) -> None:
+        """A ← A - share·pace·m̂/√v̂, with moments over about 10 and 100 steps."""
+        self.count += 1
+        self.first.lerp_(gradient, 0.1)
+        self.second.lerp_(gradient.square(), 0.01)
+        scale = math.sqrt(1 - 0.99**self.count) / (1 - 0.9**self.count)
+        # entries that never had a gradient (a constant feature) stay where they are
+        self.A.addcdiv_(self.first, self.second.sqrt().clamp_min_(1e-30), value=-share * self.pace * scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The rows that a set of triplets touches, and the triplets counted among them."""
+
+    x: Tensor
+    anchors: Tensor
+    targets: Tensor
+    impostors: Tensor
+    measure: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, chosen: Chosen) -> Batch:
+        """Copy the touched rows aside unless they are most of x."""
+        b, k = chosen.targets.shape
+        places = torch.cat([chosen.anchors, chosen.targets.flatten(), chosen.impostors.flatten()])
+        rows, index = torch.unique(places, return_inverse=True)
+        if len(rows) < MOST * len(x):
+            x, places = x[rows], index
+        near, far = places[b : b + b * k], places[b + b * k :]
+        return cls(x, places[:b], near.view(b, k), far.view(b, -1), chosen.measure)
+
+    def value_and_gradient(
+        self, A: Tensor, margin: float, mu: float, over: UncertaintySet | None
+    ) -> tuple[float, Tensor]:
+        """f_b(A) and its gradient [d, m]; weights from a set are p*, whose own slope drops out (Danskin)."""
+        z = self.x @ A.T
+        head = z[self.anchors][:, None]
+        near, far = head - z[self.targets], head - z[self.impostors]
+        s = near.square().sum(dim=2)[:, :, None] - far.square().sum(dim=2)[:, None] + margin
+        weights = triplet_weights(s, self.measure, mu, over)
+        value = float((weights * smooth_hinge(s, mu)).sum())
+        q = weights * (torch.sigmoid(s / mu) if mu else (s > 0).to(s.dtype))
+        near *= 2 * q.sum(dim=2)[:, :, None]
+        far *= -2 * q.sum(dim=1)[:, :, None]
+        slope = torch.zeros_like(z)
+        slope.index_add_(0, self.anchors, near.sum(dim=1) + far.sum(dim=1))
+        slope.index_add_(0, self.targets.flatten(), near.flatten(0, 1), alpha=-1)
+        slope.index_add_(0, self.impostors.flatten(), far.flatten(0, 1), alpha=-1)
+        return value, slope.T @ self.x
+
+
+def triplet_weights(s: Tensor, measure: Tensor, mu: float, over: UncertaintySet | None) -> Tensor:
+    """w, of the shape of s, summing to 1: even over the triplets that are there, or the worst case over `over`."""
+    if over is None:
+        return measure / measure.sum()
+    losses = smooth_hinge(s, mu).reshape(1, -1)
+    return over.weights(losses, measure.reshape(1, -1) > 0).reshape(s.shape)
+
+
+def annealed(mu: float | None, margin: float, share: float) -> float:
+    """μ where a share in [0, 1] of the run is over: falls geometrically between the ends of `ANNEAL`, or stays."""
+    if mu is not None:
+        return mu
+    first, last = ANNEAL
+    return float((margin or 1.0) * first * (last / first) ** share)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a stochastic run needs to know beside the data.
+
+    Attributes:
+        margin: α.
+        mu: μ, or None to anneal it.
+        kind: of triplets, see `choose`.
+        targets: k.
+        impostors: l.
+        over: the set of triplet weights, or None for even ones.
+        batch: anchors drawn a round.
+        refresh: steps on one choice of triplets.
+        tolerance: a round whose first loss is no larger ends the run.
+    """
+
+    margin: float
+    mu: float | None
+    kind: str
+    targets: int
+    impostors: int
+    over: UncertaintySet | None
+    batch: int
+    refresh: int
+    tolerance: float
+
+    def chosen(self, x: Tensor, A: Tensor, classes: Classes, generator: torch.Generator) -> Chosen:
+        """The triplets of a batch of anchors, drawn evenly, in the space of A."""
+        anchors = classes.anchors()
+        if len(anchors) > self.batch:
+            anchors = anchors[torch.randperm(len(anchors), generator=generator)[: self.batch].sort().values]
+        counts = {"targets": self.targets, "impostors": self.impostors}
+        return choose(x @ A.T, classes, anchors, kind=self.kind, generator=generator, **counts)
+
+
+def one_round(
+    state: Adam, x: Tensor, classes: Classes, plan: Plan, generator: torch.Generator, mu: float, shares: list[float]
+) -> list[float]:
+    """Choose triplets once and take a step for each share of the pace; the loss before each step."""
+    batch = Batch.of(x, plan.chosen(x, state.A, classes, generator))
+    values: list[float] = []
+    for share in shares:
+        value, gradient = batch.value_and_gradient(state.A, plan.margin, mu, plan.over)
+        values.append(value)
+        if value <= plan.tolerance:
+            break
+        state.step(gradient, share)
+    return values
+
+
+def cosine(t: int, steps: int) -> float:
+    """½(1 + cos(πt/T)), the share of the pace at step t of T."""
+    return 0.5 * (1 + math.cos(math.pi * t / steps))

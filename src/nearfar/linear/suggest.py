@@ -1,0 +1,148 @@
+"""A learning rate for the last linear layer of a network, from the curvature bound L(R) on its inputs.
+
+The triplet loss of a head x ↦ W x + b on fixed inputs is f(W) of `TripletObjective`: the bias cancels. So the safe step
+of f bounds the learning rate of the head. Where that is a bound and where it is a rule of thumb:
+
+* a bound: plain SGD moves the head alone, on the mean loss μ·softplus((|Wu|² - |Wv|² + α)/μ) of the very triplets that
+  were handed in, without normalising embeddings. Then the loss of those triplets cannot rise.
+* a heuristic: another batch (the bound is of the batch that was seen), layers below that move too, momentum or Adam,
+  embeddings of unit length, another loss. The rate still scales with the inputs and the weights as it should.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._checks import check_embeddings, check_positive
+from nearfar.linear.descent import safe_step, size
+from nearfar.linear.objective import TripletObjective
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A rate η with η·L = 1, L the curvature bound on the way that η takes, and what it rests on.
+
+    Attributes:
+        rate: η, the largest learning rate that is certain to lower the loss of these triplets.
+        smoothness: L(|W|), of the whole ball; 1/L is a cruder, shorter rate.
+        value: f(W).
+        gradient: |∇f(W)|_F.
+        norm: |W|_F.
+    """
+
+    rate: float
+    smoothness: float
+    value: float
+    gradient: float
+    norm: float
+
+    @property
+    def decrease(self) -> float:
+        """(η/2)|∇f|², what one plain step at this rate is bound to bring."""
+        return self.rate / 2 * self.gradient**2
+
+
+def suggest_step(
+    head: nn.Linear | Tensor, triplets: Sequence[Tensor], *, margin: float = 1.0, mu: float = 1.0
+) -> Suggestion:
+    """η·Σ wᵢ(2bᵢ + (|W Bᵢ| + η|∇f|bᵢ)²/μ) = 1, solved for η: a linear head W [d, m] and triplets of its inputs.
+
+    This is `safe_step` with the curvature around W, which is at most L(|W| + η|∇f|). With weights held and inputs
+    scaled by c, η goes like c⁻² while 2b leads and like c⁻⁴ once |W B|²/μ does; inputs times c and weights over c give
+    c⁻² exactly.
+
+    Args:
+        head: the layer or its weight, [d, m].
+        triplets: inputs of the head for anchors, positives and negatives, three tensors [n, m].
+        margin: α of the loss.
+        mu: μ > 0, the smoothing of the loss; a hinge has no bound.
+
+    Returns:
+        The rate and what it rests on. See the module for where it is a bound.
+
+    >>> head = nn.Linear(3, 2)
+    >>> x = torch.eye(3)
+    >>> suggest_step(head, (x[:1], x[1:2], x[2:])).rate > 0
+    True
+    """
+    check_positive("suggest_step", "mu", mu)
+    weight = (head.weight if isinstance(head, nn.Linear) else head).detach()
+    if len(triplets) != 3:
+        raise ValueError(
+            f"suggest_step: triplets must be three tensors (anchors, positives, negatives), but {len(triplets)} came."
+        )
+    for name, rows in zip(("anchors", "positives", "negatives"), triplets, strict=True):
+        check_embeddings("suggest_step", name, rows)
+        if rows.shape[1] != weight.shape[1] or len(rows) != len(triplets[0]):
+            raise ValueError(
+                f"suggest_step: {name} must have shape [{len(triplets[0])}, {weight.shape[1]}], inputs of the head, "
+                f"but came with shape {list(rows.shape)}."
+            )
+    anchors, positives, negatives = (rows.detach().to(torch.float64) for rows in triplets)
+    objective = TripletObjective(anchors - positives, anchors - negatives, margin=margin, mu=mu)
+    A = weight.to(torch.float64)
+    value, gradient = objective.value_and_gradient(A)
+    norm = size(A)
+    return Suggestion(
+        safe_step(objective, A, gradient, local=True), objective.smoothness(norm), float(value), size(gradient), norm
+    )
+
+
+class StepGuard:
+    """min(lr, η) for one step of an optimiser, where η is what `suggest_step` says of the batch at hand.
+
+    The rates are lowered for that step only and put back, so schedules go on as they were. With momentum β the cap is
+    (1-β)η, since velocities add up to 1/(1-β) steps.
+
+    Args:
+        head: the last linear layer.
+        optimizer: whose rates are capped, in every parameter group.
+        margin: α of the loss.
+        mu: μ > 0 of the loss.
+
+    >>> head = nn.Linear(3, 2)
+    >>> guard = StepGuard(head, torch.optim.SGD(head.parameters(), lr=1e9))
+    >>> guard.is_bound
+    True
+    """
+
+    def __init__(
+        self, head: nn.Linear, optimizer: torch.optim.Optimizer, *, margin: float = 1.0, mu: float = 1.0
+    ) -> None:
+        check_positive("StepGuard", "mu", mu)
+        self.head = head
+        self.optimizer = optimizer
+        self.margin = margin
+        self.mu = mu
+        self.capped = 0
+        """How many steps were shortened so far."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the cap certifies each batch's decrease: plain SGD that moves nothing but the head."""
+        mine = {id(parameter) for parameter in self.head.parameters()}
+        groups = self.optimizer.param_groups
+        others = [p for p in itertools.chain.from_iterable(g["params"] for g in groups) if id(p) not in mine]
+        extras = any(group.get(name) for group in groups for name in ("momentum", "weight_decay", "maximize"))
+        return type(self.optimizer) is torch.optim.SGD and not others and not extras
+
+    def step(self, triplets: Sequence[Tensor]) -> Suggestion:
+        """Take `optimizer.step()` with every rate at most η; call it after backward, with the inputs of the head."""
+        suggestion = suggest_step(self.head, triplets, margin=self.margin, mu=self.mu)
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        caps = [suggestion.rate * (1 - group.get("momentum", 0.0)) for group in groups]
+        self.capped += any(float(rate) > cap for rate, cap in zip(rates, caps, strict=True))
+        try:
+            for group, rate, cap in zip(groups, rates, caps, strict=True):
+                group["lr"] = min(float(rate), cap)
+            self.optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+        return suggestion

@@ -1,0 +1,1 @@
+"""Studies: each redraws a paper's figures, checks its claims and writes what it found as PNG and JSON."""

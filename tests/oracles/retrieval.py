@@ -1,0 +1,133 @@
+"""Retrieval, clustering and verification scores by loops and counting.
+
+S are scores, a row a query and a column a reference; larger = nearer. `itself` says that the references are the
+queries, and no query finds itself.
+"""
+
+import math
+
+import numpy as np
+
+
+def scores(X, Y, similarity):
+    """Cosine, product or negative distance of each row of X with each row of Y."""
+    S = np.zeros((len(X), len(Y)))
+    for i in range(len(X)):
+        for j in range(len(Y)):
+            dot, left, right = (sum(float(a) * float(b) for a, b in zip(p, q, strict=True))
+                                for p, q in ((X[i], Y[j]), (X[i], X[i]), (Y[j], Y[j])))  # fmt: skip
+            if similarity == "dot":
+                S[i, j] = dot
+            elif similarity == "cosine":
+                S[i, j] = dot / math.sqrt(left * right) if left * right > 0 else 0.0
+            else:
+                S[i, j] = -math.sqrt(sum((float(a) - float(b)) ** 2 for a, b in zip(X[i], Y[j], strict=True)))
+    return S
+
+
+def ranking(S, i, itself):
+    """All references of query i, best first; of equal scores the earlier place first."""
+    places = [j for j in range(S.shape[1]) if not (itself and j == i)]
+    return sorted(places, key=lambda j: (-S[i, j], j))
+
+
+def neighbours(S, k, itself):
+    """Places [n][k] of the k best."""
+    return [ranking(S, i, itself)[:k] for i in range(len(S))]
+
+
+def relevant(y, ref_y, i, itself):
+    """The places that share the class of query i."""
+    return [j for j in range(len(ref_y)) if ref_y[j] == y[i] and not (itself and j == i)]
+
+
+def counted(S, y, ref_y, itself):
+    """The queries that have a right answer; the others are lone."""
+    return [i for i in range(len(S)) if relevant(y, ref_y, i, itself)]
+
+
+def rank(S, y, ref_y, i, itself, ties="place"):
+    """From 1: where the first right answer of query i stands."""
+    right = relevant(y, ref_y, i, itself)
+    if ties == "place":
+        return next(r for r, j in enumerate(ranking(S, i, itself), start=1) if j in right)
+    best = max(S[i, j] for j in right)
+    return 1 + sum(1 for j in range(S.shape[1]) if not (itself and j == i) and j not in right and S[i, j] > best)
+
+
+def recall_at_k(S, y, ref_y, k, itself, ties="place"):
+    """Share of the counted queries with a right answer among their k nearest."""
+    queries = counted(S, y, ref_y, itself)
+    return sum(rank(S, y, ref_y, i, itself, ties) <= k for i in queries) / len(queries)
+
+
+def reciprocal_rank(S, y, ref_y, itself, ties="place"):
+    """Mean of 1 / rank."""
+    queries = counted(S, y, ref_y, itself)
+    return sum(1 / rank(S, y, ref_y, i, itself, ties) for i in queries) / len(queries)
+
+
+def r_precision_of(S, y, ref_y, i, itself):
+    """Share of right ones among the first R, R their number."""
+    right = relevant(y, ref_y, i, itself)
+    return sum(j in right for j in ranking(S, i, itself)[: len(right)]) / len(right)
+
+
+def ap_at_r_of(S, y, ref_y, i, itself):
+    """(1/R) sum over i <= R of precision@i where the i-th is right."""
+    right = relevant(y, ref_y, i, itself)
+    total, hits = 0.0, 0
+    for place, j in enumerate(ranking(S, i, itself)[: len(right)], start=1):
+        if j in right:
+            hits += 1
+            total += hits / place
+    return total / len(right)
+
+
+def r_precision(S, y, ref_y, itself):
+    """Mean over the counted queries."""
+    queries = counted(S, y, ref_y, itself)
+    return sum(r_precision_of(S, y, ref_y, i, itself) for i in queries) / len(queries)
+
+
+def map_at_r(S, y, ref_y, itself):
+    """Mean over the counted queries."""
+    queries = counted(S, y, ref_y, itself)
+    return sum(ap_at_r_of(S, y, ref_y, i, itself) for i in queries) / len(queries)
+
+
+def pair_f1(found, wanted):
+    """F1 of `in one cluster` as a guess of `of one class`, pair by pair."""
+    both = clusters = classes = 0
+    for i in range(len(found)):
+        for j in range(i):
+            clusters += found[i] == found[j]
+            classes += wanted[i] == wanted[j]
+            both += found[i] == found[j] and wanted[i] == wanted[j]
+    if both == 0:
+        return 0.0
+    precision, recall = both / clusters, both / classes
+    return 2 * precision * recall / (precision + recall)
+
+
+def alike_and_unlike(S, y):
+    """The scores of all unordered pairs of one class, and of two."""
+    alike = [S[i, j] for i in range(len(y)) for j in range(i + 1, len(y)) if y[i] == y[j]]
+    unlike = [S[i, j] for i in range(len(y)) for j in range(i + 1, len(y)) if y[i] != y[j]]
+    return alike, unlike
+
+
+def auc(alike, unlike):
+    """Chance that an alike pair scores above an unlike one; a tie is worth a half."""
+    wins = sum(1.0 if a > u else 0.5 if a == u else 0.0 for a in alike for u in unlike)
+    return wins / (len(alike) * len(unlike))
+
+
+def tar_at_far(alike, unlike, far):
+    """The best share of alike pairs accepted by any threshold that accepts at most a share `far` of unlike ones."""
+    best = 0.0
+    for threshold in [-math.inf, *alike, *unlike]:
+        wrong = sum(u > threshold for u in unlike) / len(unlike)
+        if wrong <= far + 1e-12:
+            best = max(best, sum(a > threshold for a in alike) / len(alike))
+    return best

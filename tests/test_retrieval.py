@@ -1,0 +1,116 @@
+"""Per-query results against loops: ties by both rules, lone queries, galleries, ranks beyond the list."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from oracles import retrieval as oracle
+
+module = importlib.import_module("nearfar.evaluation.retrieval")
+retrieve = module.retrieve
+torch.set_num_threads(1)
+
+PROBLEMS = ("random", "tied", "lone", "gallery", "tied gallery")
+
+
+def problem(kind, seed=0):
+    """Queries, labels, and a gallery or None; whole numbers of equal norm where ties are wanted."""
+    rng = np.random.default_rng(seed)
+    n, m = 30, 25
+    if "tied" in kind:
+        x, g = rng.integers(0, 2, (n, 3)) * 2 - 1, rng.integers(0, 2, (m, 3)) * 2 - 1
+    else:
+        x, g = rng.standard_normal((n, 4)), rng.standard_normal((m, 4))
+    y, z = rng.integers(0, 6, n), rng.integers(1, 7, m)  # class 0 has no gallery, class 6 no query
+    if kind == "lone":
+        y[:5] = np.arange(100, 105)
+    x, g, y, z = (torch.from_numpy(a) for a in (x, g, y, z))
+    return x.double(), y, *((g.double(), z) if "gallery" in kind else (None, None))
+
+
+def judged(x, y, g, z, similarity):
+    S = oracle.scores(x.tolist(), (x if g is None else g).tolist(), similarity)
+    return S, y.tolist(), (y if z is None else z).tolist(), g is None
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("ties", ["place", "favourable"])
+@pytest.mark.parametrize("deepest", [1, 64])
+def test_every_query_equals_the_oracle(monkeypatch, kind, similarity, ties, deepest):
+    monkeypatch.setattr(module, "DEEPEST", deepest)  # 1: ranks beyond the list are counted
+    x, y, g, z = problem(kind)
+    found = retrieve(x, y, g, z, similarity=similarity, ties=ties)
+    S, y, names, itself = judged(x, y, g, z, similarity)
+    right = [oracle.relevant(y, names, i, itself) for i in range(len(y))]
+    assert found.relevant.tolist() == [len(r) for r in right]
+    assert found.lone.tolist() == [not r for r in right]
+    for i in oracle.counted(S, y, names, itself):
+        assert int(found.rank[i]) == oracle.rank(S, y, names, i, itself, ties)
+        assert float(found.r_precision[i]) == pytest.approx(oracle.r_precision_of(S, y, names, i, itself))
+        assert float(found.ap_at_r[i]) == pytest.approx(oracle.ap_at_r_of(S, y, names, i, itself))
+    if kind == "lone":
+        assert found.lone[:5].all()
+
+
+def test_ranks_beyond_the_list_are_counted_to_the_end():
+    """One right answer among 3,000, the farthest of all."""
+    x = torch.cat([torch.tensor([[1.0, 0.0]]), torch.stack([torch.ones(3000), torch.linspace(0, 1, 3000)], dim=1)])
+    y = torch.cat([torch.zeros(1), torch.arange(1, 3000), torch.zeros(1)]).long()
+    for ties in ("place", "favourable"):
+        found = retrieve(x, y, similarity="euclidean", ties=ties)
+        assert int(found.rank[0]) == 3000
+
+
+def test_a_tie_beyond_the_list_goes_by_place():
+    """All scores equal: the first right answer stands where its place says."""
+    n = 300
+    y = torch.arange(n) // 2
+    y[[10, 250]] = 1000
+    found = retrieve(torch.ones(n, 2), y)
+    assert int(found.rank[10]) == 250  # 0..9 and 11..249 stand before it
+    assert int(found.rank[250]) == 11
+    assert int(retrieve(torch.ones(n, 2), y, ties="favourable").rank[10]) == 1
+
+
+def test_hand_worked_average_precision():
+    """Right answers at ranks 1, 3 and 4 of R = 3: precisions 1, 2/3 count, the fourth lies beyond R."""
+    gallery = torch.tensor([[9.0], [8.0], [7.0], [6.0]])
+    found = retrieve(torch.tensor([[1.0]]), torch.tensor([5]), gallery, torch.tensor([5, 1, 5, 5]), similarity="dot")
+    assert int(found.relevant) == 3
+    assert float(found.r_precision) == pytest.approx(2 / 3)
+    assert float(found.ap_at_r) == pytest.approx((1 + 2 / 3) / 3)
+
+
+def test_empty_sides():
+    empty = retrieve(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
+    assert len(empty.rank) == 0
+    alone = retrieve(torch.ones(1, 3), torch.zeros(1, dtype=torch.long))
+    assert alone.lone.tolist() == [True]
+    bare = retrieve(torch.ones(2, 3), torch.zeros(2, dtype=torch.long), torch.zeros(0, 3), torch.zeros(0).long())
+    assert bare.lone.all()
+
+
+def test_watch_is_told():
+    told = []
+    retrieve(torch.randn(50, 3), torch.arange(50) // 2, watch=told.append)
+    assert told[0] == "neighbours of 50 of 50 queries"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"ref_emb": torch.eye(3)}, "belong together"),
+        ({"ref_emb": torch.ones(2, 2), "ref_labels": torch.tensor([0, 1])}, "3 wide"),
+        ({"ties": "favorable"}, "did you mean 'favourable'"),
+        ({"labels": torch.tensor([0, 1])}, "one entry per row"),
+        ({"labels": torch.tensor([0.0, 1.0, 2.0])}, "integers"),
+    ],
+)
+def test_errors(given, words):
+    with pytest.raises((ValueError, TypeError)) as error:
+        retrieve(**{"embeddings": torch.eye(3), "labels": torch.tensor([0, 0, 1]), **given})
+    assert words in str(error.value)
