@@ -156,3 +156,12 @@ def test_no_unfinished_words():
         text = path.read_text()
         for word in ("TODO", "FIXME", "NotImplementedError"):
             assert word not in text, f"{path.name}: {word}"
+
+
+def test_late_parts_are_there():
+    """What is imported on first use is found all the same, and a wrong name is still an error."""
+    assert nf.linear.TripletLearner is __import__("nearfar.linear", fromlist=["x"]).TripletLearner
+    assert callable(nf.suggest_step)
+    assert nf.pml.losses.TripletMarginLoss
+    with pytest.raises(AttributeError, match="no attribute 'loses'"):
+        _ = nf.loses

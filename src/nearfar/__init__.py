@@ -7,6 +7,9 @@
 >>> value.backward()
 """
 
+from importlib import import_module
+from typing import Any
+
 from nearfar import data, groups, links, losses, mining, pairs, report, sets, similarity
 from nearfar._checks import DegenerateBatchWarning
 from nearfar.evaluation import compare, evaluate
@@ -32,3 +35,12 @@ __all__ = [
     "sets",
     "similarity",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Parts that need scikit-learn, or that few need, are imported when they are first asked for."""
+    if name in ("linear", "pml", "studies"):
+        return import_module(f"nearfar.{name}")
+    if name == "suggest_step":
+        return import_module("nearfar.linear.suggest").suggest_step
+    raise AttributeError(f"module 'nearfar' has no attribute {name!r}")
