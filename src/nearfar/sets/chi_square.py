@@ -54,11 +54,14 @@ class ChiSquare(UncertaintySet):
         return weighted(part, w * (l >= floor))
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        top, l = centred(l, w)
+        with torch.no_grad():
+            # about the mean, not the top: a value far below the largest loss must not be a difference of large numbers
+            middle = over(weighted(l, w).sum(dim=1), total(w, l))
+        l = l - middle[:, None]
         with torch.no_grad():
             floor = self._floor(l, w)
         mean, _, energy, room = self._moments(l, w, floor)
-        return top + mean + root(room * energy)
+        return middle + mean + root(room * energy)
 
     def _room(self, size: Tensor, whole: Tensor) -> Tensor:
         """How much Σ pᵢ²/wᵢ may exceed the 1/W_A of the flat p on A: s - 1/W_A, for W_A = size and n = whole."""
