@@ -30,6 +30,8 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	# The index builds torchvision for CUDA; without its dependencies it leaves the pinned torch alone.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm torchvision
 	touch $(READY)
 
 clean:

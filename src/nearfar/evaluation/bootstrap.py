@@ -36,10 +36,6 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
-    def within(self, low: float, high: float) -> Interval:
-        """The same with its ends moved into [low, high]: a share is never above 1."""
-        return Interval(self.value, min(max(self.low, low), high), min(max(self.high, low), high), self.error)
-
 
 def resampled_means(
     values: np.ndarray, groups: np.ndarray, *, unit: Unit = "class", resamples: int = 2000, seed: int = 0
@@ -65,10 +61,7 @@ def resampled_means(
     for start in range(0, resamples, 100):  # a hundred at a time: memory of 100 x units
         drawn = rng.multinomial(units, np.full(units, 1 / units), size=min(100, resamples - start)).astype(float)
         means[start : start + 100] = (drawn @ sums) / (drawn @ counts)[:, None]
-    # drawing n of n shrinks the spread by (n-1)/n: widen it back, or small sets claim too much
-    centre = values.mean(axis=0)
-    widened: np.ndarray = centre + (means - centre) * np.sqrt(units / max(units - 1, 1))
-    return widened
+    return means
 
 
 def intervals(
@@ -82,17 +75,28 @@ def intervals(
 ) -> list[Interval]:
     """One interval per column of values [n, c]: percentiles of the resampled means.
 
-    One unit alone says nothing of how units differ: its ends and its error are NaN.
+    Drawing n of n units shrinks the spread by (n-1)/n, and a normal tail is too thin for few of them, so the
+    percentiles lie farther out, as a t interval would have it (Hesterberg 2015, expanded percentiles). One unit alone
+    says nothing of how units differ: its ends and its error are NaN.
     """
     if not 0 < level < 1:
         raise ValueError(f"bootstrap: level must lie between 0 and 1, but came as {level!r}.")
     check_choice("bootstrap", "unit", unit, ("class", "query"))
-    if (len(values) if unit == "query" else len(np.unique(groups))) < 2:
+    units = len(values) if unit == "query" else len(np.unique(groups))
+    if units < 2:
         return [Interval(float(v), np.nan, np.nan, np.nan) for v in values.mean(axis=0)]
     means = resampled_means(values, groups, unit=unit, resamples=resamples, seed=seed)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    error = means.std(axis=0, ddof=1)
+    tail = _tail((1 - level) / 2, units)
+    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
+    error = means.std(axis=0, ddof=1) * np.sqrt(units / (units - 1))
     return [
         Interval(float(v), float(a), float(b), float(e))
         for v, a, b, e in zip(values.mean(axis=0), low, high, error, strict=True)
     ]
+
+
+def _tail(tail: float, units: int) -> float:
+    """Which percentile of the resampled means has a share `tail` of the truth beyond it."""
+    from scipy.special import ndtr, stdtrit
+
+    return float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, tail)))

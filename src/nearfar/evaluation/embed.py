@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearfar.evaluation.files import read_arrays, write_arrays, write_text
+from nearfar._files import read_arrays, write_arrays, write_text
 from nearfar.evaluation.vectors import Vectors
 
 CHUNK = 16

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearfar.evaluation.files import whole
+from nearfar._files import whole
 
 TOLERANCE = 1e-4
 """Largest difference allowed, as a share of the largest entry of the vectors."""
@@ -70,13 +71,14 @@ def export_onnx(
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
+        trials = _trials(model, example, seed)
         with whole(Path(path)) as temporary:
             _write(model, example, temporary)
-            found = _compare(model, example, temporary, tolerance, seed)
+            difference, feed, out = _compare(trials, temporary, tolerance)
     finally:
         for part, training in modes:
             part.training = training
-    return Exported(Path(path), *found)
+    return Exported(Path(path), difference, tolerance, tuple(len(batch) for batch, _ in trials), feed, out)
 
 
 def _needed() -> None:
@@ -105,30 +107,51 @@ def _write(model: nn.Module, example: Tensor, path: Path) -> None:
                 verbose=False,
             )
         except Exception as error:  # the exporter has many errors of its own, each pages long
-            reason = str(error).strip().splitlines()
             raise ValueError(
-                f"export_onnx: {type(model).__name__} could not be exported ({reason[0] if reason else error!r}); "
+                f"export_onnx: {type(model).__name__} could not be exported ({_first_cause(error)}); "
                 "look for Python branches on tensor values or on the batch size."
             ) from error
 
 
-def _compare(
-    model: nn.Module, example: Tensor, path: Path, tolerance: float, seed: int
-) -> tuple[float, float, tuple[int, ...], str, str]:
+def _first_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _trials(model: nn.Module, example: Tensor, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Random batches of other sizes than the example's, and the vectors the model gives."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for size in (len(example) + 3, 1):
+        batch = _random_like(example, size, generator)
+        try:
+            with torch.no_grad():
+                out = model(batch)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"export_onnx: {type(model).__name__} itself fails on a batch of {size} ({_first_cause(error)}); "
+                "it must take batches of any size."
+            ) from error
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != size:
+            came = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(f"export_onnx: model must give vectors [{size}, d] for {size} samples, but gave {came}.")
+        found.append((batch.cpu().numpy(), out.float().cpu().numpy()))
+    return found
+
+
+def _compare(trials: list[tuple[np.ndarray, np.ndarray]], path: Path, tolerance: float) -> tuple[float, str, str]:
+    """The largest difference, and the names of input and output."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feed, out = session.get_inputs()[0].name, session.get_outputs()[0].name
-    generator = torch.Generator().manual_seed(seed)
-    sizes = (len(example) + 3, 1)
     worst = 0.0
-    for size in sizes:
-        batch = _random_like(example, size, generator)
-        with torch.no_grad():
-            wanted = model(batch).float().cpu().numpy()
-        got = np.asarray(session.run([out], {feed: batch.cpu().numpy()})[0], dtype=np.float32)
+    for batch, wanted in trials:
+        got = np.asarray(session.run([out], {feed: batch})[0], dtype=np.float32)
         if got.shape != wanted.shape:
             raise ValueError(f"export_onnx: onnxruntime gives {got.shape} where the model gives {wanted.shape}.")
         worst = max(worst, float(np.abs(got - wanted).max() / max(np.abs(wanted).max(), 1e-12)))
@@ -137,7 +160,7 @@ def _compare(
             f"export_onnx: onnxruntime's vectors differ by {worst:.1e} of the largest entry, more than "
             f"{tolerance:.0e}; no file was written."
         )
-    return worst, tolerance, sizes, feed, out
+    return worst, feed, out
 
 
 def _random_like(example: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -153,15 +176,12 @@ def _random_like(example: Tensor, size: int, generator: torch.Generator) -> Tens
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's chatter: its warnings are about itself."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Without the exporter's chatter: its warnings are about itself, and its errors come as exceptions."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

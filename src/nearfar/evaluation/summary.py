@@ -182,7 +182,7 @@ def evaluate(
     groups = found.labels[keep].cpu().numpy()
     means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))
     bars = intervals(values, groups, unit=unit, resamples=resamples, seed=seed) if resamples else []
-    kept = {name: bar.within(0, 1) for name, bar in zip(names, bars, strict=False) if not math.isnan(bar.error)}
+    kept = {name: bar for name, bar in zip(names, bars, strict=False) if not math.isnan(bar.error)}
     clusters = None
     if clustering:
         x, y = (embeddings, labels) if ref_emb is None or ref_labels is None else (ref_emb, ref_labels)
@@ -298,6 +298,4 @@ def compare(
         verdict = "better"
     elif interval.high < 0:
         verdict = "worse"
-    return Comparison(
-        score, float(before[:, column].mean()), float(after[:, column].mean()), interval.within(-1, 1), verdict, unit
-    )
+    return Comparison(score, float(before[:, column].mean()), float(after[:, column].mean()), interval, verdict, unit)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.files import read_arrays, write_arrays
+from nearfar._files import read_arrays, write_arrays
 
 RUN_FILE = "embeddings.npz"
 

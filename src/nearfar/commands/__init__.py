@@ -1,0 +1,1 @@
+"""The commands of `nearfar`, one file a group; each group has a `register` that adds it to the app."""

@@ -1,0 +1,181 @@
+"""What `nearfar embed` takes: a model from a file, and samples from glyphs, an .npz file or a folder of images."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Model = Callable[[Tensor], Any]
+PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+_ONNX_TYPES = {
+    "tensor(float)": torch.float32,
+    "tensor(float16)": torch.float16,
+    "tensor(double)": torch.float64,
+    "tensor(uint8)": torch.uint8,
+    "tensor(int64)": torch.int64,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What is to be embedded, and a digest that tells it from other samples."""
+
+    data: Any
+    y: np.ndarray | None
+    name: tuple[str, ...] | None
+    images: Tensor | None
+    digest: str
+
+
+def read_model(path: Path) -> Model:
+    """A callable from an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2)."""
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder, and models cannot be read from run folders yet; "
+            "name an .onnx, a TorchScript (.pt) or a torch.export (.pt2) file."
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no model {path}; name an .onnx, .pt or .pt2 file.")
+    if path.suffix == ".onnx":
+        return _onnx(path)
+    if path.suffix not in (".pt", ".pt2", ".pth", ".ts"):
+        raise ValueError(f"{path} must end in .onnx, .pt (TorchScript) or .pt2 (torch.export).")
+    module: Any
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if path.suffix == ".pt2":
+                module = torch.export.load(path).module()
+            else:
+                module = torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+    except Exception as error:  # torch has no common error for a file it cannot read
+        kind = "torch.export" if path.suffix == ".pt2" else "TorchScript"
+        raise ValueError(
+            f"{path} is not a {kind} file ({type(error).__name__}); plain state dicts hold no model, "
+            "so export one with export_onnx or torch.export.save."
+        ) from None
+    return lambda batch: module(batch)
+
+
+def _onnx(path: Path) -> Model:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ImportError('reading .onnx needs onnxruntime; run pip install "nearfar[onnx]".') from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors share no base class
+        raise ValueError(f"{path} is not an ONNX model that onnxruntime can run ({type(error).__name__}).") from None
+    feed, out = session.get_inputs()[0], session.get_outputs()[0].name
+    kind = _ONNX_TYPES.get(feed.type, torch.float32)
+    return lambda batch: session.run([out], {feed.name: batch.to(kind).numpy()})[0]
+
+
+def read_samples(source: str, *, size: int, imagenet: bool, thumbnails: int) -> Samples:
+    """Samples from "glyphs:train", "glyphs:test", an .npz file with x, or a folder with a subfolder a class."""
+    if source.startswith("glyphs"):
+        return _glyphs(source)
+    path = Path(source)
+    if path.is_dir():
+        return _folder(path, size, imagenet, thumbnails)
+    if path.suffix == ".npz":
+        return _npz(path)
+    raise ValueError(f'DATA must be "glyphs:train", "glyphs:test", an .npz file or a folder of images, not {source!r}.')
+
+
+def _glyphs(source: str) -> Samples:
+    from nearfar.data import glyphs
+
+    if source not in ("glyphs:train", "glyphs:test"):
+        raise ValueError(f'the embedded data are "glyphs:train" and "glyphs:test", not {source!r}.')
+    data = glyphs()
+    split = data.train if source == "glyphs:train" else data.test
+    names = zip(split.labels.tolist(), split.faces.tolist(), strict=True)
+    return Samples(
+        data=split.images[:, None].float() / 255,
+        y=split.labels.numpy(),
+        name=tuple(f"{split.names[label]} / {data.faces[face]}" for label, face in names),
+        images=split.images,
+        digest=hashlib.sha256(split.images.numpy().tobytes()).hexdigest(),
+    )
+
+
+def _npz(path: Path) -> Samples:
+    from nearfar._files import read_arrays
+
+    arrays = read_arrays("embed", path)
+    if "x" not in arrays:
+        raise ValueError(f"{path} must hold the key x, the samples [n, ...], but holds {', '.join(arrays)}.")
+    x = arrays["x"]
+    for key in ("y", "name"):
+        if key in arrays and len(arrays[key]) != len(x):
+            raise ValueError(f"{path}: {key} must have one entry per sample, but {len(arrays[key])} for {len(x)} came.")
+    name = tuple(str(word) for word in arrays["name"]) if "name" in arrays else None
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Samples(torch.from_numpy(x.astype(np.float32)), arrays.get("y"), name, None, digest)
+
+
+class Pictures:
+    """A folder of images, a subfolder a class: [3, size, size] in 0..1, the short side scaled, the middle cut out."""
+
+    def __init__(self, folder: Path, size: int, imagenet: bool) -> None:
+        self.folder, self.size, self.imagenet = folder, size, imagenet
+        self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        self.files = [
+            (file, label)
+            for label, name in enumerate(self.classes)
+            for file in sorted((folder / name).rglob("*"))
+            if file.suffix.lower() in PICTURES
+        ]
+        if not self.files:
+            raise ValueError(f"{folder} holds no images in subfolders; a class is a subfolder with its images.")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> Tensor:
+        x = torch.from_numpy(self.picture(row, self.size)).permute(2, 0, 1).float() / 255
+        if self.imagenet:
+            mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+            x = (x - mean[:, None, None]) / std[:, None, None]
+        return x
+
+    def picture(self, row: int, size: int) -> np.ndarray:
+        """uint8 [size, size, 3]."""
+        from PIL import Image, ImageOps, UnidentifiedImageError
+
+        file = self.files[row][0]
+        try:
+            with Image.open(file) as image:
+                image.draft("RGB", (2 * size, 2 * size))
+                fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{file} cannot be read as an image ({type(error).__name__}).") from None
+        return np.array(fitted, dtype=np.uint8)
+
+
+def _folder(folder: Path, size: int, imagenet: bool, thumbnails: int) -> Samples:
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise ImportError("reading images needs pillow; run pip install pillow.") from None
+    data = Pictures(folder, size, imagenet)
+    names = tuple(file.relative_to(folder).as_posix() for file, _ in data.files)
+    about = f"{size} {imagenet} " + " ".join(
+        f"{n}:{f.stat().st_size}" for n, (f, _) in zip(names, data.files, strict=True)
+    )
+    images = None
+    if thumbnails:
+        images = torch.from_numpy(np.stack([data.picture(row, thumbnails) for row in range(len(data))]))
+    y = np.array([label for _, label in data.files], dtype=np.int64)
+    return Samples(data, y, names, images, hashlib.sha256(about.encode()).hexdigest())

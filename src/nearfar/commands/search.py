@@ -1,0 +1,148 @@
+"""`nearfar embed`, `nearfar index` and `nearfar search`: from samples to vectors, from vectors to neighbours."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nearfar.commands.shared import one_sentence, save_json, waiting
+
+if TYPE_CHECKING:
+    from nearfar.evaluation import Index, Neighbours, Vectors
+
+SHOWN = 10
+"""Queries whose neighbours are printed."""
+JUDGED = 1000
+"""Queries on which an approximate index is measured at most."""
+
+
+def embed(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An .onnx, TorchScript .pt or torch.export .pt2 file.")
+    ],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="glyphs:train, glyphs:test, an .npz with x (y, name), or a folder of images with a subfolder a class.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the vectors go.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
+    size: Annotated[int, typer.Option(min=1, help="Side of the images of a folder, in pixels.")] = 224,
+    imagenet: Annotated[bool, typer.Option("--imagenet", help="Shift and scale images by ImageNet's mean.")] = False,
+    thumbnails: Annotated[int, typer.Option(min=0, help="Keep thumbnails of this side; 0 for none.")] = 0,
+) -> None:
+    """Turn samples into vectors, in order. A run that was killed goes on where it stood when started again.
+
+    glyphs come as [b, 1, 32, 32] in 0..1, images as [b, 3, size, size] in 0..1, an .npz as its x in float32.
+    """
+    with one_sentence("embed"):
+        from torch import Tensor
+
+        from nearfar.commands.inputs import read_model, read_samples
+        from nearfar.evaluation import Vectors
+        from nearfar.evaluation import embed as run
+
+        network = read_model(model)
+        with waiting(f"reading {data}"):
+            samples = read_samples(data, size=size, imagenet=imagenet, thumbnails=thumbnails)
+        key = hashlib.sha256(f"{samples.digest} {batch_size} ".encode() + model.read_bytes()).hexdigest()[:16]
+        parts = output.with_name(f".{output.name}.{key}.parts")
+        x = run(network, samples.data, batch_size=batch_size, resume=parts)
+        assert isinstance(x, Tensor)  # noqa: S101 - labels are kept beside the samples, not in them
+        fields: dict[str, Any] = {"y": samples.y, "name": samples.name, "images": samples.images}
+        found = Vectors(x, **fields)
+        found.save(output)
+        for rest in output.parent.glob(f".{output.name}.*.parts"):
+            shutil.rmtree(rest, ignore_errors=True)
+        typer.echo(f"{output}: {len(found):,} vectors of width {x.shape[1]}")
+
+
+def index(
+    vectors: Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the index goes.")],
+    kind: Annotated[str, typer.Option(help="exact, or ivf or hnsw (approximate, by faiss).")] = "exact",
+    similarity: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
+    cells: Annotated[int | None, typer.Option(min=1, help="ivf: how many cells.")] = None,
+    probes: Annotated[int | None, typer.Option(min=1, help="ivf: how many of them a query looks at.")] = None,
+) -> None:
+    """Make an index of vectors, for `nearfar search`."""
+    with one_sentence("index"):
+        from nearfar.evaluation import Index, Vectors
+
+        found = Vectors.load(vectors)
+        options: dict[str, Any] = {"similarity": similarity, "kind": kind, "cells": cells, "probes": probes}
+        with waiting(f"indexing {len(found):,} vectors"):
+            made = Index(found, **options)
+            made.save(output)
+        typer.echo(f"{output}: {made!r}")
+
+
+def search(
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Made by `nearfar index`.")],
+    queries: Annotated[Path, typer.Argument(metavar="QUERIES", help="A vectors.npz, or a run folder.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many neighbours.")] = 10,
+    json: Annotated[Path | None, typer.Option(help="Write all neighbours to this file.")] = None,
+) -> None:
+    """Find the nearest vectors of an index; for an approximate one, say how many of the exact ones it finds."""
+    with one_sentence("search"):
+        from nearfar.evaluation import Index, Vectors
+
+        made, asked = Index.load(index), Vectors.load(queries)
+        with waiting(f"searching {len(made):,} vectors for {len(asked):,} queries"):
+            found = made.search(asked, k)
+        show(made, asked, found)
+        if json is not None:
+            save_json(json, records(made, asked, found))
+        if made.kind != "exact":
+            few = asked.x[:JUDGED]
+            with waiting("measuring the recall against exact search"):
+                recall = made.measured_recall(few, k)
+            typer.echo(
+                f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries)."
+            )
+
+
+def show(made: Index, asked: Vectors, found: Neighbours) -> None:
+    """The neighbours of the first queries, one row each."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"Nearest of {len(made):,} vectors ({made.similarity})", title_justify="left", show_lines=True)
+    table.add_column("query", overflow="fold")
+    table.add_column("nearest first, with scores", overflow="fold")
+    names = made.names(found)
+    for row in range(min(SHOWN, len(asked))):
+        scores = found.scores[row].tolist()
+        line = ", ".join(f"{name} ({score:.3f})" for name, score in zip(names[row], scores, strict=True))
+        table.add_row(Text(str(row) if asked.name is None else asked.name[row]), Text(line))
+    console = Console()
+    console.print(table)
+    if len(asked) > SHOWN:
+        console.print(f"... and {len(asked) - SHOWN:,} more queries; --json FILE keeps them all.", highlight=False)
+
+
+def records(made: Index, asked: Vectors, found: Neighbours) -> list[dict[str, Any]]:
+    """Query by query: its name and its neighbours' names, rows and scores; what an index did not find is left out."""
+    every = []
+    rows = zip(made.names(found), found.places.tolist(), found.scores.tolist(), strict=True)
+    for query, (names, places, scores) in enumerate(rows):
+        near = [
+            {"name": name, "row": place, "score": score}
+            for name, place, score in zip(names, places, scores, strict=True)
+            if place >= 0
+        ]
+        every.append({"query": str(query) if asked.name is None else asked.name[query], "neighbours": near})
+    return every
+
+
+def register(app: typer.Typer) -> None:
+    """Add embed, index and search to the app."""
+    for command in (embed, index, search):
+        app.command()(command)

@@ -1,0 +1,56 @@
+"""What commands share: errors of one sentence, a sign of life during long work, files read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nearfar.evaluation import Vectors
+
+
+@contextmanager
+def one_sentence(command: str) -> Iterator[None]:
+    """Turn what users can bring about into one line on the error stream and exit code 1."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
+        raise SystemExit(f"nearfar {command}: {reason}") from None
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise SystemExit(f"nearfar {command}: {lines[0] if lines else type(error).__name__}") from None
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on the error stream, if that is a terminal; gives what may be told of the progress."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status(what) as status:
+        yield lambda text: status.update(f"{what}: {text}")
+
+
+def labelled(path: Path) -> Vectors:
+    """Vectors that carry classes."""
+    from nearfar.evaluation import Vectors
+
+    found = Vectors.load(path)
+    if found.y is None:
+        raise ValueError(f"{path} holds no y, the classes of its vectors; only labelled vectors can be scored.")
+    return found
+
+
+def save_json(path: Path, record: Any) -> None:
+    """JSON, whole or not at all; NaN is an error."""
+    import json
+
+    from nearfar._files import write_text
+
+    write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,150 @@
+"""`Index`: exact by default, faiss where asked, one file that is whole or refused, recall that is measured."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from nearfar.evaluation import Index, Vectors, neighbours
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def faiss():
+    module = pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
+    module.omp_set_num_threads(1)
+    return module
+
+
+def rows(n=600, width=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, width, generator=generator)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+def test_exact_is_our_search(similarity):
+    x, q = rows(), rows(20, seed=1)
+    found = Index(x, similarity).search(q, 7)
+    wanted = neighbours(q, x, k=7, similarity=similarity)
+    assert torch.equal(found.places, wanted.places)
+    assert torch.equal(found.scores, wanted.scores)
+    assert Index(x, similarity).measured_recall(q, 7) == 1.0
+
+
+def test_names_are_carried_along(tmp_path):
+    x = Vectors(torch.eye(3), y=[5, 6, 7], name=["a", "b", "ç"])
+    index = Index.load(Index(x).save(tmp_path / "i.npz"))
+    assert index.names(index.search(torch.eye(3)[[2, 0]], 1)) == [["ç"], ["a"]]
+    assert index.vectors.y.tolist() == [5, 6, 7]
+    bare = Index(torch.eye(3))
+    assert bare.names(bare.search(torch.eye(3)[[2]], 1)) == [["2"]]
+
+
+def test_queries_may_be_vectors():
+    assert Index(torch.eye(3)).search(Vectors(torch.eye(3)), 1).places.flatten().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+def test_approximate_kinds(faiss, tmp_path, kind, similarity):
+    x, q = rows(2000), rows(100, seed=1)
+    index = Index(x, similarity, kind)
+    found, exact = index.search(q, 5), neighbours(q, x, k=5, similarity=similarity)
+    hits = np.mean(
+        [len(set(a) & set(b)) / 5 for a, b in zip(found.places.tolist(), exact.places.tolist(), strict=True)]
+    )
+    assert index.measured_recall(q, 5) == pytest.approx(hits)
+    assert 0.3 < hits <= 1
+    right = found.places[:, 0] == exact.places[:, 0]
+    torch.testing.assert_close(found.scores[right, 0], exact.scores[right, 0], atol=1e-5, rtol=1e-4)
+    again = Index.load(index.save(tmp_path / "i.npz"))
+    assert (again.kind, again.similarity) == (kind, similarity)
+    assert torch.equal(again.search(q, 5).places, found.places)
+    assert again.measured_recall(q, 5) == pytest.approx(hits)
+
+
+def test_more_probes_find_more_and_all_cells_find_everything(faiss):
+    x, q = rows(2000), rows(100, seed=1)
+    few, more, every = (Index(x, kind="ivf", cells=40, probes=probes).measured_recall(q, 5) for probes in (1, 10, 40))
+    assert few < more < every == 1.0
+
+
+def test_what_ivf_does_not_find_is_marked(faiss):
+    x = torch.cat([torch.eye(4)[[0]] + 0.01 * rows(50, 4), torch.eye(4)[[1]] + 0.01 * rows(50, 4)])
+    found = Index(x, "euclidean", "ivf", cells=2, probes=1).search(torch.eye(4)[:1], 80)
+    assert (found.places[0, -1], found.scores[0, -1]) == (-1, -torch.inf)
+    assert Index(x).names(found)[0][-1] == "-"
+
+
+def test_few_rows_make_an_index_too(faiss, capfd):
+    assert Index(rows(5), kind="ivf").measured_recall(rows(5), 1) == 1.0
+    assert Index(rows(5), kind="hnsw").measured_recall(rows(5), 1) == 1.0
+    assert "WARNING" not in "".join(capfd.readouterr())
+
+
+def test_without_faiss_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    for kind in ("ivf", "hnsw"):
+        with pytest.raises(ImportError, match=r'pip install "nearfar\[faiss\]", or choose kind="exact"'):
+            Index(rows(), kind=kind)
+    Index.load(Index(rows()).save(tmp_path / "i.npz")).search(rows(2), 3)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = Index(rows()).save(tmp_path / "i.npz")
+    content = path.read_bytes()
+    for size in (0, 10, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(ValueError, match=r"cut short|damaged") as error:
+            Index.load(path)
+        assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_altered_file_is_refused(tmp_path):
+    path = Index(Vectors(rows(), name=[f"n{i}" for i in range(600)])).save(tmp_path / "i.npz")
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["x"][3, 3] += 1
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match="checksum"):
+        Index.load(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    Vectors(rows()).save(tmp_path / "v.npz")
+    with pytest.raises(ValueError, match="is not an index"):
+        Index.load(tmp_path / "v.npz")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        Index.load(tmp_path / "none.npz")
+
+
+def test_saving_leaves_nothing_else_behind(tmp_path):
+    Index(rows()).save(tmp_path / "i.npz")
+    assert [p.name for p in tmp_path.iterdir()] == ["i.npz"]
+
+
+def test_repr():
+    assert repr(Index(rows())) == "Index(600 vectors of width 12, cosine, exact)"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Index(rows(), "cosin"), "did you mean 'cosine'"),
+        (lambda: Index(rows(), kind="ivff"), "did you mean 'ivf'"),
+        (lambda: Index(rows(), "dot", "hnsw"), "cosine"),
+        (lambda: Index(torch.zeros(0, 3)), "at least one row"),
+        (lambda: Index(rows()).search(rows(2, 5), 1), "12 wide"),
+        (lambda: Index(rows()).search(rows(2), 601), "1..600"),
+        (lambda: Index(rows()).search(rows(2), 0), "1..600"),
+        (lambda: Index(torch.tensor([[torch.nan]])), "rows 0"),
+    ],
+)
+def test_errors(call, words):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert words in str(error.value)
