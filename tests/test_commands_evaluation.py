@@ -1,7 +1,8 @@
-"""evaluate, compare, embed, index and search, run as a user runs them: in a process of their own, in an empty folder."""
+"""evaluate, compare, embed, index, search and export, through the app of the command line, in an empty folder."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -11,37 +12,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import nearfar as nf
+from nearfar.cli import app
 from nearfar.evaluation import Index, Vectors
 
-APP = """
-import typer
-from nearfar.commands.evaluation import register
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-register(app)
-app()
-"""
+COMMAND = str(Path(sys.executable).parent / "nearfar")
 
 
 def run(folder: Path, *words: object, code: int = 0) -> str:
     """What the command prints; on an error its one sentence."""
+    with contextlib.chdir(folder):
+        shown = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "160"}, catch_exceptions=False)
+    return checked(shown.exit_code, shown.stdout, shown.stdout + shown.stderr if code else shown.stderr, code)
+
+
+def alone(folder: Path, *words: object, code: int = 0) -> str:
+    """The same in a process of its own, as a user runs it: what libraries write past Python's streams shows, too."""
     wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "160", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    shown = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:nearfar", "-c", APP, *map(str, words)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=wide,
-        timeout=300,
-    )
-    assert shown.returncode == code, shown.stdout + shown.stderr
+    told = {"cwd": folder, "capture_output": True, "text": True, "env": wide, "timeout": 300}
+    shown = subprocess.run([COMMAND, *map(str, words)], **told)
+    return checked(shown.returncode, shown.stdout, shown.stderr, code)
+
+
+def checked(came: int, stdout: str, stderr: str, code: int) -> str:
+    assert came == code, stdout + stderr
     if code:
-        assert "Traceback" not in shown.stderr
-        assert len(shown.stderr.strip().splitlines()) == 1, shown.stderr
-        return shown.stderr.strip()
-    assert not shown.stderr, shown.stderr
-    return shown.stdout
+        assert "Traceback" not in stderr
+        assert len(stderr.strip().splitlines()) == 1, stderr
+        return stderr.strip()
+    assert not stderr, stderr
+    return stdout
 
 
 def blobs(noise=1.0, seed=0, classes=30, each=6):
@@ -88,6 +90,24 @@ def test_evaluate_with_options_and_a_gallery(vectors):
     assert record["scores"] == pytest.approx(wanted.scores())
     assert record["intervals"]["mrr"]["low"] == pytest.approx(wanted.intervals["mrr"].low)
     assert "over queries" in shown
+
+
+@pytest.mark.parametrize(
+    ("data_set", "ks"),
+    [
+        ("cub", (1, 2, 4, 8, 16, 32)),
+        ("cars", (1, 2, 4, 8, 16, 32)),
+        ("sop", (1, 10, 100, 1000)),
+        ("inshop", (1, 10, 20, 30, 40, 50)),
+    ],
+)
+def test_a_data_set_brings_its_ks(vectors, data_set, ks):
+    folder, *_ = vectors
+    run(folder, "evaluate", "v.npz", "--data-set", data_set, "--json", "e.json")
+    record = json.loads((folder / "e.json").read_text())
+    assert [name for name in record["scores"] if "@" in name] == [f"recall@{k}" for k in ks]
+    run(folder, "evaluate", "v.npz", "--data-set", data_set, "-k", 3, "--json", "e.json")  # -k goes before it
+    assert "recall@3" in json.loads((folder / "e.json").read_text())["scores"]
 
 
 def test_evaluate_reads_a_run_folder(vectors):
@@ -139,14 +159,7 @@ def saved(model, example, path):
         shapes = ({0: torch.export.Dim("batch")},)
         torch.export.save(torch.export.export(model.eval(), (example,), dynamic_shapes=shapes), path)
     else:
-        with pytest.warns() if sys.version_info >= (3, 14) else nothing():
-            torch.jit.save(torch.jit.trace(model, example), str(path))
-
-
-class nothing:
-    def __enter__(self): ...
-
-    def __exit__(self, *_): ...
+        torch.jit.save(torch.jit.trace(model, example), str(path))
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".pt"])
@@ -170,7 +183,7 @@ def test_embed_an_npz_with_every_kind_of_model(tmp_path, suffix):
 @pytest.mark.filterwarnings("ignore")
 def test_embed_glyphs_then_evaluate_index_and_search(tmp_path):
     saved(Flat(32 * 32), torch.randn(2, 1, 32, 32), tmp_path / "m.pt2")
-    shown = run(tmp_path, "embed", "m.pt2", "glyphs:test", "-o", "v.npz")
+    shown = alone(tmp_path, "embed", "m.pt2", "glyphs:test", "-o", "v.npz")
     assert "6,808 vectors of width 6" in shown
     found = Vectors.load(tmp_path / "v.npz")
     assert found.images.shape == (6808, 32, 32)
@@ -210,6 +223,33 @@ def test_embed_a_folder_of_images(tmp_path):
     assert "9.png cannot be read" in run(tmp_path, "embed", "m.pt2", "birds", "-o", "v.npz", "--size", 8, code=1)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_export_writes_what_gives_the_same_vectors(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    model = Flat(12)
+    saved(model, torch.randn(5, 3, 4), tmp_path / "m.pt2")
+    shown = run(tmp_path, "export", "m.pt2", "-o", "out/m.onnx")
+    assert re.search(r"out/m\.onnx: onnxruntime agrees within \d", shown)
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "m.onnx"), providers=["CPUExecutionProvider"])
+    x = torch.randn(9, 3, 4)
+    with torch.no_grad():
+        wanted = model(x).numpy()
+    np.testing.assert_allclose(session.run(None, {"input": x.numpy()})[0], wanted, atol=1e-5)
+    assert "cannot be exported again" in run(tmp_path, "export", "out/m.onnx", "-o", "n.onnx", code=1)
+    assert "whole numbers" in run(tmp_path, "export", "m.pt2", "-o", "n.onnx", "--shape", "3,x", code=1)
+    assert "itself fails" in run(tmp_path, "export", "m.pt2", "-o", "n.onnx", "--shape", "5,5", code=1)
+    assert not (tmp_path / "n.onnx").exists()
+
+
+def test_help_reads_well(tmp_path):
+    shown = run(tmp_path, "--help")
+    for command in ("evaluate", "compare", "embed", "index", "search", "export"):
+        assert re.search(rf"{command}\s+\w.*\.", shown), shown
+        assert "[required]" in run(tmp_path, command, "--help")
+    assert "1 x 32 x 32" in run(tmp_path, "embed", "--help")
+
+
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
 def test_an_approximate_index_says_what_it_misses(tmp_path, kind):
     pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
@@ -246,15 +286,32 @@ def test_names_are_printed_as_they_are(tmp_path):
         (["embed", "none.onnx", "glyphs:test", "-o", "o.npz"], "there is no model none.onnx"),
         (["embed", ".", "glyphs:test", "-o", "o.npz"], "run folders yet"),
         (["embed", "text.npz", "glyphs:test", "-o", "o.npz"], "must end in .onnx"),
-        (["embed", "state.pt", "v.npz", "-o", "o.npz"], "is not a TorchScript file"),
-        (["embed", "state.pt2", "v.npz", "-o", "o.npz"], "is not a torch.export file"),
-        (["embed", "state.onnx", "v.npz", "-o", "o.npz"], "is not an ONNX model"),
+        (["embed", "state.pt", "v.npz", "-o", "o.npz"], "is not a file of TorchScript"),
+        (["embed", "state.pt2", "v.npz", "-o", "o.npz"], "is not a file of torch.export"),
+        (["embed", "state.onnx", "v.npz", "-o", "o.npz"], "is not a file of ONNX"),
+        (["evaluate", "v.npz", "--data-set", "cup"], "did you mean 'cub'"),
+        (["export", "state.pt2", "-o", "o.onnx"], "is not a file of torch.export"),
         (["index", "v.npz", "-o", "i.npz", "--kind", "flat"], "must be one of"),
         (["search", "v.npz", "v.npz"], "is not an index"),
         (["search", "i.npz", "v.npz", "-k", "1000"], "1..180"),
     ],
 )
 def test_errors_are_one_sentence(tmp_path, words, sentence):
+    broken(tmp_path)
+    shown = run(tmp_path, *words, code=1)
+    assert sentence in shown
+    assert shown.startswith(f"nearfar {words[0]}: ")
+    assert f"{words[0]}: {words[0]}:" not in shown
+
+
+def test_torch_says_nothing_of_its_own(tmp_path):
+    """Its exporter logs pages about a file that it cannot read, past Python's streams."""
+    broken(tmp_path)
+    assert "is not a file of torch.export" in alone(tmp_path, "embed", "state.pt2", "v.npz", "-o", "o.npz", code=1)
+
+
+def broken(tmp_path):
+    """A folder with sound files, and some that are not what their names say."""
     x, y = blobs()
     Vectors(x, y).save(tmp_path / "v.npz")
     Vectors(x).save(tmp_path / "bare.npz")
@@ -262,7 +319,6 @@ def test_errors_are_one_sentence(tmp_path, words, sentence):
     (tmp_path / "text.npz").write_text("text")
     for suffix in (".pt", ".pt2", ".onnx"):
         torch.save({"weight": torch.ones(2)}, tmp_path / f"state{suffix}")
-    assert sentence in run(tmp_path, *words, code=1)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -271,7 +327,8 @@ def test_embed_refuses_what_does_not_fit(tmp_path):
     Vectors(torch.ones(4, 5)).save(tmp_path / "d.npz")
     np.savez(tmp_path / "short.npz", x=np.ones((4, 3, 4)), y=np.arange(3))
     np.savez(tmp_path / "none.npz", z=np.ones(3))
-    assert run(tmp_path, "embed", "m.pt2", "d.npz", "-o", "o.npz", code=1)
+    shown = run(tmp_path, "embed", "m.pt2", "d.npz", "-o", "o.npz", code=1)
+    assert "cannot take a batch of shape [4, 5]" in shown
     assert "one entry per sample" in run(tmp_path, "embed", "m.pt2", "short.npz", "-o", "o.npz", code=1)
     assert "must hold the key x" in run(tmp_path, "embed", "m.pt2", "none.npz", "-o", "o.npz", code=1)
     for data in ("glyph:test", "glyphs:all", "nowhere"):

@@ -71,6 +71,13 @@ def check_labels(owner: str, name: str, labels: Tensor, rows: int, device: torch
         raise ValueError(f"{owner}: {name} is on {labels.device} but the embeddings are on {device}; move one of them.")
 
 
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """What to say of a word that is not allowed: the nearest that is, or all of them."""
+    words = [str(x) for x in allowed]
+    near = difflib.get_close_matches(word, words, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(words)}."
+
+
 def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -> None:
     """Demand one of a few words, and name the nearest when it is misspelt."""
     words = list(allowed)

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nearfar.commands import evaluation
+
 app = typer.Typer(
     help="Deep metric learning: alike things near, unlike things far.",
     no_args_is_help=True,
@@ -105,6 +107,9 @@ def reproduce(
     except OSError as error:
         raise SystemExit(f"nearfar reproduce: cannot write to {target} ({error.strerror}); choose --folder.") from None
     Console().print(f"figures and numbers: {target}")
+
+
+evaluation.register(app)
 
 
 def main() -> None:

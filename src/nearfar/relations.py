@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from nearfar._checks import INTEGERS, check_tensor, check_whole, readable
+from nearfar.projection import Anchors, Projection, check_projection
 
 EVERYTHING = slice(None)
 
@@ -57,6 +59,7 @@ class _Given:
     weights: Tensor | None = None
     ref_weights: Tensor | None = None
     width: int | None = None
+    projection: Projection | None = None
 
 
 class Relation(ABC):
@@ -68,7 +71,8 @@ class Relation(ABC):
         shape: (n, m).
         square: no reference was given: columns are the rows themselves.
         orders: 2 where each unordered pair stands in both orders (square, or a reference that holds exactly the same
-            samples by id), else 1; a number or a 0-dim tensor.
+            samples by id), else 1 (also with representatives); a number or a 0-dim tensor.
+        anchors: with representatives, whose rows are anchors: "representatives" or "others"; else None.
 
     >>> relation = Relation.from_labels(torch.tensor([0, 0, 1]))
     >>> relation.dense().alike.int()
@@ -92,7 +96,28 @@ class Relation(ABC):
         self._width = given.width
         self._ids, self._ref_ids = _check_ids(shape, square, given.ids, given.ref_ids)
         self._weights, self._ref_weights = _check_weights(shape, square, given.weights, given.ref_weights)
+        self._projection = given.projection
         self.orders: int | Tensor = 2 if square else _orders(self._ids, self._ref_ids)
+        if given.projection is not None:
+            self.orders = 1  # a pair stands in the row of its anchor alone
+
+    @property
+    def anchors(self) -> Anchors | None:
+        """Whose rows are anchors, where there are representatives."""
+        return None if self._projection is None else self._projection.anchors
+
+    def projected(self, anchors: Anchors, *, among: bool = False) -> Relation:
+        """The same relation as a loss wants it: see `from_labels`; without representatives nothing changes.
+
+        Args:
+            anchors: "representatives": their rows against the others; "others": the rows of the others against them.
+            among: pairs of representatives of different classes count too, whatever was said before.
+        """
+        if self._projection is None:
+            return self
+        seen = copy(self)
+        seen._projection = replace(self._projection, anchors=anchors, among=among or self._projection.among)
+        return seen
 
     @staticmethod
     def from_labels(
@@ -105,6 +130,9 @@ class Relation(ABC):
         weights: Tensor | None = None,
         ref_weights: Tensor | None = None,
         width: int | None = None,
+        representatives: Tensor | None = None,
+        ref_representatives: Tensor | None = None,
+        among_representatives: bool = False,
     ) -> Relation:
         """Alike when the labels are equal.
 
@@ -117,11 +145,17 @@ class Relation(ABC):
             weights: [n, m] pair weights, or [n] sample weights (a pair counts their product).
             ref_weights: [m] sample weights of the reference, where `weights` is [n].
             width: the most alike columns any row has, where the caller knows (triplets on a GPU are leaner for it).
+            representatives: [n] boolean, rows that stand for their class (004): each pair must join one of them to a
+                row that is none. They are the anchors; in `NPair` and `Angular` the others are.
+            ref_representatives: [m] likewise for the reference.
+            among_representatives: unlike pairs of two representatives count too (004, eq. 4.2; its Alg. 1 has none).
+                `LiftedStructure` always has them.
         """
         _demand_integers("Relation.from_labels", "labels", labels)
         if ref_labels is not None:
             _demand_integers("Relation.from_labels", "ref_labels", ref_labels)
-        return _Labels(labels, ref_labels, ignore, _Given(ids, ref_ids, weights, ref_weights, width))
+        projection = check_projection(labels, ref_labels, representatives, ref_representatives, among_representatives)
+        return _Labels(labels, ref_labels, ignore, _Given(ids, ref_ids, weights, ref_weights, width, projection))
 
     @staticmethod
     def from_multilabel(
@@ -196,7 +230,10 @@ class Relation(ABC):
         same = self._same(rows, cols)
         valid = ~self._itself(rows, cols)
         known = self._known(rows, cols)
-        return Tile(same, valid if known is None else valid & known, self._weight(rows, cols))
+        valid = valid if known is None else valid & known
+        if self._projection is not None:
+            valid = valid & self._projection.allowed(rows, cols, same)
+        return Tile(same, valid, self._weight(rows, cols))
 
     def dense(self) -> Tile:
         """The whole n x m answer: the one method that makes it."""

@@ -22,6 +22,7 @@ from nearfar.loss import Call, Loss
 from nearfar.mining import Filter
 from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
+from nearfar.projection import Anchors
 from nearfar.relations import Relation
 from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Cosine, Similarity
@@ -62,6 +63,11 @@ class RobustLoss(Loss):
         >>> loss(embeddings, torch.tensor([0, 0, 1, 1]))
         tensor(0.6000)
     """
+
+    anchors: Anchors = "representatives"
+    """Whose rows are anchors under a relation with representatives."""
+    among_representatives: bool = False
+    """Unlike pairs of two representatives count, even where the relation leaves them out."""
 
     def __init__(
         self,
@@ -134,7 +140,7 @@ class RobustLoss(Loss):
 
     def _pairs(self, call: Call) -> Pairs | None:
         """Scored pairs; None where there are no rows at all."""
-        relation = call.relation()
+        relation = call.relation().projected(self.anchors, among=self.among_representatives)
         pairs = None
         if 0 not in call.shape:
             dtype = _work_type(call)

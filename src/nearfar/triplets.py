@@ -15,6 +15,7 @@ from torch import Tensor
 from nearfar.groups import Grouping, Problem, Problems, Product, Values
 from nearfar.links import Terms, reduce
 from nearfar.pairing import Pairs
+from nearfar.sets.base import hidden
 
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(s_an, s_ap, s_pn) -> the score that the unlike pair loss judges."""
@@ -38,22 +39,31 @@ class Rule:
         compare: what the unlike pair loss sees of a triplet.
         keep: which triplets enter, told from that score without gradient (semi-hard), or None for all.
         wants_reference: `compare` reads s_pn, the score between positive and negative.
+        balanced: an anchor's i-th alike pair meets only its i-th hardest unlike pair.
     """
 
     compare: Compare = difference
     keep: Callable[[Tensor], Tensor] | None = None
     wants_reference: bool = False
+    balanced: bool = False
 
     def all(self, product: Product, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Losses and measure [n, P, m] of every triplet of the batch."""
         real, place = positives(pairs)
         s_ap = pairs.scores.gather(1, place)[:, :, None]
+        if self.wants_reference and pairs.relation.anchors == "representatives":
+            raise ValueError(
+                "Triplet: swap compares a positive with a negative, two rows that are no representatives; leave it out."
+            )
         s_pn = pairs.reference_scores()[place] if self.wants_reference else s_ap
         score = self.compare(pairs.scores[:, None, :], s_ap, s_pn)
         if real.dtype == pairs.unlike.dtype == torch.bool:
             measure = real[:, :, None] & pairs.unlike[:, None, :]
         else:
             measure = real[:, :, None].to(score.dtype) * pairs.unlike[:, None, :]
+        if self.balanced:
+            turn = torch.arange(measure.shape[1], device=measure.device)[None, :, None]
+            measure = _where(measure, hardness(pairs)[:, None, :] == turn)
         return product.unlike(score, -1), self._kept(score, measure)
 
     def listed(self, product: Product, pairs: Pairs, triplets: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -68,7 +78,17 @@ class Rule:
         if self.keep is None:
             return measure
         keep = self.keep(score.detach()) | torch.isnan(score.detach())  # a NaN must stay in and show
-        return measure & keep if measure.dtype == torch.bool else measure * keep
+        return _where(measure, keep)
+
+
+def _where(measure: Tensor, keep: Tensor) -> Tensor:
+    return measure & keep if measure.dtype == torch.bool else measure * keep
+
+
+def hardness(pairs: Pairs) -> Tensor:
+    """The rank [n, m] of each unlike pair of a row, 0 for the hardest; what is no unlike pair comes last."""
+    order = hidden(pairs.scores.detach(), pairs.unlike).argsort(dim=1, descending=True, stable=True)
+    return order.argsort(dim=1)
 
 
 def positives(pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nearfar._checks import check_choice
 from nearfar.commands import search
 from nearfar.commands.shared import labelled, one_sentence, save_json, waiting
 
@@ -26,7 +27,12 @@ Seed = Annotated[int, typer.Option(help="Of the bootstrap and of k-means.")]
 
 def evaluate(
     vectors: Source,
-    k: Annotated[list[int], typer.Option("-k", help="Which recall@K; may be given several times.")] = [1, 2, 4, 8],  # noqa: B006 - typer reads it
+    k: Annotated[
+        list[int] | None, typer.Option("-k", help="Which recall@K; may be given several times. Else 1, 2, 4, 8.")
+    ] = None,
+    data_set: Annotated[
+        str | None, typer.Option(help="Take the K customary for cub, cars, sop, inshop, omniglot or glyphs.")
+    ] = None,
     gallery: Annotated[
         Path | None, typer.Option(help="Search these vectors instead of the queries themselves.")
     ] = None,
@@ -37,7 +43,7 @@ def evaluate(
     seed: Seed = 0,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
 ) -> None:
-    """Score vectors: retrieval (and clustering), with intervals, the worst classes and what was left out."""
+    """Score vectors: recall@K, MAP@R and more, with intervals and the worst classes."""
     with one_sentence("evaluate"):
         from rich.console import Console
 
@@ -50,7 +56,7 @@ def evaluate(
             found = judge(
                 queries.x,
                 queries.y,  # type: ignore[arg-type]
-                ks=tuple(k),
+                ks=chosen(k, data_set),
                 ref_emb=None if found_in is None else found_in.x,
                 ref_labels=None if found_in is None else found_in.y,
                 clustering=clustering,
@@ -64,6 +70,15 @@ def evaluate(
         console.print(score_table(found, str(vectors)))
         console.print(class_table(found))
         console.print(left_out(found), highlight=False)
+
+
+def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
+    """The K asked for, else those of the data set, else the usual ones."""
+    from nearfar.evaluation.ks import KS, USUAL
+
+    if data_set is not None:
+        check_choice("evaluate", "--data-set", data_set, KS)
+    return tuple(k or ()) or (USUAL if data_set is None else KS[data_set])
 
 
 def score_table(found: Evaluation, title: str) -> Table:
@@ -116,7 +131,10 @@ def compare(
     unit: Unit = "class",
     seed: Seed = 0,
 ) -> None:
-    """Say whether B is better than A, worse, or whether the data cannot tell (a paired bootstrap)."""
+    """Say whether B is better than A, worse, or whether the data cannot tell.
+
+    A paired bootstrap over classes (or queries): both spaces must hold the same samples in the same order.
+    """
     with one_sentence("compare"):
         from nearfar.evaluation import compare as judge
         from nearfar.evaluation import evaluate as score_of
@@ -148,7 +166,7 @@ def verdict(found: Comparison, a: str, b: str, classes: int) -> str:
 
 
 def register(app: typer.Typer) -> None:
-    """Add evaluate, compare, embed, index and search to the app."""
+    """Add evaluate, compare, embed, index, search and export to the app."""
     app.command()(evaluate)
     app.command()(compare)
     search.register(app)

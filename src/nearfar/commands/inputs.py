@@ -1,19 +1,20 @@
-"""What `nearfar embed` takes: a model from a file, and samples from glyphs, an .npz file or a folder of images."""
+"""What `nearfar embed` and `export` take: a model from a file; samples from glyphs, an .npz or a folder of images."""
 
 from __future__ import annotations
 
 import hashlib
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-Model = Callable[[Tensor], Any]
+from nearfar.evaluation.export import first_cause, quiet
+
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _ONNX_TYPES = {
     "tensor(float)": torch.float32,
@@ -35,8 +36,25 @@ class Samples:
     digest: str
 
 
-def read_model(path: Path) -> Model:
-    """A callable from an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2)."""
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What turns a batch [b, ...] into vectors [b, d].
+
+    Attributes:
+        run: takes a batch, gives vectors.
+        digest: tells the model from others.
+        module: the same as a module, for export; None where there is none (ONNX, TorchScript).
+        example: a batch that fits, or None where the file holds none.
+    """
+
+    run: Callable[[Tensor], Any]
+    digest: str
+    module: nn.Module | None = None
+    example: Tensor | None = None
+
+
+def load_model(path: Path) -> Model:
+    """The model of an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2)."""
     if path.is_dir():
         raise ValueError(
             f"{path} is a folder, and models cannot be read from run folders yet; "
@@ -44,41 +62,80 @@ def read_model(path: Path) -> Model:
         )
     if not path.is_file():
         raise FileNotFoundError(f"there is no model {path}; name an .onnx, .pt or .pt2 file.")
-    if path.suffix == ".onnx":
-        return _onnx(path)
-    if path.suffix not in (".pt", ".pt2", ".pth", ".ts"):
+    if path.suffix not in READERS:
         raise ValueError(f"{path} must end in .onnx, .pt (TorchScript) or .pt2 (torch.export).")
-    module: Any
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if path.suffix == ".pt2":
-                module = torch.export.load(path).module()
-            else:
-                module = torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
-    except Exception as error:  # torch has no common error for a file it cannot read
-        kind = "torch.export" if path.suffix == ".pt2" else "TorchScript"
-        raise ValueError(
-            f"{path} is not a {kind} file ({type(error).__name__}); plain state dicts hold no model, "
-            "so export one with export_onnx or torch.export.save."
-        ) from None
-    return lambda batch: module(batch)
+    return READERS[path.suffix](path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def _onnx(path: Path) -> Model:
+def _exported(path: Path, digest: str) -> Model:
+    with _reading(path, "torch.export"):
+        program = torch.export.load(path)
+        module: Any = program.module()
+    module.train = module.eval = lambda mode=True: module  # the mode is fixed; torch would raise where it is asked for
+    inputs: Any = program.example_inputs  # (positional, by name), or None
+    example: Any = inputs[0] if inputs else ()
+    fits = example[0] if len(example) == 1 and isinstance(example[0], Tensor) else None
+    return Model(_careful(path, lambda batch: module(batch)), digest, module, fits)
+
+
+def _script(path: Path, digest: str) -> Model:
+    with _reading(path, "TorchScript"):
+        module = torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+    return Model(_careful(path, lambda batch: module(batch)), digest)
+
+
+def _onnx(path: Path, digest: str) -> Model:
     try:
         import onnxruntime
     except ImportError:
         raise ImportError('reading .onnx needs onnxruntime; run pip install "nearfar[onnx]".') from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    try:
+    with _reading(path, "ONNX"):
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors share no base class
-        raise ValueError(f"{path} is not an ONNX model that onnxruntime can run ({type(error).__name__}).") from None
     feed, out = session.get_inputs()[0], session.get_outputs()[0].name
     kind = _ONNX_TYPES.get(feed.type, torch.float32)
-    return lambda batch: session.run([out], {feed.name: batch.to(kind).numpy()})[0]
+    return Model(
+        _careful(path, lambda batch: session.run([out], {feed.name: batch.to(kind).numpy()})[0]),
+        digest,
+    )
+
+
+READERS: dict[str, Callable[[Path, str], Model]] = {
+    ".onnx": _onnx,
+    ".pt": _script,
+    ".pth": _script,
+    ".ts": _script,
+    ".pt2": _exported,
+}
+
+
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """Turn whatever a runtime says of a file it cannot read into one sentence; they share no error."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        raise ValueError(
+            f"{path} is not a file of {kind} that can be run here ({type(error).__name__}); plain state dicts hold no "
+            "model, so export one with export_onnx or torch.export.save."
+        ) from None
+
+
+def _careful(path: Path, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """The model, with one sentence for a batch that does not fit; the runtimes share no error."""
+
+    def careful(batch: Tensor) -> Any:
+        try:
+            return run(batch)
+        except Exception as error:
+            raise ValueError(
+                f"{path} cannot take a batch of shape {list(batch.shape)} ({first_cause(error)}); "
+                "look at the shape of the samples."
+            ) from None
+
+    return careful
 
 
 def read_samples(source: str, *, size: int, imagenet: bool, thumbnails: int) -> Samples:

@@ -1,4 +1,4 @@
-"""`nearfar embed`, `nearfar index` and `nearfar search`: from samples to vectors, from vectors to neighbours."""
+"""`nearfar embed`, `index`, `search` and `export`: from samples to vectors, from vectors to neighbours, to ONNX."""
 
 from __future__ import annotations
 
@@ -37,23 +37,25 @@ def embed(
     imagenet: Annotated[bool, typer.Option("--imagenet", help="Shift and scale images by ImageNet's mean.")] = False,
     thumbnails: Annotated[int, typer.Option(min=0, help="Keep thumbnails of this side; 0 for none.")] = 0,
 ) -> None:
-    """Turn samples into vectors, in order. A run that was killed goes on where it stood when started again.
+    """Turn samples into vectors, in order.
 
-    glyphs come as [b, 1, 32, 32] in 0..1, images as [b, 3, size, size] in 0..1, an .npz as its x in float32.
+    If it is killed, the same command goes on where it stood.
+
+    The model gets glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
     """
     with one_sentence("embed"):
         from torch import Tensor
 
-        from nearfar.commands.inputs import read_model, read_samples
+        from nearfar.commands.inputs import load_model, read_samples
         from nearfar.evaluation import Vectors
         from nearfar.evaluation import embed as run
 
-        network = read_model(model)
+        network = load_model(model)
         with waiting(f"reading {data}"):
             samples = read_samples(data, size=size, imagenet=imagenet, thumbnails=thumbnails)
-        key = hashlib.sha256(f"{samples.digest} {batch_size} ".encode() + model.read_bytes()).hexdigest()[:16]
+        key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
         parts = output.with_name(f".{output.name}.{key}.parts")
-        x = run(network, samples.data, batch_size=batch_size, resume=parts)
+        x = run(network.run, samples.data, batch_size=batch_size, resume=parts)
         assert isinstance(x, Tensor)  # noqa: S101 - labels are kept beside the samples, not in them
         fields: dict[str, Any] = {"y": samples.y, "name": samples.name, "images": samples.images}
         found = Vectors(x, **fields)
@@ -89,7 +91,10 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="How many neighbours.")] = 10,
     json: Annotated[Path | None, typer.Option(help="Write all neighbours to this file.")] = None,
 ) -> None:
-    """Find the nearest vectors of an index; for an approximate one, say how many of the exact ones it finds."""
+    """Find the nearest vectors of an index.
+
+    Of an approximate one it also measures and prints which share of the exact neighbours it finds.
+    """
     with one_sentence("search"):
         from nearfar.evaluation import Index, Vectors
 
@@ -142,7 +147,51 @@ def records(made: Index, asked: Vectors, found: Neighbours) -> list[dict[str, An
     return every
 
 
+def export(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A torch.export .pt2 file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .onnx file to write.")],
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one sample, such as 3,224,224, where the model holds no example.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference allowed, as a share of the largest entry.")
+    ] = 1e-4,
+    seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
+) -> None:
+    """Write a model as ONNX, once onnxruntime has given the same vectors on fresh random batches.
+
+    The batch dimension is left free. If the vectors differ, no file is written.
+    """
+    with one_sentence("export"):
+        import torch
+
+        from nearfar.commands.inputs import load_model
+        from nearfar.evaluation import export_onnx
+
+        network = load_model(model)
+        if network.module is None:
+            raise ValueError(f"{model} cannot be exported again; name a torch.export (.pt2) file.")
+        example = network.example if shape is None else torch.randn(2, *sides(shape))
+        if example is None:
+            raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
+        with waiting("exporting and comparing"):
+            written = export_onnx(network.module, example, output, tolerance=tolerance, seed=seed)
+        typer.echo(str(written))
+
+
+def sides(shape: str) -> list[int]:
+    """The whole numbers of "3,224,224".
+
+    >>> sides("3,224,224")
+    [3, 224, 224]
+    """
+    words = shape.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise ValueError(f"--shape must be whole numbers from 1 on, such as 3,224,224, but came as {shape!r}.")
+    return [int(word) for word in words]
+
+
 def register(app: typer.Typer) -> None:
-    """Add embed, index and search to the app."""
-    for command in (embed, index, search):
+    """Add embed, index, search and export to the app."""
+    for command in (embed, index, search, export):
         app.command()(command)

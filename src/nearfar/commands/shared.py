@@ -18,10 +18,15 @@ def one_sentence(command: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
-        raise SystemExit(f"nearfar {command}: {reason}") from None
+        raise SystemExit(_said(command, reason)) from None
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise SystemExit(f"nearfar {command}: {lines[0] if lines else type(error).__name__}") from None
+        raise SystemExit(_said(command, str(error) or type(error).__name__)) from None
+
+
+def _said(command: str, reason: str) -> str:
+    """One line; where the function behind the command has put its own name in front, it is not said twice."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return f"nearfar {command}: {lines[0].removeprefix(f'{command}: ') if lines else 'failed'}"
 
 
 @contextmanager

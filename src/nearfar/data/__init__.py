@@ -1,5 +1,40 @@
-"""Data sets: today the embedded one, `glyphs`."""
+"""Data sets: the embedded one (`glyphs`), the benchmarks of the field, and your own images and vectors."""
 
+from nearfar.data import transforms
 from nearfar.data._glyphs import Glyphs, Split, glyphs
+from nearfar.data.benchmarks import cars, inshop, sop
+from nearfar.data.cub import cub
+from nearfar.data.folders import folder, manifest, vectors
+from nearfar.data.omniglot import omniglot
+from nearfar.data.open import open_data
+from nearfar.data.pictures import CorruptImageError, CorruptImageWarning, Pictures
+from nearfar.data.samples import DataSet, Labelled, Samples, Tensors, View, collate, numbered, part
+from nearfar.data.splits import class_disjoint
 
-__all__ = ["Glyphs", "Split", "glyphs"]
+__all__ = [
+    "CorruptImageError",
+    "CorruptImageWarning",
+    "DataSet",
+    "Glyphs",
+    "Labelled",
+    "Pictures",
+    "Samples",
+    "Split",
+    "Tensors",
+    "View",
+    "cars",
+    "class_disjoint",
+    "collate",
+    "cub",
+    "folder",
+    "glyphs",
+    "inshop",
+    "manifest",
+    "numbered",
+    "omniglot",
+    "open_data",
+    "part",
+    "sop",
+    "transforms",
+    "vectors",
+]

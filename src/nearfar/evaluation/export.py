@@ -93,7 +93,7 @@ def _needed() -> None:
 
 def _write(model: nn.Module, example: Tensor, path: Path) -> None:
     two = torch.cat([example, example])[:2]  # a batch of one would be taken for a fixed size
-    with _quiet():
+    with quiet():
         try:
             torch.onnx.export(
                 model,
@@ -108,12 +108,13 @@ def _write(model: nn.Module, example: Tensor, path: Path) -> None:
             )
         except Exception as error:  # the exporter has many errors of its own, each pages long
             raise ValueError(
-                f"export_onnx: {type(model).__name__} could not be exported ({_first_cause(error)}); "
+                f"export_onnx: {type(model).__name__} could not be exported ({first_cause(error)}); "
                 "look for Python branches on tensor values or on the batch size."
             ) from error
 
 
-def _first_cause(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
+    """The first line of what began it."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -131,7 +132,7 @@ def _trials(model: nn.Module, example: Tensor, seed: int) -> list[tuple[np.ndarr
                 out = model(batch)
         except (RuntimeError, ValueError, TypeError) as error:
             raise ValueError(
-                f"export_onnx: {type(model).__name__} itself fails on a batch of {size} ({_first_cause(error)}); "
+                f"export_onnx: {type(model).__name__} itself fails on a batch of {size} ({first_cause(error)}); "
                 "it must take batches of any size."
             ) from error
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != size:
@@ -175,8 +176,8 @@ def _random_like(example: Tensor, size: int, generator: torch.Generator) -> Tens
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's chatter: its warnings are about itself, and its errors come as exceptions."""
+def quiet() -> Iterator[None]:
+    """Without the chatter of exporters: their warnings are about themselves, and their errors come as exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

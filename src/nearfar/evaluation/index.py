@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_choice, check_embeddings
-from nearfar.evaluation.faiss_backend import faiss
 from nearfar._files import read_arrays, write_arrays
+from nearfar.evaluation.faiss_backend import faiss
 from nearfar.evaluation.neighbours import Neighbours, neighbours
 from nearfar.evaluation.spaces import METRICS, Metric
 from nearfar.evaluation.vectors import Vectors

@@ -14,6 +14,7 @@ from torch import Tensor
 from nearfar._checks import check_choice
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores
+from nearfar.evaluation.ks import USUAL
 from nearfar.evaluation.retrieval import PerQuery, Ties, Watch, retrieve
 from nearfar.evaluation.spaces import Metric
 
@@ -134,7 +135,7 @@ def evaluate(
     embeddings: Tensor,
     labels: Tensor,
     *,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int] = USUAL,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
     similarity: Metric = "cosine",
@@ -150,7 +151,7 @@ def evaluate(
     Args:
         embeddings: [n, d] queries; NaN rows are an error that names them.
         labels: [n] integers.
-        ks: which recall@K.
+        ks: which recall@K; `nearfar.evaluation.KS` holds those customary for known data sets.
         ref_emb: [m, d] gallery (In-Shop's protocol); None searches the queries themselves, no row finding itself.
         ref_labels: [m] integers.
         similarity: "cosine", "dot" or "euclidean".

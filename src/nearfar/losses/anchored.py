@@ -18,7 +18,8 @@ class LiftedStructure(RobustLoss):
     """mean over alike pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²   (004; Oh Song et al.).
 
     Algebra: Linear x KL(1) x anchor_sign, joined by `LiftedLink`, on Euclidean distance of unit rows. The link reads
-    both ends of a pair, so it is the one that mixes rows. 002 calls `GeneralizedLifted` by this name.
+    both ends of a pair, so it is the one that mixes rows. 002 calls `GeneralizedLifted` by this name. Under a relation
+    with representatives i is one and j is not: N_i is all unlike rows, N_j the unlike representatives.
 
     Args:
         margin: m.
@@ -30,6 +31,8 @@ class LiftedStructure(RobustLoss):
 
     Relations: equals pytorch-metric-learning's default.
     """
+
+    among_representatives = True
 
     def __init__(
         self,

@@ -143,7 +143,8 @@ class NPair(Composed):
     """mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²   (Sohn; 004).
 
     Algebra: Linear x KL(1) x anchor_sign, one softplus per alike pair, on the raw dot product, over the rectangle of
-    one anchor (the class's first row) against one positive (its second) per class.
+    one anchor (the class's first row) against one positive (its second) per class. Under a relation with
+    representatives these are the class vectors, and every other row is an anchor.
 
     Args:
         l2: λ, the weight of the mean squared norm of the rows; raw products need it.
@@ -177,12 +178,18 @@ class NPair(Composed):
                 engine=engine,
             )
         )
+        self.robust.anchors = "others"
         self.l2 = l2
 
     def _inner(self, call: Call) -> Call:
         labels = call.labels
+        if isinstance(labels, Relation) and labels.anchors is not None:
+            return Call(self.owner, call.embeddings, labels, ref_emb=call.ref_emb)
         if not isinstance(labels, Tensor):
-            raise TypeError(f"NPair: labels must be a 1-D integer tensor, but came as {type(labels).__name__}.")
+            raise TypeError(
+                f"NPair: labels must be a 1-D integer tensor, or a Relation with representatives, "
+                f"but came as {type(labels).__name__}."
+            )
         tile = call.relation().dense()
         # an anchor is the first row of its class; its positive is the first column alike to it
         earlier = (labels[:, None] == labels[None, :]).tril(diagonal=-1)

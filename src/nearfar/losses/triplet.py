@@ -18,7 +18,7 @@ from nearfar.sets import KL, Mean, UncertaintySet, Worst
 from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
 from nearfar.triplets import Positive, Rule, Triplets, difference, nearest_difference
 
-Mining = Literal["all", "semihard", "hard", "hardest"]
+Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class Triplet(RobustLoss):
 
     Args:
         margin: m. With m = 0 total collapse is a global minimum of value 0.
-        mining: "all" triplets; "semihard": d_ap < d_an < d_ap + m; "hard": each anchor's farthest positive and nearest
-            negative; "hardest": the one worst triplet of the batch (000).
+        mining: "all" triplets; "semihard": d_ap < d_an < d_ap + m; "balanced": each anchor's first positive (in the
+            order of the batch) with its nearest negative, the second with the second nearest, and so on (004); "hard":
+            each anchor's farthest positive and nearest negative; "hardest": the one worst triplet of the batch (000).
         smooth: μ of the log-sum-exp smoothing (003); 0 is the hinge. The value exceeds the hinge's by at most μ·log 2.
-        swap: judge a negative from the nearer end of the alike pair ("all", "semihard", "hardest").
+        swap: judge a negative from the nearer end of the alike pair (not with "hard"; not with representatives).
         reduction: "mean" over the triplets mined ("hard": over anchors), or "nonzero": over those above zero.
         pair: the pair loss in place of `Hinge` (of `Linear` with mining="hard").
         similarity: `NegEuclidean` where none is given; 003 and 004 use `NegSquaredEuclidean`.
@@ -67,7 +68,7 @@ class Triplet(RobustLoss):
         filter: Filter | None = None,
         engine: Engine = "auto",
     ) -> None:
-        check_choice("Triplet", "mining", mining, ("all", "semihard", "hard", "hardest"))
+        check_choice("Triplet", "mining", mining, ("all", "semihard", "balanced", "hard", "hardest"))
         check_positive("Triplet", "smooth", smooth, zero=True)
         if mining == "hard" and swap:
             raise ValueError('Triplet: swap compares single triplets, which mining="hard" does not form; use "all".')
@@ -81,7 +82,8 @@ class Triplet(RobustLoss):
             check_choice("Triplet", "reduction", reduction, ("mean", "nonzero"))
             over = Worst() if mining == "hardest" else Mean(zero="drop" if reduction == "nonzero" else "keep")
             keep = SemiHardBand(margin) if mining == "semihard" else None
-            groups = Triplets(Rule(nearest_difference if swap else difference, keep, wants_reference=swap))
+            compare = nearest_difference if swap else difference
+            groups = Triplets(Rule(compare, keep, wants_reference=swap, balanced=mining == "balanced"))
             pair = pair or Hinge(margin, 0.0, smooth=smooth)
             reduction = "mean"
         super().__init__(
@@ -116,6 +118,7 @@ class Angular(RobustLoss):
     """mean over alike pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α.
 
     Algebra: Score x KL(1) with the zero atom x positive, on cosine. The score of a triplet needs ⟨x_p, x_n⟩ as well.
+    Under a relation with representatives the anchors are the other rows, and p and n are representatives.
 
     Args:
         degrees: α, in degrees.
@@ -127,6 +130,8 @@ class Angular(RobustLoss):
 
     Relations: equals pytorch-metric-learning's default on unit rows; there the negatives are not normalised.
     """
+
+    anchors = "others"
 
     def __init__(
         self,

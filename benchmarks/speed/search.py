@@ -1,0 +1,130 @@
+"""Search over 1,000,000 x 128 vectors on two cores: exact, IVF and HNSW; recall against exact, queries per second.
+
+    python benchmarks/speed/search.py                           about five minutes on two cores
+    python benchmarks/speed/search.py --rows 100000             half a minute
+
+Two sets, of unit length, cosine: `clustered` (10,000 centres and noise in 32 directions of 128: what a trained network
+gives) and `uniform` (no structure at all: the hardest case for an approximate index, stated for honesty). 1,000 queries
+are searched at once, and IVF again with more and fewer probes. Seconds belong to the machine; recall does not.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # before NumPy is loaded
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from nearfar.evaluation import Index
+
+RESULTS = Path(__file__).parents[1] / "results"
+WIDTH, QUERIES, K = 128, 1000, 10
+Row = dict[str, str | float]
+
+
+def clustered(rows: int, generator: torch.Generator) -> Tensor:
+    basis = torch.randn(32, WIDTH, generator=generator)
+    centres = torch.randn(10_000, 32, generator=generator)
+    y = torch.randint(len(centres), (rows,), generator=generator)
+    return normalize((centres[y] + 0.7 * torch.randn(rows, 32, generator=generator)) @ basis)
+
+
+def uniform(rows: int, generator: torch.Generator) -> Tensor:
+    return normalize(torch.randn(rows, WIDTH, generator=generator))
+
+
+SETS = {"clustered": clustered, "uniform": uniform}
+
+
+def seconds(index: Index, queries: Tensor, rounds: int = 3) -> float:
+    """The least of a few rounds."""
+    spent = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        index.search(queries, K)
+        spent.append(time.perf_counter() - start)
+    return min(spent)
+
+
+def indexes(x: Tensor, kinds: list[str]) -> Iterator[tuple[str, Index, float]]:
+    """Name, index and seconds to build it; of IVF one index with several numbers of probes."""
+    for kind in kinds:
+        start = time.perf_counter()
+        index = Index(x, kind=kind)
+        built = time.perf_counter() - start
+        if kind != "ivf":
+            yield kind, index, built
+            continue
+        usual = index._faiss.nprobe
+        for probes in (max(1, usual // 16), max(1, usual // 4), usual):
+            index._faiss.nprobe = probes
+            yield (
+                f"ivf, {probes} of {index._faiss.nlist} cells" + (" (default)" if probes == usual else ""),
+                index,
+                built,
+            )
+
+
+def study(name: str, rows: int, kinds: list[str]) -> list[Row]:
+    generator = torch.Generator().manual_seed(0)
+    x = SETS[name](rows + QUERIES, generator)
+    x, queries = x[:rows], x[rows:]
+    found: list[Row] = []
+    for kind, index, built in indexes(x, kinds):
+        spent = seconds(index, queries)
+        recall = index.measured_recall(queries, K)
+        found.append({"index": kind, "build_s": built, "queries_per_s": QUERIES / spent, "recall": recall})
+        print(name, found[-1], flush=True)
+    return found
+
+
+def table(rows: list[Row]) -> str:
+    exact = rows[0]["queries_per_s"]
+    lines = ["| index | build, s | queries / s | against exact | recall@10 |", "|---|---|---|---|---|"]
+    for row in rows:
+        speed = f"{row['queries_per_s']:,.0f} | {row['queries_per_s'] / exact:.1f} x"
+        lines.append(f"| {row['index']} | {row['build_s']:.0f} | {speed} | {100 * row['recall']:.1f}% |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    from importlib.metadata import version
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
+    parser.add_argument("--kinds", nargs="*", default=["exact", "ivf"], choices=["exact", "ivf", "hnsw"])
+    parser.add_argument("--out", type=Path, default=RESULTS / "search_cpu.json")
+    args = parser.parse_args()
+    torch.set_num_threads(2)
+    report = {
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "faiss-cpu": version("faiss-cpu"),
+        },
+        "config": {"rows": args.rows, "width": WIDTH, "queries": QUERIES, "k": K, "threads": 2, "similarity": "cosine"},
+        "sets": {name: study(name, args.rows, args.kinds) for name in args.sets},
+    }
+    told = ", ".join(f"{name} {word}" for name, word in report["versions"].items())
+    parts = [f"# Search over {args.rows:,} x {WIDTH} vectors, two threads, {QUERIES:,} queries at once", told + "."]
+    for name, rows in report["sets"].items():
+        parts += [f"## {name.capitalize()}", table(rows)]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    args.out.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    print("\n\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""Batches: which samples meet. Samplers for a DataLoader, and what alternating projections (004) need beside a loss."""
+
+from nearfar.batches.hard_classes import HardClasses
+from nearfar.batches.per_class import PerClass
+from nearfar.batches.proximal import Proximal
+from nearfar.batches.representatives import Representatives
+from nearfar.batches.violations import Violations, violations
+
+__all__ = ["HardClasses", "PerClass", "Proximal", "Representatives", "Violations", "violations"]

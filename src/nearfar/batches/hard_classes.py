@@ -1,0 +1,133 @@
+"""`HardClasses`: the embeddings of the representatives, and the classes nearest to a seed class (004, section 4)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearfar._checks import check_choice, check_embeddings, check_whole
+
+Stale = Literal["keep", "drop"]
+
+
+class HardClasses:
+    """A table Z [L, d] of one embedding a class, and the choice of classes that are hard to tell apart, in O(L·d).
+
+    A batch of g classes is s seed classes, each drawn uniformly from the least used of the projection, and the classes
+    whose rows are nearest to a seed's row (Euclidean). Classes without a row are never near; what is then missing, and
+    the share `mix`, is drawn uniformly from the rest.
+
+    Rows are old: a class's row is from the last time its representative was forwarded, perhaps an earlier one.
+    Embeddings must come as the loss compares them (unit rows for cosine).
+
+    Args:
+        classes: L.
+        mix: the share of a batch drawn at random.
+        seeds: s, how many neighbourhoods a batch holds.
+        stale: "keep" rows of earlier projections until they are renewed, or "drop" them at a new projection.
+
+    Attributes:
+        embeddings: Z, or None before the first update; on the device of the first embeddings.
+        valid: [L] boolean, classes that have a row.
+    """
+
+    def __init__(self, classes: int, *, mix: float = 0.0, seeds: int = 1, stale: Stale = "keep") -> None:
+        check_whole("HardClasses", "classes", classes)
+        check_whole("HardClasses", "seeds", seeds)
+        check_choice("HardClasses", "stale", stale, ("keep", "drop"))
+        if not 0 <= mix < 1:
+            raise ValueError(f"HardClasses: mix must be a share from 0 to below 1, but came as {mix!r}.")
+        self.classes, self.mix, self.seeds, self.stale = classes, mix, seeds, stale
+        self.embeddings: Tensor | None = None
+        self.valid = torch.zeros(classes, dtype=torch.bool)
+
+    @property
+    def kind(self) -> int:
+        """The options as one number above zero, for the fingerprint of a state."""
+        return 1 + 2 * self.seeds + (self.stale == "drop") + 1000003 * round(1e6 * self.mix)
+
+    def update(self, classes: Tensor, embeddings: Tensor) -> None:
+        """Write rows [r, d] of class numbers [r]; where a class comes twice, the last one stands."""
+        check_embeddings("HardClasses", "embeddings", embeddings)
+        if len(classes) != len(embeddings):
+            raise ValueError(
+                f"HardClasses: each embedding needs a class, but {len(classes)} came for {len(embeddings)} rows."
+            )
+        rows = embeddings.detach()
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        if self.embeddings is None:
+            self.embeddings = rows.new_zeros(self.classes, rows.shape[1])
+        if rows.shape[1] != self.embeddings.shape[1]:
+            raise ValueError(
+                f"HardClasses: embeddings must stay {self.embeddings.shape[1]} wide, but came {rows.shape[1]} wide."
+            )
+        place = _last(classes.cpu())
+        numbers = classes.cpu()[place]
+        self.embeddings[numbers.to(self.embeddings.device)] = rows[place.to(rows.device)].to(self.embeddings)
+        self.valid[numbers] = True
+
+    def new_projection(self) -> None:
+        """Other samples now stand for the classes: keep their rows until renewed, or drop them all."""
+        if self.stale == "drop":
+            self.valid.zero_()
+
+    def nearest(self, seed: int, count: int, exclude: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """Up to `count` class numbers by the distance of their rows from that of `seed`; none where it has none."""
+        allowed = self.valid.clone()
+        if exclude is not None:
+            allowed &= ~torch.from_numpy(exclude)
+        allowed[seed] = False
+        count = min(count, int(allowed.sum()))
+        if self.embeddings is None or not self.valid[seed] or count < 1:
+            return np.empty(0, dtype=np.int64)
+        # differences, not |x|² + |y|² - 2xy: near rows are what is asked for, and there the short form loses digits
+        distance = torch.linalg.vector_norm(self.embeddings - self.embeddings[seed], dim=1)
+        distance = torch.where(allowed.to(distance.device), distance, torch.inf)
+        found: NDArray[np.int64] = distance.topk(count, largest=False).indices.cpu().numpy()
+        return found
+
+    def choose(self, random: np.random.Generator, used: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """`count` different class numbers: seeds with their neighbours, then random ones."""
+        taken = np.zeros(self.classes, dtype=bool)
+        drawn: list[NDArray[np.int64]] = []
+
+        def take(numbers: NDArray[np.int64]) -> None:
+            taken[numbers] = True
+            drawn.append(numbers)
+
+        hard = max(1, count - round(self.mix * count))
+        seeds = min(self.seeds, hard)
+        for i in range(seeds):
+            open_ = np.flatnonzero(~taken)
+            least = open_[used[open_] == used[open_].min()]
+            seed = random.choice(least, 1)
+            take(seed)
+            take(self.nearest(int(seed[0]), hard // seeds + (i < hard % seeds) - 1, taken))
+        take(random.permutation(np.flatnonzero(~taken))[: count - int(taken.sum())])
+        return np.concatenate(drawn)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the rows (on the CPU) and of `valid`."""
+        rows = None if self.embeddings is None else self.embeddings.detach().cpu().clone()
+        return {"embeddings": rows, "valid": self.valid.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the rows of a saved table; they stay on the device of the present ones."""
+        if len(state["valid"]) != self.classes:
+            raise ValueError(
+                f"HardClasses: the state must be of {self.classes} classes, but came with {len(state['valid'])}."
+            )
+        device = None if self.embeddings is None else self.embeddings.device
+        rows = state["embeddings"]
+        self.embeddings = None if rows is None else rows.clone().to(device)
+        self.valid = state["valid"].clone()
+
+
+def _last(classes: Tensor) -> Tensor:
+    """The last place of each class number: with repeated indices an assignment would be free to keep any."""
+    places = {number: place for place, number in enumerate(classes.tolist())}
+    return torch.tensor(list(places.values()), dtype=torch.int64)

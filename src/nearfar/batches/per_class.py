@@ -1,0 +1,103 @@
+"""`PerClass`: some classes a batch, some samples of each, and every sample in every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearfar._checks import check_whole
+from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds
+
+
+class PerClass(GlobalBatches):
+    """Batches of C classes with S samples each, class after class: B = C·S rows.
+
+    An epoch visits **every sample** and **every class equally often**: R = max over classes of ceil(size / S) times,
+    so that the largest class is through once. A class goes through its samples in shuffled order, S at a time, and
+    begins again, reshuffled, when it is through; what a last group lacks is filled from the beginning of the same
+    order. No group holds a sample twice, except in **small classes** of fewer than S samples: there the samples repeat
+    in turn. The last batch of an epoch is filled up with classes of one round more, so all batches are of one size.
+
+    Args:
+        labels: [n] whole numbers: a tensor, an array or a list.
+        classes: C, at least 2 and at most the number of classes.
+        samples: S, samples of each class in a batch.
+        seed: the order of everything follows from it.
+        rank: which part of each batch is ours; see `GlobalBatches`.
+        world: how many ranks share a batch.
+
+    `len()` is the batches of an epoch, ceil(R·L / C) for L classes.
+
+    >>> sampler = PerClass([0, 0, 0, 0, 1, 1, 2, 2], classes=2, samples=2, seed=1)
+    >>> len(sampler), [len(batch) for batch in sampler]
+    (3, [4, 4, 4])
+    """
+
+    def __init__(
+        self,
+        labels: Tensor | NDArray[Any] | Sequence[int],
+        *,
+        classes: int,
+        samples: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        check_whole("PerClass", "classes", classes)
+        check_whole("PerClass", "samples", samples)
+        self._classes = Classes("PerClass", labels)
+        if not 2 <= classes <= len(self._classes):
+            raise ValueError(
+                f"PerClass: classes must be from 2 to the {len(self._classes)} classes of the labels, "
+                f"but came as {classes}."
+            )
+        super().__init__(batch_size=classes * samples, seed=seed, rank=rank, world=world)
+        self.classes, self.samples = int(classes), int(samples)
+        self._groups: Rows = -(-self._classes.size // self.samples)
+        self._rounds = int(self._groups.max())
+        self._plan: tuple[int, Rows] | None = None
+
+    def __len__(self) -> int:
+        return -(-self._rounds * len(self._classes) // self.classes)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to, from 0."""
+        return self.step // len(self)
+
+    def _settings(self) -> list[int]:
+        return [self._classes.mark, self.classes, self.samples, self.seed]
+
+    def _global(self, step: int) -> Rows:
+        epoch, place = divmod(step, len(self))
+        if self._plan is None or self._plan[0] != epoch:
+            self._plan = epoch, self._draw(epoch)
+        batch: Rows = self._plan[1][place]
+        return batch
+
+    def _draw(self, epoch: int) -> Rows:
+        """All batches [len, B] of an epoch."""
+        random = self._random(epoch)
+        known, wide = self._classes, self.samples
+        drawn = class_rounds(random, len(known), self.classes, len(self)).reshape(-1)
+        turn = np.arange(len(drawn)) // len(known)  # how often the class has come before, in this epoch
+        passes, group = np.divmod(turn, self._groups[drawn])
+        inside = (group[:, None] * wide + np.arange(wide)) % known.size[drawn, None]
+        place = known.start[drawn, None] + inside
+        rows = np.empty_like(place)
+        for number in range(int(passes.max()) + 1):
+            wanted = passes == number
+            rows[wanted] = self._shuffled(random, number)[place[wanted]]
+        return rows.reshape(len(self), self.batch_size)
+
+    def _shuffled(self, random: np.random.Generator, number: int) -> Rows:
+        """Rows [n], class after class, shuffled within each class that needs pass `number`."""
+        known = self._classes
+        again = np.flatnonzero((self._rounds // self._groups >= number)[known.of])
+        order = known.rows.copy()
+        order[again] = known.rows[again[np.argsort(known.of[again] + random.random(len(again)))]]
+        return order

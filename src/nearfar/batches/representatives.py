@@ -1,0 +1,242 @@
+"""`Representatives`: the batches of alternating projections (PROFS, 004): one sample stands for its class, M steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearfar._checks import check_choice, check_positive, check_tensor, check_whole
+from nearfar.batches.hard_classes import HardClasses
+from nearfar.batches.sampler import Classes, GlobalBatches, Rows, State, as_tensor, class_rounds
+
+Order = Literal["representatives", "classes"]
+SHUFFLE, CHOICE, OTHERS = 1, 2, 3  # what a draw is for: each has generators of its own
+
+
+class Representatives(GlobalBatches):
+    """Batches of B/I classes: the representative of each, the same for M steps, and I-1 other samples (004, Alg. 1).
+
+    A **projection** is M = ceil(ρ / p) steps, p = min(1, B/(I·L)) for L classes, so that a representative is used about
+    ρ times. For the next projection every class moves on in a shuffled queue of its samples: each sample is the
+    representative once in a **cycle** of its class (as many projections as it has samples; then it is reshuffled).
+    Within a projection all classes come once before one comes again. The others are drawn without replacement; a
+    class with fewer than I samples repeats its others, and a class of one sample repeats that one.
+
+    Give the loss `Relation.from_labels(y, representatives=sampler.mask)`: a pair then needs a representative. Any other
+    loss may be used too.
+
+    **Hard negative classes** (`hard_classes`): a batch holds a seed class and the classes whose representatives are
+    nearest to its own; call `update` with the representatives' embeddings after each forward pass. The choice depends
+    on training, so the sampler must not run ahead of it: use `num_workers=0` in the DataLoader. All ranks must update
+    with the same rows (those of the global batch), else their batches come apart. A state can then be taken only
+    when all batches handed out have been used.
+
+    Args:
+        labels: [n] whole numbers: a tensor, an array or a list.
+        batch_size: B; `samples` must divide it. With fewer than B/I classes a batch holds all of them and is smaller.
+        samples: I, at least 2.
+        rho: ρ.
+        steps: M, in place of the rule. M = 1 is the batch rule of N-pair.
+        hard_classes: True, or a `HardClasses` table with options.
+        order: "representatives": all of them first, then the others, class after class; "classes": each class
+            together, its representative first, so that ranks hold whole classes where `world` divides B/I.
+        seed: the order of everything follows from it.
+        rank: which part of each batch is ours; see `GlobalBatches`.
+        world: how many ranks share a batch.
+
+    Attributes:
+        steps_per_projection: M; also `len()`: an iteration is one projection.
+        mask: [rows of this rank] boolean, true for representatives; the same for every batch.
+
+    >>> sampler = Representatives([0, 0, 1, 1, 2, 2], batch_size=4, samples=2, rho=2)
+    >>> sampler.steps_per_projection, sampler.mask.tolist()
+    (3, [True, True, False, False])
+    """
+
+    def __init__(
+        self,
+        labels: Tensor | NDArray[Any] | Sequence[int],
+        *,
+        batch_size: int,
+        samples: int = 2,
+        rho: float = 6,
+        steps: int | None = None,
+        hard_classes: bool | HardClasses = False,
+        order: Order = "representatives",
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self._classes = Classes("Representatives", labels)
+        self._check(batch_size, samples, rho, steps, order)
+        self.samples = int(samples)
+        self.classes = min(int(batch_size) // self.samples, len(self._classes))
+        super().__init__(batch_size=self.classes * self.samples, seed=seed, rank=rank, world=world)
+        self.order = order
+        # p = (B/I)/L, at most 1; the tiny slack keeps a quotient that is whole from being rounded up
+        rule = math.ceil(rho * len(self._classes) / self.classes - 1e-9)
+        self.steps_per_projection = max(1, rule) if steps is None else int(steps)
+        self.hard_classes = _table(hard_classes, len(self._classes))
+        self._used = np.zeros(len(self._classes), dtype=np.int64)
+        self._plan: tuple[int, Rows, Rows] | None = None
+
+    def _check(self, batch_size: int, samples: int, rho: float, steps: int | None, order: str) -> None:
+        owner = "Representatives"
+        check_whole(owner, "batch_size", batch_size)
+        check_whole(owner, "samples", samples)
+        check_positive(owner, "rho", rho)
+        check_choice(owner, "order", order, ("representatives", "classes"))
+        if steps is not None:
+            check_whole(owner, "steps", steps)
+        if samples < 2:
+            raise ValueError(
+                f"{owner}: samples must be at least 2, a representative and another, but came as {samples}."
+            )
+        if batch_size % samples or batch_size < 2 * samples:
+            raise ValueError(
+                f"{owner}: batch_size must be a multiple of samples = {samples} with two classes or more, "
+                f"but came as {batch_size}."
+            )
+
+    def __len__(self) -> int:
+        return self.steps_per_projection
+
+    @property
+    def projection(self) -> int:
+        """The number of the projection that the next batch belongs to, from 0."""
+        return self.projection_of(self.step)
+
+    def projection_of(self, step: int) -> int:
+        """The number of the projection that batch number `step` belongs to."""
+        return step // self.steps_per_projection
+
+    def is_new_projection(self, step: int | None = None) -> bool:
+        """Whether batch number `step` (the next one, if left out) opens a projection: time for `Proximal.anchor()`."""
+        return (self.step if step is None else step) % self.steps_per_projection == 0
+
+    @property
+    def mask(self) -> Tensor:
+        """[rows of this rank] which rows of a batch are representatives."""
+        place = torch.arange(self.batch_size)
+        chosen = place < self.classes if self.order == "representatives" else place % self.samples == 0
+        return chosen[self.part]
+
+    def representatives_of(self, projection: int) -> Tensor:
+        """[L] the row that stands for each class in a projection, classes by ascending label."""
+        known = self._classes
+        return as_tensor(self._queues(projection)[known.start + projection % known.size])
+
+    def update(self, labels: Tensor, embeddings: Tensor) -> None:
+        """Note the embeddings [r, d] of representatives that were forwarded, with their labels [r]."""
+        if self.hard_classes is None:
+            return
+        check_tensor("Representatives", "labels", labels)
+        given = labels.detach().cpu().numpy()
+        place = np.searchsorted(self._classes.names, given).clip(max=len(self._classes) - 1)
+        strange = self._classes.names[place] != given
+        if strange.any():
+            raise ValueError(f"Representatives: update got label {given[strange][0]}, which no sample has.")
+        self.hard_classes.update(as_tensor(place), embeddings)
+
+    def state_dict(self, step: int | None = None) -> State:  # noqa: D102
+        state = super().state_dict(step)
+        if self.hard_classes is None:
+            return state
+        if state["step"] != self.step:
+            raise ValueError(
+                f"Representatives: with hard classes a state can be taken only when all {self.step} batches handed out "
+                f"have been used, but step={step} came; use num_workers=0 in the DataLoader."
+            )
+        return state | {"used": as_tensor(self._used.copy()), "table": self.hard_classes.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:  # noqa: D102
+        super().load_state_dict(state)
+        if self.hard_classes is not None:
+            self._used = state["used"].numpy().copy()
+            self.hard_classes.load_state_dict(state["table"])
+
+    def _settings(self) -> list[int]:
+        kind = 0 if self.hard_classes is None else self.hard_classes.kind
+        shape = [self.classes, self.samples, self.steps_per_projection, self.order == "classes", self.seed, kind]
+        return [self._classes.mark, *shape]
+
+    def _global(self, step: int) -> Rows:
+        projection, place = divmod(step, self.steps_per_projection)
+        if self._plan is None or self._plan[0] != projection:
+            self._plan = projection, self._queues(projection), self._choice(projection)
+        _, queues, choice = self._plan
+        random = self._random(OTHERS, step)
+        if self.hard_classes is None:
+            drawn = choice[place]
+        else:
+            if place == 0:
+                self._used[:] = 0
+                self.hard_classes.new_projection()
+            drawn = self.hard_classes.choose(random, self._used, self.classes)
+            self._used[drawn] += 1
+        return self._compose(random, queues, projection, drawn)
+
+    def _choice(self, projection: int) -> Rows:
+        """The classes [M, B/I] of each step of a projection; none where the table chooses."""
+        if self.hard_classes is not None:
+            return np.empty((0, self.classes), dtype=np.int64)
+        random = self._random(CHOICE, projection)
+        return class_rounds(random, len(self._classes), self.classes, self.steps_per_projection)
+
+    def _queues(self, projection: int) -> Rows:
+        """Rows [n], class after class, in the order in which they serve in the cycle that `projection` belongs to.
+
+        A class of n samples is shuffled at projections 0, n, 2n, ... by the generator of that projection, so that the
+        order can be told at once for any projection.
+        """
+        known = self._classes
+        order = known.rows.copy()
+        shuffled = projection - projection % known.size  # [L] when each class was last shuffled
+        for moment in np.unique(shuffled).tolist():
+            # all that are shuffled at that moment draw, those shuffled again since included: the draw stays the same
+            there = np.flatnonzero((moment % known.size == 0)[known.of])
+            ranked = known.rows[there[np.argsort(known.of[there] + self._random(SHUFFLE, moment).random(len(there)))]]
+            still = (shuffled == moment)[known.of[there]]
+            order[there[still]] = ranked[still]
+        return order
+
+    def _compose(self, random: np.random.Generator, queues: Rows, projection: int, drawn: Rows) -> Rows:
+        start, size = self._classes.start[drawn], self._classes.size[drawn]
+        here = projection % size
+        step = _distinct(random, np.maximum(size - 1, 1), self.samples - 1) + 1
+        first = queues[start + here]
+        others = queues[start[:, None] + (here[:, None] + step) % size[:, None]]
+        if self.order == "classes":
+            return np.concatenate([first[:, None], others], axis=1).reshape(-1)
+        return np.concatenate([first, others.reshape(-1)])
+
+
+def _table(given: bool | HardClasses, classes: int) -> HardClasses | None:
+    if isinstance(given, HardClasses):
+        if given.classes != classes:
+            raise ValueError(
+                f"Representatives: hard_classes must be a table of the {classes} classes of the labels, "
+                f"but came with {given.classes}."
+            )
+        return given
+    return HardClasses(classes) if given else None
+
+
+def _distinct(random: np.random.Generator, size: Rows, count: int) -> Rows:
+    """[g, count] whole numbers below size [g], without repetition in a row; rows too short repeat theirs in turn."""
+    chance = random.random((len(size), count))
+    drawn = np.empty((len(size), count), dtype=np.int64)
+    for i in range(count):
+        # one of those left, counted past the ones already drawn
+        place = (chance[:, i] * np.maximum(size - i, 1)).astype(np.int64)
+        before = np.sort(drawn[:, :i], axis=1)
+        for j in range(i):
+            place += place >= before[:, j]
+        drawn[:, i] = place
+    return np.take_along_axis(drawn, np.arange(count) % size[:, None], axis=1)

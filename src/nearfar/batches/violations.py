@@ -1,0 +1,108 @@
+"""`violations`: how far embeddings are from the feasible set of 004: which pairs break their bound, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_embeddings, check_labels, check_positive
+from nearfar.relations import Relation
+from nearfar.similarity import NegEuclidean, Similarity
+
+CELLS = 2**21
+"""Pairs looked at together: memory, not speed, sets it."""
+
+
+@dataclass(frozen=True)
+class Violations:
+    """Pairs outside the bounds. Each unordered pair counts once; a share of nothing is 0.
+
+    Attributes:
+        share: of all pairs, those that break their bound.
+        alike: of the alike pairs, those farther than `near`.
+        unlike: of the unlike pairs, those nearer than `far`.
+        alike_excess: by how much the breaking alike pairs are too far, on average.
+        unlike_excess: by how much the breaking unlike pairs are too near, on average.
+        alike_pairs: how many alike pairs there are.
+        unlike_pairs: how many unlike pairs there are.
+    """
+
+    share: float
+    alike: float
+    unlike: float
+    alike_excess: float
+    unlike_excess: float
+    alike_pairs: int
+    unlike_pairs: int
+
+
+@torch.no_grad()
+def violations(
+    embeddings: Tensor, labels: Tensor | Relation, *, near: float, far: float, similarity: Similarity | None = None
+) -> Violations:
+    """The share of pairs outside the bounds: alike pairs farther than ε₊ = `near`, unlike ones nearer than ε₋ = `far`.
+
+    This is what a projection should lower: its loss is a penalty, and the minimum of a penalised loss need not be
+    feasible. With `Relation.from_labels(y, representatives=mask)` only the constraints of one projection are looked
+    at. Pairs are read in strips of rows, so that memory stays small.
+
+    Args:
+        embeddings: [n, d].
+        labels: [n] integers, or a square `Relation`.
+        near: ε₊, in distances.
+        far: ε₋, in distances.
+        similarity: tells the distance; `NegEuclidean` (of unit rows) where none is given.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    >>> violations(x, torch.tensor([0, 0, 1]), near=0.5, far=0.8).share  # 1.41 is too far, 0.63 too near, 0.89 is well
+    0.6666666666666666
+    """
+    check_embeddings("violations", "embeddings", embeddings)
+    check_positive("violations", "near", near, zero=True)
+    check_positive("violations", "far", far, zero=True)
+    relation = _relation(embeddings, labels)
+    similarity = similarity or NegEuclidean()
+    rows = similarity.prepare(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)))
+    tall = max(1, CELLS // max(1, len(rows)))
+    # pairs, broken pairs, excess: alike first
+    sums = torch.zeros(2, 3, dtype=torch.float64, device=rows.device)
+    for i in range(0, len(rows), tall):
+        part = slice(i, min(i + tall, len(rows)))
+        tile = relation.tile(part, slice(None))
+        distance = similarity.distance(similarity.scores(rows[part], rows))
+        for side, (there, excess) in enumerate(((tile.alike > 0, distance - near), (tile.unlike > 0, far - distance))):
+            broken = there & ~(excess <= 0)  # a NaN counts and shows
+            by = torch.where(broken, excess, 0.0).double().sum()
+            sums[side] += torch.stack([there.sum().double(), broken.sum().double(), by])
+    return _summary(sums.tolist(), int(relation.orders))
+
+
+def _relation(embeddings: Tensor, labels: Tensor | Relation) -> Relation:
+    if not isinstance(labels, Relation):
+        check_labels("violations", "labels", labels, len(embeddings), embeddings.device)
+        return Relation.from_labels(labels)
+    if not labels.square or labels.shape[0] != len(embeddings):
+        raise ValueError(
+            f"violations: the Relation must be square and of {len(embeddings)} rows, "
+            f"but is {labels.shape[0]} x {labels.shape[1]}{'' if labels.square else ' with a reference'}."
+        )
+    return labels
+
+
+def _summary(sums: list[list[float]], orders: int) -> Violations:
+    (alike, far_off, alike_by), (unlike, too_near, unlike_by) = sums
+
+    def quotient(a: float, b: float) -> float:
+        return a / b if b else 0.0
+
+    return Violations(
+        share=quotient(far_off + too_near, alike + unlike),
+        alike=quotient(far_off, alike),
+        unlike=quotient(too_near, unlike),
+        alike_excess=quotient(alike_by, far_off),
+        unlike_excess=quotient(unlike_by, too_near),
+        alike_pairs=int(alike) // orders,
+        unlike_pairs=int(unlike) // orders,
+    )

@@ -1,0 +1,193 @@
+"""Your own data: a folder a class, a CSV manifest, or vectors in `.npz` files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar._files import read_arrays
+from nearfar.data.pictures import OnCorrupt, Pictures, demand_files
+from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
+from nearfar.data.splits import class_disjoint
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SIDES = ("train", "test")
+SEED = 0
+"""Of the split where the data brings none: half of the classes, the same ones each time."""
+
+
+def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
+    """Read a folder of class folders of images.
+
+    Where it holds the folders `train` and `test`, the classes stand in these; else half of the classes are for the
+    test. Hidden files and files that are no images by their suffix are passed over.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: a class folder holds no image, there are fewer than two classes, or one side of the split is empty.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(f"folder: there is no folder {path}.")
+    there = [side for side in SIDES if (path / side).is_dir()]
+    if len(there) == 2:
+        train, test = (_class_folders(path / side, on_corrupt) for side in SIDES)
+        return DataSet(path.name, train, test)
+    if there:
+        raise ValueError(
+            f"folder: {path} holds {there[0]}/ alone; give it both train/ and test/, or class folders without either."
+        )
+    return _halved(path.name, _class_folders(path, on_corrupt))
+
+
+def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        raise ValueError(
+            f"folder: {path} holds no class folders; put the images of each class into a folder of its own."
+        )
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, place in enumerate(folders):
+        images = sorted(file for file in place.iterdir() if _is_image(file))
+        if not images:
+            raise ValueError(
+                f"folder: the class folder {place} holds no images ({', '.join(sorted(SUFFIXES))}); "
+                "fill it or remove it."
+            )
+        paths += images
+        labels += [label] * len(images)
+    names = [str(file.relative_to(path)) for file in paths]
+    return Pictures(paths, labels, names, [place.name for place in folders], on_corrupt=on_corrupt)
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
+    """Read a CSV file with the columns path, label and, if it likes, split (train or test).
+
+    Paths are relative to the folder of the file. Without a split half of the classes are for the test.
+
+    Raises:
+        FileNotFoundError: the manifest or an image is missing.
+        ValueError: a column is missing or unknown, a value is empty, a path stands twice, or one side is empty.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"manifest: there is no file {path}.")
+    rows = _table(path)
+    files = [path.parent / row["path"] for row in rows]
+    demand_files("manifest", files)
+    names = [row["path"] for row in rows]
+
+    def samples(chosen: Sequence[int]) -> Pictures:
+        labels, classes = numbered(rows[i]["label"] for i in chosen)
+        return Pictures([files[i] for i in chosen], labels, [names[i] for i in chosen], classes, on_corrupt=on_corrupt)
+
+    if "split" not in rows[0]:
+        return _halved(path.stem, samples(range(len(rows))))
+    train, test = (samples(chosen) for chosen in _sides("manifest", path, [row["split"] for row in rows]))
+    return DataSet(path.stem, train, test)
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    """The rows of a manifest, with every column checked."""
+    with path.open(newline="", encoding="utf-8-sig") as stream:
+        reader = csv.DictReader(stream, skipinitialspace=True, strict=True)
+        columns = reader.fieldnames or []
+        if not {"path", "label"} <= set(columns) <= {"path", "label", "split"}:
+            raise ValueError(
+                f"manifest: {path} must have the columns path, label and, if it likes, split, "
+                f"but has {', '.join(columns) or 'none'}; name them in the first line."
+            )
+        rows = list(reader)
+    if not rows:
+        raise ValueError(f"manifest: {path} holds no rows below its first line.")
+    seen: dict[str, int] = {}
+    for line, row in enumerate(rows, start=2):
+        if None in row or any(not row[column] for column in columns):
+            raise ValueError(f"manifest: row {line} of {path} must fill {', '.join(columns)}, but holds {_told(row)}.")
+        if row["path"] in seen:
+            raise ValueError(
+                f"manifest: {row['path']} stands in rows {seen[row['path']]} and {line} of {path}; keep one of them."
+            )
+        seen[row["path"]] = line
+    return rows
+
+
+def _told(row: Mapping[Any, Any]) -> str:
+    return ", ".join(str(value) for value in row.values() if value)
+
+
+def vectors(path: Path) -> DataSet:
+    """Read vectors: an `.npz` file with x [n, d], y [n] and, if it likes, name [n] and split [n] (train or test).
+
+    Two files do as well: a folder with train.npz and test.npz, or a file whose name ends in train.npz beside one that
+    ends in test.npz. With neither, half of the classes are for the test. Any labels serve: they are numbered anew.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: an array is missing or has the wrong shape, or vectors are not finite.
+    """
+    if path.is_dir():
+        path = path / "train.npz"
+    other = path.with_name(path.name.removesuffix("train.npz") + "test.npz")
+    whole, split = _arrays(path)
+    if path.name.endswith("train.npz") and other.is_file():
+        return DataSet(path.stem, whole, _arrays(other)[0])
+    if path.name == "train.npz":
+        raise FileNotFoundError(f"vectors: {path.parent} holds train.npz but no test.npz; write both.")
+    if split is None:
+        return _halved(path.stem, whole)
+    train, test = (part(whole, chosen) for chosen in _sides("vectors", path, split))
+    return DataSet(path.stem, train, test)
+
+
+def _arrays(path: Path) -> tuple[Tensors, list[str] | None]:
+    """The vectors of one file, and its split if there is one."""
+    arrays = read_arrays("vectors", path)
+    absent = [name for name in ("x", "y") if name not in arrays]
+    if absent:
+        held = ", ".join(arrays) or "nothing"
+        raise ValueError(f"vectors: {path} must hold x and y, but {' and '.join(absent)} is missing; it holds {held}.")
+    x, y = arrays["x"], arrays["y"]
+    if x.ndim != 2 or not x.size or x.dtype.kind not in "fiu":
+        raise ValueError(f"vectors: x in {path} must be numbers [n, d], but came as {x.dtype} {list(x.shape)}.")
+    for name in ("y", "name", "split"):
+        if name in arrays and arrays[name].shape != (len(x),):
+            raise ValueError(
+                f"vectors: {name} in {path} must have one entry per row of x ({len(x)}), but came with shape "
+                f"{list(arrays[name].shape)}."
+            )
+    wrong = np.flatnonzero(~np.isfinite(x).all(axis=1))
+    if len(wrong):
+        raise ValueError(
+            f"vectors: x in {path} must be finite, but {len(wrong)} rows hold NaN or infinity, "
+            f"the first is row {wrong[0]}."
+        )
+    labels, classes = numbered(y)
+    names = [str(name) for name in arrays["name"]] if "name" in arrays else None
+    split = [str(side) for side in arrays["split"]] if "split" in arrays else None
+    return Tensors(x.astype(np.float32), labels, names, classes), split
+
+
+def _sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
+    """The rows of train and of test."""
+    wrong = next((row for row, side in enumerate(split) if side not in SIDES), None)
+    if wrong is not None:
+        raise ValueError(f"{owner}: split in {path} must be train or test, but sample {wrong} says {split[wrong]!r}.")
+    sides = [[row for row, side in enumerate(split) if side == wanted] for wanted in SIDES]
+    for wanted, rows in zip(SIDES, sides, strict=True):
+        if not rows:
+            raise ValueError(f"{owner}: no sample of {path} is for {wanted}; give both sides some, or leave split out.")
+    return sides
+
+
+def _halved(name: str, samples: Samples) -> DataSet:
+    """Half of the classes to learn from, half to be judged by."""
+    train, test = class_disjoint(samples, 0.5, seed=SEED)
+    return DataSet(name, part(samples, train), part(samples, test))

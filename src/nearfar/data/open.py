@@ -1,0 +1,67 @@
+"""One door to every data set: a name, and where its files are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nearfar._checks import check_choice
+from nearfar.data._glyphs import Split, glyphs
+from nearfar.data.benchmarks import cars, inshop, sop
+from nearfar.data.cub import cub
+from nearfar.data.folders import folder, manifest, vectors
+from nearfar.data.omniglot import omniglot
+from nearfar.data.pictures import OnCorrupt, check_on_corrupt
+from nearfar.data.samples import DataSet, Tensors
+
+Reader = Callable[[Path, OnCorrupt], DataSet]
+
+
+def open_data(name: str, path: str | Path | None = None, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
+    """The data set of a name.
+
+    Args:
+        name: glyphs, omniglot, cub, cars, sop, inshop, folder, manifest or vectors.
+        path: the folder or file that holds it; for glyphs the folder of the cache, which may be None.
+        on_corrupt: what to do about an image that cannot be read: "stop", or "skip" (another sample of its class
+            stands in, with a warning).
+
+    Raises:
+        ValueError: the name is unknown, or the files are not what they should be.
+        FileNotFoundError: a file is missing.
+    """
+    check_choice("open_data", "name", name, NAMES)
+    check_on_corrupt("open_data", on_corrupt)
+    if name == "glyphs":
+        return _glyphs(None if path is None else Path(path))
+    if path is None:
+        raise ValueError(
+            f"open_data: {name!r} needs a path, but none came; name the folder or file that holds the data."
+        )
+    return READERS[name](Path(path), on_corrupt)
+
+
+def _glyphs(cache: Path | None) -> DataSet:
+    data = glyphs(cache=cache)
+
+    def samples(split: Split) -> Tensors:
+        names = [
+            f"{split.names[label]}, {data.faces[face]}"
+            for label, face in zip(split.labels.tolist(), split.faces.tolist(), strict=True)
+        ]
+        return Tensors(split.images, split.labels, names, split.names)
+
+    return DataSet("glyphs", samples(data.train), samples(data.test))
+
+
+READERS: dict[str, Reader] = {
+    "omniglot": lambda path, on_corrupt: omniglot(path),
+    "cub": lambda path, on_corrupt: cub(path, on_corrupt=on_corrupt),
+    "cars": lambda path, on_corrupt: cars(path, on_corrupt=on_corrupt),
+    "sop": lambda path, on_corrupt: sop(path, on_corrupt=on_corrupt),
+    "inshop": lambda path, on_corrupt: inshop(path, on_corrupt=on_corrupt),
+    "folder": lambda path, on_corrupt: folder(path, on_corrupt=on_corrupt),
+    "manifest": lambda path, on_corrupt: manifest(path, on_corrupt=on_corrupt),
+    "vectors": lambda path, on_corrupt: vectors(path),
+}
+NAMES = ("glyphs", *READERS)

@@ -1,0 +1,139 @@
+"""Image files: opened when they are asked for, and named when they cannot be read."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from PIL import Image
+
+from nearfar._checks import check_choice
+from nearfar.data.samples import described
+
+OnCorrupt = Literal["stop", "skip"]
+UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+"""What PIL raises for files that are no image, are cut short, or unpack to something enormous."""
+
+
+class CorruptImageError(ValueError):
+    """An image cannot be read; the message names it."""
+
+
+class CorruptImageWarning(UserWarning):
+    """An image cannot be read, and another of its class stands in for it."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """An image inside a tar archive: `size` bytes from `offset` on."""
+
+    archive: Path
+    offset: int
+    size: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.archive}:{self.name}"
+
+    def read_bytes(self) -> bytes:
+        """The bytes of the file; the archive is opened anew, so that workers never share a position in it."""
+        with self.archive.open("rb") as stream:
+            stream.seek(self.offset)
+            return stream.read(self.size)
+
+
+class Pictures:
+    """Image files with a label each; `pictures[i]` is a PIL image in RGB, opened when it is asked for.
+
+    Args:
+        paths: files, or members of tar archives.
+        labels: integers [n], from 0 on without gaps.
+        names: one per image; by default class folder/file name.
+        classes: the name of each class; by default its number.
+        on_corrupt: "stop" raises `CorruptImageError`, which names the image; "skip" puts the next readable image of
+            the same class in its place, warns at the first (`CorruptImageWarning`) and keeps all in `corrupt`.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path | Member],
+        labels: Any,
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        *,
+        on_corrupt: OnCorrupt = "stop",
+    ) -> None:
+        check_on_corrupt("Pictures", on_corrupt)
+        self.paths = [Path(path) if isinstance(path, str) else path for path in paths]
+        if names is None:
+            names = [
+                path.name if isinstance(path, Member) else f"{path.parent.name}/{path.name}" for path in self.paths
+            ]
+        self.labels, self.classes, self.names = described("Pictures", len(self.paths), labels, names, classes)
+        self.on_corrupt = on_corrupt
+        self.corrupt: set[int] = set()
+        """Indices of the images found unreadable so far, by this process: each worker of a loader counts its own."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        path = self.paths[index]
+        try:
+            return _opened(path)
+        except UNREADABLE as error:
+            reason = str(error) or type(error).__name__
+        if self.on_corrupt == "stop":
+            raise CorruptImageError(
+                f"Pictures: the image {path} cannot be read ({reason}); mend or remove it, "
+                'or pass on_corrupt="skip" to let another of its class stand in.'
+            )
+        return self._stand_in(index, reason)
+
+    def _stand_in(self, index: int, reason: str) -> Image.Image:
+        """The next readable image of the same class, in order and around the end."""
+        if not self.corrupt:
+            warnings.warn(
+                f"Pictures: the image {self.paths[index]} cannot be read ({reason}), so another of its class "
+                "stands in; `corrupt` of these samples counts all such images.",
+                CorruptImageWarning,
+                stacklevel=3,
+            )
+        self.corrupt.add(index)
+        alike = (self.labels == self.labels[index]).nonzero()[0].tolist()
+        place = alike.index(index)
+        for other in alike[place + 1 :] + alike[:place]:
+            try:
+                return _opened(self.paths[other])
+            except UNREADABLE:
+                self.corrupt.add(other)
+        raise CorruptImageError(
+            f"Pictures: no image of the class {self.classes[self.labels[index]]!r} can be read "
+            f"(the last tried was {self.paths[index]}); mend or remove the class."
+        )
+
+
+def _opened(path: Path | Member) -> Image.Image:
+    """The image, read whole: PIL would read it late, and fail where nobody knows its name."""
+    with Image.open(io.BytesIO(path.read_bytes())) as picture:
+        return picture.convert("RGB")
+
+
+def check_on_corrupt(owner: str, value: object) -> None:
+    """Demand "stop" or "skip"."""
+    check_choice(owner, "on_corrupt", value, get_args(OnCorrupt))
+
+
+def demand_files(owner: str, paths: Sequence[Path]) -> None:
+    """Demand that all files are there; the error counts those that are not and names the first."""
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{owner}: {len(missing)} of {len(paths)} images are missing, the first is {missing[0]}; "
+            "unpack the data again, or correct the path."
+        )

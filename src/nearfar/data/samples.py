@@ -1,0 +1,269 @@
+"""What a data set is: samples with a label each, in memory or on disk, and the view of them that a network reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+Labels = NDArray[np.int64]
+Transform = Callable[[Any, np.random.Generator], Tensor]
+Key = int | tuple[int, int]
+Batch = tuple[Tensor, Tensor, Tensor]
+Same = TypeVar("Same")
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """A data set: `samples[i]` is the raw input (a PIL image or a tensor), `samples.labels[i]` its class.
+
+    Attributes:
+        labels: int64 [n], from 0 on without gaps.
+        classes: the name of each class.
+        names: one per sample: a file name, or class/number.
+    """
+
+    labels: Labels
+    classes: tuple[str, ...]
+    names: Sequence[str]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """What to learn from and what to be judged by.
+
+    Attributes:
+        name: such as "glyphs".
+        train: samples to learn from.
+        test: samples to be judged by: each asks for its neighbours among the others, or in `gallery` if there is one.
+        gallery: where the queries in `test` look; its labels and classes are those of `test`.
+        ks: the k of recall@k that are customary for it.
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    gallery: Samples | None = None
+    ks: tuple[int, ...] = (1, 2, 4, 8)
+
+
+def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:
+    """Labels from 0 without gaps for any labels (numbers or words), and the names of the classes in sorted order.
+
+    >>> numbered(["cat", "ant", "cat"])
+    (array([1, 0, 1]), ('ant', 'cat'))
+    """
+    found, labels = np.unique(np.asarray(list(values)), return_inverse=True)
+    return labels.reshape(-1).astype(np.int64), tuple(str(value) for value in found.tolist())
+
+
+class Tensors:
+    """Samples in memory: `x` [n, ...] holds vectors, or pictures (uint8 pictures stay uint8 until the transform).
+
+    Args:
+        x: tensor or array [n, ...].
+        labels: integers [n], from 0 on without gaps; `numbered` makes such.
+        names: one per sample; by default class/number.
+        classes: the name of each class; by default its number.
+
+    >>> samples = Tensors(torch.eye(3), [0, 0, 1], classes=("a", "b"))
+    >>> samples.names[2], samples[2]
+    ('b/0', tensor([0., 0., 1.]))
+    """
+
+    def __init__(
+        self, x: Any, labels: Any, names: Sequence[str] | None = None, classes: Sequence[str] | None = None
+    ) -> None:
+        self.x = torch.as_tensor(x)
+        if not self.x.ndim or not len(self.x):
+            raise ValueError(f"Tensors: x must have shape [n, ...] with n > 0, but came as {list(self.x.shape)}.")
+        self.labels, self.classes, self.names = described("Tensors", len(self.x), labels, names, classes)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.x[index]
+
+
+class Labelled:
+    """Any dataset with a length whose items are samples or (sample, label, ...), with its labels told.
+
+    Args:
+        dataset: anything with `__len__` and `__getitem__`.
+        labels: integers [n], from 0 on without gaps; None reads `dataset.targets` or `dataset.labels`.
+        names: one per sample; by default class/number.
+        classes: the name of each class; by default `dataset.classes`, else its number.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        labels: Any = None,
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        if labels is None:
+            labels = getattr(dataset, "targets", getattr(dataset, "labels", None))
+        if labels is None:
+            raise ValueError(
+                f"Labelled: {type(dataset).__name__} has neither targets nor labels, so labels must be given; "
+                "pass one integer per sample."
+            )
+        if classes is None:
+            classes = getattr(dataset, "classes", None)
+        self.dataset = dataset
+        self.labels, self.classes, self.names = described("Labelled", len(dataset), labels, names, classes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        return item[0] if isinstance(item, tuple | list) else item
+
+
+class _Part:
+    """Some samples of another data set."""
+
+    def __init__(self, whole: Samples, rows: Labels, labels: Labels, classes: tuple[str, ...]) -> None:
+        self.whole, self.rows, self.labels, self.classes = whole, rows, labels, classes
+        self.names: Sequence[str] = [whole.names[row] for row in rows.tolist()]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.whole[int(self.rows[index])]
+
+
+def part(samples: Samples, indices: Any) -> Samples:
+    """The samples at `indices`, in that order; labels are numbered anew without gaps, class names are kept.
+
+    >>> chosen = part(Tensors(torch.eye(3), [0, 1, 2], classes=("a", "b", "c")), [2, 0])
+    >>> chosen.labels, chosen.classes
+    (array([1, 0]), ('a', 'c'))
+    """
+    rows = np.asarray(indices, dtype=np.int64).reshape(-1)
+    if not len(rows):
+        raise ValueError("part: indices must name at least one sample, but none came.")
+    if rows.min() < 0 or rows.max() >= len(samples):
+        raise ValueError(f"part: indices must lie in 0..{len(samples) - 1}, but came as {rows.min()} to {rows.max()}.")
+    kept, labels = np.unique(samples.labels[rows], return_inverse=True)
+    labels = labels.reshape(-1).astype(np.int64)
+    classes = tuple(samples.classes[label] for label in kept.tolist())
+    if isinstance(samples, Tensors):
+        names = [samples.names[row] for row in rows.tolist()]
+        return Tensors(samples.x[torch.from_numpy(rows)], labels, names, classes)
+    return _Part(samples, rows, labels, classes)
+
+
+class View(Dataset[Any]):
+    """Samples as a network reads them: `view[i]` or `view[(i, draw)]` is (tensor, label, i).
+
+    The transform gets a generator seeded by (seed, draw, i), so what it draws depends on the sample and the draw (an
+    epoch, or a step) alone: workers and ranks draw alike, and a resumed run draws what it would have drawn.
+
+    `view.__getitems__(keys)` is a whole batch (x [b, ...], labels [b], indices [b]); give a `DataLoader`
+    `collate_fn=collate`, which leaves it as it is. Samples in memory go through `transform.batch(x, generators)` at
+    once where the transform has such a method.
+
+    Args:
+        samples: the data set.
+        transform: `transform(picture, generator)` gives a tensor.
+        seed: of all draws.
+    """
+
+    def __init__(self, samples: Samples, transform: Transform, *, seed: int = 0) -> None:
+        self.samples, self.transform, self.seed = samples, transform, seed
+        self._batch = getattr(transform, "batch", None) if isinstance(samples, Tensors) else None
+        self._x = samples.x if isinstance(samples, Tensors) else None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int, int]:
+        index, draw = _key(key)
+        x = self.transform(self.samples[index], self._generator(index, draw))
+        return x, int(self.samples.labels[index]), index
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        """A whole batch: x [b, ...], labels [b], indices [b]."""
+        pairs = [_key(key) for key in keys]
+        rows = np.array([index for index, _ in pairs], dtype=np.int64)
+        labels, indices = torch.from_numpy(self.samples.labels[rows]), torch.from_numpy(rows)
+        if self._batch is None or self._x is None:
+            return _stacked([self[pair][0] for pair in pairs]), labels, indices
+        return self._batch(self._x[indices], [self._generator(*pair) for pair in pairs]), labels, indices
+
+    def _generator(self, index: int, draw: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64((self.seed, draw, index)))
+
+
+def collate(batch: Same) -> Same:
+    """The batch that `View.__getitems__` made, as it is: the `collate_fn` of a DataLoader."""
+    return batch
+
+
+def _key(key: Key) -> tuple[int, int]:
+    if isinstance(key, tuple | list):
+        return int(key[0]), int(key[1])
+    return int(key), 0
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        first, second = sorted(shapes)[:2]
+        raise ValueError(
+            f"View: the samples of a batch must have one shape, but {list(first)} and {list(second)} came; "
+            "choose a transform that crops, such as '002' or '004'."
+        )
+    return torch.stack(list(tensors))
+
+
+def described(
+    owner: str, rows: int, labels: Any, names: Sequence[str] | None, classes: Sequence[str] | None
+) -> tuple[Labels, tuple[str, ...], Sequence[str]]:
+    """Labels, class names and sample names, checked to fit each other and completed."""
+    given = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if given.shape != (rows,) or not np.issubdtype(given.dtype, np.integer):
+        raise ValueError(
+            f"{owner}: labels must be {rows} integers, one per sample, but came as {given.dtype} of shape "
+            f"{list(given.shape)}; nf.data.numbered turns any labels into such."
+        )
+    checked: Labels = given.astype(np.int64)
+    count = int(checked.max()) + 1 if rows else 0
+    missing = np.setdiff1d(np.arange(max(count, len(classes or ()))), checked)
+    if (rows and checked.min() < 0) or len(missing):
+        came = f"class {missing[0]} has no sample" if len(missing) else f"{checked.min()} came"
+        raise ValueError(
+            f"{owner}: labels must count the classes from 0 without gaps, but {came}; "
+            "nf.data.numbered numbers any labels anew."
+        )
+    if classes is not None and len(classes) != count:
+        raise ValueError(f"{owner}: classes must name all {count} classes, but {len(classes)} names came.")
+    if names is not None and len(names) != rows:
+        raise ValueError(f"{owner}: names must name all {rows} samples, but {len(names)} names came.")
+    named = tuple(str(label) for label in range(count)) if classes is None else tuple(str(name) for name in classes)
+    return checked, named, _counted(checked, named) if names is None else list(map(str, names))
+
+
+def _counted(labels: Labels, classes: tuple[str, ...]) -> list[str]:
+    """Class/number for each sample, the number counting within the class."""
+    seen = [0] * len(classes)
+    names = []
+    for label in labels.tolist():
+        names.append(f"{classes[label]}/{seen[label]}")
+        seen[label] += 1
+    return names

@@ -1,0 +1,21 @@
+"""Which K of recall@K are customary for which data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+USUAL = (1, 2, 4, 8)
+_BIRDS_AND_CARS = (1, 2, 4, 8, 16, 32)
+
+KS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        "glyphs": USUAL,
+        "omniglot": USUAL,
+        "cub": _BIRDS_AND_CARS,
+        "cars": _BIRDS_AND_CARS,
+        "sop": (1, 10, 100, 1000),
+        "inshop": (1, 10, 20, 30, 40, 50),
+    }
+)
+"""Name of a data set -> the K at which papers report recall on it; where nothing is customary, `USUAL`."""

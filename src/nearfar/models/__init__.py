@@ -1,0 +1,125 @@
+"""Networks that give embeddings: small ones of our own, EfficientNet-Lite0, and any of timm and torchvision.
+
+>>> import torch
+>>> from nearfar import models
+>>> models.build("linear", inputs=(8,), width=2)(torch.ones(3, 8)).shape
+torch.Size([3, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nearfar._checks import check_choice
+from nearfar.models.embedder import Embedder, Shape, freeze_norms
+from nearfar.models.lite0 import MEAN, SIZE, STD, Lite0, imagenet_file, without_classifier
+from nearfar.models.outside import Backbone, from_timm, from_torchvision
+from nearfar.models.small import small
+
+__all__ = ["NAMES", "Embedder", "build", "freeze_norms"]
+
+NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
+
+
+def build(
+    name: str,
+    *,
+    width: int = 128,
+    inputs: Shape | None = None,
+    pool: str = "avg",
+    normalise: bool = True,
+    pretrained: bool = True,
+    weights: str | Path | None = None,
+    hidden: int | None = None,
+) -> Embedder:
+    """A network by name.
+
+    Args:
+        name: "small" (three convolutions for drawings), "linear" and "mlp" (on vectors), "lite0", "timm:NAME" or
+            "torchvision:NAME".
+        width: of the embedding.
+        inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Photographs have a size
+            of their own, which `Embedder.size` tells.
+        pool: "avg", "max" or "both", for networks that give maps.
+        normalise: scale each embedding to unit length.
+        pretrained: begin with ImageNet's weights, where the network has any.
+        weights: a file with the state dict of the trunk, in place of the pretrained weights.
+        hidden: a hidden layer of this width in the head; for "mlp" the width of its layer (default 512).
+    """
+    kind, _, rest = name.partition(":")
+    pretrained = pretrained and weights is None
+    if rest:
+        check_choice("models", "name", kind, OUTSIDE)
+        trunk, size, mean, std = OUTSIDE[kind](rest, pretrained)
+    else:
+        check_choice("models", "name", name, (*OWN, *(f"{kind}:NAME" for kind in OUTSIDE)))
+        if name not in OWN:
+            raise ValueError(f"models: {name!r} needs the name of a network in place of NAME, such as timm:resnet50.")
+        trunk, size, mean, std = OWN[name](inputs, pretrained, hidden)
+    if weights is not None:
+        _load(trunk, Path(weights))
+    return Embedder(
+        trunk,
+        width=width,
+        size=size if inputs is None else tuple(inputs),
+        pool=pool,
+        normalise=normalise,
+        hidden=None if name == "mlp" else hidden,
+        mean=mean,
+        std=std,
+    )
+
+
+def _small(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    size = inputs or (1, 32, 32)
+    if len(size) != 3:
+        raise ValueError(f"models: 'small' reads pictures [c, h, w], but inputs came as {tuple(size)}; try 'linear'.")
+    return small(size[0]), size, (0.0,), (1.0,)
+
+
+def _linear(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    return nn.Flatten(), _vector("linear", inputs), (0.0,), (1.0,)
+
+
+def _mlp(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    size = _vector("mlp", inputs)
+    layers = (nn.Flatten(), nn.Linear(torch.Size(size).numel(), hidden or 512), nn.ReLU())
+    return nn.Sequential(*layers), size, (0.0,), (1.0,)
+
+
+def _vector(name: str, inputs: Shape | None) -> Shape:
+    if not inputs:
+        raise ValueError(f"models: {name!r} must be told the shape of an input, but inputs is None; pass inputs=(d,).")
+    return tuple(inputs)
+
+
+def _lite0(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    trunk = Lite0()
+    if pretrained:
+        _load(trunk, imagenet_file())
+    return trunk, SIZE, MEAN, STD
+
+
+def _load(trunk: nn.Module, path: Path) -> None:
+    """Load a state dict into the trunk; nothing in the file is run."""
+    if not path.is_file():
+        raise FileNotFoundError(f"models: there is no file of weights {path}.")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        trunk.load_state_dict(without_classifier(state) if isinstance(trunk, Lite0) else state)
+    except Exception as error:
+        told = " ".join(str(error).split())[:200]
+        raise ValueError(f"models: the weights {path} do not fit the trunk ({told}); save its state_dict.") from None
+
+
+OWN: dict[str, Callable[[Shape | None, bool, int | None], Backbone]] = {
+    "small": _small,
+    "linear": _linear,
+    "mlp": _mlp,
+    "lite0": _lite0,
+}
+OUTSIDE: dict[str, Callable[[str, bool], Backbone]] = {"timm": from_timm, "torchvision": from_torchvision}

@@ -1,0 +1,119 @@
+"""A network that gives embeddings: a trunk, a pool where the trunk gives maps, a head, unit length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nearfar._checks import check_choice, check_whole
+from nearfar.similarity import unit
+
+Shape = tuple[int, ...]
+
+
+class Embedder(nn.Module):
+    """x [b, ...] -> trunk -> pool -> head -> embeddings [b, width], of unit length unless told otherwise.
+
+    Args:
+        trunk: gives maps [b, c, h, w], which are pooled, or vectors [b, c].
+        width: of the embedding.
+        size: the shape of one input.
+        pool: "avg", "max" or "both" (side by side, so the head is twice as wide).
+        normalise: scale each embedding to unit length.
+        hidden: a hidden layer of this width in the head; None: the head is linear.
+        mean: what the transform takes from each channel of a picture in 0..1.
+        std: what it then divides by.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        *,
+        width: int,
+        size: Shape,
+        pool: str = "avg",
+        normalise: bool = True,
+        hidden: int | None = None,
+        mean: tuple[float, ...] = (0.0,),
+        std: tuple[float, ...] = (1.0,),
+    ) -> None:
+        super().__init__()
+        check_whole("Embedder", "width", width)
+        check_choice("Embedder", "pool", pool, POOLS)
+        self.trunk, self.size, self.pool, self.normalise = trunk, tuple(size), pool, normalise
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.head = _head(self._features(), width, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embeddings [b, width]."""
+        z: Tensor = self.head(self._pooled(x))
+        return unit(z) if self.normalise else z
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.trunk(x)
+        return POOLS[self.pool](maps) if maps.ndim == 4 else maps
+
+    def _features(self) -> int:
+        """How many numbers the head reads: found by a run over one blank input, which leaves no trace."""
+        modes = [(module, module.training) for module in self.trunk.modules()]
+        self.trunk.eval()
+        with torch.no_grad():
+            z = self._pooled(torch.zeros(1, *self.size))
+        for module, training in modes:
+            module.training = training
+        if z.ndim != 2:
+            raise ValueError(
+                f"Embedder: trunk must give maps [b, c, h, w] or vectors [b, c], but gave shape {list(z.shape)}."
+            )
+        return z.shape[1]
+
+
+def _average(maps: Tensor) -> Tensor:
+    return maps.mean(dim=(2, 3))
+
+
+def _largest(maps: Tensor) -> Tensor:
+    return maps.amax(dim=(2, 3))
+
+
+def _both(maps: Tensor) -> Tensor:
+    return torch.cat([_average(maps), _largest(maps)], dim=1)
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {"avg": _average, "max": _largest, "both": _both}
+
+
+def _head(features: int, width: int, hidden: int | None) -> nn.Module:
+    if hidden is None:
+        return nn.Linear(features, width)
+    check_whole("Embedder", "hidden", hidden)
+    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width))
+
+
+def freeze_norms(model: nn.Module) -> int:
+    """Fix the statistics of every batch normalisation, now and after `model.train()`; scale and shift are still learnt.
+
+    Returns:
+        How many layers were fixed; a second call fixes none.
+
+    >>> freeze_norms(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))
+    1
+    """
+    layers = [part for part in model.modules() if isinstance(part, _BatchNorm) and not _is_fixed(part)]
+    for layer in layers:
+        layer.eval()
+        layer.register_forward_pre_hook(_fixed)
+    return len(layers)
+
+
+def _is_fixed(layer: nn.Module) -> bool:
+    return _fixed in layer._forward_pre_hooks.values()
+
+
+def _fixed(layer: nn.Module, _: Any) -> None:
+    """A hook rather than a mode, because `model.train()` sets the mode of every part."""
+    layer.training = False

@@ -1,0 +1,21 @@
+"""Training: a configuration, a loop, and the folder of a run."""
+
+from nearfar.train.config import Config, Part, load, parse, to_yaml
+from nearfar.train.loop import Callback, Moment, Result, fit
+from nearfar.train.readings import NotFiniteError
+from nearfar.train.run import Run, open_run
+
+__all__ = [
+    "Callback",
+    "Config",
+    "Moment",
+    "NotFiniteError",
+    "Part",
+    "Result",
+    "Run",
+    "fit",
+    "load",
+    "open_run",
+    "parse",
+    "to_yaml",
+]

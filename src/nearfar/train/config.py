@@ -1,0 +1,279 @@
+"""The configuration of a run: frozen, typed, read from YAML and flags; it names things and never runs code."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Union, cast
+
+import yaml
+
+from nearfar._checks import check_positive, check_whole, nearest
+from nearfar._files import write_text
+
+
+def option(default: Any, doc: str) -> Any:
+    """A field with a default and the words that `nearfar config` prints beside it."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something chosen by name, with its own options: a loss, a sampler, a pair loss inside a loss."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What to learn from."""
+
+    name: str = option("glyphs", "glyphs | omniglot | cub | cars | sop | inshop | folder | manifest | vectors")
+    path: str | None = option(None, "where it lies; glyphs needs none")
+    transform: str | None = option(None, "none | glyphs | 002 | 004 (the papers' crops); null: what suits the data")
+    validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
+    workers: int = option(0, "processes that load pictures")
+    on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what a broken picture does")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"config: data.validation must be from 0 to below 1, but came as {self.validation}.")
+        check_positive("config", "data.workers", self.workers, zero=True)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network: a trunk, and a head that ends in the embedding."""
+
+    name: str = option("small", "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME")
+    width: int = option(128, "dimensions of the embedding")
+    pool: Literal["avg", "max", "both"] = option("avg", "avg | max | both: how a picture's features become one vector")
+    hidden: int | None = option(None, "width of mlp's hidden layer")
+    normalise: bool = option(True, "embeddings of length 1")
+    pretrained: bool = option(True, "start from published weights, where the network has some")
+    weights: str | None = option(None, "a file of weights for lite0, where its package is not installed")
+    freeze_norms: bool = option(False, "batch norms keep their statistics; their affine part still learns")
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """How parameters move."""
+
+    name: Literal["adam", "adamw", "sgd"] = option("adam", "adam | adamw | sgd")
+    rate: float = option(1e-3, "learning rate of the trunk")
+    head: float = option(1.0, "the head's rate is so many times the trunk's (the papers: 10)")
+    loss: float = option(10.0, "the rate of the loss's own parameters (thresholds, proxies), likewise")
+    betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw; paper 004 used .9, .99")
+    momentum: float = option(0.9, "of sgd")
+    weight_decay: float = option(0.0, "on weights of two or more dimensions alone")
+    warmup: int = option(0, "steps in which the rate grows from 0")
+    schedule: Literal["constant", "cosine"] = option("cosine", "constant | cosine, after the warm-up")
+    clip: float | None = option(None, "the longest gradient that is let through")
+    proximal: float = option(0.0, "weight of the pull to the last projection's parameters (004: 1e-3)")
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "head", "loss", "momentum", "weight_decay", "warmup", "proximal"):
+            check_positive("config", f"optimiser.{name}", getattr(self, name), zero=name != "rate")
+        if self.clip is not None:
+            check_positive("config", "optimiser.clip", self.clip)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, how exactly, and what is looked at on the way."""
+
+    steps: int = option(1000, "batches in all")
+    seed: int = option(0, "of weights, batches and augmentation")
+    precision: Literal["no", "bf16", "fp16"] = option("no", "no | bf16 | fp16: mixed precision")
+    threads: int | None = option(None, "CPU threads; null: as many as torch takes")
+    evaluate_every: int = option(200, "steps between evaluations")
+    checkpoint_every: int = option(200, "steps between checkpoints")
+    explain_every: int = option(50, "steps between looks at the pair weights; 0: never")
+    near: float = option(0.6, "alike pairs farther apart than this violate their constraint")
+    far: float = option(1.2, "unlike pairs nearer than this violate theirs")
+    protocol: Literal["validation", "paper"] = option(
+        "validation", "validation: choose by held-out classes, test once | paper: report the best test score"
+    )
+    tensorboard: bool = option(True, "write TensorBoard files too, where it is installed")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "evaluate_every", "checkpoint_every"):
+            check_whole("config", f"training.{name}", getattr(self, name))
+        for name in ("explain_every", "near", "far"):
+            check_positive("config", f"training.{name}", getattr(self, name), zero=True)
+
+
+LOSS = Part("DroTopK", MappingProxyType({"k": 160, "pair": MappingProxyType({"name": "Logistic"})}))
+BATCHES = Part("PerClass", MappingProxyType({"classes": 32, "samples": 4}))
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: Part = field(default=LOSS, metadata={"doc": "any of `nearfar losses`, with its arguments"})
+    batches: Part = field(default=BATCHES, metadata={"doc": "PerClass | Representatives, with their arguments"})
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML that reads 1e-3 as a number: the standard wants 1.0e-3, people do not."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(owner: str, text: str) -> Any:
+    """Plain values from YAML; tags that would make objects are errors."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader with one more number format
+    except yaml.YAMLError as error:
+        raise ValueError(f"{owner}: this is not YAML: {' '.join(str(error).split())}.") from None
+
+
+def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
+    """The configuration in a file (None: the defaults), changed by flags such as ("loss.k", "160")."""
+    tree: Any = {}
+    if path is not None:
+        if not path.is_file():
+            raise FileNotFoundError(f"config: there is no file {path}; `nearfar config > {path}` writes one to change.")
+        tree = read_yaml(str(path), path.read_text(encoding="utf-8")) or {}
+    for name, value in flags:
+        _put(tree, name.split("."), read_yaml(f"--{name}", value), name)
+    return parse(tree)
+
+
+def parse(tree: Any) -> Config:
+    """A `Config` from nested mappings; unknown and misspelt keys are errors that name the nearest right one."""
+    return cast(Config, _section(Config, tree, ""))
+
+
+def _put(tree: Any, path: list[str], value: Any, name: str) -> None:
+    for key in path[:-1]:
+        if not isinstance(tree, dict):
+            break
+        tree = tree.setdefault(key, {})
+    if not isinstance(tree, dict) or len(path) < 2:
+        raise ValueError(f"--{name}: a flag is section.key, such as --loss.k 160 or --training.steps 500.")
+    if path[-1] == "name" and tree.get("name") != value:
+        tree.clear()  # another loss or sampler has other arguments
+    tree[path[-1]] = value
+
+
+def _section(kind: Any, tree: Any, place: str) -> Any:
+    where = place or "the configuration"
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, Mapping):
+        raise ValueError(f"config: {where} must be a mapping of names to values, but came as {tree!r}.")
+    known = {f.name: f for f in fields(kind)}
+    for key in tree:
+        if key not in known:
+            full = f"{place}.{key}" if place else str(key)
+            raise ValueError(f"config: there is no {full}; {nearest(str(key), known)}")
+    hints = typing.get_type_hints(kind)
+    values = {
+        name: _value(hints[name], tree[name], f"{place}.{name}" if place else name, known[name])
+        for name in known
+        if name in tree
+    }
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, place: str, about: Field[Any]) -> Any:
+    if hint is Part:
+        return _part(value, place, about)
+    if is_dataclass(hint):
+        return _section(hint, value, place)
+    fitted = _fit(hint, value)
+    if fitted is MISSING:
+        raise ValueError(f"config: {place} must be {_words(hint)}, but came as {value!r}.")
+    return fitted
+
+
+def _part(value: Any, place: str, about: Field[Any]) -> Part:
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"config: {place} must be a name, or a mapping with a name, but came as {value!r}.")
+    options = dict(value)
+    name = options.pop("name", None)
+    if name is None:  # options alone change the default part
+        standard = cast(Part, about.default)
+        return Part(standard.name, {**standard.options, **options})
+    if not isinstance(name, str):
+        raise ValueError(f"config: {place}.name must be a word, but came as {name!r}.")
+    return Part(name, options)
+
+
+def _fit(hint: Any, value: Any) -> Any:
+    """The value as the hint wants it, or MISSING."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return next((got for got in (_fit(kind, value) for kind in inner) if got is not MISSING), MISSING)
+    if origin is Literal:
+        return value if value in inner else ("no" if value is False and "no" in inner else MISSING)
+    if origin is tuple:
+        fitted = tuple(_fit(inner[0], x) for x in value) if isinstance(value, list | tuple) else ()
+        return fitted if len(fitted) == len(inner) and MISSING not in fitted else MISSING
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:03d}" if isinstance(value, int) else str(value)  # transform: 002 is a number to YAML
+    right = isinstance(value, hint) and not (hint is not bool and isinstance(value, bool))
+    return value if right else MISSING
+
+
+def _words(hint: Any) -> str:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(kind) for kind in inner)
+    if origin is Literal:
+        return "one of " + ", ".join(str(x) for x in inner)
+    if origin is tuple:
+        return f"{len(inner)} numbers"
+    words = {float: "a number", int: "a whole number", bool: "true or false", str: "a word", type(None): "null"}
+    return words.get(hint, str(hint))
+
+
+def to_tree(config: Any) -> Any:
+    """The configuration as plain nested values; `parse` reads it back to an equal one."""
+    if isinstance(config, Part):
+        return {"name": config.name, **{key: to_tree(value) for key, value in config.options.items()}}
+    if is_dataclass(config):
+        return {f.name: to_tree(getattr(config, f.name)) for f in fields(config)}
+    if isinstance(config, Mapping):
+        return {key: to_tree(value) for key, value in config.items()}
+    return list(config) if isinstance(config, tuple) else config
+
+
+def to_yaml(config: Config) -> str:
+    """The whole configuration as YAML, each key with its meaning as a comment."""
+    lines = []
+    for section in fields(config):
+        value = getattr(config, section.name)
+        about = section.metadata.get("doc") or type(value).__doc__
+        lines.append(f"{section.name}:  # {about}")
+        docs = {f.name: f.metadata["doc"] for f in fields(value)} if not isinstance(value, Part) else {}
+        for key, item in to_tree(value).items():
+            text = yaml.safe_dump(item, default_flow_style=True, width=200).removesuffix("\n").removesuffix("\n...")
+            lines.append(f"  {key}: {text}".ljust(34) + (f"  # {docs[key]}" if key in docs else ""))
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the full configuration beside a run."""
+    write_text(path, to_yaml(config))

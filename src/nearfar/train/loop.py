@@ -1,0 +1,243 @@
+"""The training loop, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from nearfar._files import write_arrays, write_text
+from nearfar.data import DataSet, Tensors
+from nearfar.data.samples import Batch
+from nearfar.evaluation import Evaluation
+from nearfar.relations import Relation
+from nearfar.train import journal
+from nearfar.train.config import Config, save
+from nearfar.train.feed import feed
+from nearfar.train.keeper import Keeper
+from nearfar.train.rates import rate_factor, set_rates
+from nearfar.train.readings import NotFiniteError, Readings
+from nearfar.train.scores import score, violation
+from nearfar.train.setting import Setting, prepare
+from nearfar.train.show import Show, stopping
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """What a callback sees after a step: nothing in it carries a gradient."""
+
+    step: int
+    setting: Setting
+    embeddings: Tensor
+    labels: Tensor
+    indices: Tensor
+    target: Tensor | Relation
+    scalars: dict[str, Tensor]
+
+
+Callback = Callable[[Moment], dict[str, Any] | None]
+"""Called after each step on every rank; what it returns becomes a line of the journal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        folder: the run.
+        step: the last step made.
+        best_step: the step of the checkpoint that was tested.
+        test: scores on the test classes; None where the run was interrupted.
+        finished: all steps were made.
+    """
+
+    folder: Path
+    step: int
+    best_step: int
+    test: Evaluation | None
+    finished: bool
+
+
+def fit(
+    config: Config,
+    folder: Path,
+    *,
+    data: DataSet | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    console: Console | None = None,
+) -> Result:
+    """Train as the configuration says and keep everything in `folder`.
+
+    Args:
+        config: what to do.
+        folder: the run: config.yaml, journal.jsonl, checkpoints/last.pt and best.pt, embeddings.npz.
+        data: a data set of your own in place of the one the configuration names.
+        resume: go on after checkpoints/last.pt as if nothing had happened.
+        callbacks: see `Callback`.
+        console: where progress goes.
+    """
+    from accelerate import Accelerator
+
+    keeper = Keeper(folder, resume=resume)
+    if config.training.threads is not None:
+        torch.set_num_threads(config.training.threads)
+    machine = Accelerator(mixed_precision=config.training.precision)
+    setting = prepare(config, machine, data)
+    show = Show(setting, console, folder=folder, quiet=not machine.is_main_process)
+    done = keeper.restore(setting) if resume else 0
+    if machine.is_main_process:
+        save(config, folder / "config.yaml")
+        journal.cut(folder / "journal.jsonl", done)
+    machine.wait_for_everyone()
+    with (
+        journal.Journal(folder / "journal.jsonl", quiet=not machine.is_main_process) as lines,
+        show,
+        stopping() as stop,
+    ):
+        setting.model.train()
+        try:
+            done = _steps(setting, keeper, lines, show, stop, callbacks, done)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"{error}; {keeper.last_good()}; lower optimiser.rate or set optimiser.clip."
+            ) from None
+    if done < config.training.steps:
+        show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
+        return Result(folder, done, keeper.best_step, None, finished=False)
+    return Result(folder, done, keeper.best_step, _test(setting, keeper, show), finished=True)
+
+
+def _steps(
+    setting: Setting,
+    keeper: Keeper,
+    lines: journal.Journal,
+    show: Show,
+    stop: Callable[[], bool],
+    callbacks: Sequence[Callback],
+    done: int,
+) -> int:
+    """Steps done + 1 ... steps, with all that is looked at and kept on the way; gives the last step made."""
+    plan = setting.config.training
+    readings, start = Readings(done), time.monotonic()
+    for step, batch in _batches(setting, done):
+        moment = _advance(setting, step, batch)
+        readings.put({"step": step, "time": round(time.monotonic() - start, 3)}, moment.scalars)
+        _write(lines, show, readings.take())
+        for found in _closer_looks(moment, callbacks):
+            lines.write({"step": step, **found})
+        last = step == plan.steps or _agreed(setting, step, stop)
+        evaluating = step == plan.steps or step % plan.evaluate_every == 0
+        if last or evaluating or step % plan.checkpoint_every == 0:
+            _write(lines, show, readings.take(all_of_them=True))  # nothing is kept before its losses are known
+        if evaluating:
+            lines.write({"step": step, **_evaluate(setting, keeper, moment, show)})
+        if last or step % plan.checkpoint_every == 0:
+            keeper.keep(setting, step)
+        done = step
+        if last:
+            break
+    return done
+
+
+def _batches(setting: Setting, done: int) -> Iterator[tuple[int, Batch]]:
+    if done >= setting.config.training.steps:
+        return iter(())
+    workers, pin = setting.config.data.workers, setting.machine.device.type == "cuda"
+    return feed(setting.view, setting.sampler, after=done, workers=workers, pin=pin)
+
+
+def _advance(setting: Setting, step: int, batch: Batch) -> Moment:
+    """One step: set the rate, begin a projection where one is due, descend, remember the representatives."""
+    config, device = setting.config, setting.machine.device
+    factor = rate_factor(config.optimiser, step, config.training.steps)
+    set_rates(setting.step.optimiser.param_groups, factor)
+    setting.begin_projection(step)
+    x, labels, indices = batch
+    labels = labels.to(device, non_blocking=True)
+    target = setting.target(labels)
+    embeddings, scalars = setting.step(x.to(device, non_blocking=True), target)
+    setting.remember(labels, embeddings)
+    scalars["rate"] = torch.tensor(factor * config.optimiser.rate)
+    return Moment(step, setting, embeddings, labels, indices, target, scalars)
+
+
+def _write(lines: journal.Journal, show: Show, entries: Iterable[dict[str, Any]]) -> None:
+    for entry in entries:
+        lines.write(entry)
+        show.step(entry)
+
+
+def _closer_looks(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[dict[str, Any]]:
+    """What the pair weights are now, where it is time to look, and what the callbacks found."""
+    every = moment.setting.config.training.explain_every
+    if every and moment.step % every == 0:
+        why = moment.setting.bare_loss.explain(moment.embeddings, moment.target)
+        yield {
+            "active_positives": why.active_positives,
+            "active_negatives": why.active_negatives,
+            "effective_pairs": round(why.effective_pairs, 3),
+        }
+    for callback in callbacks:
+        found = callback(moment)
+        if found:
+            yield found
+
+
+def _agreed(setting: Setting, step: int, stop: Callable[[], bool]) -> bool:
+    """Whether somebody asked to stop; several processes ask each other every tenth step, so that all stop at once."""
+    machine = setting.machine
+    if machine.num_processes == 1:
+        return stop()
+    if step % 10:
+        return False
+    asked = torch.tensor(float(stop()), device=machine.device)
+    return bool(machine.reduce(asked, reduction="sum") > 0)
+
+
+def _evaluate(setting: Setting, keeper: Keeper, moment: Moment, show: Show) -> dict[str, Any]:
+    """Scores on the held-out classes (or, by the papers' protocol, on the test classes); the best weights are kept."""
+    plan = setting.config.training
+    found: dict[str, Any] = {}
+    if setting.machine.is_main_process:
+        paper = plan.protocol == "paper"
+        samples = setting.data.test if paper else setting.validation
+        if samples is not None:
+            gallery = setting.data.gallery if paper else None
+            scores, _ = score(setting.bare_model, samples, setting.plain, gallery=gallery, **setting.evaluating)
+            word = "test" if paper else "validation"
+            found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
+            found[f"{word} map_at_r"] = scores.map_at_r
+            keeper.offer(setting, moment.step, scores.recall[1])
+        found["violation"] = violation(moment.embeddings, moment.labels, near=plan.near, far=plan.far)
+        show.scores(moment.step, found)
+    setting.machine.wait_for_everyone()
+    return found
+
+
+def _test(setting: Setting, keeper: Keeper, show: Show) -> Evaluation | None:
+    """Judge the best checkpoint on the test classes, once, and keep its vectors."""
+    setting.machine.wait_for_everyone()
+    if not setting.machine.is_main_process:
+        return None
+    model, data = setting.bare_model, setting.data
+    keeper.restore_best(setting)
+    scores, x = score(
+        model, data.test, setting.plain, gallery=data.gallery, ks=data.ks, resamples=2000, **setting.evaluating
+    )
+    arrays = {"x": x.cpu().numpy(), "y": data.test.labels, "name": np.array(data.test.names, dtype=np.str_)}
+    arrays["classes"] = np.array(data.test.classes, dtype=np.str_)
+    if isinstance(data.test, Tensors) and data.test.x.dtype == torch.uint8:
+        arrays["images"] = data.test.x.numpy()
+    write_arrays(keeper.folder / "embeddings.npz", arrays)
+    write_text(keeper.folder / "scores.json", json.dumps(scores.to_dict() | {"best_step": keeper.best_step}) + "\n")
+    show.final(scores, keeper.best_step, paper=setting.config.training.protocol == "paper")
+    return scores

@@ -1,0 +1,92 @@
+"""From names to objects: the losses, samplers and their inner parts that a configuration may ask for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from nearfar import batches, links, losses, mining, pairs, sets, similarity
+from nearfar._checks import nearest
+from nearfar.train.config import Config, Part
+
+Catalogue = Mapping[str, Callable[..., Any]]
+
+
+def _classes(module: ModuleType) -> Catalogue:
+    """The public classes that a module or package defines."""
+    found = {name: x for name, x in vars(module).items() if inspect.isclass(x) and not name.startswith("_")}
+    return {
+        name: x for name, x in found.items() if x.__module__.startswith(module.__name__) and not inspect.isabstract(x)
+    }
+
+
+LOSSES = _classes(losses)
+SAMPLERS: Catalogue = {"PerClass": batches.PerClass, "Representatives": batches.Representatives}
+INNER: Mapping[str, Catalogue] = {
+    "pair": _classes(pairs),
+    "similarity": _classes(similarity),
+    "filter": _classes(mining),
+    "miner": _classes(mining),
+    "over": _classes(sets),
+    "link": _classes(links),
+}
+"""Arguments of a loss that are objects themselves: written as a name, or as a mapping with a name."""
+
+
+def check(config: Config) -> None:
+    """Refuse unknown names and options before any data are read."""
+    _check("loss", config.loss, LOSSES)
+    _check("batches", config.batches, SAMPLERS)
+
+
+def make_loss(config: Config, *, classes: int) -> Any:
+    """The loss; proxies get the number of classes and the width of the embedding, unless told."""
+    known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
+    given = {"classes": classes, "dim": config.model.width}
+    return _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
+
+
+def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
+    """The batch sampler over the training labels, for one rank of so many."""
+    given: dict[str, Any] = {"seed": config.training.seed, "rank": rank, "world": world}
+    kind = _kind("batches", config.batches, SAMPLERS)
+    if kind is batches.Representatives:
+        given["order"] = "classes"  # each rank then holds whole classes, with their representatives
+    return kind(labels, **{**given, **config.batches.options})
+
+
+def _kind(place: str, part: Part, catalogue: Catalogue) -> Callable[..., Any]:
+    if part.name not in catalogue:
+        raise ValueError(f"config: {place}.name is {part.name!r}; {nearest(part.name, catalogue)}")
+    return catalogue[part.name]
+
+
+def _check(place: str, part: Part, catalogue: Catalogue) -> None:
+    known = inspect.signature(_kind(place, part, catalogue)).parameters
+    for key, value in part.options.items():
+        if key not in known or key in ("labels", "rank", "world"):
+            raise ValueError(f"config: {part.name} has no {place}.{key}; {nearest(key, known)}")
+        if key in INNER and value is not None:
+            _check(f"{place}.{key}", _inner(f"{place}.{key}", value), INNER[key])
+
+
+def _inner(place: str, value: Any) -> Part:
+    if isinstance(value, str):
+        return Part(value)
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return Part(value["name"], {key: item for key, item in value.items() if key != "name"})
+    raise ValueError(f"config: {place} must be a name, or a mapping with a name, but came as {value!r}.")
+
+
+def _make(place: str, part: Part, catalogue: Catalogue, given: Mapping[str, Any]) -> Any:
+    options = dict(given)
+    for key, value in part.options.items():
+        inside = key in INNER and value is not None
+        here = f"{place}.{key}"
+        options[key] = _make(here, _inner(here, value), INNER[key], {}) if inside else value
+    try:
+        return _kind(place, part, catalogue)(**options)
+    except TypeError as error:  # a required argument is missing, or a value is of the wrong kind
+        raise ValueError(f"config: {place} {part.name}: {error}; give it under `{place}:`.") from None

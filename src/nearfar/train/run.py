@@ -1,0 +1,54 @@
+"""A run folder, read back: its configuration, its network with the best weights, its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nearfar.data import DataSet, open_data
+from nearfar.data.samples import Transform
+from nearfar.train import checkpoint
+from nearfar.train.config import Config, load
+from nearfar.train.setting import Input, open_model
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained network, ready to embed.
+
+    Attributes:
+        folder: where it lies.
+        config: how it was trained.
+        model: the network with its best weights, in evaluation mode.
+        transform: what turns a raw sample into the network's input.
+    """
+
+    folder: Path
+    config: Config
+    model: nn.Module
+    transform: Transform
+
+    def data(self) -> DataSet:
+        """The data it was trained and tested on, opened as the configuration says."""
+        spec = self.config.data
+        return open_data(spec.name, spec.path, on_corrupt=spec.on_corrupt)
+
+
+def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
+    """Read a run folder; the data need not be at hand.
+
+    Raises:
+        FileNotFoundError: the folder holds no configuration or no best weights.
+    """
+    folder = Path(folder)
+    if not (folder / "config.yaml").is_file():
+        raise FileNotFoundError(f"run: {folder} holds no config.yaml; name the folder that `nearfar train` wrote.")
+    config = load(folder / "config.yaml")
+    state = checkpoint.load(folder / "checkpoints" / "best.pt")
+    inputs = Input(state["inputs"]["transform"], tuple(state["inputs"]["shape"]))
+    model, _, transform = open_model(config, inputs, fresh=False)
+    model.load_state_dict(state["model"])
+    return Run(folder, config, model.to(device).eval(), transform)

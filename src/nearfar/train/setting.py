@@ -1,0 +1,168 @@
+"""Everything a run is made of, built from its configuration: data, network, loss, optimiser, sampler."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from nearfar import models
+from nearfar.batches import Proximal, Representatives
+from nearfar.data import DataSet, Samples, Tensors, View, class_disjoint, open_data, part, transforms
+from nearfar.data.samples import Transform
+from nearfar.relations import Relation
+from nearfar.train import parts
+from nearfar.train.config import Config
+from nearfar.train.rates import optimiser
+from nearfar.train.step import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """The parts of a run, prepared for the machine it runs on."""
+
+    config: Config
+    machine: Any
+    data: DataSet
+    train: Samples
+    validation: Samples | None
+    model: nn.Module
+    loss: nn.Module
+    sampler: Any
+    step: Step
+    view: View
+    plain: Transform
+    inputs: Input
+
+    @property
+    def bare_model(self) -> nn.Module:
+        """The network without what processes and precision wrap around it."""
+        model: nn.Module = self.machine.unwrap_model(self.model)
+        return model
+
+    @property
+    def bare_loss(self) -> Any:
+        """The loss, likewise."""
+        return self.machine.unwrap_model(self.loss)
+
+    @property
+    def evaluating(self) -> dict[str, Any]:
+        """Where and how samples are embedded for evaluation."""
+        return {"device": self.machine.device, "workers": self.config.data.workers}
+
+    def begin_projection(self, step: int) -> None:
+        """At the first step of a projection its proximal term starts from the parameters as they are."""
+        proximal = self.step.proximal
+        if proximal is None:
+            return
+        if step == 1 or (isinstance(self.sampler, Representatives) and self.sampler.is_new_projection(step - 1)):
+            proximal.anchor()
+
+    def remember(self, labels: Tensor, embeddings: Tensor) -> None:
+        """Refresh the table of hard classes with this batch's representatives, those of all ranks."""
+        if not isinstance(self.sampler, Representatives) or self.sampler.hard_classes is None:
+            return
+        chosen = self.sampler.mask.to(labels.device)
+        mine = (labels[chosen].cpu(), embeddings[chosen].float().cpu())
+        for theirs in [mine] if self.machine.num_processes == 1 else gather_object([mine]):
+            self.sampler.update(*theirs)
+
+    def target(self, labels: Tensor) -> Tensor | Relation:
+        """What the loss is told of a batch: labels, or in a projection which pairs hold a representative."""
+        if not isinstance(self.sampler, Representatives) or not takes_relations(self.bare_loss):
+            return labels
+        return Relation.from_labels(labels, representatives=self.sampler.mask.to(labels.device))
+
+
+def takes_relations(loss: Any) -> bool:
+    """Proxy losses compare samples with proxies; there are no pairs of samples to restrict."""
+    return not hasattr(loss, "proxies")
+
+
+@dataclass(frozen=True)
+class Input:
+    """What goes into the network: the name of the transform, and the shape [...] that it gives one sample."""
+
+    transform: str
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(config: Config, data: DataSet) -> Input:
+        """As the configuration says, or as suits the data; the shape is read from the first sample."""
+        name = config.data.transform or default_transform(data)
+        return Input(name, tuple(transforms.get(name, False)(data.train[0], np.random.default_rng(0)).shape))
+
+
+def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:
+    """The network, and the transforms of training and of evaluation.
+
+    Without `fresh`, published weights are not looked for: a checkpoint will bring others.
+    """
+    spec = config.model
+    model = models.build(
+        spec.name,
+        width=spec.width,
+        inputs=given.shape,
+        pool=spec.pool,
+        normalise=spec.normalise,
+        pretrained=spec.pretrained and fresh,
+        weights=spec.weights if fresh else None,
+        hidden=spec.hidden,
+    )
+    if spec.freeze_norms:
+        models.freeze_norms(model)
+    augmented, plain = (transforms.get(given.transform, train, model.mean, model.std) for train in (True, False))
+    return model, augmented, plain
+
+
+def default_transform(data: DataSet) -> str:
+    """What suits the samples: small drawings are moved a little, vectors stay, photographs are cropped as in 004."""
+    if not isinstance(data.train, Tensors):
+        return "004"
+    return "glyphs" if data.train.x.dtype == torch.uint8 else "none"
+
+
+def seed_everything(seed: int) -> None:
+    """Python's, NumPy's and torch's generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  (users' code may draw from it)
+    torch.manual_seed(seed)
+
+
+def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Setting:
+    """Read the data, build network, loss and optimiser, and hand them to the machine."""
+    parts.check(config)
+    seed = config.training.seed
+    seed_everything(seed)
+    given = data or open_data(config.data.name, config.data.path, on_corrupt=config.data.on_corrupt)
+    train, validation = given.train, None
+    if config.training.protocol == "validation" and config.data.validation > 0:
+        rest, held_out = class_disjoint(given.train, config.data.validation, seed=0)
+        train, validation = part(given.train, rest), part(given.train, held_out)
+    inputs = Input.of(config, given)
+    bare, augmented, plain = open_model(config, inputs)
+    bare_loss = parts.make_loss(config, classes=len(train.classes))
+    moves = optimiser(config.optimiser, bare, bare_loss)
+    proximal = Proximal(bare.parameters(), config.optimiser.proximal) if config.optimiser.proximal else None
+    model, loss, moves = machine.prepare(bare, bare_loss.to(machine.device), moves)
+    sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
+    seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
+    return Setting(
+        config=config,
+        machine=machine,
+        data=given,
+        train=train,
+        validation=validation,
+        model=model,
+        loss=loss,
+        sampler=sampler,
+        step=Step(machine, model, loss, moves, config.optimiser.clip, proximal),
+        view=View(train, augmented, seed=seed),
+        plain=plain,
+        inputs=inputs,
+    )

@@ -1,0 +1,104 @@
+"""What a person sees: a progress bar, scores as they come, TensorBoard where it is installed; and Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from nearfar.evaluation import Evaluation
+from nearfar.train.setting import Setting
+
+
+class Show:
+    """Progress in the terminal and in TensorBoard; silent on every rank but the first."""
+
+    def __init__(self, setting: Setting, console: Console | None, *, folder: Any, quiet: bool) -> None:
+        self.console = Console(quiet=True) if quiet else console or Console()
+        self.total = setting.config.training.steps
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("step {task.completed}/{task.total}  {task.fields[state]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=self.console)
+        self._task = self._bar.add_task("training", total=self.total, state="")
+        wanted = setting.config.training.tensorboard and not quiet
+        self._board = _board(folder / "tensorboard") if wanted else None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+        if self._board is not None:
+            self._board.close()
+
+    def step(self, entry: dict[str, Any]) -> None:
+        """A step was made."""
+        self._bar.update(
+            self._task, completed=entry["step"], state=f"loss {entry['loss']:.4f}  rate {entry['rate']:.1e}"
+        )
+        self._plot(entry["step"], entry)
+
+    def scores(self, step: int, found: dict[str, Any]) -> None:
+        """An evaluation was made."""
+        words = ", ".join(
+            f"{name} {100 * value:.1f}" for name, value in found.items() if name.endswith(("@1", "violation"))
+        )
+        self.tell(f"step {step}: {words}")
+        self._plot(step, found)
+
+    def final(self, scores: Evaluation, step: int, *, paper: bool) -> None:
+        """The test at the end."""
+        how = "the best of all evaluations on the test classes, as the papers report it" if paper else "tested once"
+        self.tell(f"test classes, weights of step {step}, {how}:\n{scores!r}")
+
+    def tell(self, words: str) -> None:
+        """A line above the bar."""
+        self.console.print(words, highlight=False, markup=False)
+
+    def _plot(self, step: int, values: dict[str, Any]) -> None:
+        if self._board is not None:
+            for name, value in values.items():
+                if name not in ("step", "time"):
+                    self._board.add_scalar(name.replace(" ", "/").replace("@", "_at_"), value, step)
+
+
+def _board(folder: Any) -> Any:
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Asks whether Ctrl-C was pressed: the first one lets the step end and saves, the second one ends at once."""
+    asked = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
