@@ -34,6 +34,7 @@ LAYERS = (
     ("pml", "demo", "studies"),
     ("commands",),
     ("cli",),
+    ("__main__",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 

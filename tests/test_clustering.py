@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles import retrieval as oracle
 from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 from nearfar.evaluation import k_means
 from nearfar.evaluation.clustering import clustering_scores, nmi_ami_f1, pair_f1
@@ -157,6 +158,20 @@ def test_pair_f1_equals_counting_pairs():
         assert pair_f1(found, wanted) == pytest.approx(oracle.pair_f1(found, wanted))
     assert pair_f1(np.arange(4), np.arange(4)) == 0.0
     assert pair_f1(np.zeros(200_000, dtype=int), np.zeros(200_000, dtype=int)) == 1.0
+
+
+def test_nmi_and_ami_equal_counting():
+    """And scikit-learn's, which counts in another way."""
+    rng = np.random.default_rng(1)
+    for classes in (2, 5, 9):
+        found, wanted = rng.integers(0, 4, 36), rng.integers(0, classes, 36)
+        nmi, ami, _ = nmi_ami_f1(torch.from_numpy(found), torch.from_numpy(wanted))
+        assert nmi == pytest.approx(oracle.nmi(found.tolist(), wanted.tolist()), abs=1e-12)
+        assert ami == pytest.approx(oracle.ami(found.tolist(), wanted.tolist()), abs=1e-12)
+        assert nmi == pytest.approx(normalized_mutual_info_score(wanted, found), abs=1e-12)
+        assert ami == pytest.approx(adjusted_mutual_info_score(wanted, found), abs=1e-12)
+    same = torch.arange(12) // 3
+    assert nmi_ami_f1(same, 9 - same) == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_scores_are_those_of_the_best_run_and_spread_over_all():

@@ -183,7 +183,7 @@ def test_embed_an_npz_with_every_kind_of_model(tmp_path, suffix):
 @pytest.mark.filterwarnings("ignore")
 def test_embed_glyphs_then_evaluate_index_and_search(tmp_path):
     saved(Flat(32 * 32), torch.randn(2, 1, 32, 32), tmp_path / "m.pt2")
-    shown = alone(tmp_path, "embed", "m.pt2", "glyphs:test", "-o", "v.npz")
+    shown = run(tmp_path, "embed", "m.pt2", "glyphs:test", "-o", "v.npz")
     assert "6,808 vectors of width 6" in shown
     found = Vectors.load(tmp_path / "v.npz")
     assert found.images.shape == (6808, 32, 32)
@@ -304,9 +304,10 @@ def test_errors_are_one_sentence(tmp_path, words, sentence):
     assert f"{words[0]}: {words[0]}:" not in shown
 
 
-def test_torch_says_nothing_of_its_own(tmp_path):
-    """Its exporter logs pages about a file that it cannot read, past Python's streams."""
+def test_as_a_user_runs_them(tmp_path):
+    """In a process of their own. Of a file it cannot read torch's exporter logs pages, past Python's streams."""
     broken(tmp_path)
+    assert "recall@32" in alone(tmp_path, "evaluate", "v.npz", "--data-set", "cub")
     assert "is not a file of torch.export" in alone(tmp_path, "embed", "state.pt2", "v.npz", "-o", "o.npz", code=1)
 
 

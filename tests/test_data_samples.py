@@ -157,11 +157,11 @@ def test_skipping_takes_another_of_the_class_and_says_so(tmp_path, damage):
         if damage is not None:
             path.write_bytes(damage)
     samples = Pictures(paths, labels, on_corrupt="skip")
-    with pytest.warns(CorruptImageWarning, match=r"0/2\.png cannot be read") as warned:
-        assert samples[2].getpixel((0, 0)) == (0, 0, 0)  # around the end of its class
-        assert samples[4].getpixel((0, 0)) == (5, 0, 0)
-        assert samples[2].getpixel((0, 0)) == (0, 0, 0)
-    assert len(warned) == 1
+    with pytest.warns(CorruptImageWarning, match=r"0/2\.png cannot be read"):
+        stand_in = samples[2]
+    assert stand_in.getpixel((0, 0)) == (0, 0, 0)  # around the end of its class
+    assert samples[4].getpixel((0, 0)) == (5, 0, 0)  # and not a second warning, which would be an error here
+    assert samples[2].getpixel((0, 0)) == (0, 0, 0)
     assert samples.corrupt == {2, 4}
 
 

@@ -204,11 +204,10 @@ def test_faiss_gives_the_same(similarity, kind):
         for k in (1, 6, 199):
             ours = neighbours(x, references, k=k, similarity=similarity)
             theirs = neighbours(x, references, k=k, similarity=similarity, backend="faiss")
-            if kind == "tied":
-                assert torch.equal(ours.places, theirs.places)
-            else:
-                assert (ours.places == theirs.places).float().mean() > (0.999 if kind == "random" else 0.9)
-            torch.testing.assert_close(ours.scores, theirs.scores, atol=2e-3, rtol=1e-4)
+            # copies of one row may round apart in the last bit, and then their order among themselves is open
+            rows = {"duplicates": 60 if references is None else 40}.get(kind, len(x))
+            assert torch.equal(ours.places % rows, theirs.places % rows)
+            torch.testing.assert_close(ours.scores, theirs.scores, atol=1e-5, rtol=1e-5)
 
 
 def test_without_faiss_one_sentence(monkeypatch):

@@ -1,4 +1,4 @@
-"""Losses under representatives (PROFS): six of them against loops over MATHS's sums, and no pair without a representative."""
+"""Losses under representatives (PROFS): six of them against loops, and no pair without a representative."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from oracles.sets import log_one_plus_sum, log_sum
 from oracles.similarity import dot, scores, unit
 
 import nearfar as nf
+from nearfar.batches import violations
 
 L = nf.losses
 ZERO = np.longdouble(0)
@@ -25,7 +26,7 @@ def _parts(y, star):
 
 def _balanced(D, y, star, among=False):
     """For each r: its positives j in O, and as many of its nearest negatives in O (and, `among`, in R)."""
-    R, O = _parts(y, star)  # noqa: E741
+    R, O = _parts(y, star)
     for r in R:
         positives = [j for j in O if y[j] == y[r]]
         negatives = [k for k in (O + R if among else O) if y[k] != y[r]]
@@ -66,7 +67,7 @@ def triplet(E, y, star, width=0.3):
 
 def lifted(E, y, star, width=1):
     D = -scores(E, E, "neg_euclidean")
-    R, O = _parts(y, star)  # noqa: E741
+    R, O = _parts(y, star)
     terms = []
     for r in R:
         for j in O:
@@ -79,7 +80,7 @@ def lifted(E, y, star, width=1):
 
 def n_pair(E, y, star, l2=0.02):
     E = np.asarray(E, dtype=np.longdouble)
-    R, O = _parts(y, star)  # noqa: E741
+    R, O = _parts(y, star)
     terms = []
     for j in O:
         for r in R:
@@ -92,7 +93,7 @@ def n_pair(E, y, star, l2=0.02):
 def angular(E, y, star, degrees=40):
     X = [unit(x) for x in np.asarray(E, dtype=np.longdouble)]
     t = np.tan(degrees * 4 * np.arctan(np.longdouble(1)) / 180) ** 2
-    R, O = _parts(y, star)  # noqa: E741
+    R, O = _parts(y, star)
     terms = []
     for j in O:
         for r in R:
@@ -139,7 +140,7 @@ def value_and_gradient(loss, E, relation):
     return value.item(), x.grad.numpy()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SIX)
 def test_value_and_gradient(name, seed):
     make, oracle = SIX[name]
@@ -202,7 +203,7 @@ def test_no_pair_joins_two_non_representatives(name, seed):
         assert (star[i] | star[j]).all()
     # and the same losses on plain labels do join them, so that the test can fail
     plain = make().double().explain(torch.tensor(E), torch.tensor(y))
-    if name not in ("n_pair",):
+    if name != "n_pair":  # its plain rule takes two rows a class, which may be any
         i, j = torch.nonzero(plain.pull).numpy().T
         assert not (star[i] | star[j]).all()
 
@@ -309,7 +310,7 @@ def test_proposition_4_1():
     near, far = 0.335, 1.2
     x, y, mask = feasible(near)
     relation = nf.Relation.from_labels(y, representatives=mask)
-    assert nf.batches.violations(x, y, near=near, far=far).share == 0
+    assert violations(x, y, near=near, far=far).share == 0
     triplet_ = L.Triplet(margin=far**2 - near**2, similarity=nf.similarity.NegSquaredEuclidean())
     middle = (near + far) / 2
     margin_ = L.Margin(margin=(far - near) / 2, threshold=middle, learn=False)

@@ -1,4 +1,4 @@
-"""The command line: `losses`, `demo`, `report`, `reproduce`."""
+"""The command line: every `nearfar` command; most live in `nearfar.commands`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.commands import evaluation
+from nearfar.commands import evaluation, training
 
 app = typer.Typer(
     help="Deep metric learning: alike things near, unlike things far.",
@@ -54,23 +54,6 @@ def describe(loss: type) -> tuple[str, str, str]:
 
 
 @app.command()
-def demo(
-    folder: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("nearfar-demo"),
-    seconds: Annotated[float, typer.Option(help="How long to train.", min=0.1)] = 10.0,
-    seed: Annotated[int, typer.Option(help="Seed of the split and of the weights.")] = 0,
-) -> None:
-    """Train a linear head on handwritten digits and show what it learnt."""
-    from nearfar.demo import run
-
-    try:
-        run(folder, seconds=seconds, seed=seed)
-    except OSError as error:
-        raise SystemExit(
-            f"nearfar demo: cannot write to {folder} ({error.strerror}); choose another --folder."
-        ) from None
-
-
-@app.command()
 def report(
     source: Annotated[Path, typer.Argument(help="A vectors.npz (x, y, and name or images), or a run folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
@@ -110,6 +93,7 @@ def reproduce(
 
 
 evaluation.register(app)
+training.register(app)
 
 
 def main() -> None:

@@ -1,98 +1,67 @@
-"""The demonstration: a linear head learns to retrieve handwritten digits, and one picture shows what it learnt."""
+"""The demonstration: a small network learns to retrieve characters of scripts that it has never seen."""
 
 from __future__ import annotations
 
-import os
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import Tensor
 
-from nearfar.losses import DroTopK
-from nearfar.pairs import Logistic
-from nearfar.similarity import unit
+from nearfar import report
+from nearfar.data import open_data
+from nearfar.train import Config, Result, fit, parse
+from nearfar.train.scores import score
+from nearfar.train.setting import Input, open_model, seed_everything
+
+RECIPE = {
+    "data": {"name": "glyphs", "validation": 0.1},
+    "model": {"name": "small", "width": 128},
+    "loss": {"name": "DroTopK", "k": 160, "pair": {"name": "Logistic"}},
+    "batches": {"name": "PerClass", "classes": 32, "samples": 4},
+    "optimiser": {"rate": 3e-3, "head": 1.0, "schedule": "cosine", "warmup": 20},
+    "training": {"steps": 600, "evaluate_every": 200, "checkpoint_every": 200, "tensorboard": False},
+}
 
 
-def recall_at_1(embeddings: Tensor, labels: Tensor) -> float:
-    """Share of rows whose nearest other row (cosine) has the same label, in per cent."""
-    x = unit(embeddings.detach())
-    scores = (x @ x.T).fill_diagonal_(-torch.inf)
-    return 100 * (labels[scores.argmax(dim=1)] == labels).float().mean().item()
+def recipe(*, steps: int | None = None, seed: int = 0) -> Config:
+    """The demo's configuration; `configs/glyphs.yaml` is the same."""
+    config = parse(RECIPE)
+    return replace(config, training=replace(config.training, seed=seed, steps=steps or config.training.steps))
 
 
-def run(folder: Path, *, seconds: float = 10.0, width: int = 4, seed: int = 0, console: Console | None = None) -> Path:
-    """Train for so many seconds, print R@1 on held-out digits before and after, save the picture; gives its path."""
+def run(folder: Path, *, steps: int | None = None, seed: int = 0, console: Console | None = None) -> Result:
+    """Draw the data, train, test on unseen scripts, write the page; the last lines say R@1 before and after."""
     console = console or Console()
-    torch.manual_seed(seed)
-    train_x, train_y, test_x, test_y = _digits(seed)
-    head = torch.nn.Linear(train_x.shape[1], width)
-    before = head(test_x).detach()
-    folder.mkdir(parents=True, exist_ok=True)
-    console.print(f"digits: {len(train_x)} to learn from, {len(test_x)} held out; a linear head to {width} dimensions")
-    _train(head, train_x, train_y, seconds, console)
-    after = head(test_x).detach()
-    picture = folder / "digits.png"
-    _draw(before, after, test_y, picture)
-    console.print(f"picture: {picture}")
-    console.print(f"R@1 before: {recall_at_1(before, test_y):.1f}", highlight=False)
-    console.print(f"R@1 after: {recall_at_1(after, test_y):.1f}", highlight=False)
-    return picture
+    config = recipe(steps=steps, seed=seed)
+    _clear(folder)
+    begun = time.monotonic()
+    data = open_data("glyphs")
+    console.print(
+        f"glyphs: {len(data.train):,} pictures of {len(data.train.classes):,} Latin letters, digits and signs to learn "
+        f"from; {len(data.test):,} of {len(data.test.classes)} Greek, Cyrillic, Armenian and Georgian ones to find",
+        highlight=False,
+    )
+    seed_everything(seed)
+    untrained, _, plain = open_model(config, Input.of(config, data))
+    before, _ = score(untrained, data.test, plain, ks=(1,))
+    result = fit(config, folder, data=data, console=console)
+    if result.test is None:
+        return result
+    page = folder / "report.html"
+    report.write(page, folder)
+    spent = time.monotonic() - begun
+    console.print(f"run: {folder}\npage: {page}\n{spent:.0f} s in all", highlight=False)
+    console.print(f"R@1 before: {100 * before.recall[1]:.1f}", highlight=False)
+    console.print(f"R@1 after: {100 * result.test.recall[1]:.1f}", highlight=False)
+    return result
 
 
-def _digits(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scikit-learn's 1,797 digits of 8 x 8 pixels, two thirds to learn from and one third held out."""
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(x))
-    x, y = torch.tensor(x[order] / 16, dtype=torch.float32), torch.tensor(y[order])
-    cut = 2 * len(x) // 3
-    return x[:cut], y[:cut], x[cut:], y[cut:]
-
-
-def _train(head: torch.nn.Linear, x: Tensor, y: Tensor, seconds: float, console: Console) -> None:
-    loss = DroTopK(k=160, pair=Logistic())
-    optimiser = torch.optim.Adam(head.parameters(), lr=3e-3)
-    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
-    start = time.monotonic()
-    step = 0
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("training", total=seconds, state="")
-        while (spent := time.monotonic() - start) < seconds:
-            batch = torch.randint(len(x), (128,))
-            value = loss(head(x[batch]), y[batch])
-            optimiser.zero_grad()
-            value.backward()
-            optimiser.step()
-            step += 1
-            progress.update(task, completed=spent, state=f"step {step}  loss {value.item():.3f}")
-
-
-def _draw(before: Tensor, after: Tensor, labels: Tensor, path: Path) -> None:
-    """Two maps of the held-out digits, written to a temporary name first so that a failure leaves no half picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    for place, (title, x) in enumerate((("before", before), ("after", after)), start=1):
-        axes = figure.add_subplot(1, 2, place)
-        centred = unit(x) - unit(x).mean(dim=0)
-        flat = (centred @ torch.linalg.svd(centred, full_matrices=False).Vh[:2].T).numpy()
-        for digit in range(10):
-            chosen = flat[(labels == digit).numpy()]
-            axes.scatter(chosen[:, 0], chosen[:, 1], s=0)
-            for right, up in chosen:
-                axes.text(right, up, str(digit), color=f"C{digit}", fontsize=8, ha="center", va="center")
-        axes.set_title(f"{title}: R@1 {recall_at_1(x, labels):.1f}%")
-        axes.set_aspect("equal", adjustable="datalim")
-        axes.set_xticks([])
-        axes.set_yticks([])
-    figure.suptitle("Held-out digits on the unit sphere, first two principal axes")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format="png", dpi=110)
-    os.replace(temporary, path)
+def _clear(folder: Path) -> None:
+    """Remove an earlier demo; a folder that holds something else is left alone."""
+    if not folder.exists():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "config.yaml").is_file()):
+        raise FileExistsError(f"{folder} is there and holds no demo; choose another --folder.")
+    shutil.rmtree(folder)

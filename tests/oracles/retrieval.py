@@ -110,6 +110,45 @@ def pair_f1(found, wanted):
     return 2 * precision * recall / (precision + recall)
 
 
+def entropy(labels):
+    """-sum_c p_c log p_c over the shares p_c of the labels."""
+    n = len(labels)
+    return -sum(labels.count(c) / n * math.log(labels.count(c) / n) for c in set(labels))
+
+
+def mutual_information(found, wanted):
+    """sum_ij p_ij log(p_ij / (p_i p_j))."""
+    n, both = len(found), list(zip(found, wanted, strict=True))
+    total = 0.0
+    for i, j in set(both):
+        share = both.count((i, j)) / n
+        total += share * math.log(share / (found.count(i) / n * wanted.count(j) / n))
+    return total
+
+
+def expected_mutual_information(found, wanted):
+    """Its mean over all ways to shuffle one of them: the size of each overlap is hypergeometric."""
+    n, total = len(found), 0.0
+    for i in set(found):
+        for j in set(wanted):
+            a, b = found.count(i), wanted.count(j)
+            for overlap in range(max(1, a + b - n), min(a, b) + 1):
+                chance = math.comb(a, overlap) * math.comb(n - a, b - overlap) / math.comb(n, b)
+                total += chance * overlap / n * math.log(n * overlap / (a * b))
+    return total
+
+
+def nmi(found, wanted):
+    """Mutual information over the mean of the entropies."""
+    return mutual_information(found, wanted) / ((entropy(found) + entropy(wanted)) / 2)
+
+
+def ami(found, wanted):
+    """The same, both less what chance gives."""
+    chance = expected_mutual_information(found, wanted)
+    return (mutual_information(found, wanted) - chance) / ((entropy(found) + entropy(wanted)) / 2 - chance)
+
+
 def alike_and_unlike(S, y):
     """The scores of all unordered pairs of one class, and of two."""
     alike = [S[i, j] for i in range(len(y)) for j in range(i + 1, len(y)) if y[i] == y[j]]

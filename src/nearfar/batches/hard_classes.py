@@ -44,6 +44,7 @@ class HardClasses:
         self.classes, self.mix, self.seeds, self.stale = classes, mix, seeds, stale
         self.embeddings: Tensor | None = None
         self.valid = torch.zeros(classes, dtype=torch.bool)
+        self._squares = torch.zeros(classes)
 
     @property
     def kind(self) -> int:
@@ -61,13 +62,16 @@ class HardClasses:
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         if self.embeddings is None:
             self.embeddings = rows.new_zeros(self.classes, rows.shape[1])
+            self._squares = rows.new_zeros(self.classes)
         if rows.shape[1] != self.embeddings.shape[1]:
             raise ValueError(
                 f"HardClasses: embeddings must stay {self.embeddings.shape[1]} wide, but came {rows.shape[1]} wide."
             )
         place = _last(classes.cpu())
         numbers = classes.cpu()[place]
-        self.embeddings[numbers.to(self.embeddings.device)] = rows[place.to(rows.device)].to(self.embeddings)
+        into, new = numbers.to(self.embeddings.device), rows[place.to(rows.device)].to(self.embeddings)
+        self.embeddings[into] = new
+        self._squares[into] = new.square().sum(dim=1)
         self.valid[numbers] = True
 
     def new_projection(self) -> None:
@@ -84,10 +88,12 @@ class HardClasses:
         count = min(count, int(allowed.sum()))
         if self.embeddings is None or not self.valid[seed] or count < 1:
             return np.empty(0, dtype=np.int64)
-        # differences, not |x|² + |y|² - 2xy: near rows are what is asked for, and there the short form loses digits
-        distance = torch.linalg.vector_norm(self.embeddings - self.embeddings[seed], dim=1)
-        distance = torch.where(allowed.to(distance.device), distance, torch.inf)
-        found: NDArray[np.int64] = distance.topk(count, largest=False).indices.cpu().numpy()
+        # |y|² - 2xy is one product, but loses digits where rows are near: it makes a short list, differences decide
+        rough = torch.addmv(self._squares, self.embeddings, self.embeddings[seed], alpha=-2)
+        rough = torch.where(allowed.to(rough.device), rough, torch.inf)
+        listed = rough.topk(min(4 * count + 64, int(allowed.sum())), largest=False).indices
+        exact = torch.linalg.vector_norm(self.embeddings[listed] - self.embeddings[seed], dim=1)
+        found: NDArray[np.int64] = listed[exact.argsort(stable=True)[:count]].cpu().numpy()
         return found
 
     def choose(self, random: np.random.Generator, used: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -124,6 +130,8 @@ class HardClasses:
         device = None if self.embeddings is None else self.embeddings.device
         rows = state["embeddings"]
         self.embeddings = None if rows is None else rows.clone().to(device)
+        if self.embeddings is not None:
+            self._squares = self.embeddings.square().sum(dim=1)
         self.valid = state["valid"].clone()
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar._checks import check_whole
-from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds
+from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds, shuffle_within
 
 
 class PerClass(GlobalBatches):
@@ -99,5 +99,5 @@ class PerClass(GlobalBatches):
         known = self._classes
         again = np.flatnonzero((self._rounds // self._groups >= number)[known.of])
         order = known.rows.copy()
-        order[again] = known.rows[again[np.argsort(known.of[again] + random.random(len(again)))]]
+        order[again] = known.rows[again[shuffle_within(random, known.of[again])]]
         return order

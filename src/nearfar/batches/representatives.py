@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearfar._checks import check_choice, check_positive, check_tensor, check_whole
 from nearfar.batches.hard_classes import HardClasses
-from nearfar.batches.sampler import Classes, GlobalBatches, Rows, State, as_tensor, class_rounds
+from nearfar.batches.sampler import Classes, GlobalBatches, Rows, State, as_tensor, class_rounds, shuffle_within
 
 Order = Literal["representatives", "classes"]
 SHUFFLE, CHOICE, OTHERS = 1, 2, 3  # what a draw is for: each has generators of its own
@@ -169,7 +169,7 @@ class Representatives(GlobalBatches):
     def _global(self, step: int) -> Rows:
         projection, place = divmod(step, self.steps_per_projection)
         if self._plan is None or self._plan[0] != projection:
-            self._plan = projection, self._queues(projection), self._choice(projection)
+            self._plan = projection, self._next_queues(projection), self._choice(projection)
         _, queues, choice = self._plan
         random = self._random(OTHERS, step)
         if self.hard_classes is None:
@@ -189,22 +189,33 @@ class Representatives(GlobalBatches):
         random = self._random(CHOICE, projection)
         return class_rounds(random, len(self._classes), self.classes, self.steps_per_projection)
 
+    def _next_queues(self, projection: int) -> Rows:
+        """`_queues`, from those of the projection before where they are at hand."""
+        if self._plan is None or self._plan[0] != projection - 1:
+            return self._queues(projection)
+        self._shuffle(self._plan[1], projection, projection % self._classes.size == 0)
+        return self._plan[1]
+
     def _queues(self, projection: int) -> Rows:
         """Rows [n], class after class, in the order in which they serve in the cycle that `projection` belongs to.
 
         A class of n samples is shuffled at projections 0, n, 2n, ... by the generator of that projection, so that the
         order can be told at once for any projection.
         """
-        known = self._classes
-        order = known.rows.copy()
-        shuffled = projection - projection % known.size  # [L] when each class was last shuffled
-        for moment in np.unique(shuffled).tolist():
-            # all that are shuffled at that moment draw, those shuffled again since included: the draw stays the same
-            there = np.flatnonzero((moment % known.size == 0)[known.of])
-            ranked = known.rows[there[np.argsort(known.of[there] + self._random(SHUFFLE, moment).random(len(there)))]]
-            still = (shuffled == moment)[known.of[there]]
-            order[there[still]] = ranked[still]
+        order = self._classes.rows.copy()
+        last = projection - projection % self._classes.size  # [L] when each class was last shuffled
+        for moment in np.unique(last).tolist():
+            self._shuffle(order, moment, last == moment)
         return order
+
+    def _shuffle(self, order: Rows, moment: int, which: NDArray[np.bool_]) -> None:
+        """Bring the classes `which` [L] into the order that they got at projection `moment`."""
+        known = self._classes
+        # all that are shuffled at that moment draw, those shuffled again since included: the draw stays the same
+        there = np.flatnonzero((moment % known.size == 0)[known.of])
+        ranked = there[shuffle_within(self._random(SHUFFLE, moment), known.of[there])]
+        wanted = which[known.of[there]]
+        order[there[wanted]] = known.rows[ranked[wanted]]
 
     def _compose(self, random: np.random.Generator, queues: Rows, projection: int, drawn: Rows) -> Rows:
         start, size = self._classes.start[drawn], self._classes.size[drawn]

@@ -174,6 +174,12 @@ def _avoid(random: np.random.Generator, fresh: Rows, taken: Rows, head: int) -> 
     fresh[out], fresh[into] = fresh[into].copy(), fresh[out].copy()
 
 
+def shuffle_within(random: np.random.Generator, classes: Rows) -> Rows:
+    """Places [n] that shuffle the members of each class, for class numbers [n] in ascending order."""
+    # stable: a key rounded up to the next whole number then still stands before the next class
+    return np.argsort(classes + random.random(len(classes)), kind="stable")
+
+
 def as_tensor(rows: Rows) -> Tensor:
     """An int64 tensor of row numbers."""
     return torch.from_numpy(np.ascontiguousarray(rows))

@@ -70,13 +70,14 @@ def cars(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> D
     if not file.is_file():
         raise FileNotFoundError(f"cars: there is no file {file}; name the folder that holds the unpacked data.")
     from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
 
     try:
         found = loadmat(file, squeeze_me=True)
         annotations = np.atleast_1d(found["annotations"])
         images, numbers = annotations["relative_im_path"], annotations["class"]
         words = [str(name) for name in np.atleast_1d(found["class_names"])]
-    except (KeyError, ValueError, NotImplementedError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, RuntimeError, MatReadError) as error:
         raise ValueError(
             f"cars: {file} must hold annotations (relative_im_path, class) and class_names, but reading it failed "
             f"({error}); download it again."

@@ -15,6 +15,8 @@ import numpy as np
 from nearfar._checks import check_choice
 
 Unit = Literal["class", "query"]
+DRAWS = 2**20
+"""Units drawn at once: memory of some 25 MB, whatever their number."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,12 @@ def resampled_means(
     sums = np.stack([np.bincount(place, weights=column, minlength=units) for column in values.T], axis=1)
     rng = np.random.default_rng(seed)
     means = np.empty((resamples, values.shape[1]))
-    for start in range(0, resamples, 100):  # a hundred at a time: memory of 100 x units
-        drawn = rng.multinomial(units, np.full(units, 1 / units), size=min(100, resamples - start)).astype(float)
-        means[start : start + 100] = (drawn @ sums) / (drawn @ counts)[:, None]
+    step = max(1, DRAWS // units)
+    for start in range(0, resamples, step):
+        draws = min(step, resamples - start)
+        drawn = rng.integers(units, size=(draws, units)) + units * np.arange(draws)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=draws * units).reshape(draws, units).astype(float)
+        means[start : start + draws] = (times @ sums) / (times @ counts)[:, None]
     return means
 
 

@@ -130,7 +130,7 @@ def _trials(model: nn.Module, example: Tensor, seed: int) -> list[tuple[np.ndarr
         try:
             with torch.no_grad():
                 out = model(batch)
-        except (RuntimeError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
             raise ValueError(
                 f"export_onnx: {type(model).__name__} itself fails on a batch of {size} ({first_cause(error)}); "
                 "it must take batches of any size."

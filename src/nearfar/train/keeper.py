@@ -50,7 +50,7 @@ class Keeper:
                 {
                     "step": step,
                     "model": setting.bare_model.state_dict(),
-                    "loss": setting.bare_loss.state_dict(),
+                    "loss": setting.loss.state_dict(),
                     "optimiser": setting.step.optimiser.state_dict(),
                     "sampler": setting.sampler.state_dict(step=step),
                     "proximal": None if proximal is None else proximal.state_dict(),
@@ -67,7 +67,7 @@ class Keeper:
         machine = setting.machine
         state = checkpoint.load(self.last, machine.device)
         setting.bare_model.load_state_dict(state["model"])
-        setting.bare_loss.load_state_dict(state["loss"])
+        setting.loss.load_state_dict(state["loss"])
         setting.step.optimiser.load_state_dict(state["optimiser"])
         setting.sampler.load_state_dict(state["sampler"])
         if setting.step.proximal is not None and state["proximal"] is not None:

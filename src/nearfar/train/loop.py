@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from rich.console import Console
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from nearfar.data import DataSet, Tensors
 from nearfar.data.samples import Batch
 from nearfar.evaluation import Evaluation
 from nearfar.relations import Relation
-from nearfar.train import journal
+from nearfar.train import journal, parts
 from nearfar.train.config import Config, save
 from nearfar.train.feed import feed
 from nearfar.train.keeper import Keeper
@@ -85,11 +87,11 @@ def fit(
         callbacks: see `Callback`.
         console: where progress goes.
     """
-    from accelerate import Accelerator
-
+    parts.check(config)
     keeper = Keeper(folder, resume=resume)
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
+    AcceleratorState._reset_state()  # a second run in one process may ask for another precision
     machine = Accelerator(mixed_precision=config.training.precision)
     setting = prepare(config, machine, data)
     show = Show(setting, console, folder=folder, quiet=not machine.is_main_process)
@@ -180,7 +182,7 @@ def _closer_looks(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[dic
     """What the pair weights are now, where it is time to look, and what the callbacks found."""
     every = moment.setting.config.training.explain_every
     if every and moment.step % every == 0:
-        why = moment.setting.bare_loss.explain(moment.embeddings, moment.target)
+        why = moment.setting.loss.explain(moment.embeddings, moment.target)
         yield {
             "active_positives": why.active_positives,
             "active_negatives": why.active_negatives,

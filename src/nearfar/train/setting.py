@@ -32,7 +32,7 @@ class Setting:
     train: Samples
     validation: Samples | None
     model: nn.Module
-    loss: nn.Module
+    loss: Any
     sampler: Any
     step: Step
     view: View
@@ -44,11 +44,6 @@ class Setting:
         """The network without what processes and precision wrap around it."""
         model: nn.Module = self.machine.unwrap_model(self.model)
         return model
-
-    @property
-    def bare_loss(self) -> Any:
-        """The loss, likewise."""
-        return self.machine.unwrap_model(self.loss)
 
     @property
     def evaluating(self) -> dict[str, Any]:
@@ -74,7 +69,7 @@ class Setting:
 
     def target(self, labels: Tensor) -> Tensor | Relation:
         """What the loss is told of a batch: labels, or in a projection which pairs hold a representative."""
-        if not isinstance(self.sampler, Representatives) or not takes_relations(self.bare_loss):
+        if not isinstance(self.sampler, Representatives) or not takes_relations(self.loss):
             return labels
         return Relation.from_labels(labels, representatives=self.sampler.mask.to(labels.device))
 
@@ -136,7 +131,6 @@ def seed_everything(seed: int) -> None:
 
 def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Setting:
     """Read the data, build network, loss and optimiser, and hand them to the machine."""
-    parts.check(config)
     seed = config.training.seed
     seed_everything(seed)
     given = data or open_data(config.data.name, config.data.path, on_corrupt=config.data.on_corrupt)
@@ -146,10 +140,11 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
         train, validation = part(given.train, rest), part(given.train, held_out)
     inputs = Input.of(config, given)
     bare, augmented, plain = open_model(config, inputs)
-    bare_loss = parts.make_loss(config, classes=len(train.classes))
-    moves = optimiser(config.optimiser, bare, bare_loss)
+    loss = parts.make_loss(config, classes=len(train.classes))
+    moves = optimiser(config.optimiser, bare, loss)
     proximal = Proximal(bare.parameters(), config.optimiser.proximal) if config.optimiser.proximal else None
-    model, loss, moves = machine.prepare(bare, bare_loss.to(machine.device), moves)
+    loss.to(machine.device)  # not prepared: it computes in full precision, and `Step` averages its gradients
+    model, moves = machine.prepare(bare, moves)
     sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
     return Setting(

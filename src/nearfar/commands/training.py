@@ -1,0 +1,117 @@
+"""`nearfar train`, `nearfar config` and `nearfar demo`: from a configuration to a run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearfar._checks import nearest
+from nearfar.commands.shared import one_sentence
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [--section.key VALUE]...",
+        help="A YAML file such as `nearfar config` prints (without one: the defaults), and keys to change.",
+        show_default=False,
+    ),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--run", help="The folder of the run; a new one under runs/ where none is named.")
+]
+KEYS = {"ignore_unknown_options": True}
+"""Keys come as options that the parser does not know; they reach `words`."""
+
+
+def train(
+    words: Words = None,
+    run: Folder = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the run's last checkpoint.")] = False,
+    protocol: Annotated[
+        str | None, typer.Option(help="validation (choose by held-out classes) or paper (best test score).")
+    ] = None,
+) -> None:
+    """Train a network as a configuration says; any key can be set by a flag, such as --loss.k 160.
+
+    Several processes or machines: accelerate launch -m nearfar train CONFIG.
+    """
+    with one_sentence("train"):
+        from nearfar.train import fit, load
+
+        config, flags = read_words(words or ())
+        if protocol is not None:
+            flags.append(("training.protocol", protocol))
+        folder = run or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        if resume:
+            config = _config_to_resume(run, config, flags)
+        fit(load(config, flags), folder, resume=resume)
+        typer.echo(f"run: {folder}")
+
+
+def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
+    """A run goes on with its own configuration; only its length may be changed."""
+    if run is None:
+        raise ValueError("--resume needs the folder of the run; name it with --run.")
+    other = [name for name, _ in flags if name != "training.steps"]
+    if config is not None or other:
+        what = f"--{other[0]}" if other else str(config)
+        raise ValueError(
+            f"a resumed run keeps its own configuration, but {what} came; only --training.steps may change."
+        )
+    return run / "config.yaml"
+
+
+def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]]:
+    """The configuration's file, if one is named, and ("loss.k", "160") from --loss.k 160 or --loss.k=160."""
+    config: Path | None = None
+    found, rest = [], list(words)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if config is None and not name.startswith("-"):
+            config = Path(name + equals + value)
+            continue
+        if not name.startswith("--") or "." not in name:
+            own = ["--run", "--resume", "--protocol", "--help"]
+            raise ValueError(f"there is no option {name}; {nearest(name, own)} Keys are set by --section.key value.")
+        if not equals:
+            if not rest:
+                raise ValueError(f"{name} has no value; write {name} VALUE.")
+            value = rest.pop(0)
+        found.append((name.removeprefix("--"), value))
+    return config, found
+
+
+def config(words: Words = None) -> None:
+    """Print a full configuration with comments: the defaults, or a file with its gaps filled; flags change it."""
+    with one_sentence("config"):
+        from nearfar.train import load, to_yaml
+        from nearfar.train.parts import check
+
+        chosen = load(*read_words(words or ()))
+        check(chosen)
+        typer.echo(to_yaml(chosen), nl=False)
+
+
+def demo(
+    folder: Annotated[
+        Path, typer.Option(help="Where the run goes; what an earlier demo left there is replaced.")
+    ] = Path("nearfar-demo"),
+    steps: Annotated[int | None, typer.Option(help="How many batches; fewer are faster and worse.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, batches and augmentation.", min=0)] = 0,
+) -> None:
+    """Learn to retrieve characters of scripts never seen, from data drawn on the spot, and write a page about it."""
+    with one_sentence("demo"):
+        from nearfar.demo import run
+
+        run(folder, steps=steps, seed=seed)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(demo)
+    app.command(context_settings=KEYS)(train)
+    app.command(context_settings=KEYS)(config)

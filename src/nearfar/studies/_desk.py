@@ -1,0 +1,303 @@
+"""What the studies of training share: a run that suits the data, the choice of the rate, the file of all runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nearfar._files import write_text
+from nearfar.data import open_data
+from nearfar.studies import grid
+from nearfar.studies._descent_rivals import interval
+from nearfar.studies.grid import Line, Trial, Workers
+from nearfar.train import Config, parse
+
+Tree = Mapping[str, Any]
+Spread = dict[str, Any]
+HELD_OUT = 0.1  # share of the training classes that chooses the learning rate
+
+
+@dataclass(frozen=True)
+class Scene:
+    """How a kind of data is trained: sections of the configuration, and the rates to choose from."""
+
+    sections: Mapping[str, Tree]
+    rates: tuple[float, ...]
+
+
+DRAWINGS = Scene({"data": {"transform": "none"}, "model": {"name": "small", "width": 128}}, (3e-4, 1e-3, 3e-3))
+VECTORS = Scene({"data": {"transform": "none"}, "model": {"name": "linear", "width": 64}}, (3e-4, 1e-3, 3e-3))
+PHOTOGRAPHS = Scene(
+    {
+        "data": {"workers": 4},
+        "model": {"name": "lite0", "width": 512, "freeze_norms": True},
+        "optimiser": {"head": 10.0},
+    },
+    (1e-5, 3e-5, 1e-4),
+)
+SCENES = {"glyphs": DRAWINGS, "omniglot": DRAWINGS, "vectors": VECTORS}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A loss by name with its arguments, and what else the run needs for it.
+
+    Attributes:
+        loss: as in a configuration.
+        normalise: embeddings of length 1; N-pair's products need them longer.
+    """
+
+    loss: Tree
+    normalise: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Desk:
+    """A study at work on one data set.
+
+    Attributes:
+        study: its name.
+        folder: where runs, numbers and figures go.
+        data: name of the data set.
+        path: where it lies.
+        labels: of the training samples.
+        seeds: how many runs of each configuration.
+        workers: the processes that train.
+        deadline: begin no run after this moment of `time.monotonic()`; None: never stop.
+        quick: a first look: one rate, no choice.
+    """
+
+    study: str
+    folder: Path
+    data: str
+    path: str | None
+    labels: np.ndarray
+    seeds: int
+    workers: Workers
+    deadline: float | None
+    quick: bool
+
+    @property
+    def scene(self) -> Scene:
+        """How these data are trained."""
+        return SCENES.get(self.data, PHOTOGRAPHS)
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are to learn from."""
+        return len(np.unique(self.labels))
+
+    def config(
+        self,
+        method: Method,
+        batches: Tree,
+        *,
+        steps: int,
+        rate: float,
+        seed: int = 0,
+        proximal: float = 0.0,
+        width: int | None = None,
+    ) -> Config:
+        """A run on all training classes that is judged once, at its end."""
+        tree: dict[str, Any] = {name: dict(section) for name, section in self.scene.sections.items()}
+        tree["data"] |= {"name": self.data, "path": self.path, "validation": 0.0}
+        if batches.get("hard_classes"):
+            tree["data"]["workers"] = 0  # the choice of classes must not run ahead of the training
+        tree["model"] |= {"normalise": method.normalise} | ({} if width is None else {"width": width})
+        tree["optimiser"] = {**tree.get("optimiser", {}), "rate": rate, "proximal": proximal}
+        tree["training"] = {"steps": steps, "seed": seed, "evaluate_every": steps, "checkpoint_every": steps}
+        tree["training"] |= {"explain_every": 0, "tensorboard": False}
+        return parse({**tree, "loss": method.loss, "batches": batches})
+
+    def per_class(self, size: int, samples: int) -> Tree:
+        """Batches of so many samples, `samples` of each class; fewer where there are not so many classes."""
+        return {"name": "PerClass", "classes": min(size // samples, self.classes), "samples": samples}
+
+    def run(self, trials: Iterable[Trial]) -> dict[str, Line]:
+        """All lines of this study so far, those of `trials` among them if time allowed."""
+        left = None if self.deadline is None else self.deadline - time.monotonic()
+        return grid.run(trials, self.folder / f"{self.study}-{self.data}.jsonl", workers=self.workers, seconds=left)
+
+    def choose_rate(self, baselines: Sequence[Method], batches: Tree, *, steps: int) -> Spread:
+        """The rate with the best R@1 on held-out training classes, on average over plain baselines; seed 0.
+
+        Returns:
+            `rate`, and `held_out`: the mean R@1 of every rate.
+        """
+        rates = self.scene.rates
+        if self.quick:
+            return {"rate": rates[1], "held_out": {}}
+        # the held-out classes are gone from training: a batch of all classes would not find as many
+        most = self.classes - round(HELD_OUT * self.classes)
+        batches = {**batches, "classes": min(batches["classes"], most)}
+        trials = {
+            rate: [
+                Trial(self.config(method, batches, steps=steps, rate=rate), held_out=HELD_OUT) for method in baselines
+            ]
+            for rate in rates
+        }
+        known = self.run(trial for each in trials.values() for trial in each)
+        found = {rate: spread(values(known, each, "recall@1")) for rate, each in trials.items()}
+        means = {rate: each["mean"] for rate, each in found.items() if each is not None}
+        if not means:
+            raise RuntimeError(f"{self.study}: no run ended in time to choose a learning rate; give it more seconds.")
+        return {"rate": max(means, key=lambda rate: means[rate]), "held_out": {f"{k:g}": v for k, v in means.items()}}
+
+    def about(self) -> dict[str, Any]:
+        """What the numbers depend on besides the runs."""
+        sizes = np.bincount(self.labels)
+        return {
+            "study": self.study,
+            "data": self.data,
+            "training": {"classes": self.classes, "samples": len(self.labels), "largest_class": int(sizes.max())},
+            "seeds": self.seeds,
+            "quick": self.quick,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        }
+
+    def write(self, found: dict[str, Any], known: Mapping[str, Line]) -> dict[str, Any]:
+        """Keep everything: what was found, and every run with its configuration."""
+        runs = [line for line in known.values() if line["config"]["training"]["steps"] == found["steps"]]
+        whole = {**self.about(), **found, "runs": runs}
+        write_text(self.folder / f"{self.study}-{self.data}.json", as_json(whole))
+        return whole
+
+
+@contextmanager
+def open_desk(
+    study: str,
+    folder: str | Path,
+    *,
+    data: str,
+    path: str | Path | None,
+    seeds: int,
+    jobs: int | Workers,
+    quick: bool,
+    seconds: float | None,
+) -> Iterator[Desk]:
+    """Read the labels of the data set and make the folder; processes that it started itself end with it."""
+    if seeds < 1:
+        raise ValueError(f"{study}: seeds must be at least 1, but came as {seeds}.")
+    labels = open_data(data, path).train.labels
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    where = None if path is None else os.fspath(path)
+    with nullcontext(jobs) if isinstance(jobs, Workers) else Workers(jobs) as workers:
+        yield Desk(study, place, data, where, labels, seeds, workers, deadline, quick)
+
+
+def in_rounds(cells: Iterable[Sequence[Trial]]) -> list[Trial]:
+    """The first seed of every cell, then the second: what is cut short has few seeds rather than few cells."""
+    rows = list(cells)
+    return [row[seed] for seed in range(max(map(len, rows), default=0)) for row in rows if seed < len(row)]
+
+
+def values(known: Mapping[str, Line], trials: Sequence[Trial], score: str) -> list[float]:
+    """A score of each run that is there, in per cent."""
+    lines = [known[trial.key] for trial in trials if trial.key in known]
+    return [100 * line["scores"][score] for line in lines if score in line["scores"]]
+
+
+def spread(numbers: Sequence[float]) -> Spread | None:
+    """Values, mean, and half the 95% t-interval over seeds (None with one seed); None without values."""
+    if not numbers:
+        return None
+    if len(numbers) == 1:
+        return {"values": list(numbers), "mean": numbers[0], "half": None}
+    return interval(list(numbers))
+
+
+def cell(known: Mapping[str, Line], trials: Sequence[Trial], scores: Sequence[str]) -> dict[str, Any]:
+    """Each score over the seeds, the runs that failed, and the time of a run."""
+    lines = [known[trial.key] for trial in trials if trial.key in known]
+    found: dict[str, Any] = {score: spread(values(known, trials, score)) for score in scores}
+    found["errors"] = sorted({line["error"] for line in lines if line["error"]})
+    found["runs"] = len(lines)
+    found["seconds"] = float(np.median([line["seconds"] for line in lines])) if lines else None
+    found["keys"] = [trial.key for trial in trials]
+    return found
+
+
+def difference(known: Mapping[str, Line], before: Sequence[Trial], after: Sequence[Trial], score: str) -> Spread | None:
+    """The later less the earlier, seed by seed, over seeds where both ended; with a verdict by its interval."""
+    pairs = [
+        (before_value, after_value)
+        for a, b in zip(before, after, strict=True)
+        for before_value, after_value in zip(values(known, [a], score), values(known, [b], score), strict=False)
+    ]
+    found = spread([b - a for a, b in pairs])
+    return None if found is None else found | {"verdict": verdict(found)}
+
+
+def verdict(found: Spread) -> str:
+    """Whether a difference is above or below zero by its interval."""
+    half = math.inf if found["half"] is None else found["half"]
+    if found["mean"] - half > 0:
+        return "better"
+    return "worse" if found["mean"] + half < 0 else "cannot tell"
+
+
+def shown(found: Spread | None, *, sign: bool = False) -> str:
+    """Mean ± half, for a table.
+
+    >>> shown({"mean": 71.26, "half": 0.41}), shown({"mean": 1.5, "half": None}, sign=True), shown(None)
+    ('71.3 ± 0.4', '+1.5', '-')
+    """
+    if found is None:
+        return "-"
+    mean = f"{found['mean']:+.1f}" if sign else f"{found['mean']:.1f}"
+    return mean if found["half"] is None else f"{mean} ± {found['half']:.1f}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def setting(found: Tree) -> str:
+    """One paragraph on how the runs of a study were made."""
+    training, versions = found["training"], found["versions"]
+    tried = ", ".join(f"{rate}: {mean:.1f}" for rate, mean in found["rate"]["held_out"].items())
+    how = f" (mean R@1 on {HELD_OUT:.0%} of the training classes, held out: {tried})" if tried else ""
+    failed = sum(line["error"] is not None for line in found["runs"])
+    return (
+        f"{found['data']}: {training['classes']} classes and {training['samples']} samples to learn from; "
+        f"{found['steps']} steps a run, Adam, cosine to 0, rate {found['rate']['rate']:g}{how}; "
+        f"{found['seeds']} seeds; scores in per cent on the test classes, read once, after the last step; ± is half a "
+        f"95% t-interval over seeds. "
+        f"{len(found['runs'])} runs, {failed} failed. {found['device']}, torch {versions['torch']}, "
+        f"python {versions['python']}."
+    )
+
+
+def as_json(found: Mapping[str, Any]) -> str:
+    """JSON for people: what was found in indented lines, then every run on a line of its own."""
+    plain = _plain(found)
+    runs = ",\n".join("  " + json.dumps(line, ensure_ascii=False, allow_nan=False) for line in plain.pop("runs"))
+    text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
+    return text.removesuffix("\n}") + f',\n "runs": [\n{runs}\n ]\n}}\n'
+
+
+def _plain(value: Any) -> Any:
+    """Numbers to seven digits; what JSON cannot hold becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,279 @@
+"""Many runs: configurations trained side by side, each result a line of one file, so that a stopped grid goes on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from nearfar._checks import check_whole
+from nearfar._files import read_arrays, write_text
+from nearfar.data import DataSet, Samples, class_disjoint, open_data, part
+from nearfar.evaluation.clustering import clustering_scores
+from nearfar.train import Config, fit
+from nearfar.train.config import to_tree
+from nearfar.train.journal import Journal, read
+
+Line = dict[str, Any]
+WRONG_SEED = 77  # which labels are wrong is the same for every loss; the seed of a run changes it
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run, and how it is judged.
+
+    Attributes:
+        config: the whole run; its seed is `training.seed`.
+        ks: which recall@K.
+        wrong: so large a share of the training labels is permuted.
+        held_out: so large a share of the training classes is held out and judged in place of the test classes, which
+            are then not read; 0: the test classes.
+        clustering: NMI and F1 on whole test classes of at most so many samples; 0: none.
+    """
+
+    config: Config
+    ks: tuple[int, ...] = (1, 2, 4, 8, 10)
+    wrong: float = 0.0
+    held_out: float = 0.0
+    clustering: int = 0
+
+    @functools.cached_property
+    def key(self) -> str:
+        """What the result depends on, as a short hash: everything but where the data lie."""
+        return hashlib.sha256(json.dumps(self.tree(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def tree(self) -> Line:
+        """Plain values that tell the run."""
+        config = to_tree(self.config)
+        config["data"].pop("path")
+        judged = {"ks": list(self.ks), "wrong": self.wrong, "held_out": self.held_out, "clustering": self.clustering}
+        return {"config": config, **judged}
+
+
+class Workers:
+    """Processes that train runs: one thread each, a GPU shared where there is one; they start at the first run.
+
+    Args:
+        jobs: how many; 1 trains in the calling process.
+
+    `with Workers(8) as workers:` lets several studies use the same processes.
+    """
+
+    def __init__(self, jobs: int = 1) -> None:
+        check_whole("Workers", "jobs", jobs)
+        self.jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=error is None, cancel_futures=True)
+            self._pool = None
+
+    def results(self, trials: Sequence[Trial], end: float | None = None) -> Iterator[Line]:
+        """Lines as the runs end; none begins after the moment `end` of `time.monotonic()`."""
+        if self.jobs == 1:
+            return (_whole(attempt(trial)) for trial in itertools.takewhile(lambda _: not _past(end), trials))
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=_prepare)
+        return _side_by_side(self._pool, trials, self.jobs, end)
+
+
+def run(
+    trials: Iterable[Trial],
+    file: Path,
+    *,
+    workers: Workers | None = None,
+    seconds: float | None = None,
+    console: Console | None = None,
+) -> dict[str, Line]:
+    """Run what `file` does not hold yet, in the order given, and append a line for each; gives all lines by key.
+
+    A run that fails is a line with its error, and is tried again by the next call. Runs are trained through
+    `nearfar.train.fit` in folders that are removed.
+
+    Args:
+        trials: what to run; of equal ones the first.
+        file: JSON lines.
+        workers: the processes to use; None trains in this one.
+        seconds: begin no run after so many; what is under way ends.
+        console: where the progress line goes.
+    """
+    wanted = {trial.key: trial for trial in trials}
+    known = lines(file)
+    write_text(file, "".join(json.dumps(line) + "\n" for line in known.values()))  # a torn last line is dropped
+    left = [trial for key, trial in wanted.items() if known.get(key, {"error": ""})["error"] is not None]
+    if not left:
+        return known
+    end = None if seconds is None else time.monotonic() + seconds
+    with Journal(file) as journal, _progress(console, len(wanted), len(wanted) - len(left)) as advance:
+        for line in (workers or Workers()).results(left, end):
+            journal.write(line)
+            known[line["key"]] = line
+            advance(line)
+    return known
+
+
+def lines(file: Path) -> dict[str, Line]:
+    """The lines of a file by key; of a run that was tried twice the last."""
+    return {line["key"]: line for line in read(file)}
+
+
+def _past(end: float | None) -> bool:
+    return end is not None and time.monotonic() > end
+
+
+def _side_by_side(pool: Executor, trials: Sequence[Trial], jobs: int, end: float | None) -> Iterator[Line]:
+    """As many under way as there are processes, and no more: what has not begun can still be left out."""
+    waiting = iter(trials)
+    under_way: set[Future[Line | None]] = set()
+    while True:
+        while not _past(end) and len(under_way) < jobs and (trial := next(waiting, None)) is not None:
+            under_way.add(pool.submit(attempt, trial))
+        if not under_way:
+            return
+        done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield _whole(future.result())
+
+
+def _whole(line: Line | None) -> Line:
+    if line is None:
+        raise KeyboardInterrupt
+    return line
+
+
+def _prepare() -> None:
+    """One thread a process: they share the cores."""
+    torch.set_num_threads(1)
+
+
+def attempt(trial: Trial) -> Line | None:
+    """The line of one run; None where Ctrl-C stopped it."""
+    start = time.monotonic()
+    line: Line = {"key": trial.key, **trial.tree(), "error": None, "scores": {}, "wrong_share": 0.0}
+    try:
+        found = _train(trial)
+        if found is None:
+            return None
+        line |= found
+    except Exception as error:  # whatever one run does, the others go on
+        words = " ".join(str(error).split())
+        line["error"] = f"{type(error).__name__}: {words[:300]}"
+    line["seconds"] = round(time.monotonic() - start, 2)
+    return line
+
+
+def _train(trial: Trial) -> Line | None:
+    config = trial.config
+    data, share = _judged(trial)
+    with tempfile.TemporaryDirectory(prefix="nearfar-") as place:
+        folder = Path(place) / "run"
+        result = fit(config, folder, data=data, console=Console(quiet=True))
+        if result.test is None:
+            return None
+        scores = result.test.scores()
+        if trial.clustering:
+            scores |= _clusters(folder / "embeddings.npz", trial.clustering)
+    return {"scores": scores, "queries": result.test.queries, "steps": result.step, "wrong_share": share}
+
+
+@functools.lru_cache(maxsize=2)
+def _open(name: str, path: str | None) -> DataSet:
+    return open_data(name, path)
+
+
+def _judged(trial: Trial) -> tuple[DataSet, float]:
+    """The data of a run, and the share of its training labels that is wrong."""
+    spec = trial.config.data
+    data = replace(_open(spec.name, spec.path), ks=trial.ks)
+    if trial.held_out:
+        rest, held_out = class_disjoint(data.train, trial.held_out, seed=0)
+        data = replace(data, train=part(data.train, rest), test=part(data.train, held_out), gallery=None)
+    if not trial.wrong:
+        return data, 0.0
+    train = permuted(data.train, trial.wrong, seed=trial.config.training.seed)
+    return replace(data, train=train), float(np.mean(train.labels != data.train.labels))
+
+
+class _Relabelled:
+    """Samples with other labels."""
+
+    def __init__(self, samples: Samples, labels: np.ndarray) -> None:
+        self.samples, self.labels, self.classes, self.names = samples, labels, samples.classes, samples.names
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def permuted(samples: Samples, share: float, *, seed: int) -> Samples:
+    """Samples of which a share, drawn at random, exchanged their labels: every class keeps its size."""
+    from nearfar.data import Tensors
+
+    random = np.random.default_rng([WRONG_SEED, seed])
+    rows = random.permutation(len(samples))[: round(share * len(samples))]
+    labels = samples.labels.copy()
+    labels[rows] = labels[random.permutation(rows)]
+    if isinstance(samples, Tensors):
+        return Tensors(samples.x, labels, samples.names, samples.classes)
+    return _Relabelled(samples, labels)
+
+
+def _clusters(file: Path, most: int) -> dict[str, float]:
+    """NMI and F1 of k-means on whole classes, drawn in a fixed random order until `most` samples are reached."""
+    arrays = read_arrays("grid", file)
+    x, y = arrays["x"], arrays["y"]
+    sizes = np.bincount(y)
+    order = np.random.default_rng(0).permutation(len(sizes))
+    chosen = order[np.cumsum(sizes[order]) <= most]
+    rows = np.flatnonzero(np.isin(y, chosen))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = clustering_scores(torch.from_numpy(x[rows]).to(device), torch.from_numpy(y[rows]).to(device))
+    return {"nmi": found.nmi, "f1": found.f1}
+
+
+@contextmanager
+def _progress(console: Console | None, total: int, done: int) -> Iterator[Any]:
+    """A function that is told each line and moves the bar on."""
+    columns = (
+        TextColumn("runs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    failed = 0
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("runs", total=total, completed=done, state="")
+
+        def advance(line: Mapping[str, Any]) -> None:
+            nonlocal failed
+            failed += line["error"] is not None
+            name, seconds = line["config"]["loss"]["name"], line["seconds"]
+            told = f"{name}: {line['error']}" if line["error"] else f"{name} {seconds:.0f} s"
+            bar.update(task, advance=1, state=told[:60] + (f"  ({failed} failed)" if failed else ""))
+
+        yield advance

@@ -1,0 +1,53 @@
+"""A tiny training problem, and how two journals are compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nearfar.data import DataSet, Tensors
+from nearfar.train import Config, parse
+
+
+def tiny(seed: int = 0, classes: int = 12, each: int = 6, width: int = 8) -> DataSet:
+    """Vectors around class means, twelve classes to learn from and six others to be tested on."""
+    random = np.random.default_rng(seed)
+
+    def samples(count: int) -> Tensors:
+        labels = np.repeat(np.arange(count), each)
+        means = random.normal(size=(count, width))
+        x = means[labels] + 0.7 * random.normal(size=(len(labels), width))
+        return Tensors(torch.from_numpy(x).float(), labels)
+
+    return DataSet("tiny", samples(classes), samples(classes // 2), ks=(1, 2))
+
+
+def config(**changes: dict[str, Any]) -> Config:
+    """Twenty steps of a two-layer network."""
+    tree: dict[str, Any] = {
+        "data": {"validation": 0.25},
+        "model": {"name": "mlp", "width": 4, "hidden": 16},
+        "loss": {"name": "DroTopK", "k": 8, "pair": "Logistic"},
+        "batches": {"name": "PerClass", "classes": 4, "samples": 3},
+        "optimiser": {"rate": 0.01, "warmup": 3},
+        "training": {"steps": 20, "evaluate_every": 5, "checkpoint_every": 5, "explain_every": 4, "tensorboard": False},
+    }
+    for section, values in changes.items():
+        named = "name" in values
+        tree[section] = dict(values) if named else {**tree[section], **values}
+    return parse(tree)
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    """Every line without its time."""
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    """The network in a checkpoint."""
+    return torch.load(folder / "checkpoints" / f"{which}.pt", weights_only=True)["model"]

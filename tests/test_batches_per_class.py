@@ -1,0 +1,181 @@
+"""`PerClass`: whole epochs, even classes, exact states, ranks that add up."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from nearfar.batches import PerClass
+from nearfar.batches.sampler import class_rounds
+
+
+def labels_of(sizes, seed=0):
+    y = np.repeat(np.arange(len(sizes)) * 3 - 2, sizes)
+    return np.random.default_rng(seed).permutation(y)
+
+
+@st.composite
+def cases(draw):
+    sizes = draw(st.lists(st.integers(1, 9), min_size=2, max_size=9))
+    return sizes, draw(st.integers(2, len(sizes))), draw(st.integers(1, 4)), draw(st.integers(0, 99))
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_an_epoch_visits_everything_and_classes_evenly(case):
+    sizes, classes, samples, seed = case
+    y = labels_of(sizes, seed)
+    sampler = PerClass(y, classes=classes, samples=samples, seed=seed)
+    for _ in range(2):
+        batches = list(sampler)
+        assert len(batches) == len(sampler)
+        assert {row for batch in batches for row in batch} == set(range(len(y)))
+        turns = Counter()
+        for batch in batches:
+            groups = np.array(batch).reshape(classes, samples)
+            names = y[groups]
+            assert (names == names[:, :1]).all()
+            assert len(set(names[:, 0])) == classes
+            turns.update(names[:, 0].tolist())
+            for name, group in zip(names[:, 0], groups, strict=True):
+                assert len(set(group.tolist())) == min(samples, (y == name).sum())
+        rounds = max(-(-size // samples) for size in sizes)
+        # every class R times; the last batch is filled with one turn more of some
+        assert set(turns.values()) <= {rounds, rounds + 1}
+        assert len(turns) == len(sizes)
+        assert sum(turns.values()) - rounds * len(sizes) < classes
+
+
+def test_small_classes_repeat_in_turn():
+    y = np.array([0] * 2 + [1] * 7)
+    for batch in PerClass(y, classes=2, samples=5):
+        counts = Counter(row for row in batch if y[row] == 0)
+        assert sorted(counts.values()) == [2, 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 20), st.integers(0, 9))
+def test_rounds_of_classes(classes, width, count, seed):
+    width = min(width, classes)
+    rows = class_rounds(np.random.default_rng(seed), classes, width, count)
+    assert rows.shape == (count, width)
+    assert all(len(set(row.tolist())) == width for row in rows)
+    flat = rows.reshape(-1)
+    for begin in range(0, len(flat), classes):
+        part = flat[begin : begin + classes]
+        assert len(set(part.tolist())) == len(part)
+
+
+def test_epochs_differ_and_the_seed_decides():
+    y = labels_of([4, 5, 6, 3])
+    make = lambda seed: PerClass(y, classes=2, samples=2, seed=seed)  # noqa: E731
+    sampler = make(1)
+    first, second = list(sampler), list(sampler)
+    assert first != second
+    assert sampler.epoch == 2
+    again = make(1)
+    assert (list(again), list(again)) == (first, second)
+    assert list(make(2)) != first
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_the_parts_of_the_ranks_are_the_batch(world):
+    y = labels_of([4, 5, 6, 3])
+    whole = PerClass(y, classes=3, samples=2, seed=4)
+    parts = [PerClass(y, classes=3, samples=2, seed=4, rank=rank, world=world) for rank in range(world)]
+    for _ in range(2):
+        for batch, *shares in zip(whole, *parts, strict=True):
+            assert [row for share in shares for row in share] == batch
+            sizes = [len(share) for share in shares]
+            assert max(sizes) - min(sizes) <= 1
+
+
+def saved(state):
+    """Through a file that may hold nothing but plain things and tensors."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 7, 8, 11])
+def test_a_state_in_the_middle_of_an_epoch(stop):
+    y = labels_of([4, 5, 6, 3])
+    reference = PerClass(y, classes=2, samples=2, seed=3)
+    expected = [batch for _ in range(4) for batch in reference]
+    sampler = PerClass(y, classes=2, samples=2, seed=3)
+    stream = (batch for _ in range(4) for batch in sampler)
+    used = [next(stream) for _ in range(stop)]
+    state = saved(sampler.state_dict())
+    resumed = PerClass(y, classes=2, samples=2, seed=3)
+    resumed.load_state_dict(state)
+    assert used + [batch for _ in range(4) for batch in resumed][: len(expected) - stop] == expected
+    # with two ranks what one has saved goes on all the same
+    pair = [PerClass(y, classes=2, samples=2, seed=3, rank=rank, world=2) for rank in range(2)]
+    for part in pair:
+        part.load_state_dict(state)
+    assert [a + b for a, b in zip(*pair, strict=True)] == expected[stop : (stop // len(reference) + 1) * len(reference)]
+
+
+def test_a_loader_that_runs_ahead():
+    """Workers fetch before batches are used: the state told by the number used is the right one."""
+    y = labels_of([4, 5, 6, 3])
+    data = TensorDataset(torch.arange(len(y)))
+    expected = list(PerClass(y, classes=2, samples=2))
+    sampler = PerClass(y, classes=2, samples=2)
+    loader = iter(DataLoader(data, batch_sampler=sampler, num_workers=1, prefetch_factor=2))
+    used = [next(loader)[0].tolist() for _ in range(2)]
+    assert sampler.step > 2
+    resumed = PerClass(y, classes=2, samples=2)
+    resumed.load_state_dict(sampler.state_dict(step=2))
+    rest = [rows[0].tolist() for rows in DataLoader(data, batch_sampler=resumed)]
+    assert used + rest == expected
+    del loader
+
+
+def test_states_that_do_not_fit():
+    y = labels_of([4, 5, 6, 3])
+    state = PerClass(y, classes=2, samples=2).state_dict()
+    for other in (
+        PerClass(y, classes=2, samples=3),
+        PerClass(y, classes=2, samples=2, seed=1),
+        PerClass(y[::-1].copy(), classes=2, samples=2),
+    ):
+        with pytest.raises(ValueError, match="the state belongs to other labels or settings"):
+            other.load_state_dict(state)
+    with pytest.raises(ValueError, match="the state must be one of PerClass, but came from 'Representatives'"):
+        other.load_state_dict({"sampler": "Representatives"})
+    with pytest.raises(ValueError, match="step must be a whole number from 0 to 0, but came as 3"):
+        PerClass(y, classes=2, samples=2).state_dict(step=3)
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([5, 5, 9, 9]), [5, 5, 9, 9], np.array([5, 5, 9, 9], dtype=np.int16)])
+def test_labels_of_any_kind(labels):
+    assert sorted(next(iter(PerClass(labels, classes=2, samples=2)))) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "message"),
+    [
+        ([], {}, "at least two classes, but 0 labels of 0 came"),
+        ([4, 4, 4], {}, "at least two classes, but 3 labels of 1 came"),
+        ([0.5, 1.5], {}, "one whole number a sample, but came as float64"),
+        ([[0, 1], [1, 0]], {}, r"one whole number a sample, but came as int64 \[2, 2\]"),
+        ([0, 1], {"classes": 3}, "classes must be from 2 to the 2 classes of the labels, but came as 3"),
+        ([0, 1], {"classes": 1}, "classes must be from 2"),
+        ([0, 1], {"samples": 0}, "samples must be a whole number above zero"),
+        ([0, 1], {"rank": 2, "world": 2}, "rank must be a whole number from 0 to 1, but came as 2"),
+        ([0, 1], {"seed": -1}, "seed must be a whole number from 0"),
+        ([0, 1], {"samples": 1, "world": 3}, "a row for each rank, but 2 rows came for world=3"),
+    ],
+)
+def test_bad_arguments(labels, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PerClass(labels, **({"classes": 2, "samples": 2} | arguments))

