@@ -40,8 +40,8 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 PUBLIC = {
     "nearfar": """
-        DegenerateBatchWarning Explanation Relation RobustLoss
-        compare data evaluate groups links losses mining pairs report sets similarity
+        DegenerateBatchWarning Explanation Proximal Relation RobustLoss
+        batches compare data evaluate groups links losses mining pairs report sets similarity
     """,
     "nearfar.losses": """
         Angular ArcFace BinomialDeviance Circle Contrastive DroChiSquare DroKL DroKLGrouped DroTopK DroTopKPN DroWorst

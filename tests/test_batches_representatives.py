@@ -218,6 +218,34 @@ def test_nearest_classes_are_those_of_brute_force(seed):
         assert table.nearest(seed, 50).tolist() == brute_force(table, seed, 50)
 
 
+def test_nearest_classes_of_a_large_table():
+    """Rows of unequal length, some of them close together: a short list must not lose any."""
+    torch.manual_seed(3)
+    rows = torch.randn(500, 6) * torch.rand(500, 1) * 3
+    rows[100:140] = rows[7] + 1e-4 * torch.randn(40, 6)
+    table = HardClasses(500)
+    table.update(torch.arange(500), rows)
+    for seed in (0, 7, 120, 499):
+        assert table.nearest(seed, 10).tolist() == brute_force(table, seed, 10)
+    again = HardClasses(500)
+    again.load_state_dict(table.state_dict())
+    assert again.nearest(7, 60).tolist() == brute_force(table, 7, 60)
+
+
+def test_a_state_is_a_copy():
+    table = filled()
+    state = table.state_dict()
+    rows = state["embeddings"].clone()
+    table.update(torch.tensor([3]), torch.full((1, 5), 7.0))
+    assert torch.equal(state["embeddings"], rows)
+    again = HardClasses(12)
+    again.load_state_dict(state)
+    again.update(torch.tensor([3]), torch.full((1, 5), 7.0))
+    assert torch.equal(state["embeddings"], rows)
+    with pytest.raises(ValueError, match="the state must be of 5 classes, but came with 12"):
+        HardClasses(5).load_state_dict(state)
+
+
 def test_the_choice_is_a_seed_and_its_neighbours():
     table = filled()
     used = np.ones(12, dtype=np.int64)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import nearfar as nf
+from nearfar.cli import app
 
 COMMAND = str(Path(sys.executable).parent / "nearfar")
 
@@ -25,28 +30,71 @@ def test_losses_lists_every_loss(tmp_path):
     assert "KL(1/α)" in shown.stdout  # the algebra of multi-similarity
 
 
-def test_demo_learns_and_saves_a_picture(tmp_path):
-    shown = run("demo", "--seconds", "4", folder=tmp_path)
+def test_demo_trains_tests_and_writes_a_page(tmp_path):
+    """Four steps teach little; that the full demo does is measured in docs/training.md."""
+    shown = run("demo", "--steps", "4", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    before, after = (
-        float(re.search(rf"^R@1 {word}: ([\d.]+)$", shown.stdout, re.M)[1]) for word in ("before", "after")
-    )
-    assert after > before + 15
-    picture = tmp_path / "nearfar-demo" / "digits.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in picture.parent.iterdir()] == ["digits.png"]
+    last = shown.stdout.strip().splitlines()[-2:]
+    assert re.fullmatch(r"R@1 before: \d+\.\d", last[0])
+    assert re.fullmatch(r"R@1 after: \d+\.\d", last[1])
+    folder = tmp_path / "nearfar-demo"
+    assert "<html" in (folder / "report.html").read_text()
+    assert {"config.yaml", "journal.jsonl", "embeddings.npz"} <= {path.name for path in folder.iterdir()}
 
 
-def test_demo_says_in_one_sentence_that_it_cannot_write(tmp_path):
-    (tmp_path / "taken").write_text("a file, not a folder")
-    shown = run("demo", "--seconds", "0.1", "--folder", "taken/here", folder=tmp_path)
+def test_demo_leaves_other_peoples_folders_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    shown = run("demo", "--steps", "1", "--folder", "mine", folder=tmp_path)
     assert shown.returncode != 0
-    assert "choose another --folder" in shown.stderr
+    assert "holds no demo; choose another --folder" in shown.stderr
     assert "Traceback" not in shown.stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_train_resumes_and_refuses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(16), 5)
+    np.savez(tmp_path / "v.npz", x=rng.normal(size=(16, 8))[labels] + 0.3 * rng.normal(size=(80, 8)), y=labels)
+    (tmp_path / "c.yaml").write_text(
+        "data: {name: vectors, path: v.npz}\nmodel: {name: linear, width: 4}\nloss: {name: SupCon}\n"
+        "batches: {classes: 4, samples: 4}\ntraining: {steps: 6, evaluate_every: 3, checkpoint_every: 3}\n"
+    )
+    shown = run("train", "c.yaml", "--run", "r", "--training.tensorboard", "false", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "run: r" in shown.stdout
+    longer = run("train", "--run", "r", "--resume", "--training.steps", "9", folder=tmp_path)
+    assert longer.returncode == 0, longer.stderr
+    steps = [json.loads(line)["step"] for line in (tmp_path / "r" / "journal.jsonl").read_text().splitlines()]
+    assert max(steps) == 9
+    for words, said in (
+        (("c.yaml", "--run", "r"), "already holds a run"),
+        (("c.yaml", "--run", "r", "--resume"), "keeps its own configuration"),
+        (("--resume",), "needs the folder of the run"),
+        (("c.yaml", "--run", "n", "--loss.temprature", "1"), "did you mean 'temperature'"),
+        (("c.yaml", "--run", "n", "--resme"), "did you mean '--resume'"),
+        (("c.yaml", "--run", "n", "--loss.temperature"), "has no value"),
+        (("no.yaml", "--run", "n"), "there is no file no.yaml"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            app(["train", *words], standalone_mode=False)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "n").exists()
+
+
+def test_config_prints_what_train_reads(tmp_path):
+    shown = run("config", "--loss.name", "Triplet", "--loss.margin", "1e-1", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    (tmp_path / "c.yaml").write_text(shown.stdout)
+    again = run("config", "c.yaml", folder=tmp_path)
+    assert again.stdout == shown.stdout
+    assert "margin: 0.1" in shown.stdout
 
 
 def test_unknown_command_and_option_are_errors(tmp_path):
     assert run("trian", folder=tmp_path).returncode != 0
-    shown = run("demo", "--sekonds", "1", folder=tmp_path)
+    shown = run("demo", "--stpes", "1", folder=tmp_path)
     assert shown.returncode != 0
-    assert "--sekonds" in shown.stderr
+    assert "--stpes" in shown.stderr

@@ -91,7 +91,7 @@ def test_starts_follow_the_law_of_k_means_plus_plus():
                 if chance > 0:
                     wanted[frozenset({a, b, c})] = wanted.get(frozenset({a, b, c}), 0.0) + chance
     generator = torch.Generator().manual_seed(0)
-    draws = 3000
+    draws = 1500
     counts = dict.fromkeys(wanted, 0)
     for _ in range(draws):
         starts = module._starts(x, 3, generator, "", None)

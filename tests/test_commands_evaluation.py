@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import config, tiny
 from typer.testing import CliRunner
 
 import nearfar as nf
 from nearfar.cli import app
 from nearfar.evaluation import Index, Vectors
+from nearfar.train import fit
 
 COMMAND = str(Path(sys.executable).parent / "nearfar")
 
@@ -250,6 +252,23 @@ def test_help_reads_well(tmp_path):
     assert "1 x 32 x 32" in run(tmp_path, "embed", "--help")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_is_embedded_as_it_was_judged_and_exported(tmp_path):
+    """The vectors of its test samples are those the run kept itself."""
+    data = tiny()
+    fit(config(), tmp_path / "run", data=data)
+    np.savez(tmp_path / "d.npz", x=data.test.x.numpy(), y=data.test.labels)
+    run(tmp_path, "embed", "run", "d.npz", "-o", "v.npz")
+    found, kept = Vectors.load(tmp_path / "v.npz"), Vectors.load(tmp_path / "run")
+    torch.testing.assert_close(found.x, kept.x, atol=1e-5, rtol=1e-4)
+    assert torch.equal(found.y, kept.y)
+    assert "recall@1" in run(tmp_path, "evaluate", "run")
+    assert run(tmp_path, "compare", "run", "v.npz").startswith("Cannot tell v.npz from run")
+    assert "vectors of width" in run(tmp_path, "index", "run", "-o", "i.npz")
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    assert "agrees within" in run(tmp_path, "export", "run", "-o", "m.onnx")
+
+
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
 def test_an_approximate_index_says_what_it_misses(tmp_path, kind):
     pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
@@ -284,7 +303,7 @@ def test_names_are_printed_as_they_are(tmp_path):
         (["evaluate", "v.npz", "--json", "text.npz/e.json"], "text.npz"),
         (["evaluate", "."], "holds no embeddings.npz"),
         (["embed", "none.onnx", "glyphs:test", "-o", "o.npz"], "there is no model none.onnx"),
-        (["embed", ".", "glyphs:test", "-o", "o.npz"], "run folders yet"),
+        (["embed", ".", "glyphs:test", "-o", "o.npz"], "holds no config.yaml"),
         (["embed", "text.npz", "glyphs:test", "-o", "o.npz"], "must end in .onnx"),
         (["embed", "state.pt", "v.npz", "-o", "o.npz"], "is not a file of TorchScript"),
         (["embed", "state.pt2", "v.npz", "-o", "o.npz"], "is not a file of torch.export"),

@@ -107,23 +107,35 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "search_cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    report = {
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "faiss-cpu": version("faiss-cpu"),
-        },
-        "config": {"rows": args.rows, "width": WIDTH, "queries": QUERIES, "k": K, "threads": 2, "similarity": "cosine"},
-        "sets": {name: study(name, args.rows, args.kinds) for name in args.sets},
+    report = json.loads(args.out.read_text()) if args.out.exists() else {"sets": {}}
+    report["versions"] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "faiss-cpu": version("faiss-cpu"),
     }
+    report["config"] = {
+        "rows": args.rows,
+        "width": WIDTH,
+        "queries": QUERIES,
+        "k": K,
+        "threads": 2,
+        "similarity": "cosine",
+    }
+    for name in args.sets:
+        report["sets"][name] = study(name, args.rows, args.kinds)
+        write(args.out, report)
+    print(args.out.with_suffix(".md").read_text())
+
+
+def write(out: Path, report: dict) -> None:
     told = ", ".join(f"{name} {word}" for name, word in report["versions"].items())
-    parts = [f"# Search over {args.rows:,} x {WIDTH} vectors, two threads, {QUERIES:,} queries at once", told + "."]
-    for name, rows in report["sets"].items():
-        parts += [f"## {name.capitalize()}", table(rows)]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
-    args.out.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
-    print("\n\n".join(parts))
+    rows = report["config"]["rows"]
+    parts = [f"# Search over {rows:,} x {WIDTH} vectors, two threads, {QUERIES:,} queries at once", told + "."]
+    for name, found in report["sets"].items():
+        parts += [f"## {name.capitalize()}", table(found)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    out.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@
 from importlib import import_module
 from typing import Any
 
-from nearfar import data, groups, links, losses, mining, pairs, report, sets, similarity
+from nearfar import batches, data, groups, links, losses, mining, pairs, report, sets, similarity
 from nearfar._checks import DegenerateBatchWarning
+from nearfar.batches import Proximal
 from nearfar.evaluation import compare, evaluate
 from nearfar.explanation import Explanation
 from nearfar.relations import Relation
@@ -21,8 +22,10 @@ __version__ = "0.1.0"
 __all__ = [
     "DegenerateBatchWarning",
     "Explanation",
+    "Proximal",
     "Relation",
     "RobustLoss",
+    "batches",
     "compare",
     "data",
     "evaluate",
@@ -38,8 +41,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Parts that need scikit-learn, or that few need, are imported when they are first asked for."""
-    if name in ("linear", "pml", "studies"):
+    """Parts that need accelerate or scikit-learn, or that few need, are imported when they are first asked for."""
+    if name in ("linear", "models", "pml", "studies", "train"):
         return import_module(f"nearfar.{name}")
     if name == "suggest_step":
         return import_module("nearfar.linear.suggest").suggest_step

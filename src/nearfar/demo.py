@@ -50,7 +50,7 @@ def run(folder: Path, *, steps: int | None = None, seed: int = 0, console: Conso
     if result.test is None:
         return result
     page = folder / "report.html"
-    report.write(page, folder)
+    report.write(page, folder, watch=lambda words: console.print(words, highlight=False))
     spent = time.monotonic() - begun
     console.print(f"run: {folder}\npage: {page}\n{spent:.0f} s in all", highlight=False)
     console.print(f"R@1 before: {100 * before.recall[1]:.1f}", highlight=False)

@@ -193,7 +193,7 @@ class Representatives(GlobalBatches):
         """`_queues`, from those of the projection before where they are at hand."""
         if self._plan is None or self._plan[0] != projection - 1:
             return self._queues(projection)
-        self._shuffle(self._plan[1], projection, projection % self._classes.size == 0)
+        self._shuffle(self._plan[1], projection)
         return self._plan[1]
 
     def _queues(self, projection: int) -> Rows:
@@ -204,18 +204,15 @@ class Representatives(GlobalBatches):
         """
         order = self._classes.rows.copy()
         last = projection - projection % self._classes.size  # [L] when each class was last shuffled
-        for moment in np.unique(last).tolist():
-            self._shuffle(order, moment, last == moment)
+        for moment in np.unique(last).tolist():  # ascending: what is shuffled again later is overwritten
+            self._shuffle(order, moment)
         return order
 
-    def _shuffle(self, order: Rows, moment: int, which: NDArray[np.bool_]) -> None:
-        """Bring the classes `which` [L] into the order that they got at projection `moment`."""
+    def _shuffle(self, order: Rows, moment: int) -> None:
+        """Bring the classes that are shuffled at projection `moment` into their new order."""
         known = self._classes
-        # all that are shuffled at that moment draw, those shuffled again since included: the draw stays the same
         there = np.flatnonzero((moment % known.size == 0)[known.of])
-        ranked = there[shuffle_within(self._random(SHUFFLE, moment), known.of[there])]
-        wanted = which[known.of[there]]
-        order[there[wanted]] = known.rows[ranked[wanted]]
+        order[there] = known.rows[there[shuffle_within(self._random(SHUFFLE, moment), known.of[there])]]
 
     def _compose(self, random: np.random.Generator, queues: Rows, projection: int, drawn: Rows) -> Rows:
         start, size = self._classes.start[drawn], self._classes.size[drawn]

@@ -1,4 +1,4 @@
-"""What `nearfar embed` and `export` take: a model from a file; samples from glyphs, an .npz or a folder of images."""
+"""What `nearfar embed` and `export` take: a model of a run or a file; samples from glyphs, an .npz, or images."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearfar.evaluation.export import first_cause, quiet
+
+if TYPE_CHECKING:
+    from nearfar.data.pictures import Pictures
+    from nearfar.data.samples import Transform
 
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _ONNX_TYPES = {
@@ -27,13 +31,40 @@ _ONNX_TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What is to be embedded, and a digest that tells it from other samples."""
+    """What is to be embedded, and a digest that tells it from other samples.
+
+    Attributes:
+        data: samples as a model without a transform takes them.
+        raw: the same as data sets give them: pictures, or tensors as they are stored.
+        y: classes [n], or None.
+        name: one word a sample, or None.
+        images: thumbnails [n, h, w] or [n, h, w, 3], or None.
+        digest: equal for equal samples.
+    """
 
     data: Any
+    raw: Any
     y: np.ndarray | None
     name: tuple[str, ...] | None
     images: Tensor | None
     digest: str
+
+    def ready(self, transform: Transform | None) -> Any:
+        """What goes into a model."""
+        return self.data if transform is None else Transformed(self.raw, transform)
+
+
+class Transformed:
+    """Raw samples through a transform without chance."""
+
+    def __init__(self, raw: Any, transform: Transform) -> None:
+        self.raw, self.transform = raw, transform
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.transform(self.raw[row], np.random.default_rng(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,26 +76,35 @@ class Model:
         digest: tells the model from others.
         module: the same as a module, for export; None where there is none (ONNX, TorchScript).
         example: a batch that fits, or None where the file holds none.
+        transform: of a run: what turns a raw sample into the network's input; None where samples go in as they are.
     """
 
     run: Callable[[Tensor], Any]
     digest: str
     module: nn.Module | None = None
     example: Tensor | None = None
+    transform: Transform | None = None
 
 
 def load_model(path: Path) -> Model:
-    """The model of an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2)."""
+    """The model of a run folder, an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2)."""
     if path.is_dir():
-        raise ValueError(
-            f"{path} is a folder, and models cannot be read from run folders yet; "
-            "name an .onnx, a TorchScript (.pt) or a torch.export (.pt2) file."
-        )
+        return _run(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no model {path}; name an .onnx, .pt or .pt2 file.")
+        raise FileNotFoundError(f"there is no model {path}; name a run folder or an .onnx, .pt or .pt2 file.")
     if path.suffix not in READERS:
         raise ValueError(f"{path} must end in .onnx, .pt (TorchScript) or .pt2 (torch.export).")
     return READERS[path.suffix](path, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _run(folder: Path) -> Model:
+    """The network of a run with its best weights, and the transform that its samples go through."""
+    from nearfar.train import checkpoint, open_run
+
+    run, best = open_run(folder), folder / "checkpoints" / "best.pt"
+    digest = hashlib.sha256((folder / "config.yaml").read_bytes() + best.read_bytes()).hexdigest()
+    example = torch.rand(2, *checkpoint.load(best)["inputs"]["shape"])
+    return Model(_careful(folder, run.model), digest, run.model, example, run.transform)
 
 
 def _exported(path: Path, digest: str) -> Model:
@@ -160,6 +200,7 @@ def _glyphs(source: str) -> Samples:
     names = zip(split.labels.tolist(), split.faces.tolist(), strict=True)
     return Samples(
         data=split.images[:, None].float() / 255,
+        raw=split.images,
         y=split.labels.numpy(),
         name=tuple(f"{split.names[label]} / {data.faces[face]}" for label, face in names),
         images=split.images,
@@ -179,60 +220,51 @@ def _npz(path: Path) -> Samples:
             raise ValueError(f"{path}: {key} must have one entry per sample, but {len(arrays[key])} for {len(x)} came.")
     name = tuple(str(word) for word in arrays["name"]) if "name" in arrays else None
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Samples(torch.from_numpy(x.astype(np.float32)), arrays.get("y"), name, None, digest)
+    return Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(x), arrays.get("y"), name, None, digest)
 
 
-class Pictures:
-    """A folder of images, a subfolder a class: [3, size, size] in 0..1, the short side scaled, the middle cut out."""
+class Fitted:
+    """Pictures as [3, size, size] in 0..1, the short side scaled, the middle cut out."""
 
-    def __init__(self, folder: Path, size: int, imagenet: bool) -> None:
-        self.folder, self.size, self.imagenet = folder, size, imagenet
-        self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        self.files = [
-            (file, label)
-            for label, name in enumerate(self.classes)
-            for file in sorted((folder / name).rglob("*"))
-            if file.suffix.lower() in PICTURES
-        ]
-        if not self.files:
-            raise ValueError(f"{folder} holds no images in subfolders; a class is a subfolder with its images.")
+    def __init__(self, pictures: Pictures, size: int, imagenet: bool) -> None:
+        self.pictures, self.size, self.imagenet = pictures, size, imagenet
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.pictures)
 
     def __getitem__(self, row: int) -> Tensor:
-        x = torch.from_numpy(self.picture(row, self.size)).permute(2, 0, 1).float() / 255
+        x = torch.from_numpy(square(self.pictures[row], self.size)).permute(2, 0, 1).float() / 255
         if self.imagenet:
             mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
             x = (x - mean[:, None, None]) / std[:, None, None]
         return x
 
-    def picture(self, row: int, size: int) -> np.ndarray:
-        """uint8 [size, size, 3]."""
-        from PIL import Image, ImageOps, UnidentifiedImageError
 
-        file = self.files[row][0]
-        try:
-            with Image.open(file) as image:
-                image.draft("RGB", (2 * size, 2 * size))
-                fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
-        except (UnidentifiedImageError, OSError) as error:
-            raise ValueError(f"{file} cannot be read as an image ({type(error).__name__}).") from None
-        return np.array(fitted, dtype=np.uint8)
+def square(picture: Any, size: int) -> np.ndarray:
+    """uint8 [size, size, 3]: the middle of a picture."""
+    from PIL import Image, ImageOps
+
+    return np.array(ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC), dtype=np.uint8)
 
 
 def _folder(folder: Path, size: int, imagenet: bool, thumbnails: int) -> Samples:
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise ImportError("reading images needs pillow; run pip install pillow.") from None
-    data = Pictures(folder, size, imagenet)
-    names = tuple(file.relative_to(folder).as_posix() for file, _ in data.files)
-    about = f"{size} {imagenet} " + " ".join(
-        f"{n}:{f.stat().st_size}" for n, (f, _) in zip(names, data.files, strict=True)
-    )
+    """A subfolder a class, in the order of their names."""
+    from nearfar.data.pictures import Pictures
+
+    files = [
+        file
+        for home in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        for file in sorted(home.rglob("*"))
+        if file.suffix.lower() in PICTURES
+    ]
+    if not files:
+        raise ValueError(f"{folder} holds no images in subfolders; a class is a subfolder with its images.")
+    names = tuple(file.relative_to(folder).as_posix() for file in files)
+    y = np.unique([name.split("/")[0] for name in names], return_inverse=True)[1].astype(np.int64)
+    pictures = Pictures(files, y, names)
+    about = f"{size} {imagenet} " + " ".join(f"{n}:{f.stat().st_size}" for n, f in zip(names, files, strict=True))
     images = None
     if thumbnails:
-        images = torch.from_numpy(np.stack([data.picture(row, thumbnails) for row in range(len(data))]))
-    y = np.array([label for _, label in data.files], dtype=np.int64)
-    return Samples(data, y, names, images, hashlib.sha256(about.encode()).hexdigest())
+        images = torch.from_numpy(np.stack([square(pictures[row], thumbnails) for row in range(len(pictures))]))
+    digest = hashlib.sha256(about.encode()).hexdigest()
+    return Samples(Fitted(pictures, size, imagenet), pictures, y, names, images, digest)

@@ -22,7 +22,10 @@ JUDGED = 1000
 
 def embed(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="An .onnx, TorchScript .pt or torch.export .pt2 file.")
+        Path,
+        typer.Argument(
+            metavar="RUN|MODEL", help="A run folder, or an .onnx, TorchScript .pt or torch.export .pt2 file."
+        ),
     ],
     data: Annotated[
         str,
@@ -41,7 +44,8 @@ def embed(
 
     If it is killed, the same command goes on where it stood.
 
-    The model gets glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
+    The network of a run gets its samples as in training. A model from a file gets glyphs as 1 x 32 x 32 and images as
+    3 x size x size, both in 0..1, and an .npz as its x in float32.
     """
     with one_sentence("embed"):
         from torch import Tensor
@@ -55,7 +59,7 @@ def embed(
             samples = read_samples(data, size=size, imagenet=imagenet, thumbnails=thumbnails)
         key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
         parts = output.with_name(f".{output.name}.{key}.parts")
-        x = run(network.run, samples.data, batch_size=batch_size, resume=parts)
+        x = run(network.run, samples.ready(network.transform), batch_size=batch_size, resume=parts)
         assert isinstance(x, Tensor)  # noqa: S101 - labels are kept beside the samples, not in them
         fields: dict[str, Any] = {"y": samples.y, "name": samples.name, "images": samples.images}
         found = Vectors(x, **fields)
@@ -148,7 +152,7 @@ def records(made: Index, asked: Vectors, found: Neighbours) -> list[dict[str, An
 
 
 def export(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A torch.export .pt2 file.")],
+    model: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a torch.export .pt2 file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The .onnx file to write.")],
     shape: Annotated[
         str | None, typer.Option(help="Shape of one sample, such as 3,224,224, where the model holds no example.")
@@ -170,7 +174,7 @@ def export(
 
         network = load_model(model)
         if network.module is None:
-            raise ValueError(f"{model} cannot be exported again; name a torch.export (.pt2) file.")
+            raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
         example = network.example if shape is None else torch.randn(2, *sides(shape))
         if example is None:
             raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")

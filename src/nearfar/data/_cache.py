@@ -7,13 +7,14 @@ two processes that write at once write equal bytes under an equal name, and each
 import hashlib
 import io
 import os
-import secrets
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nearfar._files import whole
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -101,18 +102,8 @@ def _files(folder: Path, stem: str) -> list[Path]:
 
 
 def _store(folder: Path, stem: str, arrays: Arrays) -> None:
-    """Write under a temporary name in the same folder, then rename, so that no reader sees half a file."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **dict(arrays))
     payload = buffer.getvalue()
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{stem}-{os.getpid()}-{secrets.token_hex(4)}.part"
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(payload)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, folder / f"{stem}-{hashlib.sha256(payload).hexdigest()}.npz")
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole(folder / f"{stem}-{hashlib.sha256(payload).hexdigest()}.npz") as temporary:
+        temporary.write_bytes(payload)

@@ -164,6 +164,7 @@ class Index:
         coarse = module.IndexFlatIP(width) if inner else module.IndexFlatL2(width)
         index = module.IndexIVFFlat(coarse, width, cells, module.METRIC_INNER_PRODUCT if inner else module.METRIC_L2)
         index.cp.min_points_per_centroid = 1
+        index.cp.max_points_per_centroid = 64  # a quarter of faiss's own: built four times sooner, as good to search
         x = self._ready(self.vectors.x)
         index.train(x)
         index.add(x)

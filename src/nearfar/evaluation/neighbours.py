@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearfar._checks import check_choice, check_embeddings
 from nearfar.evaluation.best import Best
-from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, scores, spaces, wide
+from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, scores, spaces, wide
 
 Strip = tuple[slice, Tensor, Tensor]
 TILE = 2**22
@@ -99,11 +99,13 @@ def _shape(side: int, tile: int, columns: int) -> tuple[int, int]:
 
 def _each(x: Rows, y: Rows, k: int, tall: int, wide: int, itself: bool) -> Iterator[Strip]:
     """Strips of rows, each against all columns."""
+    buffer = Buffer(min(tall, len(x)) * min(wide, len(y)), x[:0].side)
     for rows in _slices(0, len(x), tall):
         strip = x[rows]
         best = Best(len(strip), k, strip.side)
         for columns in _slices(0, len(y), wide):
-            tile = keys(strip, y[columns])
+            chosen = y[columns]
+            tile = keys(strip, chosen, out=buffer.tile(len(strip), len(chosen)))
             if itself:
                 _hide_itself(tile, rows.start, columns.start)
             best.meet(slice(0, len(strip)), tile, columns.start)
@@ -116,13 +118,15 @@ def _once(x: Rows, k: int, side: int) -> Iterator[Strip]:
     A row meets the strips above its own first, then its own, then the columns to its right: from left to right.
     """
     best = Best(len(x), k, x[:0].side)
+    buffer = Buffer(min(side, len(x)) ** 2, x[:0].side)
     for rows in _slices(0, len(x), side):
         strip = x[rows]
-        square = keys(strip, strip)
+        square = keys(strip, strip, out=buffer.tile(len(strip), len(strip)))
         square.fill_diagonal_(-torch.inf)
         best.meet(rows, square, rows.start)
         for columns in _slices(rows.stop, len(x), side):
-            tile = keys(strip, x[columns])
+            chosen = x[columns]
+            tile = keys(strip, chosen, out=buffer.tile(len(strip), len(chosen)))
             best.meet(rows, tile, columns.start)
             best.meet(columns, tile.T, rows.start)
         yield rows, best.keys[rows], best.places[rows]

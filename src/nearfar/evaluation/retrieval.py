@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nearfar._checks import check_choice, check_embeddings, check_labels
 from nearfar.evaluation.neighbours import TILE, strips
-from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, spaces
+from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
 
 Ties = Literal["place", "favourable"]
 Watch = Callable[[str], None]
@@ -151,20 +151,39 @@ def _deep_ranks(
     watch: Watch | None,
 ) -> Tensor:
     """Ranks of queries whose first relevant reference lies beyond the list, by counting who stands before it."""
+    tall = min(len(chosen), max(16, TILE // len(y)))
+    scores, only = (Buffer(tall * len(y), x[:0].side) for _ in range(2))
+    flags = Buffer(tall * len(y), names.bool())
     ranks: list[Tensor] = []
-    place = torch.arange(len(y), device=chosen.device)
-    for part in torch.split(chosen, max(16, TILE // len(y))):
-        strip = x[part]
-        row = torch.cat([keys(strip, y[start : start + 8192]) for start in range(0, len(y), 8192)], dim=1)
+    for part in torch.split(chosen, tall):
+        strip, shape = x[part], (len(part), len(y))
+        row = scores.tile(*shape)
+        for start in range(0, len(y), 8192):
+            row[:, start : start + 8192] = keys(strip, y[start : start + 8192])
         if itself:
             row[torch.arange(len(part), device=part.device), part] = -torch.inf
-        right = names[None, :] == labels[part, None]
-        best = torch.where(right, row, -torch.inf).amax(dim=1, keepdim=True)
-        before = row > best
+        right = torch.eq(names[None, :], labels[part, None], out=flags.tile(*shape))
+        nothing = torch.full((), -torch.inf, dtype=row.dtype, device=row.device)
+        best = torch.where(right, row, nothing, out=only.tile(*shape)).amax(dim=1, keepdim=True)
+        rank = _count(torch.gt(row, best, out=flags.tile(*shape))) + 1
         if ties == "place":
-            first = torch.where(right & (row == best), place, len(y)).amin(dim=1, keepdim=True)
-            before |= (row == best) & (place < first)
-        ranks.append(before.sum(dim=1) + 1)
+            rank += _earlier(torch.eq(row, best, out=flags.tile(*shape)), names, labels[part])
+        ranks.append(rank)
         if watch is not None:
             watch(f"ranks of {sum(map(len, ranks))} of {len(chosen)} queries whose answer lies deep")
     return torch.cat(ranks)
+
+
+def _count(flags: Tensor) -> Tensor:
+    """How many of each row are true [n]. On a CPU `sum` would first copy the flags into eight times their memory."""
+    if flags.device.type != "cpu":
+        return flags.sum(dim=1)
+    return torch.stack([line.count_nonzero() for line in flags])
+
+
+def _earlier(equal: Tensor, names: Tensor, labels: Tensor) -> Tensor:
+    """How many references score as the best right one does and stand before the first such right one [n]."""
+    found = torch.zeros(len(equal), dtype=torch.long, device=equal.device)
+    for i in (_count(equal) > 1).nonzero().flatten().tolist():  # few rows have ties
+        found[i] = (names[equal[i]] == labels[i]).nonzero()[0, 0]
+    return found

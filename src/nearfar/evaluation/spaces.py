@@ -101,6 +101,17 @@ def keys(x: Rows, y: Rows, out: Tensor | None = None) -> Tensor:
     return product
 
 
+class Buffer:
+    """Memory for one tile, used again and again: a fresh tile each time leaves holes that the allocator cannot fill."""
+
+    def __init__(self, entries: int, like: Tensor) -> None:
+        self.memory = torch.empty(entries, dtype=like.dtype, device=like.device)
+
+    def tile(self, rows: int, columns: int) -> Tensor:
+        """A contiguous matrix [rows, columns] in that memory, with whatever it held before."""
+        return self.memory[: rows * columns].view(rows, columns)
+
+
 def pair_keys(x: Rows, y: Rows) -> Tensor:
     """Keys [n] of the first row with the first, the second with the second, and so on."""
     product = (x.x * y.x).sum(dim=1)

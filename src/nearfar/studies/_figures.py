@@ -80,11 +80,12 @@ def _draw(ax: Any, panel: Panel) -> None:
     if panel.log:
         ax.set_xscale("log")
         ax.minorticks_off()
-    ax.set_xticks(panel.x, [f"{x:g}" for x in panel.x], fontsize=8)
+    many = len(panel.x) > 6
+    ax.set_xticks(panel.x, [f"{x:g}" for x in panel.x], fontsize=8, rotation=60 if many else 0)
     ax.set_title(panel.title, fontsize=10)
     ax.set_xlabel(panel.xlabel)
     ax.set_ylabel(panel.ylabel)
-    if panel.series:
+    if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=7, frameon=False)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from nearfar.studies import _figures as figures
 from nearfar.studies._desk import Desk, Method, cell, difference, in_rounds, open_desk, setting, shown, table
-from nearfar.studies.grid import Line, Trial
+from nearfar.studies.grid import Line, Trial, Workers
 
-STEPS = 1500
+STEPS = 1000
 SAMPLES = 5
 SIZES = (80, 160, 320, 640)
 LARGEST = SIZES[-1]
@@ -57,7 +57,7 @@ def reproduce(
     path: str | Path | None = None,
     seeds: int = 3,
     steps: int | None = None,
-    jobs: int = 1,
+    jobs: int | Workers = 1,
     quick: bool = False,
     seconds: float | None = None,
 ) -> dict[str, Any]:
@@ -68,18 +68,23 @@ def reproduce(
         data: glyphs, omniglot, cub, cars, inshop, vectors, ...
         path: where the data lie.
         seeds: runs of each configuration.
-        steps: of each run; None: 1500. Larger batches so see more samples.
-        jobs: processes.
+        steps: of each run; None: 1000. Larger batches so see more samples.
+        jobs: processes, or `Workers` that are at work already.
         quick: 30 steps, two batch sizes, three K, two γ, one rate: whether it works, not what is true.
         seconds: begin no run after so many; what is missing stays empty, and the next call goes on.
 
     Returns:
         What dro-DATA.json holds.
     """
-    desk = open_desk("dro", folder, data=data, path=path, seeds=seeds, jobs=jobs, quick=quick, seconds=seconds)
-    steps = steps or (30 if quick else STEPS)
+    how: dict[str, Any] = {"data": data, "path": path, "seeds": seeds, "jobs": jobs, "quick": quick, "seconds": seconds}
+    with open_desk("dro", folder, **how) as desk:
+        return _study(desk, steps)
+
+
+def _study(desk: Desk, steps: int | None) -> dict[str, Any]:
+    steps = steps or (30 if desk.quick else STEPS)
     rate = desk.choose_rate([MS, LIFTED], desk.per_class(SMALL, SAMPLES), steps=steps)
-    sizes, ks = (SIZES[:2], KS[:3]) if quick else (SIZES, KS)
+    sizes, ks = (SIZES[:2], KS[:3]) if desk.quick else (SIZES, KS)
     ratios = {str(size): _ratio(desk, size) for size in sizes}
     imbalance = {
         f"{name}|{size}": _seeds(desk, method, size, steps, rate["rate"])
@@ -89,7 +94,7 @@ def reproduce(
     by_k = {str(k): _seeds(desk, Method({"name": "DroTopK", "k": k}), sizes[-1], steps, rate["rate"]) for k in ks}
     grouped = {
         name: _seeds(desk, method, SMALL, steps, rate["rate"], width=NARROW)
-        for name, method in list(grouped_methods().items())[: 4 if quick else None]
+        for name, method in list(grouped_methods().items())[: 4 if desk.quick else None]
     }
     known = desk.run(in_rounds([*imbalance.values(), *by_k.values(), *grouped.values()]))
     found: dict[str, Any] = {
@@ -119,7 +124,7 @@ def _seeds(desk: Desk, method: Method, size: int, steps: int, rate: float, width
 def _ratio(desk: Desk, size: int) -> float:
     """Alike over unlike pairs of a batch."""
     rows = desk.per_class(size, SAMPLES)["classes"] * SAMPLES
-    return (SAMPLES - 1) / (rows - SAMPLES)
+    return (SAMPLES - 1) / float(rows - SAMPLES)
 
 
 def _by_name(known: Mapping[str, Line], cells: Cells) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.studies import _figures as figures
-from nearfar.studies._desk import Method, cell, difference, in_rounds, open_desk, setting, shown, table
-from nearfar.studies.grid import Trial
+from nearfar.studies._desk import Desk, Method, cell, difference, in_rounds, open_desk, setting, shown, table
+from nearfar.studies.grid import Trial, Workers
 
-STEPS = 1500
+STEPS = 1000
 SHARES = (0.0, 0.1, 0.2, 0.4)
 BATCH, SAMPLES = 128, 4
 SCORES = ("recall@1", "recall@10", "map_at_r")
@@ -41,7 +41,7 @@ def reproduce(
     path: str | Path | None = None,
     seeds: int = 3,
     steps: int | None = None,
-    jobs: int = 1,
+    jobs: int | Workers = 1,
     quick: bool = False,
     seconds: float | None = None,
 ) -> dict[str, Any]:
@@ -52,24 +52,29 @@ def reproduce(
         data: glyphs, omniglot, cub, vectors, ...
         path: where the data lie.
         seeds: runs of each configuration; each seed has wrong labels of its own, the same for every loss.
-        steps: of each run; None: 1500.
-        jobs: processes.
+        steps: of each run; None: 1000.
+        jobs: processes, or `Workers` that are at work already.
         quick: 30 steps, three losses, two shares, one rate: whether it works, not what is true.
         seconds: begin no run after so many; what is missing stays empty, and the next call goes on.
 
     Returns:
         What noise-DATA.json holds.
     """
-    desk = open_desk("noise", folder, data=data, path=path, seeds=seeds, jobs=jobs, quick=quick, seconds=seconds)
-    steps = steps or (30 if quick else STEPS)
-    shares = SHARES[::3] if quick else SHARES
-    losses = dict(list(LOSSES.items())[::4]) if quick else LOSSES
+    how: dict[str, Any] = {"data": data, "path": path, "seeds": seeds, "jobs": jobs, "quick": quick, "seconds": seconds}
+    with open_desk("noise", folder, **how) as desk:
+        return _study(desk, steps)
+
+
+def _study(desk: Desk, steps: int | None) -> dict[str, Any]:
+    steps = steps or (30 if desk.quick else STEPS)
+    shares = SHARES[::3] if desk.quick else SHARES
+    losses = dict(list(LOSSES.items())[::4]) if desk.quick else LOSSES
     batches = desk.per_class(BATCH, SAMPLES)
     rate = desk.choose_rate([LOSSES[name] for name in CHOOSERS], batches, steps=steps)
     cells = {
         (name, share): [
             Trial(desk.config(method, batches, steps=steps, rate=rate["rate"], seed=seed), wrong=share)
-            for seed in range(seeds)
+            for seed in range(desk.seeds)
         ]
         for share in shares
         for name, method in losses.items()

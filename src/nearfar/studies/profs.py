@@ -9,16 +9,17 @@ are representatives already, so that there are no pairs of samples to restrict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nearfar._checks import check_choice
 from nearfar.batches import Representatives
 from nearfar.studies import _figures as figures
 from nearfar.studies._desk import Desk, Method, cell, difference, in_rounds, open_desk, setting, shown, spread, table
-from nearfar.studies.grid import Line, Trial
+from nearfar.studies.grid import Line, Trial, Workers
 
 BATCH, SAMPLES, PROXIMAL = 128, 2, 1e-3
 SQUARED = {"margin": 0.2, "similarity": "NegSquaredEuclidean"}
@@ -36,7 +37,9 @@ ALONE = {
     "Proxy-NCA": Method({"name": "ProxyNCA", "scale": 9.0}),
 }
 VARIANTS = ("plain", "PROFS", "PROFS + HNCM")
-CHOOSERS = ("Contrastive-hard", "Triplet-hard", "N-pair", "Margin-hard")  # choose the rate; the four of 004's Figure 1
+PARTS = ("table", "lengths")
+CHOOSERS = ("Contrastive-hard", "Triplet-hard", "Margin-hard")  # choose the rate: those that 004's formulation fits
+FIGURE = ("Contrastive-hard", "Triplet-hard", "N-pair", "Margin-hard")  # the four of 004's Figure 1
 TIMES = (0.1, 0.3, 1.0, 3.0, 10.0)  # M over the rule's, besides M = 1
 SCORES = ("recall@1", "recall@10", "map_at_r", "nmi", "f1")
 CLUSTERED = 3000
@@ -52,9 +55,10 @@ def reproduce(
     path: str | Path | None = None,
     seeds: int = 3,
     steps: int | None = None,
-    jobs: int = 1,
+    jobs: int | Workers = 1,
     quick: bool = False,
     seconds: float | None = None,
+    parts: Sequence[str] = PARTS,
 ) -> dict[str, Any]:
     """Run everything that `folder` does not hold yet, draw it, and write the numbers.
 
@@ -64,26 +68,34 @@ def reproduce(
         path: where the data lie.
         seeds: runs of each configuration.
         steps: of each run; None: two whole cycles, in which every sample has been a representative twice or more.
-        jobs: processes.
+        jobs: processes, or `Workers` that are at work already.
         quick: 40 steps, two losses, one rate: whether it works, not what is true.
         seconds: begin no run after so many; what is missing stays empty, and the next call goes on.
+        parts: "table" (Table 1) and "lengths" (Figure 1), or one of them.
 
     Returns:
         What profs-DATA.json holds.
     """
-    desk = open_desk("profs", folder, data=data, path=path, seeds=seeds, jobs=jobs, quick=quick, seconds=seconds)
+    for part in parts:
+        check_choice("profs", "parts", part, PARTS)
+    how: dict[str, Any] = {"data": data, "path": path, "seeds": seeds, "jobs": jobs, "quick": quick, "seconds": seconds}
+    with open_desk("profs", folder, **how) as desk:
+        return _study(desk, steps, parts)
+
+
+def _study(desk: Desk, steps: int | None, parts: Sequence[str]) -> dict[str, Any]:
     rule, cycle = rule_of(desk.labels)
-    steps = steps or (40 if quick else 2 * cycle)
-    losses = dict(list(LOSSES.items())[:2]) if quick else LOSSES
-    choosers = {name: losses[name] for name in CHOOSERS if name in losses}
-    plain = desk.per_class(BATCH, SAMPLES)
-    rate = desk.choose_rate(list(choosers.values()), plain, steps=steps)
-    cells = _table_cells(desk, losses, steps, rate["rate"])
+    steps = steps or (40 if desk.quick else 2 * cycle)
+    losses = dict(list(LOSSES.items())[:2]) if desk.quick else LOSSES
+    choosers = [losses[name] for name in CHOOSERS if name in losses]
+    rate = desk.choose_rate(choosers, desk.per_class(BATCH, SAMPLES), steps=steps)
+    cells = _table_cells(desk, losses, steps, rate["rate"]) if "table" in parts else {}
     lengths = sorted({1, *(max(1, round(rule * times)) for times in TIMES)})
     by_length = {
-        (name, str(length)): _seeds(desk, method, _batches(desk, "PROFS", length, rule), steps, rate["rate"])
-        for name, method in choosers.items()
+        (name, str(length)): _seeds(desk, losses[name], _batches(desk, "PROFS", length, rule), steps, rate["rate"])
+        for name in FIGURE
         for length in lengths
+        if name in losses and "lengths" in parts
     }
     known = desk.run([*in_rounds(cells.values()), *in_rounds(by_length.values())])
     found: dict[str, Any] = {
@@ -92,7 +104,7 @@ def reproduce(
         "rule": {"M": rule, "cycle": cycle, "rho": 6, "batch": BATCH, "samples": SAMPLES, "proximal": PROXIMAL},
         "clustered": CLUSTERED,
         "table": _nested(known, cells),
-        "differences": _differences(known, cells, losses),
+        "differences": _differences(known, cells, losses) if cells else {},
         "lengths": lengths,
         "by_length": _nested(known, by_length),
     }
@@ -171,7 +183,8 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
     """The two pictures, from what profs-DATA.json holds."""
     rows = {name: {variant: each["recall@1"] for variant, each in row.items()} for name, row in found["table"].items()}
     data, rule = found["data"], found["rule"]["M"]
-    figures.dots(folder / f"profs-{data}-table.png", rows, VARIANTS, f"R@1 on {data}'s unseen classes, %")
+    if rows:
+        figures.dots(folder / f"profs-{data}-table.png", rows, VARIANTS, f"R@1 on unseen classes of {data}, %")
     series = {
         name: [row[str(length)]["recall@1"] for length in found["lengths"]] for name, row in found["by_length"].items()
     }
@@ -182,7 +195,8 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
         "M, steps of a projection",
         log=True,
     )
-    figures.curves(folder / f"profs-{data}-projection.png", [panel])
+    if series:
+        figures.curves(folder / f"profs-{data}-projection.png", [panel])
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -191,21 +205,22 @@ def markdown(found: Mapping[str, Any]) -> str:
     parts = [
         setting(found),
         f"Plain: {rule['batch'] // rule['samples']} classes x {rule['samples']}. PROFS: M = {rule['M']} steps a "
-        f"projection (ρ = {rule['rho']}), a whole cycle is {rule['cycle']} steps, λ = {rule['proximal']:g}. NMI and F1: "
-        f"k-means on whole test classes of at most {found['clustered']} samples.",
-        _score_table(found),
-        "Differences, paired by seed:",
-        _difference_table(found),
-        "R@1 against M:",
-        table(
-            ("loss", *(f"M = {length}" for length in found["lengths"])),
-            [
-                (name, *(shown(row[str(length)]["recall@1"]) for length in found["lengths"]))
-                for name, row in found["by_length"].items()
-            ],
-        ),
+        f"projection (ρ = {rule['rho']}), a whole cycle is {rule['cycle']} steps, λ = {rule['proximal']:g}. NMI and "
+        f"F1: k-means on whole test classes of at most {found['clustered']} samples.",
     ]
+    if found["table"]:
+        parts += [_score_table(found), "Differences, paired by seed:", _difference_table(found)]
+    if found["by_length"]:
+        parts += ["R@1 against M:", _length_table(found)]
     return "\n\n".join(parts) + "\n"
+
+
+def _length_table(found: Mapping[str, Any]) -> str:
+    lengths = found["lengths"]
+    rows = [
+        (name, *(shown(row[str(length)]["recall@1"]) for length in lengths)) for name, row in found["by_length"].items()
+    ]
+    return table(("loss", *(f"M = {length}" for length in lengths)), rows)
 
 
 def _score_table(found: Mapping[str, Any]) -> str:

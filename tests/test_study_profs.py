@@ -1,0 +1,161 @@
+"""The study of PROFS: its plan is the paper's, its numbers are those of the runs, its pictures are drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from nearfar.studies import _desk, profs
+from nearfar.studies._desk import open_desk, spread, verdict
+from nearfar.train import parts
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory):
+    """16 classes of 5 vectors; half of them are for the test."""
+    path = tmp_path_factory.mktemp("data") / "vectors.npz"
+    random = np.random.default_rng(0)
+    y = np.repeat(np.arange(16), 5)
+    np.savez(path, x=random.normal(size=(16, 8))[y] + 0.8 * random.normal(size=(len(y), 8)), y=y)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def study(vectors, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profs") / "new"
+    return folder, profs.reproduce(folder, data="vectors", path=vectors, seeds=2, steps=3, quick=True)
+
+
+def test_the_rule_is_the_papers():
+    """MATHS 3.1: M for Stanford Online Products, Cars, CUB, In-Shop; a cycle is M times the largest class."""
+    for classes, rule in ((11318, 1062), (98, 10), (100, 10), (3997, 375)):
+        labels = np.repeat(np.arange(classes), 2)
+        assert profs.rule_of(labels) == (rule, 2 * rule)
+    assert profs.rule_of(np.append(np.repeat(np.arange(100), 2), [0, 0]))[1] == 40
+
+
+def test_files(study):
+    folder, found = study
+    for name in ("table", "projection"):
+        assert (folder / f"profs-vectors-{name}.png").read_bytes().startswith(b"\x89PNG")
+    kept = json.loads((folder / "profs-vectors.json").read_text(encoding="utf-8"))
+    assert set(kept) == set(found)
+    assert len(kept["runs"]) == len(found["runs"]) == 2 * (2 * 3 + 2 * 4)  # the rule's own M is the table's run
+    assert [line["error"] for line in kept["runs"]] == [None] * len(kept["runs"])
+    assert kept["rule"]["M"] == 6
+    assert kept["rule"]["cycle"] == 30
+    assert kept["lengths"] == [1, 2, 6, 18, 60]
+
+
+def test_numbers_are_those_of_the_runs(study):
+    _, found = study
+    score = {line["key"]: 100 * line["scores"]["recall@1"] for line in found["runs"]}
+    row = found["table"]["Triplet-hard"]
+    values = {variant: [score[key] for key in row[variant]["keys"]] for variant in profs.VARIANTS}
+    for variant in profs.VARIANTS:
+        assert row[variant]["recall@1"]["values"] == values[variant]
+        assert row[variant]["recall@1"]["mean"] == pytest.approx(np.mean(values[variant]))
+    paired = found["differences"]["Triplet-hard"]["PROFS less plain"]["recall@1"]
+    assert paired["values"] == pytest.approx(np.subtract(values["PROFS"], values["plain"]))
+    half = 12.706 * np.std(paired["values"], ddof=1) / math.sqrt(2)
+    assert paired["half"] == pytest.approx(half, rel=1e-4)
+    means = [each["PROFS less plain"]["recall@1"]["mean"] for each in found["differences"].values()]
+    assert found["overall"]["PROFS less plain"]["recall@1"]["mean"] == pytest.approx(np.mean(means))
+    assert found["by_length"]["Triplet-hard"]["6"]["keys"] == row["PROFS"]["keys"]
+
+
+def test_variants_are_what_they_say(study):
+    _, found = study
+    run = {line["key"]: line["config"] for line in found["runs"]}
+    row = found["table"]["Contrastive-hard"]
+    plain, projected, hard = (run[row[variant]["keys"][1]] for variant in profs.VARIANTS)
+    assert plain["batches"] == {"name": "PerClass", "classes": 8, "samples": 2}
+    assert plain["optimiser"]["proximal"] == 0
+    assert projected["batches"] == {"name": "Representatives", "batch_size": 128, "samples": 2}
+    assert projected["optimiser"]["proximal"] == hard["optimiser"]["proximal"] == 1e-3
+    assert hard["batches"] == {**projected["batches"], "hard_classes": True}
+    assert {each["training"]["seed"] for each in (plain, projected, hard)} == {1}
+    assert plain["data"]["validation"] == 0
+    one = run[found["by_length"]["Contrastive-hard"]["1"]["keys"][0]]
+    assert one["batches"]["steps"] == 1
+
+
+def test_page_and_redrawing(study, tmp_path):
+    folder, found = study
+    kept = json.loads((folder / "profs-vectors.json").read_text(encoding="utf-8"))
+    page = profs.markdown(kept)
+    assert page == profs.markdown(found)
+    assert "| Contrastive-hard | PROFS + HNCM |" in page
+    assert "| mean over losses |" in page
+    assert "| loss | M = 1 | M = 2 | M = 6 | M = 18 | M = 60 |" in page
+    profs.draw(kept, tmp_path)
+    for name in ("table", "projection"):
+        file = f"profs-vectors-{name}.png"
+        assert (tmp_path / file).read_bytes() == (folder / file).read_bytes()
+
+
+def test_a_stopped_study_shows_what_is_there(vectors, tmp_path):
+    how = {"data": "vectors", "path": vectors, "seeds": 1, "steps": 2, "quick": True}
+    found = profs.reproduce(tmp_path, **how, seconds=-1.0)
+    assert found["runs"] == []
+    assert found["table"]["Triplet-hard"]["plain"]["recall@1"] is None
+    assert "| Triplet-hard | plain | - |" in profs.markdown(found)
+    found = profs.reproduce(tmp_path, **how, parts=("table",))
+    assert len(found["runs"]) == 6
+    assert found["by_length"] == {}
+    assert "R@1 against M" not in profs.markdown(found)
+    with pytest.raises(ValueError, match="profs: parts must be one of"):
+        profs.reproduce(tmp_path, **how, parts=("tables",))
+
+
+def test_the_whole_plan_is_valid(vectors, tmp_path):
+    """Every configuration of the table passes the checks that a run makes first, and its loss can be made."""
+    how = {"data": "vectors", "path": vectors, "seeds": 3, "jobs": 1, "quick": False, "seconds": None}
+    with open_desk("profs", tmp_path, **how) as desk:
+        cells = profs._table_cells(desk, profs.LOSSES, 10, 1e-3)
+        assert len(cells) == 6 * 3 + 2
+        keys = {trial.key for trials in cells.values() for trial in trials}
+        assert len(keys) == 3 * len(cells)
+        for trials in cells.values():
+            parts.check(trials[0].config)
+            parts.make_loss(trials[0].config, classes=8)
+
+
+def test_the_rate_is_chosen_on_held_out_classes(vectors, tmp_path, monkeypatch):
+    """The best mean over the baselines, and no run of the choice reads the test classes."""
+    asked = []
+
+    def run(trials, file, **how):
+        asked.extend(trials)
+        best = {3e-4: 0.2, 1e-3: 0.3, 3e-3: 0.6}
+        return {each.key: _line(best[each.config.optimiser.rate]) for each in asked}
+
+    monkeypatch.setattr(_desk.grid, "run", run)
+    how = {"data": "vectors", "path": vectors, "seeds": 3, "jobs": 1, "quick": False, "seconds": None}
+    with open_desk("profs", tmp_path, **how) as desk:
+        found = desk.choose_rate(list(profs.LOSSES.values())[:2], desk.per_class(128, 2), steps=5)
+    assert found["rate"] == 3e-3
+    assert found["held_out"] == {"0.0003": 20, "0.001": 30, "0.003": 60}
+    assert len(asked) == 6
+    assert {each.held_out for each in asked} == {0.1}
+    assert {each.config.batches.options["classes"] for each in asked} == {7}
+
+
+def _line(recall):
+    return {"scores": {"recall@1": recall}, "error": None, "seconds": 1.0}
+
+
+def test_spread_and_verdict():
+    assert spread([]) is None
+    assert spread([2.0]) == {"values": [2.0], "mean": 2.0, "half": None}
+    three = spread([1.0, 2.0, 3.0])
+    assert three["half"] == pytest.approx(4.302653 / math.sqrt(3))
+    assert verdict(three) == "cannot tell"
+    assert verdict({"mean": 3.0, "half": 2.5}) == "better"
+    assert verdict({"mean": -3.0, "half": 2.5}) == "worse"
+    assert verdict({"mean": 3.0, "half": None}) == "cannot tell"
+    with pytest.raises(ValueError, match="profs: seeds must be at least 1"):
+        profs.reproduce("unused", seeds=0)
