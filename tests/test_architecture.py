@@ -18,7 +18,7 @@ ORACLES = sorted((Path(__file__).parent / "oracles").glob("*.py"))
 # Read top to bottom: a module imports only from modules above it (or from its own folder's files above it).
 LAYERS = (
     ("_checks", "_files"),
-    ("similarity", "pairs", "relations", "indices"),
+    ("similarity", "pairs", "projection", "relations", "indices"),
     ("sets",),
     ("pairing",),
     ("mining",),
@@ -43,6 +43,7 @@ PUBLIC = {
         DegenerateBatchWarning Explanation Proximal Relation RobustLoss
         batches compare data evaluate groups links losses mining pairs report sets similarity
     """,
+    "nearfar.batches": "HardClasses PerClass Proximal Representatives Violations violations",
     "nearfar.losses": """
         Angular ArcFace BinomialDeviance Circle Contrastive DroChiSquare DroKL DroKLGrouped DroTopK DroTopKPN DroWorst
         GeneralizedLifted HAP2S LiftedStructure Margin MultiSimilarity NPair NTXent ProxyAnchor ProxyNCA SupCon Triplet

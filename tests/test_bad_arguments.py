@@ -55,7 +55,7 @@ def test_a_misspelt_word_names_the_nearest(make, what, meant):
 
 def test_a_word_far_from_all_others_is_answered_with_the_list():
     with pytest.raises(
-        ValueError, match=r"mining must be one of 'all', 'semihard', 'hard', 'hardest', but came as 7\."
+        ValueError, match=r"mining must be one of 'all', 'semihard', 'balanced', 'hard', 'hardest', but came as 7\."
     ):
         L.Triplet(mining=7)
 

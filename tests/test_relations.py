@@ -275,10 +275,10 @@ def test_no_other_method_returns_the_whole_matrix():
         torch.tensor(draw(9, 1)), torch.tensor(draw(7, 2)), weights=torch.rand(9), ref_weights=torch.rand(7)
     )
     public = {name for name in dir(relation) if not name.startswith("_")}
-    assert public == {"counts", "dense", "device", "from_labels", "from_matrix", "from_multilabel", "orders", "shape",
-                      "square", "tile", "width"}  # fmt: skip
+    assert public == {"anchors", "counts", "dense", "device", "from_labels", "from_matrix", "from_multilabel", "orders",
+                      "projected", "shape", "square", "tile", "width"}  # fmt: skip
     assert list(inspect.signature(R.tile).parameters) == ["self", "rows", "cols"]
-    for name in public - {"from_labels", "from_matrix", "from_multilabel", "dense", "tile", "width"}:
+    for name in public - {"from_labels", "from_matrix", "from_multilabel", "dense", "projected", "tile", "width"}:
         thing = getattr(relation, name)
         found = thing() if callable(thing) else thing
         assert all(x.numel() < 63 for x in tree_leaves(found) if isinstance(x, torch.Tensor)), name

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -66,10 +67,22 @@ def report(
 
     console = Console()
     try:
-        package.write(output, source, images=images, queries=queries, seed=seed, watch=console.print)
+        shown = images or pictures_of(source)
+        package.write(output, source, images=shown, queries=queries, seed=seed, watch=console.print)
     except (OSError, ValueError, TypeError) as error:
         raise SystemExit(f"nearfar report: {error}") from None
     console.print(f"page: {output}")
+
+
+def pictures_of(source: Path) -> Callable[[int], Any] | None:
+    """Row -> photograph of a run's test samples, where the run's data lie in files that are still there."""
+    if not (source / "config.yaml").is_file():
+        return None
+    from nearfar.data import Tensors
+    from nearfar.train.run import samples_of_test
+
+    samples = samples_of_test(source)
+    return None if samples is None or isinstance(samples, Tensors) else samples.__getitem__
 
 
 @app.command()

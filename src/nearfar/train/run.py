@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nearfar.data import DataSet, open_data
+from nearfar.data import DataSet, Samples, open_data
 from nearfar.data.samples import Transform
 from nearfar.train import checkpoint
 from nearfar.train.config import Config, load
@@ -52,3 +52,12 @@ def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
     model, _, transform = open_model(config, inputs, fresh=False)
     model.load_state_dict(state["model"])
     return Run(folder, config, model.to(device).eval(), transform)
+
+
+def samples_of_test(folder: Path) -> Samples | None:
+    """The samples behind a run's embeddings.npz, row for row; None where its data are no longer there."""
+    spec = load(folder / "config.yaml").data
+    try:
+        return open_data(spec.name, spec.path, on_corrupt="skip").test
+    except (OSError, ValueError):
+        return None
