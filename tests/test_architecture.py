@@ -31,7 +31,7 @@ LAYERS = (
     ("losses",),
     ("data", "evaluation", "models", "batches"),
     ("report", "linear", "train"),
-    ("pml", "demo", "studies"),
+    ("pml", "demo", "studies", "recommend"),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -63,6 +65,18 @@ def test_ranks_beyond_the_list_are_counted_to_the_end():
     for ties in ("place", "favourable"):
         found = retrieve(x, y, similarity="euclidean", ties=ties)
         assert int(found.rank[0]) == 3000
+
+
+def test_memory_stays_that_of_a_tile_where_most_answers_lie_deep():
+    """10,000 queries of which nearly none finds its one right answer: every rank is counted over all rows."""
+    script = (
+        "import resource, torch; from nearfar.evaluation.retrieval import retrieve; torch.set_num_threads(1);"
+        "x, y = torch.randn(10_000, 16), torch.arange(10_000) // 2; retrieve(x[:1000], y[:1000]);"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; retrieve(x, y);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert int(shown) < 130_000  # kB
 
 
 def test_a_tie_beyond_the_list_goes_by_place():

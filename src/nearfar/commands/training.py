@@ -110,8 +110,29 @@ def demo(
         run(folder, steps=steps, seed=seed)
 
 
+def recommend(
+    name: Annotated[str, typer.Argument(metavar="DATA", help="A data set's name, such as folder, manifest or cub.")],
+    path: Annotated[Path | None, typer.Option(help="Where it lies.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples that the network can take at once.", min=4)] = 128,
+    memory: Annotated[float, typer.Option(help="Gigabytes that the loss may use.")] = 8.0,
+) -> None:
+    """Propose loss, sampler and batch for a data set, with reasons and the measured row behind them."""
+    with one_sentence("recommend"):
+        import yaml
+
+        from nearfar.data import open_data
+        from nearfar.recommend import recommend as propose
+
+        found = propose(open_data(name, path).train.labels, batch_size=batch_size, memory=memory)
+        tree = {"data": {"name": name, "path": None if path is None else str(path)}, **found.config}
+        for reason in found.reasons:
+            typer.echo(f"# {reason}")
+        typer.echo(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), nl=False)
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands."""
+    app.command()(recommend)
     app.command()(demo)
     app.command(context_settings=KEYS)(train)
     app.command(context_settings=KEYS)(config)

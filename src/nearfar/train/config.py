@@ -36,7 +36,7 @@ class DataConfig:
 
     name: str = option("glyphs", "glyphs | omniglot | cub | cars | sop | inshop | folder | manifest | vectors")
     path: str | None = option(None, "where it lies; glyphs needs none")
-    transform: str | None = option(None, "none | glyphs | 002 | 004 (the papers' crops); null: what suits the data")
+    transform: str | None = option(None, "none | glyphs | photographs | 002 | 004; null: what suits the data")
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
     workers: int = option(0, "processes that load pictures")
     on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what a broken picture does")

@@ -116,9 +116,9 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
 
 
 def default_transform(data: DataSet) -> str:
-    """What suits the samples: small drawings are moved a little, vectors stay, photographs are cropped as in 004."""
+    """What suits the samples: small drawings are moved a little, vectors stay, photographs are cropped."""
     if not isinstance(data.train, Tensors):
-        return "004"
+        return "photographs"
     return "glyphs" if data.train.x.dtype == torch.uint8 else "none"
 
 
