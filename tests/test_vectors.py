@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar.evaluation import Vectors
 from nearfar._files import whole, write_arrays
+from nearfar.evaluation import Vectors
 
 
 def full():
@@ -107,10 +107,28 @@ def broken(path, kind):
     return words
 
 
-BROKEN = (
-    "missing, text, empty, npy, cut short, flipped, no x, three axes, one axis, nan, short y, short name, float y, wide y, "
-    "words as y, wide name, float images, deep images, pickled, complex"
-).split(", ")
+BROKEN = [
+    "missing",
+    "text",
+    "empty",
+    "npy",
+    "cut short",
+    "flipped",
+    "no x",
+    "three axes",
+    "one axis",
+    "nan",
+    "short y",
+    "short name",
+    "float y",
+    "wide y",
+    "words as y",
+    "wide name",
+    "float images",
+    "deep images",
+    "pickled",
+    "complex",
+]
 
 
 @pytest.mark.parametrize("kind", BROKEN)

@@ -150,8 +150,8 @@ def _batch(facts: Facts, row: Row | None, wanted: int, memory: float) -> tuple[d
         f"{classes} classes x {samples} samples a batch: every sample meets {samples - 1} alike and "
         f"{(classes - 1) * samples} unlike ones."
     )
-    if classes * samples < wanted <= fits:
-        reasons.append(f"{classes} classes give {classes * samples} samples, fewer than the {wanted} asked for.")
+    if classes == facts.classes and classes * samples < size:
+        reasons.append(f"All {classes} classes give {classes * samples} samples, fewer than the {size} asked for.")
     return {"name": "PerClass", "classes": classes, "samples": samples}, reasons
 
 

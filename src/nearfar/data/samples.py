@@ -204,7 +204,9 @@ class View(Dataset[Any]):
         labels, indices = torch.from_numpy(self.samples.labels[rows]), torch.from_numpy(rows)
         if self._batch is None or self._x is None:
             return _stacked([self[pair][0] for pair in pairs]), labels, indices
-        return self._batch(self._x[indices], [self._generator(*pair) for pair in pairs]), labels, indices
+        # made only if asked for: a transform that draws nothing should not pay for generators
+        generators = (self._generator(*pair) for pair in pairs)
+        return self._batch(self._x[indices], generators), labels, indices
 
     def _generator(self, index: int, draw: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64((self.seed, draw, index)))

@@ -7,7 +7,7 @@ A transform is `transform(picture, generator)`, where the picture is a PIL image
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class Plain:
         """One sample."""
         return _scaled(to_tensor(picture), self.mean, self.std)
 
-    def batch(self, x: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
+    def batch(self, x: Tensor, generators: Iterable[np.random.Generator]) -> Tensor:
         """Many samples at once."""
         return _scaled(_floating(x), self.mean, self.std)
 
@@ -107,11 +107,11 @@ class Moved:
         """One drawing."""
         return _scaled(self._moved(to_tensor(picture)[None], [generator])[0], self.mean, self.std)
 
-    def batch(self, x: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
+    def batch(self, x: Tensor, generators: Iterable[np.random.Generator]) -> Tensor:
         """Many drawings at once."""
         return _scaled(self._moved(_floating(x), generators), self.mean, self.std)
 
-    def _moved(self, x: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
+    def _moved(self, x: Tensor, generators: Iterable[np.random.Generator]) -> Tensor:
         draws = torch.from_numpy(np.stack([generator.uniform(-1, 1, 6) for generator in generators])).float()
         right, down, wide, high, turn, slant = draws.unbind(dim=1)
         angle = turn * math.radians(self.turn)

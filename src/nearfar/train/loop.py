@@ -43,6 +43,7 @@ class Moment:
     indices: Tensor
     target: Tensor | Relation
     scalars: dict[str, Tensor]
+    rate: float
 
 
 Callback = Callable[[Moment], dict[str, Any] | None]
@@ -132,7 +133,8 @@ def _steps(
     readings, start = Readings(done), time.monotonic()
     for step, batch in _batches(setting, done):
         moment = _advance(setting, step, batch)
-        readings.put({"step": step, "time": round(time.monotonic() - start, 3)}, moment.scalars)
+        spent = round(time.monotonic() - start, 3)
+        readings.put({"step": step, "rate": moment.rate, "time": spent}, moment.scalars)
         _write(lines, show, readings.take())
         for found in _closer_looks(moment, callbacks):
             lines.write({"step": step, **found})
@@ -168,8 +170,7 @@ def _advance(setting: Setting, step: int, batch: Batch) -> Moment:
     target = setting.target(labels)
     embeddings, scalars = setting.step(x.to(device, non_blocking=True), target)
     setting.remember(labels, embeddings)
-    scalars["rate"] = torch.tensor(factor * config.optimiser.rate)
-    return Moment(step, setting, embeddings, labels, indices, target, scalars)
+    return Moment(step, setting, embeddings, labels, indices, target, scalars, factor * config.optimiser.rate)
 
 
 def _write(lines: journal.Journal, show: Show, entries: Iterable[dict[str, Any]]) -> None:

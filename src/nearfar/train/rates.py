@@ -12,7 +12,7 @@ from torch import nn
 from nearfar.train.config import OptimiserConfig
 
 
-def optimiser(config: OptimiserConfig, model: Any, loss: nn.Module) -> torch.optim.Optimizer:
+def optimiser(config: OptimiserConfig, model: Any, loss: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """Adam, AdamW or SGD over trunk, head (rate x `head`) and the loss's own parameters (rate x `loss`).
 
     Weight decay touches parameters of two or more dimensions alone: not biases, not norms, not thresholds.
@@ -34,7 +34,8 @@ def optimiser(config: OptimiserConfig, model: Any, loss: nn.Module) -> torch.opt
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum)
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=config.rate, betas=config.betas)
+    # One kernel for all parameters of a GPU; on a CPU the plain form keeps a run the same on every build.
+    return kind(groups, lr=config.rate, betas=config.betas, fused=device.type == "cuda" or None)
 
 
 def rate_factor(config: OptimiserConfig, step: int, steps: int) -> float:

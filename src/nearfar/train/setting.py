@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,12 @@ class Setting:
         """Where and how samples are embedded for evaluation."""
         return {"device": self.machine.device, "workers": self.config.data.workers}
 
+    @functools.cached_property
+    def mask(self) -> Tensor:
+        """[b] which rows of a batch are representatives; the same for every batch, so it is moved once."""
+        mask: Tensor = self.sampler.mask.to(self.machine.device)
+        return mask
+
     def begin_projection(self, step: int) -> None:
         """At the first step of a projection its proximal term starts from the parameters as they are."""
         proximal = self.step.proximal
@@ -62,7 +69,7 @@ class Setting:
         """Refresh the table of hard classes with this batch's representatives, those of all ranks."""
         if not isinstance(self.sampler, Representatives) or self.sampler.hard_classes is None:
             return
-        chosen = self.sampler.mask.to(labels.device)
+        chosen = self.mask
         mine = (labels[chosen].cpu(), embeddings[chosen].float().cpu())
         for theirs in [mine] if self.machine.num_processes == 1 else gather_object([mine]):
             self.sampler.update(*theirs)
@@ -71,7 +78,7 @@ class Setting:
         """What the loss is told of a batch: labels, or in a projection which pairs hold a representative."""
         if not isinstance(self.sampler, Representatives) or not takes_relations(self.loss):
             return labels
-        return Relation.from_labels(labels, representatives=self.sampler.mask.to(labels.device))
+        return Relation.from_labels(labels, representatives=self.mask)
 
 
 def takes_relations(loss: Any) -> bool:
@@ -141,9 +148,10 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
     inputs = Input.of(config, given)
     bare, augmented, plain = open_model(config, inputs)
     loss = parts.make_loss(config, classes=len(train.classes))
-    moves = optimiser(config.optimiser, bare, loss)
-    proximal = Proximal(bare.parameters(), config.optimiser.proximal) if config.optimiser.proximal else None
+    bare.to(machine.device)
     loss.to(machine.device)  # not prepared: it computes in full precision, and `Step` averages its gradients
+    moves = optimiser(config.optimiser, bare, loss, machine.device)
+    proximal = Proximal(bare.parameters(), config.optimiser.proximal) if config.optimiser.proximal else None
     model, moves = machine.prepare(bare, moves)
     sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units

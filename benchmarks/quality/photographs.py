@@ -1,0 +1,123 @@
+"""Photographs: `configs/cub_lite0.yaml` over several seeds on a GPU: R@1 on unseen classes, images/s, idle share.
+
+python benchmarks/quality/photographs.py --path FOLDER [--weights FILE] [--seeds 3] [--steps 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import nearfar as nf
+from nearfar._files import write_text
+from nearfar.data import open_data
+from nearfar.train import fit, load
+from nearfar.train.config import to_tree
+from nearfar.train.journal import read
+from nearfar.train.scores import score
+from nearfar.train.setting import Input, open_model
+
+ROOT = Path(__file__).parents[2]
+
+
+class Utilisation:
+    """Samples how busy the GPU is, twice a second, while the block runs; `idle` is the mean idle share."""
+
+    def __enter__(self) -> Utilisation:
+        self.busy: list[float] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        while not self._end.wait(0.5):
+            told = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+            if told.isdigit():
+                self.busy.append(int(told) / 100)
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    @property
+    def idle(self) -> float | None:
+        """None where nvidia-smi told nothing."""
+        return 1 - float(np.mean(self.busy)) if self.busy else None
+
+
+def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[str, object]:
+    config = load(ROOT / "configs" / "cub_lite0.yaml", [*config_flags, ("training.seed", str(seed))])
+    with tempfile.TemporaryDirectory() as folder, Utilisation() as watch:
+        found = fit(config, Path(folder) / "run", data=data)
+        lines = [line for line in read(Path(folder) / "run" / "journal.jsonl") if "loss" in line]
+    batch = config.batches.options["classes"] * config.batches.options["samples"]
+    gaps = np.diff([line["time"] for line in lines[10:]])
+    return {
+        "seed": seed,
+        "recall": found.test.recall,
+        "map_at_r": found.test.map_at_r,
+        "best_step": found.best_step,
+        "images_per_second": float(batch / np.median(gaps)),
+        "images_per_second_whole": float(batch * len(lines) / lines[-1]["time"]),
+        "idle": watch.idle,
+        "config": to_tree(config),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--path", required=True)
+    parser.add_argument("--weights")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "results")
+    words, more = parser.parse_known_args()
+    flags = [("training.steps", str(words.steps)), ("training.tensorboard", "false")]
+    flags += [("model.weights", words.weights)] if words.weights else []
+    flags += [(name.removeprefix("--"), value) for name, value in zip(more[::2], more[1::2], strict=True)]
+    data = open_data("cub", words.path)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = load(ROOT / "configs" / "cub_lite0.yaml", flags)
+    model, _, plain = open_model(config, Input.of(config, data))
+    model.head = torch.nn.Identity()
+    frozen, _ = score(model.to(device), data.test, plain, ks=(1,), device=device, workers=config.data.workers)
+    rows = [one(flags, seed, data) for seed in range(words.seeds)]
+    recalls = np.array([row["recall"][1] for row in rows])
+    about = {
+        "torch": torch.__version__,
+        "nearfar": nf.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    }
+    found = {"frozen": frozen.recall[1], "mean": recalls.mean(), "runs": rows, "versions": about}
+    write_text(words.folder / "photographs.json", json.dumps(found, indent=1) + "\n")
+    table = [
+        f"# CUB-200-2011, classes 101-200, EfficientNet-Lite0, {words.steps} steps of DRO-TopK (binomial)\n",
+        f"Frozen features: R@1 {100 * frozen.recall[1]:.1f}. Trained: {100 * recalls.mean():.1f} on average over "
+        f"{len(rows)} seeds. {about}.\n",
+        "| seed | R@1 | R@2 | R@4 | R@8 | MAP@R | images/s (median) | images/s (with evaluations) | GPU idle |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        shares = " | ".join(f"{100 * row['recall'][k]:.1f}" for k in (1, 2, 4, 8))
+        idle = "-" if row["idle"] is None else f"{100 * row['idle']:.0f}%"
+        table.append(
+            f"| {row['seed']} | {shares} | {100 * row['map_at_r']:.1f} | {row['images_per_second']:.0f} | "
+            f"{row['images_per_second_whole']:.0f} | {idle} |"
+        )
+    write_text(words.folder / "photographs.md", "\n".join(table) + "\n")
+    print("\n".join(table))
+
+
+if __name__ == "__main__":
+    main()
