@@ -72,6 +72,7 @@ def test_building_leaves_no_trace():
 
 def test_hidden_layers():
     assert [type(layer) for layer in build("linear", inputs=(7,), hidden=5).head] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in build("linear", inputs=(7,), neck=True).head] == [nn.Linear, nn.BatchNorm1d]
     mlp = build("mlp", inputs=(7,), hidden=5)
     assert mlp.trunk[1].out_features == 5
     assert isinstance(mlp.head, nn.Linear)

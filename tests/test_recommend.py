@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+from dataclasses import asdict, replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -27,6 +31,9 @@ ROWS = (
         {"proximal": 1e-3},
     ),
 )
+
+
+ROOT = Path(__file__).parents[1]
 
 
 def labels(classes: int, each: int) -> np.ndarray:
@@ -79,9 +86,38 @@ def test_what_is_proposed_is_a_configuration(shape):
 
 
 def test_the_rows_of_the_package_name_files_of_the_repository():
-    from pathlib import Path
-
-    root = Path(__file__).parents[1]
     for row in measured():
-        assert (root / row.source).is_file(), row.source
-        check(parse({"loss": row.loss, "batches": row.batches}))
+        assert (ROOT / row.source).is_file(), row.source
+        check(parse({"loss": row.loss, "batches": row.batches, "model": row.model, "optimiser": row.optimiser}))
+
+
+def test_the_rows_of_the_package_are_those_of_the_results():
+    made = runpy.run_path(str(ROOT / "benchmarks" / "quality" / "rows.py"))["rows"]()
+    assert [asdict(row) for row in measured()] == made
+    assert {row.data for row in measured()} == {"glyphs", "omniglot", "cub"}
+    assert [row.model for row in measured() if row.loss["name"] == "NPair"] == [{"normalise": False}] * 6
+
+
+def test_plain_batches_are_proposed_where_projections_lead_by_less_than_the_seeds_tell():
+    plain = replace(ROWS[2], batches={"name": "PerClass", "classes": 64, "samples": 2}, optimiser={}, recall=0.72)
+    near, far = replace(plain, high=0.71), replace(plain, high=0.69)
+    found = recommend(labels(9_000, 5), rows=(*ROWS, near))
+    assert found.config["batches"] == {"name": "PerClass", "classes": 64, "samples": 2}
+    assert "optimiser" not in found.config
+    assert any("R@1 75.0 [70.0, 80.0]; the intervals meet" in reason for reason in found.reasons)
+    assert recommend(labels(9_000, 5), rows=(*ROWS, far)).config["batches"]["name"] == "Representatives"
+    other = replace(near, source="elsewhere")  # other steps, other network: not to be compared
+    assert recommend(labels(9_000, 5), rows=(*ROWS, other)).config["batches"]["name"] == "Representatives"
+
+
+def test_what_the_measured_network_needed_is_proposed_too():
+    long = replace(ROWS[1], loss={"name": "NPair"}, recall=0.9, model={"normalise": False})
+    found = recommend(labels(100, 10), rows=(*ROWS, long))
+    assert found.config["model"] == {"normalise": False}
+    assert found.reasons[-2] == "NPair, as measured."
+
+
+def test_projections_ask_for_no_more_classes_than_there_are():
+    found = recommend(labels(30, 5), rows=(replace(ROWS[2], classes=40),))
+    assert found.config["batches"]["batch_size"] == 60
+    assert found.reasons[1].startswith("The one row measured on data of this shape: Margin (margin 0.2) with")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nearfar.studies import _desk, profs
+from nearfar.studies import _figures as figures
 from nearfar.studies._desk import open_desk, spread, verdict
 from nearfar.train import parts
 
@@ -160,3 +161,28 @@ def test_spread_and_verdict():
     assert verdict({"mean": 3.0, "half": None}) == "cannot tell"
     with pytest.raises(ValueError, match="profs: seeds must be at least 1"):
         profs.reproduce("unused", seeds=0)
+
+
+def test_an_axis_is_broken_where_a_fifth_of_it_is_empty():
+    def parts_of(*means):
+        return np.array(figures._parts([{"mean": mean, "half": 1.0} for mean in means]))
+
+    assert parts_of(20, 70, 75) == pytest.approx(np.array([(17.575, 22.425), (67.575, 77.425)]))
+    assert parts_of(70, 75, 72.5) == pytest.approx(np.array([(68.825, 76.175)]))
+    assert figures._parts([{"mean": 50, "half": None}]) == [(49.975, 50.025)]
+
+
+def test_an_interval_that_the_seeds_do_not_show_is_cut():
+    usual = {"mean": 60.0, "half": 2.0, "values": [59.0, 61.0]}
+    wild = {"mean": 41.0, "half": 33.0, "values": [33.0, 57.0, 33.0]}
+    assert figures._height([usual]) == pytest.approx((58.5 - 1 / 16, 61.5 + 1 / 16))
+    assert figures._height([usual, wild]) == pytest.approx((26 - 7 / 8, 68 + 7 / 8))
+
+
+def test_cells_are_compared_seed_by_seed():
+    def cell(*values, runs=3):
+        return {"recall@1": spread(values), "keys": list(range(runs))}
+
+    cells = {"1": cell(60.0, 70.0, 80.0), "9": cell(61.0, 71.1, 80.9), "27": cell(59.0, 70.0), "91": cell()}
+    assert _desk.less(cells, "1", "recall@1") == {"1": "-", "9": "+1.0 ± 0.2 (better)", "27": "-", "91": "-"}
+    assert set(_desk.less(cells, "91", "recall@1").values()) == {"-"}

@@ -1,6 +1,7 @@
 """Photographs: `configs/cub_lite0.yaml` over several seeds on a GPU: R@1 on unseen classes, images/s, idle share.
 
 python benchmarks/quality/photographs.py --path FOLDER [--weights FILE] [--seeds 3] [--steps 1000]
+python benchmarks/quality/photographs.py --from photographs.json     the table alone
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Utilisation:
 
     @property
     def idle(self) -> float | None:
-        """None where nvidia-smi told nothing."""
-        return 1 - float(np.mean(self.busy)) if self.busy else None
+        """None where nvidia-smi told nothing, or only zeros: a GPU that trained was not idle all the time."""
+        return 1 - float(np.mean(self.busy)) if any(self.busy) else None
 
 
 def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[str, object]:
@@ -64,7 +65,7 @@ def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[st
     gaps = np.diff([line["time"] for line in lines[10:]])
     return {
         "seed": seed,
-        "recall": found.test.recall,
+        "recall": {str(k): share for k, share in found.test.recall.items()},
         "map_at_r": found.test.map_at_r,
         "best_step": found.best_step,
         "images_per_second": float(batch / np.median(gaps)),
@@ -74,14 +75,8 @@ def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[st
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--path", required=True)
-    parser.add_argument("--weights")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "results")
-    words, more = parser.parse_known_args()
+def train(words: argparse.Namespace, more: list[str]) -> dict[str, object]:
+    """Frozen features, then a run for each seed."""
     flags = [("training.steps", str(words.steps)), ("training.tensorboard", "false")]
     flags += [("model.weights", words.weights)] if words.weights else []
     flags += [(name.removeprefix("--"), value) for name, value in zip(more[::2], more[1::2], strict=True)]
@@ -92,31 +87,62 @@ def main() -> None:
     model.head = torch.nn.Identity()
     frozen, _ = score(model.to(device), data.test, plain, ks=(1,), device=device, workers=config.data.workers)
     rows = [one(flags, seed, data) for seed in range(words.seeds)]
-    recalls = np.array([row["recall"][1] for row in rows])
     about = {
         "torch": torch.__version__,
         "nearfar": nf.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
     }
-    found = {"frozen": frozen.recall[1], "mean": recalls.mean(), "runs": rows, "versions": about}
-    write_text(words.folder / "photographs.json", json.dumps(found, indent=1) + "\n")
+    sizes = np.unique(data.train.labels, return_counts=True)[1]
+    return {
+        "frozen": frozen.recall[1],
+        "mean": float(np.mean([row["recall"]["1"] for row in rows])),
+        "training": {"classes": len(sizes), "samples": int(sizes.sum())},
+        "runs": rows,
+        "versions": about,
+    }
+
+
+def page(found: dict[str, object]) -> str:
+    """The table of photographs.md."""
+    rows, versions = found["runs"], found["versions"]
+    config = rows[0]["config"]
+    steps, rate, share = config["training"]["steps"], config["optimiser"]["rate"], config["data"]["validation"]
     table = [
-        f"# CUB-200-2011, classes 101-200, EfficientNet-Lite0, {words.steps} steps of DRO-TopK (binomial)\n",
-        f"Frozen features: R@1 {100 * frozen.recall[1]:.1f}. Trained: {100 * recalls.mean():.1f} on average over "
-        f"{len(rows)} seeds. {about}.\n",
+        f"# CUB-200-2011, classes 101-200, EfficientNet-Lite0, {steps} steps of DRO-TopK (binomial)",
+        "",
+        f"Frozen features: R@1 {100 * found['frozen']:.1f}. Trained: {100 * found['mean']:.1f} on average over "
+        f"{len(rows)} seeds, at rate {rate:g}, {share:.0%} of the training classes held out. "
+        f"{versions['device']}, torch {versions['torch']}, python {versions['python']}.",
+        "",
         "| seed | R@1 | R@2 | R@4 | R@8 | MAP@R | images/s (median) | images/s (with evaluations) | GPU idle |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        shares = " | ".join(f"{100 * row['recall'][k]:.1f}" for k in (1, 2, 4, 8))
+        shares = " | ".join(f"{100 * row['recall'][k]:.1f}" for k in ("1", "2", "4", "8"))
         idle = "-" if row["idle"] is None else f"{100 * row['idle']:.0f}%"
         table.append(
             f"| {row['seed']} | {shares} | {100 * row['map_at_r']:.1f} | {row['images_per_second']:.0f} | "
             f"{row['images_per_second_whole']:.0f} | {idle} |"
         )
-    write_text(words.folder / "photographs.md", "\n".join(table) + "\n")
-    print("\n".join(table))
+    return "\n".join(table) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", help="the folder of CUB-200-2011")
+    parser.add_argument("--weights")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--from", dest="made", type=Path, help="a JSON file: write its table, run nothing")
+    words, more = parser.parse_known_args()
+    if words.made is None and words.path is None:
+        parser.error("--path or --from is needed")
+    found = train(words, more) if words.made is None else json.loads(words.made.read_text(encoding="utf-8"))
+    write_text(words.folder / "photographs.json", json.dumps(found, indent=1) + "\n")
+    write_text(words.folder / "photographs.md", page(found))
+    print(page(found))
 
 
 if __name__ == "__main__":

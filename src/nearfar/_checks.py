@@ -38,7 +38,8 @@ def check_embeddings(owner: str, name: str, x: Tensor) -> None:
 
 
 def _check_finite(owner: str, name: str, x: Tensor) -> None:
-    finite = torch.isfinite(x.detach()).all(dim=1)
+    # in parts: a mask of everything would cost a quarter of the embeddings' own memory, and more on the way
+    finite = torch.cat([torch.isfinite(rows).all(dim=1) for rows in torch.split(x.detach(), 8192)])
     if not bool(finite.all()):
         rows = torch.nonzero(~finite).flatten().tolist()
         shown = ", ".join(str(row) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")

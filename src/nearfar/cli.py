@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.commands import evaluation, training
+from nearfar.commands import evaluation, reproduction, training
 
 app = typer.Typer(
     help="Deep metric learning: alike things near, unlike things far.",
@@ -85,28 +85,9 @@ def pictures_of(source: Path) -> Callable[[int], Any] | None:
     return None if samples is None or isinstance(samples, Tensors) else samples.__getitem__
 
 
-@app.command()
-def reproduce(
-    study: Annotated[str, typer.Argument(help="Which study: descent.")],
-    folder: Annotated[Path | None, typer.Option(help="Where figures and numbers go.")] = None,
-    quick: Annotated[bool, typer.Option(help="Fewer repetitions, for a first look.")] = False,
-) -> None:
-    """Draw a paper's figures anew and check its claims."""
-    from nearfar.studies import descent
-
-    studies = {"descent": descent.reproduce}
-    if study not in studies:
-        raise SystemExit(f"nearfar reproduce: study must be one of {', '.join(studies)}, but came as {study!r}.")
-    target = folder or Path(f"nearfar-{study}")
-    try:
-        studies[study](target, quick=quick)
-    except OSError as error:
-        raise SystemExit(f"nearfar reproduce: cannot write to {target} ({error.strerror}); choose --folder.") from None
-    Console().print(f"figures and numbers: {target}")
-
-
 evaluation.register(app)
 training.register(app)
+reproduction.register(app)
 
 
 def main() -> None:

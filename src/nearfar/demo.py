@@ -17,11 +17,11 @@ from nearfar.train.setting import Input, open_model, seed_everything
 
 RECIPE = {
     "data": {"name": "glyphs", "validation": 0.1},
-    "model": {"name": "small", "width": 128},
+    "model": {"name": "small", "width": 128, "neck": True},
     "loss": {"name": "DroTopK", "k": 160, "pair": {"name": "Logistic"}},
     "batches": {"name": "PerClass", "classes": 32, "samples": 4},
-    "optimiser": {"rate": 3e-3, "head": 1.0, "schedule": "cosine", "warmup": 20},
-    "training": {"steps": 600, "evaluate_every": 200, "checkpoint_every": 200, "tensorboard": False},
+    "optimiser": {"name": "adamw", "rate": 3e-3, "weight_decay": 1e-4, "warmup": 50},
+    "training": {"steps": 2800, "evaluate_every": 700, "checkpoint_every": 700, "tensorboard": False},
 }
 
 

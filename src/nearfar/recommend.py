@@ -15,6 +15,8 @@ from nearfar._checks import check_positive, check_whole
 
 NEAR = math.log(4)
 """A measured data set is near when its number of classes and its samples a class are within a factor of four."""
+PLAIN = "PerClass"
+"""The sampler that asks for no projections."""
 MATRICES = 10
 """B x B matrices of float32 that a pairwise loss holds at once on the dense engine, forward and backward."""
 
@@ -56,6 +58,8 @@ class Row:
     seeds: int
     source: str
     optimiser: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None
 
     def distance(self, facts: Facts) -> float:
         """The larger of two ratios, as a logarithm: classes, and samples a class."""
@@ -63,11 +67,20 @@ class Row:
 
     def cited(self) -> str:
         """The row in words."""
+        steps = "" if self.steps is None else f" after {self.steps:,} steps"
         return (
-            f"{self.loss['name']} with {self.batches['name']} on {self.data} ({self.classes} classes, "
-            f"{self.per_class} a class): R@1 {100 * self.recall:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}] "
-            f"over {self.seeds} seeds, {self.source}"
+            f"{self.named()} on {self.data} ({self.classes:,} classes, {self.per_class} a class): "
+            f"{self.interval()} over {self.seeds} seeds{steps}, {self.source}"
         )
+
+    def named(self) -> str:
+        """Loss and sampler."""
+        hard = " and hard classes" if self.batches.get("hard_classes") else ""
+        return f"{_told(self.loss)} with {self.batches['name']}{hard}"
+
+    def interval(self) -> str:
+        """R@1 in per cent."""
+        return f"R@1 {100 * self.recall:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
 @dataclass(frozen=True)
@@ -106,17 +119,19 @@ def recommend(
     batch, about_batch = _batch(facts, row, batch_size, memory)
     loss, about_loss = _loss(row, batch["classes"] * batch["samples"] if "classes" in batch else batch["batch_size"])
     config = {"loss": loss, "batches": batch}
-    if row is not None and row.optimiser.get("proximal"):
-        config["optimiser"] = {"proximal": row.optimiser["proximal"]}
-    return Recommendation(config, (*reasons, *about_batch, about_loss))
+    if row is not None:
+        more = {"model": row.model, "optimiser": row.optimiser if batch["name"] == "Representatives" else {}}
+        config |= {name: dict(part) for name, part in more.items() if part}
+    left = "Steps and rate are left open: they depend on the network more than on the labels."
+    return Recommendation(config, (*reasons, *about_batch, about_loss, left))
 
 
 def _about(facts: Facts) -> str:
     lone = f"; {facts.lone} classes have one sample and never form a pair" if facts.lone else ""
-    return (
-        f"{facts.samples:,} samples of {facts.classes:,} classes, {facts.smallest} to {facts.largest} a class, "
-        f"{facts.median} in the middle{lone}."
-    )
+    sizes = f"{facts.smallest} to {facts.largest} a class, {facts.median} in the middle"
+    if facts.smallest == facts.largest:
+        sizes = f"{facts.median} a class"
+    return f"{facts.samples:,} samples of {facts.classes:,} classes, {sizes}{lone}."
 
 
 def _choose(facts: Facts, rows: Sequence[Row]) -> tuple[Row | None, str]:
@@ -124,12 +139,22 @@ def _choose(facts: Facts, rows: Sequence[Row]) -> tuple[Row | None, str]:
     if not rows:
         return None, "Nothing was measured; this is the default."
     nearest = min(rows, key=lambda row: row.distance(facts))
+    if nearest.distance(facts) > NEAR:
+        return None, (
+            f"No measured row is near: the nearest data set is {nearest.data} with {nearest.classes} classes and "
+            f"{nearest.per_class} a class. This is the default; try two losses on held-out classes."
+        )
     best = max((row for row in rows if row.data == nearest.data), key=lambda row: row.recall)
-    if nearest.distance(facts) <= NEAR:
-        return best, f"Measured on data of this shape: {best.cited()}."
-    return None, (
-        f"No measured row is near: the nearest data set is {nearest.data} with {nearest.classes} classes and "
-        f"{nearest.per_class} a class. This is the default; try two losses on held-out classes."
+    # one source compares like with like: the same steps, network and rate
+    there = [row for row in rows if (row.data, row.source) == (best.data, best.source)]
+    if len(there) == 1:
+        return best, f"The one row measured on data of this shape: {best.cited()}."
+    plain = max((row for row in there if row.batches["name"] == PLAIN), key=lambda row: row.recall, default=best)
+    if plain is best or plain.high < best.low:
+        return best, f"The best of {len(there)} rows measured on data of this shape: {best.cited()}."
+    return plain, (
+        f"The best plain one of {len(there)} rows measured on data of this shape: {plain.cited()}. {best.named()} had "
+        f"{best.interval()}; the intervals meet, so the simpler one is proposed."
     )
 
 
@@ -140,19 +165,19 @@ def _batch(facts: Facts, row: Row | None, wanted: int, memory: float) -> tuple[d
     size = min(wanted, fits)
     if size < wanted:
         reasons.append(f"A batch of {wanted} would need more than {memory:g} GB of B x B matrices; {size} fits.")
-    if row is not None and row.batches["name"] == "Representatives":
-        samples = min(int(row.batches.get("samples", 2)), max(2, facts.median))
-        reasons.append("Representatives: the measured row above used alternating projections.")
-        return {**row.batches, "batch_size": max(2, size // samples) * samples, "samples": samples}, reasons
-    samples = max(2, min(facts.median, 5, size // 2))
+    measured_samples = 5 if row is None else int(row.batches.get("samples", 5))
+    samples = max(2, min(facts.median, measured_samples, size // 2))
     classes = max(2, min(facts.classes, size // samples))
+    if row is not None and row.batches["name"] != PLAIN:
+        reasons.append(f"{row.batches['name']}: the measured row above used alternating projections.")
+        return {**row.batches, "batch_size": classes * samples, "samples": samples}, reasons
     reasons.append(
         f"{classes} classes x {samples} samples a batch: every sample meets {samples - 1} alike and "
         f"{(classes - 1) * samples} unlike ones."
     )
     if classes == facts.classes and classes * samples < size:
         reasons.append(f"All {classes} classes give {classes * samples} samples, fewer than the {size} asked for.")
-    return {"name": "PerClass", "classes": classes, "samples": samples}, reasons
+    return {"name": PLAIN, "classes": classes, "samples": samples}, reasons
 
 
 def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
@@ -167,6 +192,16 @@ def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
     if "k" in loss:
         loss["k"] = max(1, round(loss["k"] * batch / row.batch))
         return loss, f"k = {loss['k']}: the measured {row.loss['k']} at B = {row.batch}, scaled to B = {batch}."
-    margins = {key: value for key, value in loss.items() if key in ("margin", "threshold", "neg_margin", "temperature")}
-    told = ", ".join(f"{key} {value}" for key, value in margins.items()) or "its default margin"
-    return loss, f"{loss['name']} with {told}, as measured."
+    return loss, f"{_told(loss)}, as measured."
+
+
+def _told(part: Any) -> str:
+    """A part of a configuration in words.
+
+    >>> _told({"name": "Triplet", "margin": 0.2, "pair": {"name": "Hinge"}})
+    'Triplet (margin 0.2, pair Hinge)'
+    """
+    if not isinstance(part, dict):
+        return str(part)
+    options = ", ".join(f"{name} {_told(value)}" for name, value in part.items() if name != "name")
+    return f"{part['name']} ({options})" if options else str(part["name"])

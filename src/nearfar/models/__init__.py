@@ -35,6 +35,7 @@ def build(
     pretrained: bool = True,
     weights: str | Path | None = None,
     hidden: int | None = None,
+    neck: bool = False,
 ) -> Embedder:
     """A network by name.
 
@@ -49,6 +50,7 @@ def build(
         pretrained: begin with ImageNet's weights, where the network has any.
         weights: a file with the state dict of the trunk, in place of the pretrained weights.
         hidden: a hidden layer of this width in the head; for "mlp" the width of its layer (default 512).
+        neck: a batch norm after the head.
     """
     kind, _, rest = name.partition(":")
     pretrained = pretrained and weights is None
@@ -69,6 +71,7 @@ def build(
         pool=pool,
         normalise=normalise,
         hidden=None if name == "mlp" else hidden,
+        neck=neck,
         mean=mean,
         std=std,
     )

@@ -25,6 +25,7 @@ class Embedder(nn.Module):
         pool: "avg", "max" or "both" (side by side, so the head is twice as wide).
         normalise: scale each embedding to unit length.
         hidden: a hidden layer of this width in the head; None: the head is linear.
+        neck: a batch norm after the head: every dimension gets the same spread, so that none is left unused.
         mean: what the transform takes from each channel of a picture in 0..1.
         std: what it then divides by.
     """
@@ -38,6 +39,7 @@ class Embedder(nn.Module):
         pool: str = "avg",
         normalise: bool = True,
         hidden: int | None = None,
+        neck: bool = False,
         mean: tuple[float, ...] = (0.0,),
         std: tuple[float, ...] = (1.0,),
     ) -> None:
@@ -46,7 +48,7 @@ class Embedder(nn.Module):
         check_choice("Embedder", "pool", pool, POOLS)
         self.trunk, self.size, self.pool, self.normalise = trunk, tuple(size), pool, normalise
         self.mean, self.std = tuple(mean), tuple(std)
-        self.head = _head(self._features(), width, hidden)
+        self.head = _head(self._features(), width, hidden, neck)
 
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings [b, width]."""
@@ -87,11 +89,16 @@ def _both(maps: Tensor) -> Tensor:
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {"avg": _average, "max": _largest, "both": _both}
 
 
-def _head(features: int, width: int, hidden: int | None) -> nn.Module:
-    if hidden is None:
-        return nn.Linear(features, width)
-    check_whole("Embedder", "hidden", hidden)
-    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width))
+def _head(features: int, width: int, hidden: int | None, neck: bool) -> nn.Module:
+    layers: list[nn.Module] = []
+    if hidden is not None:
+        check_whole("Embedder", "hidden", hidden)
+        layers += [nn.Linear(features, hidden), nn.ReLU()]
+        features = hidden
+    layers.append(nn.Linear(features, width))
+    if neck:
+        layers.append(nn.BatchNorm1d(width))
+    return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
 
 
 def freeze_norms(model: nn.Module) -> int:

@@ -242,6 +242,24 @@ def difference(known: Mapping[str, Line], before: Sequence[Trial], after: Sequen
     return None if found is None else found | {"verdict": verdict(found)}
 
 
+def less(cells: Mapping[str, Any], base: str, score: str) -> dict[str, str]:
+    """Each cell less the one named `base`, paired by seed, for a table; "-" where a run is missing."""
+    before = cells[base][score]
+    found = {}
+    for name, each in cells.items():
+        paired = each[score] is not None and before is not None and len(each["keys"]) == len(each[score]["values"])
+        found[name] = "-"
+        if name != base and paired and len(before["values"]) == len(each["keys"]):
+            step = spread([b - a for a, b in zip(before["values"], each[score]["values"], strict=True)])
+            found[name] = judged(step | {"verdict": verdict(step)}) if step else "-"
+    return found
+
+
+def judged(found: Mapping[str, Any] | None) -> str:
+    """A difference and its verdict, for a table."""
+    return "-" if found is None else f"{shown(dict(found), sign=True)} ({found['verdict']})"
+
+
 def verdict(found: Spread) -> str:
     """Whether a difference is above or below zero by its interval."""
     half = math.inf if found["half"] is None else found["half"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from nearfar._files import whole
 Spread = Mapping[str, Any] | None
 COLOURS = ("#0f6b66", "#b4532a", "#5a4a9c", "#c79a1e", "#3f7fbf", "#8a8f94", "#a83a6c", "#4b8b3b", "#6b4a2a", "#222222")
 MARKS = "osD^vPX*<>"
+BESIDE: Mapping[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class Panel:
         series: name -> a spread (or None) for each place.
         xlabel: below it.
         log: places on a logarithmic axis.
+        ylabel: beside it.
+        names: what stands below the places; their numbers where None.
+        mark: a place with a dashed line, and what the line means.
     """
 
     title: str
@@ -33,17 +38,19 @@ class Panel:
     xlabel: str
     log: bool = False
     ylabel: str = "R@1, %"
+    names: Sequence[str] | None = None
+    mark: tuple[float, str] | None = None
 
 
 @contextmanager
-def sheet(file: Path, columns: int, size: tuple[float, float]) -> Iterator[Any]:
+def sheet(file: Path, size: tuple[float, float], *, widths: Sequence[float] = (1,)) -> Iterator[Any]:
     """A row of axes, written as a PNG, whole or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns, squeeze=False)[0]
+    axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
     yield axes
@@ -51,63 +58,131 @@ def sheet(file: Path, columns: int, size: tuple[float, float]) -> Iterator[Any]:
         figure.savefig(temporary, format="png", dpi=110)
 
 
-def curves(file: Path, panels: Sequence[Panel]) -> None:
-    """Means with their intervals, one panel beside the other."""
-    with sheet(file, len(panels), (5.4 * len(panels), 4.0)) as axes:
-        for ax, panel in zip(axes, panels, strict=True):
-            _draw(ax, panel)
+def curves(file: Path, panel: Panel) -> None:
+    """Means with their intervals, and small dots for the seeds; the legend in the order in which the curves end."""
+    there = {name: points for name, points in _points(panel).items() if points}
+    with sheet(file, (7.2, 4.0)) as (ax,):
+        if panel.mark is not None:
+            ax.axvline(panel.mark[0], color="#8a8f94", linewidth=0.9, linestyle="--", label=panel.mark[1])
+        for number, (name, points) in enumerate(there.items()):
+            _curve(ax, points, name, number)
+        _frame(ax, panel)
+        if there:
+            ax.set_ylim(*_height([each for points in there.values() for _, each in points]))
+        ends = {name: points[-1][1]["mean"] for name, points in there.items()}
+        drawn = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        order = sorted(drawn, key=lambda name: ends.get(name, math.inf), reverse=True)
+        if order:
+            ax.legend([drawn[name] for name in order], order, fontsize=8, frameon=False, **BESIDE)
 
 
-def _draw(ax: Any, panel: Panel) -> None:
+def _points(panel: Panel) -> dict[str, list[tuple[float, Mapping[str, Any]]]]:
+    """For each curve where its means stand: a little beside each other, so that intervals can be told apart."""
+    found = {}
     for number, (name, spreads) in enumerate(panel.series.items()):
-        there = [(x, each) for x, each in zip(panel.x, spreads, strict=True) if each is not None]
-        if not there:
-            continue
-        # curves stand a little beside each other, so that their intervals can be told apart
         shift = (number - (len(panel.series) - 1) / 2) * 0.012
-        places = [x * (1 + 2 * shift) if panel.log else x + shift * (max(panel.x) - min(panel.x)) for x, _ in there]
-        ax.errorbar(
-            places,
-            [each["mean"] for _, each in there],
-            yerr=[each["half"] or 0.0 for _, each in there],
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKS[number % len(MARKS)],
-            markersize=4.5,
-            linewidth=1.2,
-            elinewidth=0.9,
-            label=name,
-        )
+        wide = shift * (max(panel.x) - min(panel.x))
+        found[name] = [
+            (x * (1 + 2 * shift) if panel.log else x + wide, each)
+            for x, each in zip(panel.x, spreads, strict=True)
+            if each is not None
+        ]
+    return found
+
+
+def _curve(ax: Any, points: Sequence[tuple[float, Mapping[str, Any]]], name: str, number: int) -> None:
+    colour = COLOURS[number % len(COLOURS)]
+    ax.errorbar(
+        [x for x, _ in points],
+        [each["mean"] for _, each in points],
+        yerr=[each["half"] or 0.0 for _, each in points],
+        color=colour,
+        marker=MARKS[number % len(MARKS)],
+        markersize=4.5,
+        linewidth=1.2,
+        elinewidth=0.9,
+        label=name,
+    )
+    for x, each in points:
+        ax.plot([x] * len(each["values"]), each["values"], ".", color=colour, markersize=3, alpha=0.6)
+
+
+def _frame(ax: Any, panel: Panel) -> None:
     if panel.log:
         ax.set_xscale("log")
         ax.minorticks_off()
-    many = len(panel.x) > 6
-    ax.set_xticks(panel.x, [f"{x:g}" for x in panel.x], fontsize=8, rotation=60 if many else 0)
+    names = panel.names or [f"{x:g}" for x in panel.x]
+    ax.set_xticks(panel.x, names, fontsize=8, rotation=90 if len(panel.x) > 6 else 0)
     ax.set_title(panel.title, fontsize=10)
     ax.set_xlabel(panel.xlabel)
     ax.set_ylabel(panel.ylabel)
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=7, frameon=False)
+    ax.grid(axis="y", linewidth=0.4, alpha=0.5)
+
+
+def _height(spreads: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """From the lowest to the highest interval; one that is far wider than what the seeds show is cut by the frame."""
+    lows, highs = zip(*map(_ends, spreads), strict=True)
+    seeds = [value for each in spreads for value in each["values"]]
+    room = 0.25 * (max(seeds) - min(seeds)) or 1.0
+    low, high = max(min(lows), min(seeds) - room), min(max(highs), max(seeds) + room)
+    return low - room / 8, high + room / 8
+
+
+def _ends(spread: Mapping[str, Any]) -> tuple[float, float]:
+    half = spread["half"] or 0.0
+    return spread["mean"] - half, spread["mean"] + half
 
 
 def dots(file: Path, rows: Mapping[str, Mapping[str, Spread]], variants: Sequence[str], xlabel: str) -> None:
-    """A row for each name; in it a dot for the mean of each variant, its interval, and small dots for the seeds."""
-    height = 1.2 + 0.24 * sum(len(row) for row in rows.values())
-    with sheet(file, 1, (7.6, height)) as (ax,):
-        place, ticks = 0.0, []
-        for row in rows.values():
-            begin = place
-            for variant in (v for v in variants if row.get(v) is not None):
-                _dot(ax, row[variant], place, COLOURS[variants.index(variant)])
-                place += 1
-            ticks.append((begin + place - 1) / 2)
-            place += 0.8
-        ax.set_yticks(ticks, list(rows))
-        ax.invert_yaxis()
-        ax.set_xlabel(xlabel)
+    """A row for each name; in it a dot for the mean of each variant, its interval, and small dots for the seeds.
+
+    An axis with a wide empty part is broken there, so that small differences can be seen.
+    """
+    parts = _parts([each for row in rows.values() for each in row.values() if each is not None])
+    widths = [0.3, 0.7] if len(parts) == 2 else [1.0]
+    with sheet(file, (7.6, 1.2 + 0.24 * sum(map(len, rows.values()))), widths=widths) as axes:
+        for ax, limits in zip(axes, parts, strict=True):
+            ticks = _rows(ax, rows, variants)
+            ax.set_yticks(ticks, list(rows) if ax is axes[0] else [""] * len(ticks))
+            ax.invert_yaxis()
+            ax.set_xlim(*limits)
+            ax.grid(axis="x", linewidth=0.4, alpha=0.5)
+        for ax in axes[1:]:
+            ax.spines["left"].set_linestyle((0, (1, 4)))
+            ax.tick_params(axis="y", length=0)
         for number, variant in enumerate(variants):
-            ax.plot([], [], "o", color=COLOURS[number], label=variant)
-        ax.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=len(variants))
-        ax.grid(axis="x", linewidth=0.4, alpha=0.5)
+            axes[0].plot([], [], "o", color=COLOURS[number], label=variant)
+        figure = axes[0].figure
+        figure.supxlabel(xlabel + (" (the axis is broken)" if len(parts) > 1 else ""), fontsize=10)
+        figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=len(variants))
+
+
+def _parts(spreads: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """The whole range of the intervals, or two ranges where a fifth of it or more is empty."""
+    ends = sorted(map(_ends, spreads)) or [(0.0, 100.0)]
+    low, high = ends[0][0], max(end for _, end in ends)
+    room = (high - low or 1.0) / 40
+    gaps, reach = [], low
+    for begin, end in ends:
+        gaps.append((begin - reach, reach, begin))
+        reach = max(reach, end)
+    gap, before, after = max(gaps)
+    if gap < (high - low) / 5 or gap == 0:
+        return [(low - room, high + room)]
+    return [(low - room, before + room), (after - room, high + room)]
+
+
+def _rows(ax: Any, rows: Mapping[str, Mapping[str, Spread]], variants: Sequence[str]) -> list[float]:
+    """Draw all dots; gives the height of each row."""
+    place, ticks = 0.0, []
+    for row in rows.values():
+        begin = place
+        for variant in (v for v in variants if row.get(v) is not None):
+            _dot(ax, row[variant], place, COLOURS[variants.index(variant)])
+            place += 1
+        ticks.append((begin + place - 1) / 2)
+        place += 0.8
+    return ticks
 
 
 def _dot(ax: Any, found: Spread, place: float, colour: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.studies import _figures as figures
-from nearfar.studies._desk import Desk, Method, cell, difference, in_rounds, open_desk, setting, shown, table
+from nearfar.studies._desk import Desk, Method, cell, difference, in_rounds, less, open_desk, setting, shown, table
 from nearfar.studies.grid import Line, Trial, Workers
 
 STEPS = 1000
@@ -169,8 +169,14 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
     """The pictures, from what dro-DATA.json holds."""
     data, sizes = found["data"], found["sizes"]
     series = {name: [row[str(size)]["recall@1"] for size in sizes] for name, row in found["imbalance"].items()}
-    ratios = ", ".join(f"{ratio:.3f}" for ratio in found["ratios"].values())
-    first = figures.Panel(f"{data}: alike : unlike = {ratios}", sizes, series, "B, 5 samples a class", log=True)
+    first = figures.Panel(
+        f"{data}: alike pairs grow rarer to the right",
+        sizes,
+        series,
+        "B, 5 samples a class (alike : unlike pairs)",
+        log=True,
+        names=[f"{size}\n(1 : {1 / found['ratios'][str(size)]:.0f})" for size in sizes],
+    )
     second = figures.Panel(
         f"{data}: DRO-TopK at B = {sizes[-1]}",
         found["ks"],
@@ -179,8 +185,8 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
         log=True,
         ylabel="R@k, %",
     )
-    figures.curves(folder / f"dro-{data}-imbalance.png", [first])
-    figures.curves(folder / f"dro-{data}-k.png", [second])
+    figures.curves(folder / f"dro-{data}-imbalance.png", first)
+    figures.curves(folder / f"dro-{data}-k.png", second)
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -202,12 +208,19 @@ def markdown(found: Mapping[str, Any]) -> str:
         ),
         f"DRO-TopK against K at B = {sizes[-1]}:",
         table(("K", *head[1:]), [row(k, each) for k, each in found["by_k"].items()]),
+        f"R@1 less that of K = 2B = {2 * sizes[-1]}, paired by seed:",
+        _k_differences(found["by_k"], str(2 * sizes[-1])),
         f"Grouped KL beside its kin, B = {SMALL}, width {NARROW}:",
         table(head, [row(name, each) for name, each in found["grouped"].items()]),
         "What the paper says, as paired differences of R@1 (above zero: it holds here):",
         table(("claim", "difference", "verdict"), [_claim(each) for each in found["claims"]]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _k_differences(by_k: Mapping[str, Any], base: str) -> str:
+    found = {k: told for k, told in less(by_k, base, "recall@1").items() if k != base}
+    return table([f"K = {k}" for k in found], [list(found.values())])
 
 
 def _claim(each: Mapping[str, Any]) -> tuple[str, str, str]:

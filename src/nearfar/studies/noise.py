@@ -106,7 +106,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
     series = {name: [each["recall@1"] for each in row.values()] for name, row in found["table"].items()}
     data = found["data"]
     panel = figures.Panel(f"{data}: wrong training labels", places, series, "wrong labels, %")
-    figures.curves(folder / f"noise-{data}.png", [panel])
+    figures.curves(folder / f"noise-{data}.png", panel)
 
 
 def markdown(found: Mapping[str, Any]) -> str:

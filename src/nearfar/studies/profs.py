@@ -18,7 +18,20 @@ import numpy as np
 from nearfar._checks import check_choice
 from nearfar.batches import Representatives
 from nearfar.studies import _figures as figures
-from nearfar.studies._desk import Desk, Method, cell, difference, in_rounds, open_desk, setting, shown, spread, table
+from nearfar.studies._desk import (
+    Desk,
+    Method,
+    cell,
+    difference,
+    in_rounds,
+    judged,
+    less,
+    open_desk,
+    setting,
+    shown,
+    spread,
+    table,
+)
 from nearfar.studies.grid import Line, Trial, Workers
 
 BATCH, SAMPLES, PROXIMAL = 128, 2, 1e-3
@@ -189,14 +202,15 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
         name: [row[str(length)]["recall@1"] for length in found["lengths"]] for name, row in found["by_length"].items()
     }
     panel = figures.Panel(
-        f"{data}: PROFS against the length of a projection (the rule says {rule})",
+        f"{data}: PROFS against the length of a projection",
         found["lengths"],
         series,
         "M, steps of a projection",
         log=True,
+        mark=(rule, f"M by the rule: {rule}"),
     )
     if series:
-        figures.curves(folder / f"profs-{data}-projection.png", [panel])
+        figures.curves(folder / f"profs-{data}-projection.png", panel)
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -212,6 +226,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         parts += [_score_table(found), "Differences, paired by seed:", _difference_table(found)]
     if found["by_length"]:
         parts += ["R@1 against M:", _length_table(found)]
+        parts += [f"The same less M = {rule['M']}, paired by seed:", _length_differences(found)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -221,6 +236,14 @@ def _length_table(found: Mapping[str, Any]) -> str:
         (name, *(shown(row[str(length)]["recall@1"]) for length in lengths)) for name, row in found["by_length"].items()
     ]
     return table(("loss", *(f"M = {length}" for length in lengths)), rows)
+
+
+def _length_differences(found: Mapping[str, Any]) -> str:
+    lengths, rule = list(map(str, found["lengths"])), str(found["rule"]["M"])
+    paired = {name: less(row, rule, "recall@1") for name, row in found["by_length"].items()}
+    others = [length for length in lengths if length != rule]
+    rows = [(name, *(each[length] for length in others)) for name, each in paired.items()]
+    return table(("loss", *(f"M = {length}" for length in others)), rows)
 
 
 def _score_table(found: Mapping[str, Any]) -> str:
@@ -235,14 +258,10 @@ def _score_table(found: Mapping[str, Any]) -> str:
 def _difference_table(found: Mapping[str, Any]) -> str:
     names = [f"{after} less {before}" for before, after in COMPARED]
     rows = [
-        (loss, *(_judged(row[name]["recall@1"]) for name in names), shown(row[names[2]]["nmi"], sign=True))
+        (loss, *(judged(row[name]["recall@1"]) for name in names), shown(row[names[2]]["nmi"], sign=True))
         for loss, row in found["differences"].items()
     ]
     overall = found["overall"]
     cells = (shown(overall[name]["recall@1"], sign=True) for name in names)
     rows.append(("mean over losses", *cells, shown(overall[names[2]]["nmi"], sign=True)))
     return table(("loss", *(f"R@1, {name}" for name in names), f"NMI, {names[2]}"), rows)
-
-
-def _judged(found: Mapping[str, Any] | None) -> str:
-    return "-" if found is None else f"{shown(dict(found), sign=True)} ({found['verdict']})"

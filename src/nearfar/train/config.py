@@ -55,10 +55,11 @@ class ModelConfig:
     width: int = option(128, "dimensions of the embedding")
     pool: Literal["avg", "max", "both"] = option("avg", "avg | max | both: how a picture's features become one vector")
     hidden: int | None = option(None, "width of mlp's hidden layer")
+    neck: bool = option(False, "a batch norm after the head")
     normalise: bool = option(True, "embeddings of length 1")
     pretrained: bool = option(True, "start from published weights, where the network has some")
     weights: str | None = option(None, "a file of weights for lite0, where its package is not installed")
-    freeze_norms: bool = option(False, "batch norms keep their statistics; their affine part still learns")
+    freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")
 
 
 @dataclass(frozen=True)

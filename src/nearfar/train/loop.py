@@ -116,7 +116,8 @@ def fit(
     if done < config.training.steps:
         show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
         return Result(folder, done, keeper.best_step, None, finished=False)
-    return Result(folder, done, keeper.best_step, _test(setting, keeper, show), finished=True)
+    scores = _test(setting, keeper, show)
+    return Result(folder, done, keeper.best_step, scores, finished=True)
 
 
 def _steps(

@@ -115,9 +115,10 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
         pretrained=spec.pretrained and fresh,
         weights=spec.weights if fresh else None,
         hidden=spec.hidden,
+        neck=spec.neck,
     )
     if spec.freeze_norms:
-        models.freeze_norms(model)
+        models.freeze_norms(model.trunk)
     augmented, plain = (transforms.get(given.transform, train, model.mean, model.std) for train in (True, False))
     return model, augmented, plain
 

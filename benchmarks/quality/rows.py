@@ -1,0 +1,79 @@
+"""The rows of `nearfar recommend` (src/nearfar/measured.json) from the results that lie beside this folder.
+
+python benchmarks/quality/rows.py     profs (plain, PROFS, PROFS + HNCM), robustness (right labels), photographs
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nearfar._files import write_text
+from nearfar.studies._desk import spread
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def read(name):
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def row(data, training, config, recalls, source):
+    """One row: what was trained, and R@1 (shares, one a seed) with its 95% t-interval, within [0, 1]."""
+    found, batches, optimiser = spread(recalls), config["batches"], config["optimiser"]
+    half = found["half"] or 0.0
+    return {
+        "data": data,
+        "classes": training["classes"],
+        "per_class": round(training["samples"] / training["classes"]),
+        "batch": batches["batch_size"] if "batch_size" in batches else batches["classes"] * batches["samples"],
+        "loss": config["loss"],
+        "batches": batches,
+        "recall": round(found["mean"], 4),
+        "low": round(max(0.0, found["mean"] - half), 4),
+        "high": round(min(1.0, found["mean"] + half), 4),
+        "seeds": len(recalls),
+        "source": (RESULTS / source).relative_to(ROOT).as_posix(),
+        "optimiser": {"proximal": optimiser["proximal"]} if optimiser["proximal"] else {},
+        "model": {} if config["model"]["normalise"] else {"normalise": False},
+        "steps": config["training"]["steps"],
+    }
+
+
+def of_study(name, source, columns):
+    """The rows of a study's table: the cells of these columns (all where None), each from its own runs."""
+    found = read(name)
+    runs = {line["key"]: line for line in found["runs"]}
+    for cells in found["table"].values():
+        for column, cell in cells.items():
+            lines = [runs[key] for key in cell["keys"] if key in runs and runs[key]["error"] is None]
+            if lines and (columns is None or column in columns):
+                recalls = [line["scores"]["recall@1"] for line in lines]
+                yield row(found["data"], found["training"], lines[0]["config"], recalls, source)
+
+
+def of_photographs():
+    found = read("photographs")
+    runs = found["runs"]
+    yield row("cub", found["training"], runs[0]["config"], [run["recall"]["1"] for run in runs], "photographs.md")
+
+
+def rows():
+    return [
+        *of_study("profs-glyphs", "profs.md", None),
+        *of_study("profs-omniglot", "profs.md", None),
+        *of_study("noise-glyphs", "robustness.md", ("0",)),
+        *of_photographs(),
+    ]
+
+
+def main():
+    found = rows()
+    text = ",\n".join(" " + json.dumps(each) for each in found)
+    write_text(ROOT / "src" / "nearfar" / "measured.json", f"[\n{text}\n]\n")
+    print(f"{len(found)} rows")
+
+
+if __name__ == "__main__":
+    main()
