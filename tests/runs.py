@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearfar.data import DataSet, Tensors
+from nearfar.data import DataSet, Samples, Tensors, open_data, part
 from nearfar.train import Config, parse
 
 
@@ -24,6 +24,19 @@ def tiny(seed: int = 0, classes: int = 12, each: int = 6, width: int = 8) -> Dat
         return Tensors(torch.from_numpy(x).float(), labels)
 
     return DataSet("tiny", samples(classes), samples(classes // 2), ks=(1, 2))
+
+
+def letters(classes: int = 12) -> DataSet:
+    """The first characters of glyphs, to learn from and, six of them, to be tested on."""
+    data = open_data("glyphs")
+
+    def first(samples: Samples, count: int) -> Samples:
+        return part(samples, np.flatnonzero(samples.labels < count))
+
+    return DataSet("letters", first(data.train, classes), first(data.test, classes // 2), ks=(1, 2))
+
+
+DATA = {"tiny": tiny, "letters": letters}
 
 
 def config(**changes: dict[str, Any]) -> Config:

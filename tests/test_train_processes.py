@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import config, journal, tiny
+from runs import DATA, config, journal, tiny
 
 from nearfar.train import fit
 
@@ -20,17 +20,17 @@ SCRIPT = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from runs import config, tiny
+from runs import DATA, config
 from nearfar.train import fit
-settings, folder, resume = json.loads(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] == "resume"
+settings, folder, data = json.loads(sys.argv[2]), Path(sys.argv[3]), DATA[sys.argv[4]]
 seen = []
 look = lambda moment: seen.append(moment.indices.tolist())
-fit(config(**settings), folder, data=tiny(), callbacks=[look], resume=resume)
+fit(config(**settings), folder, data=data(), callbacks=[look])
 folder.with_name(f"{folder.name}-{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """
 
 
-def launch(settings: dict, folder: Path, world: int = 2, resume: bool = False) -> list[list[list[int]]]:
+def launch(settings: dict, folder: Path, world: int = 2, data: str = "tiny") -> list[list[list[int]]]:
     """Train in `world` processes; gives each rank's batches."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ def launch(settings: dict, folder: Path, world: int = 2, resume: bool = False) -
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
-    words = [sys.executable, "-c", SCRIPT, str(HERE), json.dumps(settings), str(folder), "resume" if resume else "new"]
+    words = [sys.executable, "-c", SCRIPT, str(HERE), json.dumps(settings), str(folder), data]
     ranks = [
         subprocess.Popen(words, env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE)
         for r in range(world)
@@ -61,11 +61,17 @@ PROFS = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, PROFS], ids=["PerClass", "Representatives"])
-def test_ranks_draw_the_batches_of_one_process(tmp_path, settings):
+GLYPHS = {"model": {"name": "small", "width": 4}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "data"), [(GLYPHS, "letters"), (PROFS, "tiny")], ids=["PerClass, glyphs", "Representatives"]
+)
+def test_ranks_draw_the_batches_of_one_process(tmp_path, settings, data):
     alone: list[list[int]] = []
-    fit(config(**settings), tmp_path / "one", data=tiny(), callbacks=[lambda m: alone.append(m.indices.tolist())])
-    first, second = launch(settings, tmp_path / "two")
+    look = [lambda moment: alone.append(moment.indices.tolist())]
+    fit(config(**settings), tmp_path / "one", data=DATA[data](), callbacks=look)
+    first, second = launch(settings, tmp_path / "two", data=data)
     assert [a + b for a, b in zip(first, second, strict=True)] == alone
     assert [line["step"] for line in journal(tmp_path / "two") if "loss" in line] == list(range(1, 21))
 

@@ -19,6 +19,7 @@ PANELS = (
     ("Retrieval", re.compile(r"recall|precision|map_at|^map|mrr|nmi|ami|f1|r@|accuracy")),
     ("Weights", re.compile(r"weight|active|dual|entropy|hardest|effective|support")),
     ("Learning rate", re.compile(r"rate|^lr")),
+    ("Constraints violated", re.compile(r"violation")),
 )
 SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*)$")
 
