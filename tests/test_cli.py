@@ -19,7 +19,7 @@ COMMAND = str(Path(sys.executable).parent / "nearfar")
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "200", "HOME": str(folder)}
-    return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, text=True, env=wide, timeout=120)
+    return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, text=True, env=wide, timeout=300)
 
 
 def test_losses_lists_every_loss(tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from vision import mend
 
 from nearfar.data import open_data
 from nearfar.data.transforms import Photograph
@@ -24,14 +25,8 @@ def vision():
     """timm and torchvision, which on a CPU build of torch import only once two operators are declared."""
     if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torchvision") is None:
         pytest.skip("timm and torchvision are not installed (the extra vision)")
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        try:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # the operators are there: a build that fits
-            break
-    yield importlib.import_module("timm")
-    del library
+    mend()
+    return importlib.import_module("timm")
 
 
 # --------------------------------------------------------------------------------------- our own nets

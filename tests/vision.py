@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_library = torch.library.Library("torchvision", "DEF")
+_library = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def mend() -> None:
