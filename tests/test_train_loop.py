@@ -189,6 +189,9 @@ except OSError as error:
 def test_folders_that_cannot_serve_are_refused(tmp_path):
     with pytest.raises(OSError, match="train: cannot make /proc/nearfar"):
         fit(config(), Path("/proc/nearfar"), data=tiny())
+    with pytest.raises(ValueError, match="classes must be from 2 to the 9 classes"):
+        fit(config(batches={"classes": 500}), tmp_path / "wrong", data=tiny())
+    assert not (tmp_path / "wrong").exists()
     with pytest.raises(FileNotFoundError, match="no checkpoint to resume from"):
         fit(config(), tmp_path / "none", data=tiny(), resume=True)
     fit(config(training={"steps": 5}), tmp_path / "a", data=tiny())

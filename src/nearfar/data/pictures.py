@@ -87,7 +87,7 @@ class Pictures:
         try:
             return _opened(path)
         except UNREADABLE as error:
-            reason = str(error) or type(error).__name__
+            reason = str(error).partition(" <_io")[0] or type(error).__name__  # not which buffer held it
         if self.on_corrupt == "stop":
             raise CorruptImageError(
                 f"Pictures: the image {path} cannot be read ({reason}); mend or remove it, "

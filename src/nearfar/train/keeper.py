@@ -30,11 +30,14 @@ class Keeper:
             raise FileExistsError(
                 f"train: {folder} already holds a run; go on with --resume, or choose another folder with --run."
             )
+
+    def begin(self) -> None:
+        """Make the folder, once everything that could be wrong with the configuration has been found right."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(
-                f"train: cannot make {folder} ({error.strerror}); choose another folder with --run."
+                f"train: cannot make {self.folder} ({error.strerror}); choose another folder with --run."
             ) from None
 
     def keep(self, setting: Setting, step: int) -> None:

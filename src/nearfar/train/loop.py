@@ -95,6 +95,7 @@ def fit(
     AcceleratorState._reset_state()  # a second run in one process may ask for another precision
     machine = Accelerator(mixed_precision=config.training.precision)
     setting = prepare(config, machine, data)
+    keeper.begin()
     show = Show(setting, console, folder=folder, quiet=not machine.is_main_process)
     done = keeper.restore(setting) if resume else 0
     if machine.is_main_process:
