@@ -276,7 +276,7 @@ def test_no_other_method_returns_the_whole_matrix():
     )
     public = {name for name in dir(relation) if not name.startswith("_")}
     assert public == {"anchors", "counts", "dense", "device", "from_labels", "from_matrix", "from_multilabel", "orders",
-                      "projected", "shape", "square", "tile", "width"}  # fmt: skip
+                      "plain_labels", "projected", "shape", "square", "tile", "width"}  # fmt: skip
     assert list(inspect.signature(R.tile).parameters) == ["self", "rows", "cols"]
     for name in public - {"from_labels", "from_matrix", "from_multilabel", "dense", "projected", "tile", "width"}:
         thing = getattr(relation, name)

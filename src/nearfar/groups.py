@@ -9,8 +9,9 @@ Engines and `explain` both work on the problems, so a value and the weights behi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,12 +22,17 @@ from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
 from nearfar.sets.base import Orders, UncertaintySet, over
 from nearfar.sets.linear import TopK
+from nearfar.sets.stream import Cap, Stream
 from nearfar.similarity import Similarity
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Groups that one set weighs: losses and measure [g, n], and the shape the flat members came from."""
+    """Groups that one set weighs: losses and measure [g, n], and the shape the flat members came from.
+
+    `counts` [g] says how much each group counts in a reduction over groups, where that is not told elsewhere, and
+    `alike` (as the losses, or broadcast to them) which members are judged as alike pairs, where each is one pair.
+    """
 
     over: UncertaintySet
     losses: Tensor
@@ -34,6 +40,8 @@ class Problem:
     shape: tuple[int, ...]
     orders: Orders = 1
     cap: Tensor | None = None
+    counts: Tensor | None = None
+    alike: Tensor | None = None
 
     def value(self) -> Tensor:
         """F [g]."""
@@ -47,6 +55,10 @@ class Problem:
     def dual(self) -> Tensor:
         """The leading dual variable [g]."""
         return self.over.dual(self.losses, self.measure, orders=self.orders, cap=self.cap)[0]
+
+    def stream(self, cap: Cap | None = None) -> Stream | None:
+        """What finds the dual of these groups if their members come chunk by chunk; None where their set has none."""
+        return self.over.stream(len(self.losses), self.losses.detach(), self.orders, cap)
 
     def taken(self) -> Tensor:
         """How much measure [g] the weight may rest on."""
@@ -75,8 +87,17 @@ Problems = tuple[Problem, ...]
 Values = tuple[Tensor, ...]
 
 
+class Taking(Protocol):
+    """Whoever knows how much measure [g] a set may rest its weight on: a problem, or a stream of one."""
+
+    def taken(self) -> Tensor: ...  # noqa: D102
+
+
 class Grouping(ABC):
-    """One way to say which pairs compete for the same weights."""
+    """One way to say which pairs compete for the same weights.
+
+    A grouping ends either in one value an anchor (`per_anchor`: it writes `terms`) or in one number (`merge`).
+    """
 
     per_anchor: bool = False
     """Values are one an anchor, so that a reduction over anchors makes sense."""
@@ -84,14 +105,35 @@ class Grouping(ABC):
     """The pairs without which an anchor teaches nothing."""
     takes_triplets: bool = False
     """An explicit list of triplets is used as a list, not as the pairs it holds."""
+    strips: bool = False
+    """`split` may be given some of the rows at a time: groups lie in one row, or streams can follow them."""
 
     @abstractmethod
     def split(self, product: Product, pairs: Pairs) -> Problems:
         """The problems to solve."""
 
-    @abstractmethod
+    def blocks(self, product: Product, pairs: Pairs, most: int) -> Iterator[Problems]:
+        """The problems of a strip, a part at a time where each pair has several members; `most` entries a part."""
+        yield self.split(product, pairs)
+
+    def streams(self, problems: Problems) -> tuple[Stream | None, ...]:
+        """One stream a problem, for groups that reach over the whole batch."""
+        return tuple(problem.stream() for problem in problems)
+
+    def terms(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
+        """What is reduced over anchors."""
+        return ()
+
+    def merge(self, values: Values, solved: Sequence[Taking]) -> Tensor:
+        """One number of the problems' values [1]."""
+        return values[0][0]
+
     def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:
         """The loss from the problems' values."""
+        if not self.per_anchor:
+            return self.merge(values, problems)
+        parts = [reduce(terms, product.reduction) for terms in self.terms(product, pairs, problems, values)]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
 
 def present(measure: Tensor) -> Tensor:
@@ -103,21 +145,23 @@ def present(measure: Tensor) -> Tensor:
 class Batch(Grouping):
     """All pairs of the batch, alike and unlike together, share one p."""
 
+    strips = True
+
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         losses, measure = _together(product, pairs)
-        return (_flat(product.over_alike, losses, measure, pairs.relation.orders),)
-
-    def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:  # noqa: D102
-        return values[0][0]
+        whole = _flat(product.over_alike, losses, measure, pairs.relation.orders)
+        return (replace(whole, alike=(pairs.alike > 0).reshape(1, -1)),)
 
 
 class Sign(Grouping):
     """All alike pairs share one p, all unlike pairs another; the two values are added."""
 
+    strips = True
+
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         return _by_sign(product, pairs)
 
-    def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:  # noqa: D102
+    def merge(self, values: Values, solved: Sequence[Taking]) -> Tensor:  # noqa: D102
         return values[0][0] + values[1][0]
 
 
@@ -128,6 +172,7 @@ class Balanced(Grouping):
     """
 
     needs = "alike"
+    strips = True
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         if not isinstance(product.over_alike, TopK) or not isinstance(product.over_unlike, TopK):
@@ -137,8 +182,12 @@ class Balanced(Grouping):
         alike, unlike = _by_sign(product, pairs)
         return alike, replace(unlike, cap=alike.taken())
 
-    def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:  # noqa: D102
-        alike, unlike = (problem.taken() for problem in problems)
+    def streams(self, problems: Problems) -> tuple[Stream | None, ...]:  # noqa: D102
+        alike = problems[0].stream()
+        return alike, problems[1].stream(None if alike is None else alike.taken)
+
+    def merge(self, values: Values, solved: Sequence[Taking]) -> Tensor:  # noqa: D102
+        alike, unlike = (side.taken() for side in solved)
         return over(alike * values[0] + unlike * values[1], alike + unlike)[0]
 
 
@@ -146,51 +195,68 @@ class Anchor(Grouping):
     """All pairs of one anchor, alike and unlike together, share one p."""
 
     per_anchor = True
+    strips = True
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         losses, measure = _together(product, pairs)
         return (_rows(product.over_alike, losses, measure),)
 
-    def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:  # noqa: D102
-        return reduce(Terms(values[0], pairs.anchors), product.reduction)
+    def terms(  # noqa: D102
+        self, product: Product, pairs: Pairs, problems: Problems, values: Values
+    ) -> tuple[Terms, ...]:
+        return (Terms(values[0], pairs.anchors),)
 
 
 class AnchorSign(Grouping):
     """The alike pairs of one anchor share one p, its unlike pairs (or everyone) another; a link joins the values."""
 
     per_anchor = True
+    strips = True
+
+    def halves(self, product: Product, pairs: Pairs) -> tuple[Problem, Problem]:
+        """The alike and the wide side of each anchor."""
+        wide = _union(pairs) if product.everyone else pairs.unlike
+        return (
+            _rows(product.over_alike, product.alike(pairs.scores, +1), pairs.alike),
+            _rows(product.over_unlike, product.unlike(pairs.scores, -1), wide),
+        )
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
-        alike = product.alike(pairs.scores, +1)
-        unlike = product.unlike(pairs.scores, -1)
-        wide = _union(pairs) if product.everyone else pairs.unlike
-        problems = (_rows(product.over_alike, alike, pairs.alike), _rows(product.over_unlike, unlike, wide))
+        alike, wide = self.halves(product, pairs)
         if product.link.wants_columns:
-            return (*problems, _rows(product.over_unlike, unlike.T, wide.T))
-        return problems
+            return alike, wide, turned(wide)
+        return alike, wide
 
-    def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:  # noqa: D102
-        sides = Sides(
-            alike=values[0],
-            unlike=values[1],
-            has_alike=present(pairs.alike),
-            has_unlike=present(pairs.unlike),
-            anchors=pairs.anchors,
-            losses=problems[0].losses,
-            measure=pairs.alike,
-            columns=values[2] if len(values) > 2 else None,
-            has_columns=present(problems[2].measure) if len(values) > 2 else None,
+    def terms(  # noqa: D102
+        self, product: Product, pairs: Pairs, problems: Problems, values: Values
+    ) -> tuple[Terms, ...]:
+        linked: tuple[Terms, ...] = product.link(
+            Sides(
+                alike=values[0],
+                unlike=values[1],
+                has_alike=present(pairs.alike),
+                has_unlike=present(pairs.unlike),
+                anchors=pairs.anchors,
+                losses=problems[0].losses,
+                measure=pairs.alike,
+                columns=values[2] if len(values) > 2 else None,
+                has_columns=present(problems[2].measure) if len(values) > 2 else None,
+            )
         )
-        parts = [reduce(terms, product.reduction) for terms in product.link(sides)]
-        return torch.stack(parts).sum(dim=0)
+        return linked
+
+
+def turned(wide: Problem) -> Problem:
+    """The same pairs, one group per reference."""
+    return _rows(wide.over, wide.losses.T, wide.measure.T)
 
 
 def _by_sign(product: Product, pairs: Pairs) -> tuple[Problem, Problem]:
     orders = pairs.relation.orders
-    return (
-        _flat(product.over_alike, product.alike(pairs.scores, +1), pairs.alike, orders),
-        _flat(product.over_unlike, product.unlike(pairs.scores, -1), pairs.unlike, orders),
-    )
+    yes = torch.ones(1, 1, dtype=torch.bool, device=pairs.scores.device)
+    alike = _flat(product.over_alike, product.alike(pairs.scores, +1), pairs.alike, orders)
+    unlike = _flat(product.over_unlike, product.unlike(pairs.scores, -1), pairs.unlike, orders)
+    return replace(alike, alike=yes), replace(unlike, alike=~yes)
 
 
 def _together(product: Product, pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -29,8 +29,9 @@ class Sides:
         anchors: [n] rows that count.
         losses: [n, m] losses of the alike pairs; read only where `measure` is above zero.
         measure: [n, m] base measure of the alike pairs.
-        columns: [m] value of each reference's unlike group, where the link asked for it, else None.
-        has_columns: [m] that group is not empty.
+        columns: [m] value of each reference's unlike group, where the link asked for it, else None; or [n, m], where
+            the m references of each anchor are its own.
+        has_columns: that group is not empty.
     """
 
     alike: Tensor
@@ -131,19 +132,28 @@ class LiftedLink(Link):
         assert sides.has_columns is not None  # noqa: S101
         # an end without unlike pairs adds e^{-inf}; -1e30 keeps the gradient finite where -inf makes NaN
         row = torch.where(sides.has_unlike, sides.unlike, -1e30)[:, None]
-        col = torch.where(sides.has_columns, sides.columns, -1e30)[None, :]
+        col = torch.where(sides.has_columns, sides.columns, -1e30)
         values = torch.relu(torch.logaddexp(row, col) + sides.losses) ** 2 / 2
-        present = (sides.measure > 0) & (sides.has_unlike[:, None] | sides.has_columns[None, :])
+        present = (sides.measure > 0) & (sides.has_unlike[:, None] | sides.has_columns)
         return (Terms(torch.where(present, values, 0.0), sides.measure),)
 
 
-def reduce(terms: Terms, how: Reduction) -> Tensor:
-    """One number of the terms: their mean, sum, or mean over the terms above zero; "none" gives one a row, [n]."""
+def tally(terms: Terms, how: Reduction) -> tuple[Tensor, Tensor]:
+    """Numerator and denominator, one number each, of "mean", "nonzero" and "sum": parts of a batch add up to the whole.
+
+    With "none" they are one a row, [n].
+    """
     weight = terms.measure.to(terms.values.dtype)
     if how == "nonzero":
         # ~(v <= 0): a NaN counts and shows
         weight = weight * ~(terms.values.detach() <= 0)
     values = terms.values * weight
     if how == "none":
-        return values if values.ndim == 1 else over(values.sum(dim=1), weight.sum(dim=1))
-    return values.sum() if how == "sum" else over(values.sum(), weight.sum())
+        return (values, torch.ones_like(values)) if values.ndim == 1 else (values.sum(dim=1), weight.sum(dim=1))
+    top = values.sum()
+    return top, torch.ones_like(top) if how == "sum" else weight.sum()
+
+
+def reduce(terms: Terms, how: Reduction) -> Tensor:
+    """One number of the terms: their mean, sum, or mean over the terms above zero; "none" gives one a row, [n]."""
+    return over(*tally(terms, how))

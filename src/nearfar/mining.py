@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nearfar._checks import check_positive
+from nearfar._checks import check_positive, readable
 from nearfar.pairing import Pairs
 from nearfar.sets.base import hidden, total
 from nearfar.sets.wrapped import draw
@@ -145,7 +145,10 @@ class DistanceWeighted(Filter):
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
         chance = self.probabilities(pairs)
         wanted = total(pairs.alike, chance)[:, None]
-        counts = draw(chance, chance.shape[1], wanted) if self.sample else chance * wanted
+        most = chance.shape[1]
+        if readable(wanted):  # as many draws as the row with most alike pairs wants
+            most = min(most, max(1, math.ceil(float(wanted.amax())))) if len(wanted) else 1
+        counts = draw(chance, most, wanted) if self.sample else chance * wanted
         return replace(pairs, unlike=torch.where(pairs.unlike > 0, counts, 0.0))
 
     def extra_repr(self) -> str:  # noqa: D102

@@ -26,6 +26,7 @@ class Pairs:
         rows: [n, d] prepared queries.
         cols: [m, d] prepared references.
         triplets: an explicit list (anchor, positive, negative), where the caller gave one.
+        strip: these are some of the relation's rows only, against all of its columns.
     """
 
     scores: Tensor
@@ -38,6 +39,7 @@ class Pairs:
     rows: Tensor
     cols: Tensor
     triplets: tuple[Tensor, Tensor, Tensor] | None = None
+    strip: bool = False
 
     @property
     def anchors(self) -> Tensor:
@@ -55,7 +57,15 @@ class Pairs:
 
     def reference_scores(self) -> Tensor:
         """Scores [m, m] among the references: what a triplet's positive says of its negative."""
-        return self.scores if self.relation.square else self.similarity.scores(self.cols, self.cols)
+        if self.relation.square and not self.strip:
+            return self.scores
+        return self.similarity.scores(self.cols, self.cols)
+
+    def scores_from(self, place: Tensor) -> Tensor:
+        """Scores [n, p, m] of the references `place` [n, p] against all references."""
+        if self.strip:  # all m x m of them would be the matrix that strips avoid
+            return self.similarity.scores(self.cols[place.reshape(-1)], self.cols).reshape(*place.shape, -1)
+        return self.reference_scores()[place]
 
     def keep(self, alike: Tensor | None = None, unlike: Tensor | None = None) -> Pairs:
         """The same pairs, fewer (boolean [n, m]) or counted otherwise (floating [n, m])."""

@@ -225,6 +225,10 @@ class Relation(ABC):
     def _known(self, rows: slice, cols: slice) -> Tensor | None:
         return None
 
+    def plain_labels(self) -> tuple[Tensor, Tensor] | None:
+        """Labels of rows [n] and columns [m], where these (and position, when square) say everything; else None."""
+        return None
+
     def tile(self, rows: slice, cols: slice) -> Tile:
         """The answer for rows i0:i1 against columns j0:j1; memory is that of the tile alone."""
         same = self._same(rows, cols)
@@ -293,6 +297,10 @@ class _Labels(Relation):
         self._col = labels if ref_labels is None else ref_labels
         self._ignore = ignore
         super().__init__((len(labels), len(self._col)), labels.device, ref_labels is None, given)
+
+    def plain_labels(self) -> tuple[Tensor, Tensor] | None:
+        more = (self._ignore, self._weights, self._ids, self._projection)
+        return (self._row, self._col) if all(x is None for x in more) else None
 
     def _same(self, rows: slice, cols: slice) -> Tensor:
         return self._row[rows, None] == self._col[None, cols]

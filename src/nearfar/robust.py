@@ -8,19 +8,19 @@ Named losses (nearfar.losses) are one-line recipes of it.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from nearfar._checks import Deferred, DegenerateBatchWarning, check_choice
-from nearfar.engines import dense_pairs, dense_value
+from nearfar.engines import Tiling, dense_pairs, dense_value, tiled_value, untiled, worth_tiling
 from nearfar.explanation import Explanation, explain, unexplained
 from nearfar.groups import Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Sign
 from nearfar.links import REDUCTIONS, Add, Link, Reduction
 from nearfar.loss import Call, Loss
 from nearfar.mining import Filter
-from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
 from nearfar.projection import Anchors
 from nearfar.relations import Relation
@@ -54,7 +54,8 @@ class RobustLoss(Loss):
         reduction: over anchors: "mean", "sum", "nonzero" (mean over those above zero) or "none" (one value an anchor).
         similarity: scores between rows; `Cosine` where none is given.
         members: the wide side of an anchor: its "unlike" pairs, or "all" of them (softmax denominators).
-        engine: "auto" or "dense"; "tiled" and "fused" are not built yet.
+        engine: "dense": all scores at once; "tiled": the same numbers in strips of rows, for large batches; "auto": the
+            faster of the two (docs/scale.md). "fused" is not built yet.
 
     Example:
         >>> import nearfar as nf
@@ -68,6 +69,8 @@ class RobustLoss(Loss):
     """Whose rows are anchors under a relation with representatives."""
     among_representatives: bool = False
     """Unlike pairs of two representatives count, even where the relation leaves them out."""
+    tile: int | None = None
+    """Rows in a strip of the tiled engine; None for a height that suits the processor's cache."""
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class RobustLoss(Loss):
         owner = self.owner
         check_choice(owner, "reduction", reduction, REDUCTIONS)
         check_choice(owner, "members", members, ("unlike", "all"))
-        _check_engine(owner, engine)
+        check_engine(owner, engine)
         if isinstance(groups, str):
             check_choice(owner, "groups", groups, GROUPS)
             groups = GROUPS[groups]
@@ -104,6 +107,9 @@ class RobustLoss(Loss):
         self.similarity = similarity if similarity is not None else Cosine()
         self.members = members
         self.engine = engine
+        why = untiled(self.product) if engine == "tiled" else None
+        if why is not None:
+            raise ValueError(f'{owner}: engine="tiled" cannot serve this loss, because {why}; use engine="dense".')
         self._warned = False
         self._deferred = Deferred()
 
@@ -129,49 +135,71 @@ class RobustLoss(Loss):
         return all(x.exact_gradient for x in (self.pair_alike, self.pair_unlike, self.over_alike, self.over_unlike))
 
     def _value(self, call: Call) -> Tensor:
-        pairs = self._pairs(call)
-        if pairs is None:
+        relation = self._relation(call)
+        if 0 in call.shape:
+            self._warn(call, relation, None)
             return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
+        rows, cols = self._prepared(call)
+        if self._tiles(call, relation):
+            tiling = Tiling(self.owner, self.product, relation, self.tile, self.engine != "tiled")
+            value, had_alike, had_unlike = tiled_value(tiling, rows, cols)
+            self._warn(call, relation, Had(had_alike, had_unlike))
+            return value
+        pairs = dense_pairs(self.product, rows, cols, relation, call.indices)
+        self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
         return dense_value(self.product, pairs)
 
     def _explanation(self, call: Call) -> Explanation:
-        pairs = self._pairs(call)
-        return unexplained(_zero(call)) if pairs is None else explain(self.product, pairs)
+        relation = self._relation(call)
+        if 0 in call.shape:
+            self._warn(call, relation, None)
+            return unexplained(_zero(call))
+        pairs = dense_pairs(self.product, *self._prepared(call), relation, call.indices)
+        self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
+        return explain(self.product, pairs)
 
-    def _pairs(self, call: Call) -> Pairs | None:
-        """Scored pairs; None where there are no rows at all."""
-        relation = call.relation().projected(self.anchors, among=self.among_representatives)
-        pairs = None
-        if 0 not in call.shape:
-            dtype = _work_type(call)
-            rows = self.similarity.prepare(call.embeddings.to(dtype))
-            cols = rows if call.ref_emb is None else self.similarity.prepare(call.ref_emb.to(dtype))
-            pairs = dense_pairs(self.product, rows, cols, relation, call.indices)
-        if call.indices is None and not torch.compiler.is_compiling():
-            self._warn(relation, pairs)
-        return pairs
+    def _relation(self, call: Call) -> Relation:
+        return call.relation().projected(self.anchors, among=self.among_representatives)
 
-    def _warn(self, relation: Relation, pairs: Pairs | None) -> None:
+    def _prepared(self, call: Call) -> tuple[Tensor, Tensor]:
+        dtype = _work_type(call)
+        rows = self.similarity.prepare(call.embeddings.to(dtype))
+        return rows, rows if call.ref_emb is None else self.similarity.prepare(call.ref_emb.to(dtype))
+
+    def _tiles(self, call: Call, relation: Relation) -> bool:
+        """Whether this call goes to the tiled engine."""
+        if self.engine == "tiled":
+            if call.indices is not None:
+                raise ValueError(
+                    f'{self.owner}: an index tuple is a matrix of weights to engine="tiled", which makes none; '
+                    'use engine="dense", or a filter.'
+                )
+            return True
+        if self.engine != "auto" or call.indices is not None or torch.compiler.is_compiling():
+            return False
+        return untiled(self.product) is None and worth_tiling(self.product, relation)
+
+    def _warn(self, call: Call, relation: Relation, had: Had | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
-        if self._warned:
+        if self._warned or call.indices is not None or torch.compiler.is_compiling():
             return
-        if pairs is None:
+        if had is None:
             self._say("it is empty")
             return
-        teaches = self._teaching(pairs).any()
+        teaches = self._teaching(had).any()
         if relation.device.type == "cuda":
             if self._deferred.take():
                 self._say("an earlier batch had no pair to learn from")
             self._deferred.note(1 - teaches.to(torch.int64))
         elif relation.device.type == "cpu" and not bool(teaches):
-            self._say(_reason(pairs))
+            self._say(_reason(had))
 
-    def _teaching(self, pairs: Pairs) -> Tensor:
+    def _teaching(self, had: Had) -> Tensor:
         """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""
         linked = isinstance(self.groups, AnchorSign) and self.link.both
         if linked or self.groups.needs == "both" or (self.filter is not None and self.filter.both):
-            return pairs.had_alike & pairs.had_unlike
-        return pairs.had_alike if self.groups.needs == "alike" else pairs.anchors
+            return had.had_alike & had.had_unlike
+        return had.had_alike if self.groups.needs == "alike" else had.anchors
 
     def _say(self, reason: str) -> None:
         self._warned = True
@@ -187,19 +215,33 @@ class RobustLoss(Loss):
         return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
 
 
-def _reason(pairs: Pairs) -> str:
-    if not bool(pairs.anchors.any()):
+@dataclass(frozen=True, eq=False)
+class Had:
+    """Which rows [n] had an alike and an unlike pair before any mining."""
+
+    had_alike: Tensor
+    had_unlike: Tensor
+
+    @property
+    def anchors(self) -> Tensor:
+        """Rows with any valid pair."""
+        return self.had_alike | self.had_unlike
+
+
+def _reason(had: Had) -> str:
+    if not bool(had.anchors.any()):
         return "no two of its rows form a valid pair (a single row, or all are ignored)"
-    if not bool(pairs.had_alike.any()):
+    if not bool(had.had_alike.any()):
         return "no two of its rows are alike (every class is a singleton)"
-    if not bool(pairs.had_unlike.any()):
+    if not bool(had.had_unlike.any()):
         return "all of its rows are alike (there is one class only)"
     return "no anchor has both an alike and an unlike pair"
 
 
-def _check_engine(owner: str, engine: str) -> None:
+def check_engine(owner: str, engine: str) -> None:
+    """Demand the name of an engine that is built."""
     check_choice(owner, "engine", engine, ENGINES)
-    if engine in ("tiled", "fused"):
+    if engine == "fused":
         raise ValueError(
             f'{owner}: engine={engine!r} is not built yet; use "dense", or "auto" to move to it by itself.'
         )

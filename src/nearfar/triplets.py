@@ -6,14 +6,15 @@ s_an. Alike pairs are gathered into P columns, P the most that any row has, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nearfar.groups import Grouping, Problem, Problems, Product, Values
-from nearfar.links import Terms, reduce
+from nearfar.links import Terms
 from nearfar.pairing import Pairs
 from nearfar.sets.base import hidden
 
@@ -29,6 +30,28 @@ def difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
 def nearest_difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
     """max(s_an, s_pn) - s_ap: the negative judged from the nearer end of the alike pair ("swap")."""
     return torch.maximum(s_an, s_pn) - s_ap
+
+
+@dataclass(frozen=True)
+class AngularScore:
+    """4t(s_an + s_pn) - 2(1+t) s_ap with t = tan²α: what is left of the angle at the negative."""
+
+    tan2: float
+
+    def __call__(self, s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
+        """The score of each triplet."""
+        return 4 * self.tan2 * (s_an + s_pn) - 2 * (1 + self.tan2) * s_ap
+
+
+@dataclass(frozen=True)
+class SemiHardBand:
+    """Triplets whose negative is farther than the positive, but by less than the margin: -m < s_an - s_ap < 0."""
+
+    margin: float
+
+    def __call__(self, score: Tensor) -> Tensor:
+        """Which triplets lie in the band."""
+        return (score < 0) & (score > -self.margin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,21 +73,40 @@ class Rule:
     def all(self, product: Product, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Losses and measure [n, P, m] of every triplet of the batch."""
         real, place = positives(pairs)
+        return self.some(product, pairs, real, place, self.ranks(pairs), 0)
+
+    def ranks(self, pairs: Pairs) -> Tensor | None:
+        """The rank of each unlike pair, where the rule asks for it."""
+        return hardness(pairs) if self.balanced else None
+
+    def some(
+        self, product: Product, pairs: Pairs, real: Tensor, place: Tensor, ranks: Tensor | None, first: int
+    ) -> tuple[Tensor, Tensor]:
+        """Losses and measure [n, p, m] of the triplets of some alike pairs [n, p], each row's from `first` on."""
         s_ap = pairs.scores.gather(1, place)[:, :, None]
         if self.wants_reference and pairs.relation.anchors == "representatives":
             raise ValueError(
                 "Triplet: swap compares a positive with a negative, two rows that are no representatives; leave it out."
             )
-        s_pn = pairs.reference_scores()[place] if self.wants_reference else s_ap
+        s_pn = pairs.scores_from(place) if self.wants_reference else s_ap
         score = self.compare(pairs.scores[:, None, :], s_ap, s_pn)
         if real.dtype == pairs.unlike.dtype == torch.bool:
             measure = real[:, :, None] & pairs.unlike[:, None, :]
         else:
             measure = real[:, :, None].to(score.dtype) * pairs.unlike[:, None, :]
-        if self.balanced:
-            turn = torch.arange(measure.shape[1], device=measure.device)[None, :, None]
-            measure = _where(measure, hardness(pairs)[:, None, :] == turn)
+        if ranks is not None:
+            turn = torch.arange(first, first + measure.shape[1], device=measure.device)[None, :, None]
+            measure = _where(measure, ranks[:, None, :] == turn)
         return product.unlike(score, -1), self._kept(score, measure)
+
+    def parts(self, product: Product, pairs: Pairs, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Losses, measure [n, p, m] and the alike pairs' own measure [n, p], p at a time so that n·p·m <= most."""
+        real, place = positives(pairs)
+        ranks = self.ranks(pairs)
+        step = max(1, most // max(1, pairs.scores.numel()))
+        for first in range(0, real.shape[1], step):
+            chosen = slice(first, first + step)
+            yield *self.some(product, pairs, real[:, chosen], place[:, chosen], ranks, first), real[:, chosen]
 
     def listed(self, product: Product, pairs: Pairs, triplets: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Losses and measure [T] of an explicit list of triplets."""
@@ -103,19 +145,31 @@ class Positive(Grouping):
 
     per_anchor = True
     needs = "both"
+    strips = True
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = rule or Rule()
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
-        # within a group the alike pair is given: its weight counts once, in `join`
-        losses, measure = self.rule.all(product, replace(pairs, alike=pairs.alike > 0))
-        flat = (-1, losses.shape[-1])
-        return (Problem(product.over_unlike, losses.reshape(flat), measure.reshape(flat), tuple(losses.shape)),)
+        (problems,) = self.blocks(product, pairs, sys.maxsize)
+        return problems
 
-    def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:  # noqa: D102
-        real, _ = positives(pairs)
-        return reduce(Terms(values[0].reshape(real.shape), real), product.reduction)
+    def blocks(self, product: Product, pairs: Pairs, most: int) -> Iterator[Problems]:  # noqa: D102
+        for losses, measure, real in self.rule.parts(product, pairs, most):
+            # within a group the alike pair is given: its weight counts once, in the reduction
+            shape = tuple(losses.shape)
+            if real.dtype != torch.bool:
+                measure = _where(pairs.unlike[:, None, :].expand(shape), measure > 0)
+            flat = (-1, losses.shape[-1])
+            problem = Problem(product.over_unlike, losses.reshape(flat), measure.reshape(flat), shape, counts=real)
+            yield (problem,)
+
+    def terms(  # noqa: D102
+        self, product: Product, pairs: Pairs, problems: Problems, values: Values
+    ) -> tuple[Terms, ...]:
+        counts = problems[0].counts
+        assert counts is not None  # noqa: S101 - `split` told them
+        return (Terms(values[0].reshape(counts.shape), counts),)
 
 
 class Triplets(Grouping):
@@ -123,6 +177,7 @@ class Triplets(Grouping):
 
     needs = "both"
     takes_triplets = True
+    strips = True
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = rule or Rule()
@@ -132,7 +187,12 @@ class Triplets(Grouping):
             losses, measure = self.rule.all(product, pairs)
         else:
             losses, measure = self.rule.listed(product, pairs, pairs.triplets)
-        return (Problem(product.over_unlike, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape)),)
+        return (_together(product, losses, measure),)
 
-    def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:  # noqa: D102
-        return values[0][0]
+    def blocks(self, product: Product, pairs: Pairs, most: int) -> Iterator[Problems]:  # noqa: D102
+        for losses, measure, _ in self.rule.parts(product, pairs, most):
+            yield (_together(product, losses, measure),)
+
+
+def _together(product: Product, losses: Tensor, measure: Tensor) -> Problem:
+    return Problem(product.over_unlike, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape))

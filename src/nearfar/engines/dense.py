@@ -14,15 +14,14 @@ from torch import Tensor
 from nearfar.groups import Product, present
 from nearfar.indices import indexed
 from nearfar.pairing import Pairs
-from nearfar.relations import Relation
+from nearfar.relations import Relation, Tile
 
 
 def dense_pairs(
     product: Product, rows: Tensor, cols: Tensor, relation: Relation, indices: tuple[Tensor, ...] | None
 ) -> Pairs:
     """All scores [n, m] of prepared rows [n, d] and cols [m, d], with the pairs that count after mining."""
-    tile = relation.dense()
-    alike, unlike = _typed(tile.alike, rows), _typed(tile.unlike, rows)
+    alike, unlike = measures(relation.dense(), rows)
     triplets = None
     had_alike, had_unlike = present(alike), present(unlike)
     if indices is not None:
@@ -31,19 +30,28 @@ def dense_pairs(
         if len(indices) == 3 and product.groups.takes_triplets:
             triplets = (indices[0], indices[1], indices[2])
     scores = product.similarity.scores(rows, cols)
-    pairs = Pairs(scores, alike, unlike, had_alike, had_unlike, relation, product.similarity, rows, cols, triplets)
+    return kept(
+        product,
+        Pairs(scores, alike, unlike, had_alike, had_unlike, relation, product.similarity, rows, cols, triplets),
+    )
+
+
+def measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The base measures of the alike and of the unlike pairs; weights come in the type of the embeddings."""
+    alike, unlike = tile.alike, tile.unlike
+    return (alike, unlike) if alike.dtype == torch.bool else (alike.to(like.dtype), unlike.to(like.dtype))
+
+
+def kept(product: Product, pairs: Pairs) -> Pairs:
+    """What the product's miner keeps of these pairs."""
     if product.filter is None:
         return pairs
     with torch.no_grad():
         kept: Pairs = product.filter(pairs)
         # every comparison with NaN is false, so a filter drops it; it must stay in and show
-        broken = torch.isnan(scores)
-        alike, unlike = torch.where(broken, alike, kept.alike), torch.where(broken, unlike, kept.unlike)
+        broken = torch.isnan(pairs.scores)
+        alike, unlike = torch.where(broken, pairs.alike, kept.alike), torch.where(broken, pairs.unlike, kept.unlike)
     return replace(pairs, alike=alike, unlike=unlike)
-
-
-def _typed(measure: Tensor, like: Tensor) -> Tensor:
-    return measure if measure.dtype == torch.bool else measure.to(like.dtype)
 
 
 def dense_value(product: Product, pairs: Pairs) -> Tensor:

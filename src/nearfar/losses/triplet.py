@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
-
-from torch import Tensor
 
 from nearfar._checks import check_choice, check_positive
 from nearfar.groups import Grouping
@@ -16,20 +13,9 @@ from nearfar.pairs import Hinge, Linear, PairLoss, Score
 from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Mean, UncertaintySet, Worst
 from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
-from nearfar.triplets import Positive, Rule, Triplets, difference, nearest_difference
+from nearfar.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets, difference, nearest_difference
 
 Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
-
-
-@dataclass(frozen=True)
-class SemiHardBand:
-    """Triplets whose negative is farther than the positive, but by less than the margin: -m < s_an - s_ap < 0."""
-
-    margin: float
-
-    def __call__(self, score: Tensor) -> Tensor:
-        """Which triplets lie in the band."""
-        return (score < 0) & (score > -self.margin)
 
 
 class Triplet(RobustLoss):
@@ -101,17 +87,6 @@ class Triplet(RobustLoss):
     def as_in_paper(cls, margin: float = 0.1, smooth: float = 0.0) -> Triplet:
         """003 and 004: squared distances, of unit rows."""
         return cls(margin=margin, smooth=smooth, similarity=NegSquaredEuclidean())
-
-
-@dataclass(frozen=True)
-class AngularScore:
-    """4t(s_an + s_pn) - 2(1+t) s_ap with t = tan²α: what is left of the angle at the negative."""
-
-    tan2: float
-
-    def __call__(self, s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
-        """The score of each triplet."""
-        return 4 * self.tan2 * (s_an + s_pn) - 2 * (1 + self.tan2) * s_ap
 
 
 class Angular(RobustLoss):

@@ -11,6 +11,8 @@ A set gives three things (`l`, `w` already hold the atom and lack the dropped me
     weights(l, w, dual)   p* elementwise, no gradient
     value(l, w)       F [g], whose gradient in l is p* (Danskin), twice differentiable where F is
 
+and, for groups that are too large to be in memory at once, a `stream` (stream.py) that is told them chunk by chunk.
+
 Emptiness is always told by the measure, never by comparing losses: a comparison is false for NaN and would hide it.
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -27,9 +29,27 @@ from torch.nn.functional import pad
 
 from nearfar._checks import check_choice
 
+if TYPE_CHECKING:
+    from nearfar.sets.stream import Cap, Stream
+
 Orders = Tensor | int
 Dual = tuple[Tensor, ...]
 """Tensors [g]; the first is the leading variable, the one `explain` shows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """What `solve_` leaves behind: p* is what now stands in place of the losses, times `scale`.
+
+    Args:
+        value: [g] F.
+        scale: [g], 0 for an empty group.
+        place: [g] where all the weight rests on one member: its column; the losses then stand as they were.
+    """
+
+    value: Tensor
+    scale: Tensor
+    place: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +114,23 @@ class UncertaintySet(ABC):
             l, w = self._members(losses, measure)
             return self._mass(l, w, orders, cap)
 
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream | None:
+        """What finds the dual of members that come chunk by chunk; None where nobody has written it for this set."""
+        return None
+
+    def solve_(self, l: Tensor, size: Tensor) -> Solved | None:
+        """Value and weights of groups [g, n] at once, the weights in place of the losses; None where it is not written.
+
+        Absent members hold -inf, and `size` [g] counts the others. Every member counts once.
+        """
+        return None
+
     def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        return total(w, l)
+        return self._limit(total(w, l), orders, cap)
+
+    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        """How much of a group's measure `size` [g] the weight may rest on."""
+        return size
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         w = torch.ones_like(losses, dtype=torch.bool) if measure is None else measure

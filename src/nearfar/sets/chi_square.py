@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.sets.base import Dual, UncertaintySet, centred, hidden, over, total, weighted
+from nearfar.sets.base import Dual, Orders, UncertaintySet, centred, hidden, over, total, weighted
+from nearfar.sets.moments import Moments
+from nearfar.sets.stream import Cap, DualStream, Stream
 from nearfar.similarity import root
 
 
@@ -37,6 +39,9 @@ class ChiSquare(UncertaintySet):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("ChiSquare", "rho", self.rho, zero=True)
+
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
+        return _ChiSquareStream(self, groups, like, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top, l = centred(l, w)
@@ -97,3 +102,40 @@ class ChiSquare(UncertaintySet):
         place = torch.arange(l.shape[1], device=l.device)
         last = torch.where(good, place, 0).amax(dim=1, keepdim=True)
         return ranked.gather(1, last)[:, 0]
+
+
+class _ChiSquareStream(DualStream):
+    """The active set by elimination: solve on A, drop what got a negative weight, sweep again until nothing is dropped.
+
+    On any A that holds the right one, the solution's η lies at or below the right η, so nothing is dropped that should
+    stay. One sweep where the closed form holds. Whether all groups are done is read from the device after each sweep.
+    """
+
+    over: ChiSquare
+
+    def _start(self) -> None:
+        if not self.sweep:
+            self._eta = self._full(-torch.inf, wide=True)
+        self._moments = Moments(len(self.size), self.like)
+
+    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        # ~(l < eta): a NaN stays in the set and shows
+        self._moments.add(l, w * ~(l < self._eta[:, None]) if self.sweep else w)
+
+    def _turn(self) -> bool:
+        found = self._moments
+        grain = (
+            16 * torch.finfo(self.like.dtype).eps * torch.maximum(found.top - found.start, found.start - found.least)
+        )
+        energy = torch.where(found.energy <= found.size * grain**2, 0.0, found.energy)
+        room = self.over._room(found.size, self.size).clamp_min(0.0)
+        base, slope = over(torch.ones_like(room), found.size), over(root(room), root(energy))
+        eta = torch.where(slope > 0, found.mean - over(base, slope), found.least)
+        self._eta, self._value = torch.maximum(eta, self._eta), found.mean + root(room * energy)
+        top = found.top
+        duals = (eta, torch.maximum(eta, found.least) - top, found.mean - top, base, slope, top)
+        self.dual = tuple(x.to(self.like.dtype) for x in duals)
+        return bool((eta > found.least).any())
+
+    def value(self) -> Tensor:
+        return self._narrow(self._value)

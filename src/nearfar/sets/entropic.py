@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.sets.base import Dual, UncertaintySet, centred, hidden, log_of, over, total, weighted
+from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, centred, hidden, log_of, over, total, weighted
 from nearfar.sets.linear import Worst
+from nearfar.sets.soft import LOWEST, KLBallStream, KLStream
+from nearfar.sets.stream import Cap, Stream
 
 
 def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float) -> Tensor:
@@ -46,6 +48,37 @@ class KL(UncertaintySet):
         super().__post_init__()
         check_positive("KL", "gamma", self.gamma)
 
+    def solve_(self, l: Tensor, size: Tensor) -> Solved:  # noqa: D102
+        return self.soft_(l, size)
+
+    def soft_(self, l: Tensor, size: Tensor, *, held: bool = False) -> Solved:
+        """As `solve_`; with `held` the value is Σ p*l instead of F."""
+        count = size
+        if self.zero == "drop":
+            count = torch.sign(l).clamp_min_(0.0).sum(dim=1) if self.normalised else size
+            torch.threshold_(l, 0.0, -math.inf)  # the comparison keeps a NaN
+        top = l.amax(dim=1)
+        empty = (size == 0) | (top == -math.inf)
+        if self.atom:
+            top, count, empty = top.clamp_min(0.0), count + 1, torch.zeros_like(empty)
+        level = torch.where(empty, 0.0, top)
+        l.sub_(level[:, None])
+        if self.gamma != 1:
+            l.mul_(1 / self.gamma)
+        l.clamp_min_(LOWEST[l.dtype])
+        below = l.clone() if held else None
+        norm = l.exp_().sum(dim=1)
+        alone = torch.exp(-level / self.gamma) if self.atom else torch.zeros_like(norm)
+        norm = norm + alone
+        if below is not None:
+            value = level * (1 - alone / norm) + self.gamma * (below.mul_(l).sum(dim=1) / norm)
+        else:
+            value = level + self.gamma * (norm.log() - (log_of(count) if self.normalised else 0.0))
+        return Solved(torch.where(empty, 0.0, value), torch.where(empty, 0.0, 1 / norm))
+
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
+        return KLStream(self, groups, like, orders, cap, self.gamma, self.normalised)
+
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top, z = centred(l, w)
         return (top + log_partition(z, w, self.gamma) * self.gamma,)
@@ -78,6 +111,9 @@ class KLBall(UncertaintySet):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("KLBall", "rho", self.rho, zero=True)
+
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
+        return KLBallStream(self, groups, like, orders, cap, self.rho)
 
     def _temperature(self, l: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """γ [g], where the whole weight goes to the largest loss, and where nothing can be tilted."""

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive, check_whole
-from nearfar.sets.base import Dual, Orders, UncertaintySet, hidden, over, total, weighted
+from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, hidden, over, total, weighted
 from nearfar.sets.entropic import KL
+from nearfar.sets.stream import Cap, HeldStream, Stream, both
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,11 +24,20 @@ class Expected(UncertaintySet):
 
     exact_gradient = False
 
+    def solve_(self, l: Tensor, size: Tensor) -> Solved | None:  # noqa: D102
+        if not isinstance(self.of, KL) or self.zero == "drop" or self.atom:
+            return None
+        return self.of.soft_(l, size, held=True)
+
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream | None:  # noqa: D102
+        inner = both(self, self.of).stream(groups, like, orders, cap)
+        return None if inner is None else HeldStream(inner)
+
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.of._members(*super()._members(losses, measure))
 
-    def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        return self.of._mass(l, w, orders, cap)
+    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        return self.of._limit(size, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return self.of._dual(l, w, mass)
@@ -56,8 +66,8 @@ class Sampled(UncertaintySet):
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.of._members(*super()._members(losses, measure))
 
-    def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        return self.of._mass(l, w, orders, cap)
+    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        return self.of._limit(size, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return self.of._dual(l, w, mass)
@@ -102,6 +112,10 @@ class PowerWeights(UncertaintySet):
     power: float = 10.0
 
     exact_gradient = False
+
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
+        inner = KL(1.0, zero=self.zero, atom=self.atom).stream(groups, like, orders, cap)
+        return HeldStream(inner, self._height)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return KL(1.0)._dual(self._height(l), w, mass)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.losses.triplet import AngularScore
 from nearfar.pairs import Hinge, Score
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import as_pairs, draw_triplets
@@ -20,7 +19,7 @@ from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
 from nearfar.robust import RobustLoss
 from nearfar.sets import KL
 from nearfar.similarity import Cosine
-from nearfar.triplets import Positive, Rule, Triplets, difference, nearest_difference
+from nearfar.triplets import AngularScore, Positive, Rule, Triplets, difference, nearest_difference
 
 PerAnchor = int | Literal["all"]
 

@@ -1,0 +1,132 @@
+"""Links that read the unlike value of a pair's both ends (lifted structure): rows, then columns, then the link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.strips import Slopes, Strips, cut, gradient
+from nearfar.engines.sweeps import Ask, Made, shared
+from nearfar.groups import AnchorSign, Problem, present, turned
+from nearfar.links import Sides, tally
+from nearfar.pairing import Pairs
+from nearfar.sets.base import over
+from nearfar.sets.stream import Stream
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """The unlike value of each row [n] and column [m], and the stream that knows the columns' weights."""
+
+    rows: Tensor
+    cols: Tensor
+    has_cols: Tensor
+    stream: Stream
+
+
+def by_columns(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
+    """Three sweeps: the ends' values; the link and its slopes in them; all gradients together.
+
+    `told` [n] are the cotangents of values that are not reduced. A link that mixes rows gives one term.
+    """
+    ends, slopes = _ends(strips), ask()
+    at_rows, at_cols = torch.zeros_like(ends.rows), torch.zeros_like(ends.cols)
+    tops, bottoms = list[Tensor](), list[Tensor]()
+    for here in strips:
+        with torch.enable_grad():
+            rows, cols = ends.rows[here].requires_grad_(), ends.cols.detach().requires_grad_()
+            pairs = strips.plain(here)
+            top, bottom = _linked(strips, pairs, ends, rows, cols)
+            found = gradient(_aimed(top, bottom, told, here), (rows, cols))
+        at_rows[here] = 0.0 if found[0] is None else found[0]
+        at_cols += 0.0 if found[1] is None else found[1]
+        tops.append(top.detach())
+        bottoms.append(bottom)
+    if strips.product.reduction == "none":
+        value, share = over(torch.cat(tops), torch.cat(bottoms)), torch.ones_like(at_rows[:1])
+    else:
+        value, share = shared(list(zip(tops, bottoms, strict=True)), strips.product.reduction)
+        value = value.to(strips.rows.dtype)
+    if slopes.any and (told is not None or value.ndim == 0):
+        _gradients(strips, slopes, ends, (at_rows, at_cols), told)
+    return value, slopes.scaled(share)
+
+
+def _halves(strips: Strips, pairs: Pairs) -> tuple[Problem, Problem]:
+    groups = strips.product.groups
+    assert isinstance(groups, AnchorSign)  # noqa: S101 - only its links read columns
+    return groups.halves(strips.product, pairs)
+
+
+def _ends(strips: Strips) -> Ends:
+    values = list[Tensor]()
+    stream: Stream | None = None
+    has_cols = torch.zeros(len(strips.cols), dtype=torch.bool, device=strips.cols.device)
+    wanted = True
+    while wanted:
+        first = not values
+        for here in strips:
+            wide = _halves(strips, strips.plain(here))[1]
+            seen = turned(wide)
+            if first:
+                values.append(wide.value())
+                has_cols |= present(seen.measure)
+            stream = seen.stream() if stream is None else stream
+            assert stream is not None  # noqa: S101 - `untiled` said so before
+            stream.add(seen.losses, seen.measure)
+        wanted = stream is not None and stream.turn()
+    assert stream is not None  # noqa: S101 - there was a strip
+    return Ends(torch.cat(values), _column_values(strips, stream), has_cols, stream)
+
+
+def _column_values(strips: Strips, stream: Stream) -> Tensor:
+    if not stream.constant:
+        return stream.value()
+    value = torch.zeros_like(stream.size)
+    for here in strips:
+        seen = turned(_halves(strips, strips.plain(here))[1])
+        value += (stream.weights(seen.losses, seen.measure) * torch.where(seen.measure > 0, seen.losses, 0.0)).sum(
+            dim=1
+        )
+    return value.to(strips.rows.dtype)
+
+
+def _linked(strips: Strips, pairs: Pairs, ends: Ends, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
+    """Numerator and denominator of a strip's terms, from the ends' values of its rows and of all columns."""
+    alike, _ = _halves(strips, pairs)
+    sides = Sides(
+        alike=alike.value(),
+        unlike=rows,
+        has_alike=present(pairs.alike),
+        has_unlike=present(pairs.unlike),
+        anchors=pairs.anchors,
+        losses=alike.losses,
+        measure=pairs.alike,
+        columns=cols,
+        has_columns=ends.has_cols,
+    )
+    (terms,) = strips.product.link(sides)
+    return tally(terms, strips.product.reduction)
+
+
+def _aimed(top: Tensor, bottom: Tensor, told: Tensor | None, here: slice) -> Tensor:
+    return top.sum() if told is None else (over(top, bottom) * told[here]).sum()
+
+
+def _gradients(strips: Strips, slopes: Slopes, ends: Ends, at: tuple[Tensor, Tensor], told: Tensor | None) -> None:
+    at_rows, at_cols = at
+    for here in strips:
+        with torch.enable_grad():
+            pairs = strips.pairs(here, *slopes.leaves(here))
+            leaf = cut(pairs)
+            wide = _halves(strips, leaf)[1]
+            seen = turned(wide)
+            weights = ends.stream.weights(seen.losses.detach(), seen.measure) * at_cols[:, None]
+            top, bottom = _linked(strips, leaf, ends, ends.rows[here], ends.cols)
+            there = torch.where(seen.measure > 0, seen.losses, 0.0)
+            slopes.note(
+                _aimed(top, bottom, told, here) + (wide.value() * at_rows[here]).sum() + (weights * there).sum(), leaf
+            )
+            slopes.through(here, pairs)

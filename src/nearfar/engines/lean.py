@@ -1,0 +1,194 @@
+"""Anchors with plain labels: no masks, few passes over a strip, weights and gradient in place.
+
+A row has a wide side (its unlike columns, or everyone), which is a strip in a buffer, and a narrow one (its alike
+columns, [t, P]), on which pair loss, set and link are plain autograd. What the general way (sweeps.py) does in forty
+passes over a strip is done here in about ten.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.forms import Plain, form_of, plain_hinge, write_losses
+from nearfar.engines.runs import Narrow, Sorted
+from nearfar.engines.strips import Strips, gradient
+from nearfar.engines.sweeps import Ask, Made, shared
+from nearfar.groups import AnchorSign, Product
+from nearfar.links import Add, Sides, tally
+from nearfar.mining import MultiSimilarity
+from nearfar.relations import Relation
+from nearfar.sets.base import Solved
+from nearfar.sets.entropic import KL
+
+FEW = 16
+"""With so many columns a row at most, gradients go column by column instead of through a product."""
+
+
+def leans(product: Product, relation: Relation) -> bool:
+    """Whether the lean way can do this loss: what it asks of each factor."""
+    link, over = product.link, product.over_unlike
+    if type(product.groups) is not AnchorSign or relation.plain_labels() is None:
+        return False
+    if link.wants_columns or product.reduction == "none" or (isinstance(link, Add) and link.apart):
+        return False
+    if form_of(product.similarity) is None or any(p.requires_grad for p in product.unlike.parameters()):
+        return False
+    line = line_of(product)
+    if line is None and product.unlike.slope(torch.zeros(1, 1), -1) is None:
+        return False
+    if (
+        product.filter is not None
+    ):  # the miner's interval is one of losses: a rising line, and weights that need no count
+        mined = type(product.filter) is MultiSimilarity and line is not None and not product.everyone
+        if not mined or not isinstance(over, KL) or over.normalised or over.zero == "drop":
+            return False
+    return over.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
+
+
+def line_of(product: Product) -> tuple[float, float] | None:
+    """Slope and height at 0 of an unlike pair loss that is a rising line, else None."""
+    slope = product.unlike.slope(torch.zeros(1, 1), -1)
+    if not isinstance(slope, float | int) or slope <= 0:
+        return None
+    return float(slope), float(product.unlike(torch.zeros((), dtype=torch.float64), -1))
+
+
+def by_runs(strips: Strips, ask: Ask) -> Made:
+    """Value and gradient in one sweep."""
+    work = _Lean(strips, Sorted(strips, ask()))
+    value, share = shared([work.strip(here) for here in strips], strips.product.reduction)
+    return value.to(strips.rows.dtype), work.sorted.finished(share)
+
+
+class _Lean:
+    """One call: buffers, and what is known of its factors."""
+
+    def __init__(self, strips: Strips, sorted: Sorted) -> None:
+        self.rows, self.product, self.sorted, self.slopes = strips.rows, strips.product, sorted, sorted.slopes
+        self.form = sorted.form
+        self.line = line_of(strips.product)
+        self.hinge = plain_hinge(strips.product.unlike)
+        self.buffer = strips.rows.new_empty(sorted.shape)
+        apart = self.hinge or (self.line is not None and not isinstance(self.form, Plain))
+        self.spare = strips.rows.new_empty(sorted.shape) if apart else None
+        self.anchors = strips.had_alike | strips.had_unlike
+
+    def strip(self, here: slice) -> tuple[Tensor, Tensor]:
+        """Numerator and denominator of the terms of a strip, whose gradient is added."""
+        rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
+        scores = self.form.scores(rows, self.buffer[: len(rows)])
+        near = scores.gather(1, narrow.place)
+        losses = self._losses(scores, narrow)
+        alike, size, has_unlike = self._mined(losses, near, narrow)
+        steep = self._steep(losses)
+        solved = self.product.over_unlike.solve_(losses, size)
+        assert solved is not None  # noqa: S101 - `leans` said so
+        with torch.enable_grad():
+            near, wide = near.requires_grad_(), solved.value.requires_grad_()
+            top, bottom = self._linked(here, near, wide, alike, has_unlike)
+            found = gradient(top, (near, wide, *self.slopes.params))
+        if self.slopes.any:
+            self.slopes.add((here, here), (None, None, *found[2:]))
+            by_pair = torch.zeros_like(near) if found[0] is None else found[0]
+            by_wide = torch.zeros_like(wide) if found[1] is None else found[1]
+            self._pull(here, (scores, losses, steep), solved, (narrow.place, near.detach(), by_pair), by_wide)
+        return top.detach(), bottom
+
+    def _losses(self, scores: Tensor, narrow: Narrow) -> Tensor:
+        """Losses [t, m] of the wide side, -inf where a pair is not of it."""
+        if self.hinge and self.spare is not None:
+            losses: Tensor = write_losses(self.product.unlike, scores, self.spare[: len(scores)])
+        elif self.line is None:
+            losses = self.product.unlike(scores, -1)
+        else:
+            slope, start = self.line
+            losses = scores if self.spare is None else self.spare[: len(scores)].copy_(scores)
+            losses = losses if slope == 1 else losses.mul_(slope)
+            losses = losses if start == 0 else losses.add_(start)
+        absent = narrow.run & ~narrow.alike if self.product.everyone else narrow.run
+        return losses.scatter_(1, narrow.place, torch.where(absent, -math.inf, losses.gather(1, narrow.place)))
+
+    def _steep(self, losses: Tensor) -> Tensor | float | None:
+        """dl/ds of a line or a hinge, told from its losses; None for other pair losses."""
+        if self.line is not None:
+            return self.line[0]
+        if not self.hinge or not self.slopes.any:
+            return None
+        if self.product.over_unlike.zero == "drop":
+            return 1.0  # where it is 0 the weight is
+        return torch.sign(losses).clamp_min_(0.0)
+
+    def _mined(self, losses: Tensor, near: Tensor, narrow: Narrow) -> tuple[Tensor, Tensor, Tensor]:
+        """The alike pairs [t, P] that a miner keeps, how many members the wide side has, and whether any is unlike."""
+        unlike = losses.shape[1] - narrow.run.sum(dim=1)
+        size = unlike + narrow.alike.sum(dim=1) if self.product.everyone else unlike
+        miner = self.product.filter
+        if not isinstance(miner, MultiSimilarity) or self.line is None:
+            return narrow.alike, size.to(losses.dtype), unlike > 0
+        slope, start = self.line
+        top = losses.amax(dim=1)
+        alike = narrow.alike & (near - miner.epsilon < ((top - start) / slope)[:, None])
+        alike = alike | (narrow.alike & torch.isnan(near))
+        worst = torch.where(narrow.alike, near, math.inf).amin(dim=1)
+        able = narrow.alike.any(dim=1)
+        floor = torch.where(able, slope * (worst - miner.epsilon) + start, 1e30)
+        # below the floor becomes -inf in two cheap passes; a comparison and a fill would take thirty times as long
+        torch.threshold_(losses.sub_(floor[:, None]), 0.0, -math.inf).add_(floor[:, None])
+        some = able & (unlike > 0) & ~(top <= floor)
+        return alike, torch.where(some, size, 0).to(losses.dtype), some
+
+    def _linked(
+        self, here: slice, near: Tensor, wide: Tensor, alike: Tensor, has_unlike: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        product = self.product
+        losses = product.alike(near, +1)
+        sides = Sides(
+            alike=product.over_alike.value(losses, alike),
+            unlike=wide,
+            has_alike=alike.any(dim=1),
+            has_unlike=has_unlike,
+            anchors=self.anchors[here],
+            losses=losses,
+            measure=alike,
+        )
+        (terms,) = product.link(sides)
+        return tally(terms, product.reduction)
+
+    def _pull(
+        self,
+        here: slice,
+        wide: tuple[Tensor, Tensor, Tensor | float | None],
+        solved: Solved,
+        near: tuple[Tensor, Tensor, Tensor],
+        by_wide: Tensor,
+    ) -> None:
+        """Add the gradient of a strip.
+
+        `wide` holds scores, raw weights and dl/ds [t, m]; `near` columns, scores and dF/ds [t, P] of alike pairs.
+        """
+        (scores, losses, steep), (place, at, by_pair) = wide, near
+        factor = (by_wide * solved.scale)[:, None]
+        if solved.place is not None:
+            chosen = solved.place[:, None]
+            there = losses.gather(1, chosen) if scores is losses else scores.gather(1, chosen)
+            if scores is losses and self.line is not None:
+                there = (there - self.line[1]) / self.line[0]
+            steep = self.line[0] if self.line is not None else self.product.unlike.slope(there, -1)
+            assert steep is not None  # noqa: S101 - `leans` said so
+            place, at = torch.cat([place, chosen], dim=1), torch.cat([at, there], dim=1)
+            by_pair = torch.cat([by_pair, factor * steep], dim=1)
+            slope = losses.zero_() if place.shape[1] > FEW else None
+        elif isinstance(steep, float):
+            slope = self.form.descend_(losses.mul_(factor * steep), scores)
+        else:
+            steep = self.product.unlike.slope(scores, -1) if steep is None else steep
+            assert isinstance(steep, Tensor)  # noqa: S101 - a falling line is not written
+            slope = self.form.descend_(losses.mul_(factor).mul_(steep), scores)
+        by_pair = self.form.descend_(by_pair, at)
+        if slope is None:
+            self.sorted.few(here, place, by_pair)
+        else:
+            self.sorted.many(here, slope.scatter_add_(1, place, by_pair))

@@ -1,0 +1,100 @@
+"""The angular loss with plain labels: each alike pair (a, p) is a row x_a + x_p of its own, swept against all columns.
+
+l_n = 4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩          n·P rows of m products; memory of a strip
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.forms import Plain, form_of
+from nearfar.engines.lean import line_of
+from nearfar.engines.runs import Sorted
+from nearfar.engines.strips import Strips, gradient
+from nearfar.engines.sweeps import Ask, Counted, Made, shared
+from nearfar.groups import Product
+from nearfar.links import Terms, tally
+from nearfar.relations import Relation
+from nearfar.triplets import AngularScore, Positive
+
+
+def leans_on_angles(product: Product, relation: Relation) -> bool:
+    """Whether this way can do a loss: what it asks of each factor."""
+    groups = product.groups
+    if not isinstance(groups, Positive) or not isinstance(groups.rule.compare, AngularScore):
+        return False
+    if groups.rule.keep is not None or groups.rule.balanced or product.filter is not None:
+        return False
+    if relation.plain_labels() is None or product.reduction == "none" or form_of(product.similarity) is not Plain:
+        return False
+    if any(p.requires_grad for p in product.unlike.parameters()) or line_of(product) is None:
+        return False
+    return product.over_unlike.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
+
+
+def by_angles(strips: Strips, ask: Ask) -> Made:
+    """Value and gradient in one sweep."""
+    work = _Angles(strips, Sorted(strips, ask()))
+    parts = Counted()
+    for here in strips:
+        narrow = work.sorted.runs.narrow(here)
+        anchor, which = narrow.alike.nonzero(as_tuple=True)
+        for first in range(0, max(1, len(anchor)), work.tall):
+            some = slice(first, first + work.tall)
+            parts.append(work.pairs(anchor[some] + here.start, narrow.place[anchor[some], which[some]]))
+    value, share = shared(parts, strips.product.reduction)
+    return value.to(strips.rows.dtype), work.sorted.finished(share)
+
+
+class _Angles:
+    """One call: a buffer, and the numbers of the score."""
+
+    def __init__(self, strips: Strips, sorted: Sorted) -> None:
+        line, groups = line_of(strips.product), strips.product.groups
+        assert isinstance(groups, Positive)  # noqa: S101 - `leans_on_angles` said so
+        assert isinstance(groups.rule.compare, AngularScore)  # noqa: S101
+        assert line is not None  # noqa: S101
+        tan2 = groups.rule.compare.tan2
+        self.sorted, self.product, self.rows, self.tall = sorted, strips.product, strips.rows, strips.tall
+        self.sides, self.base, self.start = line[0] * 4 * tan2, line[0] * -2 * (1 + tan2), line[1]
+        self.buffer = strips.rows.new_empty(strips.tall, len(strips.cols))
+
+    def pairs(self, anchor: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+        """Numerator and denominator of some alike pairs (rows, sorted columns) [k]; their gradient is added."""
+        x, y, cols = self.rows[anchor], self.sorted.form.cols[positive], self.sorted.form.cols
+        rows = self.sides * (x + y)
+        losses = torch.mm(rows, cols.T, out=self.buffer[: len(rows)])
+        losses.add_(self.base * (x * y).sum(dim=1, keepdim=True) + self.start)
+        size = self._hide(losses, anchor)
+        solved = self.product.over_unlike.solve_(losses, size)
+        assert solved is not None  # noqa: S101 - `leans_on_angles` said so
+        with torch.enable_grad():
+            value = solved.value.requires_grad_()
+            top, bottom = tally(Terms(value, torch.ones_like(value)), self.product.reduction)
+            (by_value,) = gradient(top, (value,))
+        if self.sorted.slopes.any and by_value is not None:
+            factor = by_value * solved.scale
+            if solved.place is not None:
+                losses.zero_().scatter_(1, solved.place[:, None], 1.0)
+            slope = losses.mul_(factor[:, None])
+            by_row, by_base = self.sides * (slope @ cols), self.base * slope.sum(dim=1, keepdim=True)
+            self._add(0, anchor, by_row + by_base * y)
+            self._add(1, positive, by_row + by_base * x)
+            if self.sorted.cols is not None:
+                self.sorted.cols.addmm_(slope.T, rows)
+        return top.detach(), bottom
+
+    def _hide(self, losses: Tensor, anchor: Tensor) -> Tensor:
+        """Put -inf in place of what is not unlike the anchors; how many are left [k]."""
+        narrow = self.sorted.runs.narrow(anchor)
+        near = losses.gather(1, narrow.place)
+        losses.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near))
+        return (losses.shape[1] - narrow.run.sum(dim=1)).to(losses.dtype)
+
+    def _add(self, side: int, place: Tensor, part: Tensor) -> None:
+        total = self.sorted.cols if side else self.sorted.slopes.sums[0]
+        if total is not None:
+            total.index_add_(0, place, part)

@@ -1,0 +1,125 @@
+"""Lifted structure with plain labels and no reference: a pair's both ends are rows, so two sweeps and no columns.
+
+v_i = γ log Σ_k e^{l_ik/γ}                             first sweep
+a_i = dF/dv_i, from the link on alike pairs [t, P]     between, a strip of rows at a time
+dF/dl_ik = a_i e^{(l_ik - v_i)/γ} + a_k e^{(l_ik - v_k)/γ}     second sweep; symmetric, so one product does both ends
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.forms import form_of
+from nearfar.engines.lean import line_of
+from nearfar.engines.runs import Narrow, Sorted
+from nearfar.engines.strips import Strips, gradient
+from nearfar.engines.sweeps import Ask, Made, shared
+from nearfar.groups import AnchorSign, Product
+from nearfar.links import LiftedLink, Sides, tally
+from nearfar.relations import Relation
+from nearfar.sets.entropic import KL
+from nearfar.sets.soft import LOWEST
+
+
+def leans_on_ends(product: Product, relation: Relation) -> bool:
+    """Whether this way can do a loss: what it asks of each factor."""
+    over = product.over_unlike
+    if type(product.groups) is not AnchorSign or not product.link.wants_columns or product.filter is not None:
+        return False
+    if relation.plain_labels() is None or not relation.square or product.reduction == "none" or product.everyone:
+        return False
+    if not isinstance(over, KL) or over.normalised or over.atom or over.zero == "drop":
+        return False
+    line, similarity = line_of(product), product.similarity
+    if type(product.link) is not LiftedLink or form_of(similarity) is None or line is None:
+        return False
+    # the ends' values must not lie so far apart that e to their difference overflows
+    return similarity.normalize and line[0] <= 10 * over.gamma
+
+
+def by_ends(strips: Strips, ask: Ask) -> Made:
+    """Value and gradient."""
+    work = _Ends(strips, Sorted(strips, ask()))
+    for here in strips:
+        work.look(here)
+    value, share = shared([work.link(here) for here in strips], strips.product.reduction)
+    if work.sorted.slopes.any:
+        for here in strips:
+            work.pull(here)
+    return value.to(strips.rows.dtype), work.sorted.finished(share)
+
+
+class _Ends:
+    """One call: buffers, the value of each end, and what each is pulled by."""
+
+    def __init__(self, strips: Strips, sorted: Sorted) -> None:
+        over, line = strips.product.over_unlike, line_of(strips.product)
+        assert isinstance(over, KL)  # noqa: S101 - `leans_on_ends` said so
+        assert line is not None  # noqa: S101
+        self.sorted, self.rows, self.product, self.over, self.line = sorted, strips.rows, strips.product, over, line
+        self.scores, self.losses, self.both = (strips.rows.new_empty(sorted.shape) for _ in range(3))
+        self.has = strips.had_unlike
+        self.anchors = strips.had_alike | strips.had_unlike
+        self.values = strips.rows.new_zeros(len(strips.rows))
+        self.pulls = torch.zeros_like(self.values)
+
+    def _wide(self, here: slice) -> tuple[Tensor, Tensor, Narrow]:
+        """Scores and losses [t, m] of a strip, -inf where a pair is not unlike."""
+        rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
+        scores = self.sorted.form.scores(rows, self.scores[: len(rows)])
+        losses = torch.mul(scores, self.line[0], out=self.losses[: len(rows)]).add_(self.line[1])
+        near = losses.gather(1, narrow.place)
+        return scores, losses.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near)), narrow
+
+    def look(self, here: slice) -> None:
+        """The values of a strip's ends."""
+        losses = self._wide(here)[1]
+        self.values[here] = self.over.solve_(losses, self.has[here].to(losses.dtype)).value
+
+    def link(self, here: slice) -> tuple[Tensor, Tensor]:
+        """Numerator and denominator of a strip's terms; the pulls at both ends and of the alike pairs are added."""
+        rows, narrow, form = self.rows[here], self.sorted.runs.narrow(here), self.sorted.form
+        other = self.sorted.runs.order[narrow.place]
+        cols = form.cols[narrow.place]
+        dot, norms = torch.bmm(cols, rows[:, :, None])[:, :, 0], (rows * rows).sum(dim=1, keepdim=True)
+        with torch.enable_grad():
+            near = self.product.similarity.finish(dot, norms, (cols * cols).sum(dim=2)).requires_grad_()
+            mine, theirs = self.values[here].requires_grad_(), self.values[other].requires_grad_()
+            losses = self.product.alike(near, +1)
+            sides = Sides(
+                alike=self.product.over_alike.value(losses, narrow.alike),
+                unlike=mine,
+                has_alike=narrow.alike.any(dim=1),
+                has_unlike=self.has[here],
+                anchors=self.anchors[here],
+                losses=losses,
+                measure=narrow.alike,
+                columns=theirs,
+                has_columns=self.has[other],
+            )
+            (terms,) = self.product.link(sides)
+            top, bottom = tally(terms, self.product.reduction)
+            found = gradient(top, (near, mine, theirs, *self.sorted.slopes.params))
+        if self.sorted.slopes.any and found[0] is not None and found[1] is not None:
+            self.sorted.slopes.add((here, here), (None, None, *found[3:]))
+            self.sorted.few(here, narrow.place, form.descend_(found[0].clone(), near.detach()))
+            self.pulls[here] += found[1]
+        return top.detach(), bottom
+
+    def pull(self, here: slice) -> None:
+        """Add the gradient of a strip's unlike pairs; by symmetry a row's part as a column is its part as a row."""
+        total = self.sorted.slopes.sums[0]
+        if total is None:
+            return
+        scores, losses, _ = self._wide(here)
+        gamma, order = self.over.gamma, self.sorted.runs.order
+        mine, pulls = self.values[here, None], self.pulls[here, None]
+        losses.sub_(mine).mul_(1 / gamma).clamp_min_(LOWEST[losses.dtype]).exp_()
+        top = self.values.amax()
+        rise, fall = torch.exp((mine - top) / gamma), self.pulls[order] * torch.exp((top - self.values[order]) / gamma)
+        both = torch.mul(rise, fall[None, :], out=self.both[: len(losses)]).add_(pulls)
+        slope = self.sorted.form.descend_(losses.mul_(both).mul_(2 * self.line[0]), scores)
+        total[here].addmm_(slope, self.sorted.form.cols)

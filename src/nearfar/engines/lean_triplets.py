@@ -1,0 +1,103 @@
+"""All and semi-hard triplets with plain labels: one pass over a strip per positive, O(n·m·P) time, memory of a strip.
+
+A positive's score is a height from which the whole row is judged: l = [s_an - s_ap + m]₊. What a strip's slopes lose
+along a row is what that positive gains.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.forms import form_of
+from nearfar.engines.runs import Sorted
+from nearfar.engines.strips import Strips
+from nearfar.engines.sweeps import Ask, Made
+from nearfar.groups import Product
+from nearfar.pairs import Hinge
+from nearfar.relations import Relation
+from nearfar.sets.base import over
+from nearfar.sets.linear import Mean
+from nearfar.triplets import SemiHardBand, Triplets, difference
+
+
+def leans_on_triplets(product: Product, relation: Relation) -> bool:
+    """Whether this way can do a loss: what it asks of each factor."""
+    groups, pair, mean = product.groups, product.unlike, product.over_unlike
+    if not isinstance(groups, Triplets) or relation.plain_labels() is None or product.filter is not None:
+        return False
+    if type(pair) is not Hinge or pair.offset is not None or type(mean) is not Mean or mean.atom:
+        return False
+    rule = groups.rule
+    if rule.compare is not difference or rule.balanced or form_of(product.similarity) is None:
+        return False
+    if rule.keep is None:
+        return True
+    band = rule.keep.margin if isinstance(rule.keep, SemiHardBand) else None
+    return band == pair.margin - pair.start and not pair.smooth
+
+
+def by_triplets(strips: Strips, ask: Ask) -> Made:
+    """Value and gradient in one sweep."""
+    work = _Triplets(strips, Sorted(strips, ask()))
+    parts = [work.strip(here) for here in strips]
+    total, count = (torch.stack(x).sum(dtype=torch.float64) for x in zip(*parts, strict=True))
+    found = work.sorted.finished(over(torch.ones_like(count), count))
+    return over(total, count).to(strips.rows.dtype), found
+
+
+class _Triplets:
+    """One call: buffers, and how a loss is made of a strip."""
+
+    def __init__(self, strips: Strips, sorted: Sorted) -> None:
+        product = strips.product
+        assert isinstance(product.groups, Triplets)  # noqa: S101 - `leans_on_triplets` said so
+        assert isinstance(product.unlike, Hinge)  # noqa: S101
+        self.sorted, self.rows = sorted, strips.rows
+        self.margin, self.smooth = product.unlike.margin - product.unlike.start, product.unlike.smooth
+        self.band = product.groups.rule.keep is not None
+        # of plain triplets every one counts; else those with a loss, which are as many as have a slope
+        self.every = product.over_unlike.zero == "keep" and not self.band
+        self.scores, self.losses, self.slope = (strips.rows.new_empty(sorted.shape) for _ in range(3))
+
+    def strip(self, here: slice) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of a strip's triplets, and how many count; their gradient is added."""
+        rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
+        t = len(rows)
+        scores = self.sorted.form.scores(rows, self.scores[:t])
+        near = scores.gather(1, narrow.place)
+        scores.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near))
+        # from so high a positive nothing has a loss; all such come last
+        heights, order = torch.where(narrow.alike, near, math.inf).sort(dim=1)
+        slope, by_pair = self.slope[:t].zero_(), torch.zeros_like(near)
+        total, count = rows.new_zeros((), dtype=torch.float64), rows.new_zeros((), dtype=torch.float64)
+        for p in range(max(1, near.shape[1] - self.sorted.runs.itself)):
+            steep = self._judge(scores, heights[:, p : p + 1], self.losses[:t])
+            total += steep[0]
+            by_pair.scatter_(1, order[:, p : p + 1], -steep[1].sum(dim=1, keepdim=True))
+            slope.add_(steep[1])
+            if not self.every:
+                count += torch.sign(steep[1]).sum() if self.smooth else steep[1].sum()
+        if self.every:
+            count += (narrow.alike.sum(dim=1) * (scores.shape[1] - narrow.run.sum(dim=1))).sum()
+        if self.sorted.slopes.any:
+            slope = self.sorted.form.descend_(slope, scores)
+            slope.scatter_add_(1, narrow.place, self.sorted.form.descend_(by_pair, near))
+            self.sorted.many(here, slope)
+        return total, count
+
+    def _judge(self, scores: Tensor, height: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of all negatives against one positive a row, and their slopes [t, m] in `out`."""
+        if self.smooth:
+            torch.add(scores, self.margin - height, out=out).mul_(1 / self.smooth)
+            total = self.smooth * torch.nn.functional.softplus(out, threshold=40.0).sum(dim=1).sum(dtype=torch.float64)
+            return total, out.sigmoid_()
+        if self.band:
+            # 0 < s_ap - s_an < m, told by the difference itself so that ties stay ties
+            torch.threshold_(torch.sub(height, scores, out=out), 0.0, self.margin)
+            out.neg_().add_(self.margin).relu_()
+        else:
+            torch.sub(scores, height - self.margin, out=out).relu_()
+        return out.sum(dim=1).sum(dtype=torch.float64), out.sign_()

@@ -1,0 +1,110 @@
+"""Runs: with the columns sorted by label, the alike columns of a row stand side by side, and no mask is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.forms import Form, form_of
+from nearfar.engines.strips import Slopes, Strips
+from nearfar.relations import Relation
+
+
+@dataclass(frozen=True, eq=False)
+class Narrow:
+    """The columns near each of t rows' own class.
+
+    Args:
+        place: [t, P] sorted columns, all different within a row.
+        run: [t, P] the column has the row's label (it may be the row itself).
+        alike: [t, P] the column is alike and not the row itself.
+    """
+
+    place: Tensor
+    run: Tensor
+    alike: Tensor
+
+
+class Runs:
+    """Where each row's class begins and ends among the columns sorted by label.
+
+    Attributes:
+        order: [m] the columns in the order of their labels.
+        width: P, the size of the largest class among the columns; read from the device, once.
+        itself: 1 where a row is one of its class's columns, else 0.
+    """
+
+    def __init__(self, relation: Relation, labels: tuple[Tensor, Tensor]) -> None:
+        row, col = labels
+        ranked, self.order = col.sort(stable=True)
+        self.start = torch.searchsorted(ranked, row.contiguous())
+        self.end = torch.searchsorted(ranked, row.contiguous(), right=True)
+        self.width = max(1, int((self.end - self.start).amax()))
+        self.own: Tensor | None = None
+        if relation.square:
+            self.own = torch.empty_like(self.order)
+            self.own[self.order] = torch.arange(len(row), device=row.device)
+        self.itself = int(relation.square)
+        self._last = len(col) - self.width
+
+    def narrow(self, here: slice | Tensor) -> Narrow:
+        """The columns of the classes of the rows `here`, a slice or indices."""
+        start, end = self.start[here][:, None], self.end[here][:, None]
+        place = start.clamp(max=self._last) + torch.arange(self.width, device=start.device)
+        run = (place >= start) & (place < end)
+        alike = run if self.own is None else run & (place != self.own[here][:, None])
+        return Narrow(place, run, alike)
+
+    def has_unlike(self) -> Tensor:
+        """Which rows [n] have a column of another label."""
+        return self.end - self.start < len(self.order)
+
+    def has_alike(self) -> Tensor:
+        """Which rows [n] have an alike column."""
+        return self.end - self.start > self.itself
+
+
+class Sorted:
+    """One call with its columns sorted by label: scores by strips, and the gradient as it grows.
+
+    Attributes:
+        rows: [n, d] as they came.
+        form: the similarity, against the sorted columns.
+        runs: where each row's class stands.
+        slopes: what is asked for.
+        shape: of the largest strip.
+    """
+
+    def __init__(self, strips: Strips, slopes: Slopes) -> None:
+        labels, form = strips.relation.plain_labels(), form_of(strips.product.similarity)
+        assert labels is not None  # noqa: S101 - who comes here has asked
+        assert form is not None  # noqa: S101
+        self.rows, self.slopes = strips.rows, slopes
+        self.runs = Runs(strips.relation, labels)
+        self.form: Form = form(strips.cols[self.runs.order])
+        self.shape = min(strips.tall, len(strips.rows)), len(strips.cols)
+        self.cols = torch.zeros_like(self.form.cols) if slopes.wants[1] else None
+        strips.had_alike, strips.had_unlike = self.runs.has_alike(), self.runs.has_unlike()
+
+    def finished(self, share: Tensor) -> list[Tensor | None]:
+        """The gradient of the whole, times `share`, columns in their own order again."""
+        if self.cols is not None and self.slopes.sums[1] is not None:
+            self.slopes.sums[1][self.runs.order] = self.cols
+        return self.slopes.scaled(share)
+
+    def many(self, here: slice, slope: Tensor) -> None:
+        """Add the gradient of dF/d⟨x, y⟩ [t, m]."""
+        if self.slopes.sums[0] is not None:
+            self.slopes.sums[0][here].addmm_(slope, self.form.cols)
+        if self.cols is not None:
+            self.cols.addmm_(slope.T, self.rows[here])
+
+    def few(self, here: slice, place: Tensor, slope: Tensor) -> None:
+        """Add the gradient of dF/d⟨x, y⟩ [t, P] at the columns `place` [t, P]."""
+        if self.slopes.sums[0] is not None:
+            self.slopes.sums[0][here] += torch.bmm(slope[:, None, :], self.form.cols[place])[:, 0]
+        if self.cols is not None:
+            parts = slope[:, :, None] * self.rows[here][:, None, :]
+            self.cols.index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))

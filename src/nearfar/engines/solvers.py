@@ -1,0 +1,70 @@
+"""Solvers: what a set does with the losses of a whole batch that come strip by strip, each pair counting once."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.sets.base import UncertaintySet, over
+from nearfar.sets.chi_square import ChiSquare
+from nearfar.sets.linear import TopK, Worst
+from nearfar.sets.online import Online, Variance, online
+from nearfar.sets.selection import KEPT, Largest
+
+
+class Few:
+    """The largest members of a group and nothing else: TopK and Worst."""
+
+    absent = -math.inf
+
+    def __init__(self, of: TopK | Worst, like: Tensor) -> None:
+        self.of = of
+        self.size = torch.zeros((), dtype=torch.float64, device=like.device)
+        self.kept = Largest(1, 1 if isinstance(of, Worst) else math.ceil(of.k or 1), like, 0.0)
+
+    def look(self, l: Tensor, members: Tensor | float) -> None:
+        """A strip."""
+        self.size += torch.sign(l).clamp_min(0.0).sum() if self.of.zero == "drop" else members
+        self.kept.look(l.reshape(1, -1))
+
+    def taken(self) -> Tensor:
+        """How many members [1] hold the weight."""
+        size = self.size[None]
+        return self.of._limit(size, 1, None) if isinstance(self.of, TopK) else size.clamp_max(1.0)
+
+    @property
+    def seen(self) -> int:
+        """How many entries have come."""
+        return self.kept.seen
+
+    def solved(self, cap: Tensor | None) -> Named | None:
+        """The value [1], places and weights [k]; None where a tie above 0 reaches beyond those kept."""
+        k = self.taken() if cap is None else torch.minimum(self.taken(), cap)
+        threshold, above, ties = self.kept.threshold(k)
+        values = self.kept.values
+        tied = values == threshold[:, None]
+        whole = bool((tied.sum() == ties) | (threshold <= 0)) and not bool(torch.isnan(values).any())
+        if not whole:
+            return None
+        # pairs without loss need not be known: they add nothing, and are flat
+        share = over(k - above, ties)
+        part = over((values > threshold[:, None]) + share[:, None] * tied, k[:, None]) * (values > 0)
+        value = (values * part).sum(dim=1)
+        chosen = (part[0] > 0).nonzero()[:, 0]
+        return value, self.kept.place[0, chosen], part[0, chosen].to(values.dtype)
+
+
+Solver = Online | Variance | Few
+Named = tuple[Tensor, Tensor, Tensor]
+"""The value [1], and the places and weights [k] of the few members that hold the weight."""
+
+
+def solver(of: UncertaintySet, like: Tensor, orders: int) -> Solver | None:
+    """What solves a set here, or None."""
+    if of.atom:
+        return None
+    if isinstance(of, Worst) or (isinstance(of, TopK) and of.k is not None and of.k <= KEPT):
+        return None if of.zero == "drop" and isinstance(of, Worst) else Few(of, like)
+    return Variance(of, like, orders) if type(of) is ChiSquare else online(of, like)

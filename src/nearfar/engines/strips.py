@@ -1,0 +1,161 @@
+"""Strips: a few whole rows of the score matrix at a time, with the pairs of each that count, and gradients summed up.
+
+A strip holds whole anchors, so that filters and groups of one anchor see all they need; what reaches further is told
+to streams (nearfar.sets.stream), strip by strip. Memory is that of a strip: O(m · tall).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.dense import kept, measures
+from nearfar.groups import Product, present
+from nearfar.pairing import Pairs
+from nearfar.relations import EVERYTHING, Relation
+
+ENTRIES = 2**18
+"""Numbers in a strip where each pass over it makes a new one: a megabyte of float32, forty at a time."""
+LEAN = 2**21
+"""Numbers in a strip that is worked on in place."""
+
+
+def height(columns: int, tile: int | None, entries: int) -> int:
+    """Rows in a strip; never fewer than 16 by itself, because narrower products are slow."""
+    return tile if tile is not None else min(512, max(16, entries // max(1, columns)))
+
+
+class Strips:
+    """The rows of one loss call, strip by strip, as often as one needs to look at them.
+
+    Attributes:
+        rows: [n, d] prepared queries, without a graph.
+        cols: [m, d] prepared references, without a graph.
+        had_alike: [n] rows that had an alike pair before any mining; known after the first sweep.
+        had_unlike: [n] likewise for unlike pairs.
+    """
+
+    def __init__(
+        self,
+        product: Product,
+        rows: Tensor,
+        cols: Tensor,
+        relation: Relation,
+        tile: int | None = None,
+        entries: int = ENTRIES,
+    ) -> None:
+        self.product = product
+        self.rows = rows.detach()
+        self.cols = cols.detach()
+        self.relation = relation
+        self.given = tile is not None
+        self.tall = height(len(cols), tile, entries)
+        self.most = self.tall * len(cols)
+        self.had_alike = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        self.had_unlike = torch.zeros_like(self.had_alike)
+        self._state: tuple[Tensor, Tensor | None] | None = None
+
+    def __iter__(self) -> Iterator[slice]:
+        """The strips of one sweep; a miner that draws draws the same again in every sweep."""
+        if self.product.filter is not None:
+            if self._state is None:
+                self._state = torch.get_rng_state(), torch.cuda.get_rng_state() if self.rows.is_cuda else None
+            torch.set_rng_state(self._state[0])
+            if self._state[1] is not None:
+                torch.cuda.set_rng_state(self._state[1])
+        return (slice(i, min(i + self.tall, len(self.rows))) for i in range(0, len(self.rows), self.tall))
+
+    def pairs(self, here: slice, rows: Tensor, cols: Tensor) -> Pairs:
+        """Scores [t, m] of `rows` [t, d], those of the strip `here`, and the pairs that count after mining."""
+        alike, unlike = measures(self.relation.tile(here, EVERYTHING), rows)
+        had_alike, had_unlike = present(alike), present(unlike)
+        self.had_alike[here], self.had_unlike[here] = had_alike, had_unlike
+        similarity = self.product.similarity
+        scores = similarity.scores(rows, cols)
+        return kept(
+            self.product,
+            Pairs(scores, alike, unlike, had_alike, had_unlike, self.relation, similarity, rows, cols, strip=True),
+        )
+
+    def plain(self, here: slice) -> Pairs:
+        """The pairs of a strip without any graph."""
+        return self.pairs(here, self.rows[here], self.cols)
+
+
+class Slopes:
+    """The gradient of one number in rows [n, d], columns [m, d] and parameters, summed over strips.
+
+    Args:
+        strips: what is swept.
+        params: what else is learnt.
+        wants: which of rows, columns and parameters are asked for.
+    """
+
+    def __init__(self, strips: Strips, params: tuple[Tensor, ...], wants: tuple[bool, ...]) -> None:
+        self.strips = strips
+        self.params = params
+        self.wants = wants
+        inputs = (strips.rows, strips.cols, *params)
+        self._slope: Tensor | None = None
+        self.sums = [torch.zeros_like(x) if wanted else None for x, wanted in zip(inputs, wants, strict=True)]
+
+    def leaves(self, here: slice) -> tuple[Tensor, Tensor]:
+        """Rows of a strip and all columns, as the ends of a graph."""
+        rows, cols = self.strips.rows[here].detach(), self.strips.cols.detach()
+        return rows.requires_grad_(self.wants[0]), cols.requires_grad_(self.wants[1])
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is asked for."""
+        return any(self.wants)
+
+    def add(self, where: tuple[slice | Tensor, slice | Tensor], found: tuple[Tensor | None, ...]) -> None:
+        """Sum up a part of the gradient: of some rows, of some columns, of the parameters."""
+        for place, (total, part) in enumerate(zip(self.sums, found, strict=True)):
+            if total is None or part is None:
+                continue
+            if place > 1:
+                total += part
+                continue
+            there = where[place]
+            if isinstance(there, Tensor):
+                total.index_add_(0, there, part)
+            else:
+                total[there] += part
+
+    def note(self, value: Tensor, leaf: Pairs) -> None:
+        """Remember the slope of `value` in the scores of `leaf`, whose graph ends there, and add the rest of it."""
+        slope, *rest = gradient(value, (leaf.scores, leaf.cols, *self.params), retain=True)
+        if slope is not None:
+            self._slope = slope if self._slope is None else self._slope + slope
+        self.add((EVERYTHING, EVERYTHING), (None, *rest))
+
+    def through(self, here: slice, pairs: Pairs) -> None:
+        """Add what the slopes noted [t, m] mean for rows, columns and the similarity's parameters."""
+        if self._slope is not None:
+            found = gradient(pairs.scores, (pairs.rows, pairs.cols, *self.params), self._slope, retain=True)
+            self.add((here, EVERYTHING), found)
+        self._slope = None
+
+    def scaled(self, by: Tensor) -> list[Tensor | None]:
+        """All sums times a number."""
+        return [None if x is None else x * by.to(x.dtype) for x in self.sums]
+
+
+def gradient(
+    value: Tensor, inputs: tuple[Tensor, ...], cotangent: Tensor | None = None, *, retain: bool = False
+) -> tuple[Tensor | None, ...]:
+    """The gradient of `value` in those inputs that ask for one; None for the others."""
+    asked = [x for x in inputs if x.requires_grad]
+    if not asked or not value.requires_grad:
+        return (None,) * len(inputs)
+    found = iter(torch.autograd.grad(value, asked, cotangent, retain_graph=retain, allow_unused=True))
+    return tuple(next(found) if x.requires_grad else None for x in inputs)
+
+
+def cut(pairs: Pairs) -> Pairs:
+    """The same pairs, their scores a leaf: what is made of them stops there."""
+    return replace(pairs, scores=pairs.scores.detach().requires_grad_())

@@ -1,0 +1,172 @@
+"""How a loss is swept: groups of one anchor in one sweep, groups that reach over the batch by streams.
+
+Each function gives the value and, where asked for, its gradient, made while a strip is at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.strips import Slopes, Strips, cut, gradient
+from nearfar.groups import Problems, Product
+from nearfar.links import Reduction, tally
+from nearfar.pairing import Pairs
+from nearfar.sets.base import over
+from nearfar.sets.stream import Stream, Support
+
+Gradient = list[Tensor | None]
+"""In rows, columns and parameters; None where nobody asked."""
+Made = tuple[Tensor, Gradient]
+Ask = Callable[[], Slopes]
+"""Makes an empty gradient to sum up."""
+Counted = list[tuple[Tensor, Tensor]]
+"""Numerator and denominator of each of a link's terms."""
+
+
+def by_rows(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
+    """Groups that lie in one row: value and gradient in one sweep.
+
+    `told` [n] are the cotangents of values that are not reduced; without them such values come without a gradient.
+    """
+    product, slopes, all_counted = strips.product, list[Slopes](), list[Counted]()
+    single = product.reduction == "none"
+    for here in strips:
+        first = slopes[0] if slopes else ask()
+        with torch.set_grad_enabled(first.any and (not single or told is not None)):
+            pairs = strips.pairs(here, *first.leaves(here))
+            leaf = cut(pairs) if torch.is_grad_enabled() else pairs
+            share = None if told is None else over(told[here], _bottom(product, pairs, strips.most))
+            counted = Counted()
+            for part in _parts(product, leaf, strips.most):
+                slopes = slopes or [first, *(ask() for _ in part[1:])]
+                counted = _sum(counted, [(top.detach(), bottom) for top, bottom in part])
+                if torch.is_grad_enabled():
+                    for slope, (top, _) in zip(slopes, part, strict=True):
+                        slope.note(top if share is None else (top * share).sum(), leaf)
+            for slope in slopes:
+                slope.through(here, pairs)
+        all_counted.append(counted)
+    if single:
+        value = torch.cat([torch.stack([over(*x) for x in counted]).sum(dim=0) for counted in all_counted])
+        return value, slopes[0].sums if len(slopes) == 1 else _added([slope.sums for slope in slopes])
+    whole = [shared(list(term), product.reduction) for term in zip(*all_counted, strict=True)]
+    found = [slope.scaled(share) for slope, (_, share) in zip(slopes, whole, strict=True)]
+    return torch.stack([value for value, _ in whole]).sum(dim=0).to(strips.rows.dtype), _added(found)
+
+
+def shared(parts: Counted, how: Reduction) -> tuple[Tensor, Tensor]:
+    """The value of the whole batch from the numerators and denominators of its parts, and what a numerator counts."""
+    top, bottom = (torch.stack(x).sum(dim=0, dtype=torch.float64) for x in zip(*parts, strict=True))
+    share = torch.ones_like(top) if how == "sum" else over(torch.ones_like(top), bottom)
+    return top * share, share
+
+
+def _parts(product: Product, pairs: Pairs, most: int) -> Iterator[Counted]:
+    for problems in product.groups.blocks(product, pairs, most):
+        values = tuple(problem.value() for problem in problems)
+        yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
+
+
+def _bottom(product: Product, pairs: Pairs, most: int) -> Tensor:
+    """The denominators [t] of values that are not reduced, before their gradient is asked for."""
+    with torch.no_grad():
+        counted = Counted()
+        for part in _parts(product, pairs, most):
+            counted = _sum(counted, part)
+    return counted[0][1]
+
+
+def _sum(so_far: Counted, part: Counted) -> Counted:
+    if not so_far:
+        return part
+    return [(a + c, b + d) for (a, b), (c, d) in zip(so_far, part, strict=True)]
+
+
+def _added(found: list[Gradient]) -> Gradient:
+    return [None if parts[0] is None else torch.stack(parts).sum(dim=0) if len(parts) > 1 else parts[0]
+            for parts in zip(*found, strict=True)]  # fmt: skip
+
+
+def by_streams(strips: Strips, ask: Ask) -> Made:
+    """Groups that reach over the batch: sweeps until every stream knows its dual, then one that applies the weights.
+
+    A stream that can name the few pairs which hold all the weight needs no second look at the others.
+    """
+    groups, slopes = strips.product.groups, ask()
+    streams, paired = _duals(strips)
+    supports = [stream.support() if paired else None for stream in streams]
+    leaves = tuple(torch.zeros(1, dtype=strips.rows.dtype, device=strips.rows.device).requires_grad_() for _ in streams)
+    factors: tuple[Tensor, ...] = leaves
+    if slopes.any:
+        with torch.enable_grad():
+            # merging is linear: the values do not matter
+            factors = torch.autograd.grad(groups.merge(leaves, streams), leaves)
+    again = [k for k, stream in enumerate(streams) if supports[k] is None and (slopes.any or stream.constant)]
+    sums = _weigh(strips, slopes, streams, factors, again) if again else {}
+    for support, factor in zip(supports, factors, strict=True):
+        if support is not None and slopes.any:
+            few(strips, slopes, support, factor)
+    values = tuple(
+        sums[k][None].to(leaves[0].dtype) if k in sums and stream.constant else stream.value()
+        for k, stream in enumerate(streams)
+    )
+    return groups.merge(values, streams), slopes.sums
+
+
+def _duals(strips: Strips) -> tuple[tuple[Stream, ...], bool]:
+    """The streams after their last sweep, and whether each of their members is one pair, in the order of the rows."""
+    groups, product = strips.product.groups, strips.product
+    streams, paired, wanted = tuple[Stream, ...](), False, [0]
+    while wanted:
+        for here in strips:
+            for problems in groups.blocks(product, strips.plain(here), strips.most):
+                if not streams:
+                    streams = tuple(stream for stream in groups.streams(problems) if stream is not None)
+                    paired, wanted = problems[0].alike is not None, list(range(len(streams)))
+                for k in wanted:
+                    losses, alike = problems[k].losses, problems[k].alike
+                    streams[k].add(losses, problems[k].measure, None if alike is None else alike.expand(losses.shape))
+        wanted = [k for k in wanted if streams[k].turn()]
+    return streams, paired
+
+
+def _weigh(
+    strips: Strips, slopes: Slopes, streams: tuple[Stream, ...], factors: tuple[Tensor, ...], again: list[int]
+) -> dict[int, Tensor]:
+    """Apply the weights: Σ p*l of each stream in `again`, and its gradient."""
+    sums = {k: torch.zeros((), dtype=torch.float64, device=strips.rows.device) for k in again}
+    for here in strips:
+        with torch.set_grad_enabled(slopes.any):
+            pairs = strips.pairs(here, *slopes.leaves(here))
+            leaf = cut(pairs) if slopes.any else pairs
+            for problems in strips.product.groups.blocks(strips.product, leaf, strips.most):
+                parts = {k: _weighted(problems, streams, k) for k in again}
+                for k, part in parts.items():
+                    sums[k] += part.detach()
+                if slopes.any:
+                    slopes.note(torch.stack([parts[k] * factors[k] for k in again]).sum(), leaf)
+            slopes.through(here, pairs)
+    return sums
+
+
+def _weighted(problems: Problems, streams: tuple[Stream, ...], k: int) -> Tensor:
+    losses = problems[k].losses
+    # as in a whole group: an absent member is 0, and a present NaN shows even where its weight is 0
+    there = torch.where(problems[k].measure > 0, losses, 0.0)
+    return (streams[k].weights(losses.detach(), problems[k].measure) * there).sum()
+
+
+def few(strips: Strips, slopes: Slopes, support: Support, factor: Tensor) -> None:
+    """The gradient of a few pairs, without the product of all: d numbers a pair."""
+    product, width = strips.product, len(strips.cols)
+    i, j = support.place // width, support.place % width
+    with torch.enable_grad():
+        rows, cols = strips.rows[i].requires_grad_(), strips.cols[j].requires_grad_()
+        scores = product.similarity.finish((rows * cols).sum(dim=1), (rows * rows).sum(dim=1), (cols * cols).sum(dim=1))
+        losses = torch.where(support.tag, product.alike(scores, +1), product.unlike(scores, -1))
+        value = (support.weights * losses).sum() * factor
+        found = gradient(value, (rows, cols, *slopes.params))
+    slopes.add((i, j), found)

@@ -1,0 +1,157 @@
+"""The tiled engine: the dense engine's numbers in memory of O(m · tile); no n x m matrix of scores, masks or slopes.
+
+The gradient is made in the forward sweep, while a strip of rows is at hand, and scaled in `backward`; values that are
+not reduced to one number are swept again there. Reads of the data: on a CPU where they save work (see the sets'
+streams), on a GPU after each sweep of the chi-square and KL-ball sets and for the width of triplets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.columns import by_columns
+from nearfar.engines.dense import dense_pairs, dense_value
+from nearfar.engines.halves import by_halves, halves
+from nearfar.engines.lean import by_runs, leans
+from nearfar.engines.lean_angular import by_angles, leans_on_angles
+from nearfar.engines.lean_lifted import by_ends, leans_on_ends
+from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
+from nearfar.engines.strips import LEAN, Slopes, Strips
+from nearfar.engines.sweeps import Made, by_rows, by_streams
+from nearfar.groups import AnchorSign, Product
+from nearfar.relations import Relation
+
+LEAN_WAYS = (leans, halves, leans_on_triplets, leans_on_angles, leans_on_ends)
+"""Each says whether it can do a loss."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """One call of a loss for the tiled engine.
+
+    Args:
+        owner: whom messages name.
+        product: the loss.
+        relation: who is alike whom.
+        tile: rows in a strip, or None for a height that suits the cache.
+        twice: a second derivative falls back on the dense engine instead of being refused.
+    """
+
+    owner: str
+    product: Product
+    relation: Relation
+    tile: int | None = None
+    twice: bool = False
+
+    def params(self) -> tuple[Tensor, ...]:
+        """What is learnt besides the embeddings: thresholds of pair losses, links, similarities."""
+        product = self.product
+        modules = (product.similarity, product.alike, product.unlike, product.link)
+        return tuple(
+            {id(p): p for p in chain(*(module.parameters() for module in modules)) if p.requires_grad}.values()
+        )
+
+    def made(self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], told: Tensor | None) -> tuple[Made, Strips]:
+        """The value and its gradient in what is wanted of rows, columns and parameters."""
+        params, strips = self.params(), Strips(self.product, rows, cols, self.relation, self.tile)
+        lean = Strips(self.product, rows, cols, self.relation, self.tile, LEAN)
+
+        def ask() -> Slopes:
+            return Slopes(strips, params, wants)
+
+        if not self.product.groups.per_anchor:
+            if leans_on_triplets(self.product, self.relation):
+                return by_triplets(lean, ask), lean
+            made = by_halves(lean, ask) if halves(self.product, self.relation) else None
+            return (by_streams(strips, ask), strips) if made is None else (made, lean)
+        if isinstance(self.product.groups, AnchorSign) and self.product.link.wants_columns:
+            if leans_on_ends(self.product, self.relation):
+                return by_ends(lean, ask), lean
+            return by_columns(strips, ask, told), strips
+        if leans_on_angles(self.product, self.relation):
+            return by_angles(lean, ask), lean
+        if leans(self.product, self.relation):
+            return by_runs(lean, ask), lean
+        return by_rows(strips, ask, told), strips
+
+
+class _Value(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tiling: Tiling, found: list[Tensor], rows: Tensor, cols: Tensor, *params: Tensor) -> Tensor:
+        wants = ctx.needs_input_grad[2:]
+        (value, slopes), strips = tiling.made(rows, cols, wants, None)
+        found += [strips.had_alike, strips.had_unlike]
+        ctx.tiling, ctx.slopes = tiling, slopes
+        ctx.save_for_backward(rows, cols, *params)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *told: Tensor) -> tuple[Any, ...]:
+        tiling: Tiling = ctx.tiling
+        rows, cols, *params = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, None, *_again(tiling, (rows, cols, *params), told[0])
+        if told[0].ndim == 0:
+            return None, None, *(None if slope is None else slope * told[0] for slope in ctx.slopes)
+        with torch.autocast(device_type=rows.device.type, enabled=False):
+            made, _ = tiling.made(rows, cols, ctx.needs_input_grad[2:], told[0])
+        return None, None, *made[1]
+
+
+def _again(tiling: Tiling, inputs: tuple[Tensor, ...], told: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient once more, with a graph of its own, so that it can be differentiated again."""
+    if not tiling.twice:
+        raise RuntimeError(
+            f'{tiling.owner}: engine="tiled" has no second derivative, which create_graph=True asks for; '
+            'use engine="dense".'
+        )
+    # views: of a batch that is its own reference both are one tensor, and each must get its own part
+    inputs = tuple(x.view_as(x) for x in inputs[:2]) + inputs[2:]
+    rows, cols = inputs[:2]
+    value = dense_value(tiling.product, dense_pairs(tiling.product, rows, cols, tiling.relation, None))
+    asked = [x for x in inputs if x.requires_grad]
+    found = iter(torch.autograd.grad(value, asked, told, create_graph=True, allow_unused=True))
+    return tuple(next(found) if x.requires_grad else None for x in inputs)
+
+
+def tiled_value(tiling: Tiling, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of prepared rows [n, d] and cols [m, d], and which rows [n] had an alike and an unlike pair."""
+    found: list[Tensor] = []
+    if not torch.is_grad_enabled():
+        rows, cols = rows.detach(), cols.detach()
+    value: Tensor = _Value.apply(tiling, found, rows, cols, *tiling.params())  # type: ignore[no-untyped-call]
+    return value, found[0], found[1]
+
+
+def untiled(product: Product) -> str | None:
+    """Why a product cannot be swept in strips, or None where it can."""
+    if not product.groups.strips:
+        return f"{type(product.groups).__name__} does not say how its groups are met strip by strip"
+    wide = isinstance(product.groups, AnchorSign)
+    if product.groups.per_anchor and not (wide and product.link.wants_columns):
+        return None
+    like = torch.zeros(1)
+    for over in (product.over_alike, product.over_unlike):
+        if over.stream(1, like) is None:
+            return f"{type(over).__name__} has no stream for groups that reach over the batch"
+    return None
+
+
+FEW, MANY = 2**18, 2**24
+"""Pairs from which the lean ways are faster than dense, and from which the general one is."""
+
+
+def worth_tiling(product: Product, relation: Relation) -> bool:
+    """Whether strips are faster than one dense matrix; told by the number of pairs, and whether a lean way is there.
+
+    On a CPU alone: nothing was measured on other devices, where `engine="tiled"` must be asked for.
+    """
+    pairs = relation.shape[0] * relation.shape[1]
+    if relation.device.type != "cpu" or pairs < FEW:
+        return False
+    return pairs >= MANY or any(way(product, relation) for way in LEAN_WAYS)

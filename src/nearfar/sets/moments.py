@@ -1,0 +1,45 @@
+"""Running moments: measure, mean, sum of squares about it, largest and smallest, merged chunk by chunk."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.sets.base import hidden, over, total, weighted
+
+
+class Moments:
+    """Of the members of g groups so far: `size`, `mean`, `energy` (Σ w(l-mean)²), `top` and `least`, float64 [g] each.
+
+    All are taken about one of the members, `start`, so that equal members have exactly no energy.
+    """
+
+    def __init__(self, groups: int, like: Tensor) -> None:
+        nothing = torch.zeros(groups, dtype=torch.float64, device=like.device)
+        self.size, self.start, self.energy, self._mean = nothing, nothing, nothing, nothing
+        self.top, self.least = nothing - math.inf, nothing + math.inf
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean [g]."""
+        return self.start + self._mean
+
+    def add(self, l: Tensor, w: Tensor) -> None:
+        """One chunk [g, c]; two means and sums of squares merge without cancellation."""
+        size = total(w, self.size)
+        top = hidden(l, w).amax(dim=1)
+        self.start = torch.where((self.size == 0) & (size > 0), top, self.start)
+        about = l - self.start.to(l.dtype)[:, None]
+        mean = over(weighted(about, w).sum(dim=1, dtype=torch.float64), size)
+        about = about - mean.to(l.dtype)[:, None]
+        # about the rounded mean: what is left of the rounding is taken off again
+        energy = weighted(about * about, w).sum(dim=1, dtype=torch.float64)
+        energy = energy - size * (mean - mean.to(l.dtype)) ** 2
+        both, apart = self.size + size, mean - self._mean
+        self.energy = (self.energy + energy + apart * apart * over(self.size * size, both)).clamp_min(0.0)
+        self._mean = self._mean + apart * over(size, both)
+        self.size = both
+        self.top = torch.maximum(self.top, top)
+        self.least = torch.minimum(self.least, hidden(l, w, math.inf).amin(dim=1))

@@ -1,0 +1,208 @@
+"""The K largest of members that come chunk by chunk: by keeping them, or by reading off the digits of the K-th."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import readable
+from nearfar.sets.base import Orders, UncertaintySet, hidden, over
+from nearfar.sets.stream import Cap, DualStream, Support
+
+KEPT = 2**17
+"""So many members are kept at most; a larger K is found digit by digit, in a few sweeps."""
+
+
+STRETCH = 16
+"""Members that are judged together by the largest of them."""
+MANY = 2**14
+"""From so many members on a chunk is judged in stretches."""
+
+
+class Largest:
+    """The `count` largest members of each group so far, and how many of all so far are tied with the last of them.
+
+    A tie beyond the last place kept is not kept itself, but it is counted: while the last value stays, new ties are
+    added; when it rises, whatever equals the new one is among those kept or in the chunk that raised it. What does not
+    exceed `bottom` is neither kept nor counted.
+    """
+
+    def __init__(self, groups: int, count: int, like: Tensor, bottom: float = -torch.inf) -> None:
+        self.bottom = bottom
+        self.values = torch.full((groups, count), bottom, dtype=like.dtype, device=like.device)
+        self.place = torch.zeros(groups, count, dtype=torch.int64, device=like.device)
+        self.tag = torch.zeros(groups, count, dtype=torch.bool, device=like.device)
+        self.ties = torch.zeros(groups, dtype=torch.float64, device=like.device)
+        self.seen = 0
+
+    def add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        """One chunk [g, c] under a mask."""
+        self.look(hidden(l, w), tag)
+
+    def look(self, masked: Tensor, tag: Tensor | None = None) -> None:
+        """One chunk [g, c] whose absent members hold -inf."""
+        start, self.seen = self.seen, self.seen + masked.shape[1]
+        place = None
+        if readable(masked) and len(masked) == 1 and masked.shape[1] >= MANY:
+            place = self._promising(masked[0])
+            masked = masked[:, place]
+        if not masked.shape[1]:
+            return
+        new = masked.topk(min(self.values.shape[1], masked.shape[1]), dim=1, sorted=False)
+        found = new.indices if place is None else place[new.indices]
+        tags = torch.zeros_like(found, dtype=torch.bool) if tag is None else tag.gather(1, found)
+        last = self.values[:, -1:]
+        kept = torch.cat([self.values, new.values], dim=1).topk(self.values.shape[1], dim=1)
+        rises = kept.values[:, -1:] > last
+        before = torch.where(rises, self.values == kept.values[:, -1:], False).sum(dim=1)
+        self.ties = torch.where(rises[:, 0], before, self.ties) + (masked == kept.values[:, -1:]).sum(dim=1)
+        self.values = kept.values
+        self.place = torch.cat([self.place, found + start], dim=1).gather(1, kept.indices)
+        self.tag = torch.cat([self.tag, tags], dim=1).gather(1, kept.indices)
+
+    def _promising(self, masked: Tensor) -> Tensor:
+        """The members [k] of a chunk that reach the last of those kept, or what must become the last (a read).
+
+        Members are looked at sixteen at a time, by the largest of them. The K-th largest of these maxima has K members
+        at or above it, so nothing below it can be among the K largest.
+        """
+        blocks = len(masked) // MANY
+        most = masked[: blocks * MANY].view(blocks, STRETCH, -1).amax(dim=1)
+        floor, count = self.values[0, -1], self.values.shape[1]
+        if most.numel() >= count:
+            floor = torch.maximum(floor, most.reshape(-1).topk(count, sorted=False).values.amin())
+        # a NaN is promising
+        block, column = (~(most < floor) & ~(most <= self.bottom)).nonzero(as_tuple=True)
+        first = block * MANY + column
+        inside = (first[:, None] + torch.arange(0, MANY, MANY // STRETCH, device=masked.device)).reshape(-1)
+        rest = torch.arange(blocks * MANY, len(masked), device=masked.device)
+        place = torch.cat([inside, rest])
+        values = masked[place]
+        return place[~(values < floor) & ~(values <= self.bottom)]
+
+    def threshold(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss [g] at which k runs out, how much lies above it, and how much is tied there."""
+        last = (torch.ceil(k).long() - 1).clamp(0, self.values.shape[1] - 1)
+        found = self.values.gather(1, last[:, None])
+        inside = (self.values == found).sum(dim=1)
+        ties = torch.where(found[:, 0] > self.values[:, -1], inside, self.ties)
+        return found[:, 0], (self.values > found).sum(dim=1), ties
+
+
+class Digits:
+    """The K-th largest member of each group, digit by digit of its bits: one sweep a digit, whatever K is.
+
+    Floats of one sign are ordered like their bits read as integers. A sweep counts the measure of each next digit among
+    the members that agree with the digits found so far.
+    """
+
+    def __init__(self, groups: int, like: Tensor) -> None:
+        self.bits = torch.finfo(like.dtype).bits
+        self.width = 16 if groups == 1 else 8
+        self.shift = self.bits - self.width
+        self.like = like
+        self.prefix: Tensor | None = None
+        self.above = torch.zeros(groups, dtype=torch.float64, device=like.device)
+        self.counts = torch.zeros(groups, 2**self.width, dtype=torch.float64, device=like.device)
+
+    def _flip(self, key: Tensor) -> Tensor:
+        """Bits as ordered integers, or back: of a negative number all bits but the sign are turned over."""
+        return torch.bitwise_xor(key, (key >> (self.bits - 1)) & (2 ** (self.bits - 1) - 1))
+
+    def add(self, l: Tensor, w: Tensor) -> None:
+        """One chunk [g, c]."""
+        integer = torch.int64 if self.bits == 64 else torch.int32
+        key = self._flip((l + 0.0).view(integer).long())  # -0.0 + 0.0 = 0.0: equal losses have equal bits
+        digit = key >> self.shift
+        amount = w.to(torch.float64)
+        if self.prefix is None:
+            digit = digit + 2 ** (self.width - 1)
+        else:
+            amount = amount * (digit >> self.width == self.prefix[:, None])
+            digit = digit & (2**self.width - 1)
+        self.counts.scatter_add_(1, digit, amount)
+
+    def turn(self, k: Tensor) -> bool:
+        """Fix one more digit; whether there are more."""
+        tail = self.counts.flip(1).cumsum(dim=1).flip(1)
+        enough = self.above[:, None] + tail >= (k.to(torch.float64) * (1 - 1e-12))[:, None]
+        digit = (enough.sum(dim=1) - 1).clamp_min(0)[:, None]
+        here = self.counts.gather(1, digit)
+        self.above = self.above + (tail.gather(1, digit) - here)[:, 0]
+        self.ties = here[:, 0]
+        digit = digit[:, 0]
+        half = 2 ** (self.width - 1)
+        self.prefix = digit - half if self.prefix is None else (self.prefix << self.width) | digit
+        self.counts = torch.zeros_like(self.counts)
+        self.shift -= self.width
+        return self.shift >= 0
+
+    def threshold(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss [g] at which k runs out, how much lies above it, and how much is tied there."""
+        assert self.prefix is not None  # noqa: S101 - a turn was taken
+        key = self._flip(self.prefix)
+        found = key.view(torch.float64) if self.bits == 64 else key.to(torch.int32).view(torch.float32)
+        return found, self.above, self.ties
+
+
+class TopKStream(DualStream):
+    """TopK's threshold: of the largest members where they are few and count once each, else digit by digit."""
+
+    constant = True
+
+    def __init__(
+        self, over: UncertaintySet, groups: int, like: Tensor, orders: Orders, cap: Cap | None, most: int | None
+    ) -> None:
+        super().__init__(over, groups, like, orders, cap)
+        self._most = most
+        self._kept: Largest | None = None
+        self._digits: Digits | None = None
+
+    def _start(self) -> None: ...
+
+    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        if self._kept is None and self._digits is None:
+            groups = len(self.size)
+            if self._most is not None and self._most * groups <= KEPT and w.dtype == torch.bool:
+                self._kept = Largest(groups, self._most, self.like)
+            else:
+                self._digits = Digits(groups, self.like)
+        if self._kept is not None:
+            self._kept.add(l, w, tag)
+        elif self._digits is not None:
+            self._digits.add(l, w)
+
+    def _turn(self) -> bool:
+        k = self.taken()
+        if self._digits is not None and self._digits.turn(k):
+            return True
+        if self._digits is not None:
+            threshold, above, ties = self._digits.threshold()
+        else:
+            assert self._kept is not None  # noqa: S101 - there was a chunk
+            threshold, above, ties = self._kept.threshold(k)
+        self.dual = threshold, over(k - above.to(k.dtype), ties.to(k.dtype)), k
+        return False
+
+    def support(self) -> Support | None:
+        """The largest members, where every one that is tied at the threshold is among them (told by a read)."""
+        kept = self._kept
+        if kept is None or len(self.size) > 1 or self.over.atom or not readable(kept.values):
+            return None
+        threshold, share, k = self.dual
+        tied = kept.values == threshold[:, None]
+        there = torch.isfinite(kept.values)
+        if not bool(tied.sum() == kept.threshold(k)[2]) or bool(torch.isnan(kept.values).any()):
+            return None
+        part = (kept.values > threshold[:, None]).to(k.dtype) + share[:, None] * tied
+        part = over(part * there, k[:, None])
+        chosen = (part > 0)[0].nonzero()[:, 0]
+        return Support(kept.place[0, chosen], part[0, chosen], kept.tag[0, chosen])
+
+    def value(self) -> Tensor:
+        """The mean of the K largest; only where they are kept."""
+        assert self._kept is not None  # noqa: S101 - asked with a support only
+        threshold, share, k = self.dual
+        values = self._kept.values
+        part = (values > threshold[:, None]).to(k.dtype) + share[:, None] * (values == threshold[:, None])
+        return over((torch.where(part > 0, values, 0.0) * part).sum(dim=1), k)

@@ -1,0 +1,141 @@
+"""Softmax weights of members that come chunk by chunk: the streams of `KL` and `KLBall`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.sets.base import Orders, UncertaintySet, hidden, log_of, over, total, weighted
+from nearfar.sets.moments import Moments
+from nearfar.sets.stream import Cap, Stream
+
+LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
+"""Exponents below come near numbers with fewer digits, for which a processor takes thirty times as long."""
+
+
+def gentle(z: Tensor) -> Tensor:
+    """Exponential of z ≤ 0, held above the range that is slow and next to nothing."""
+    return torch.exp(z.clamp_min(LOWEST[z.dtype]))
+
+
+class KLStream(Stream):
+    """Running log-sum-exp: the largest loss so far, and Σ w e^{(l - largest)/γ}."""
+
+    def __init__(
+        self,
+        over: UncertaintySet,
+        groups: int,
+        like: Tensor,
+        orders: Orders,
+        cap: Cap | None,
+        gamma: float,
+        normalised: bool,
+    ) -> None:
+        super().__init__(over, groups, like, orders, cap)
+        self._gamma = gamma
+        self._normalised = normalised
+
+    def _start(self) -> None:
+        self._top = self._full(-torch.inf)
+        self._sum = self._full(0.0, wide=True)
+
+    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        top = torch.maximum(self._top, hidden(l, w).amax(dim=1))
+        level = torch.where(top == -torch.inf, 0.0, top)  # nothing has come yet: any finite level will do
+        raw = weighted(gentle((l - level[:, None]) / self._gamma), w).sum(dim=1, dtype=torch.float64)
+        self._sum = self._sum * torch.exp((self._top.double() - level.double()) / self._gamma) + raw
+        self._top = top
+
+    def value(self) -> Tensor:  # noqa: D102
+        lowered = self._sum / self.size if self._normalised else self._sum
+        return self._narrow(self._top.double() + self._gamma * lowered.log())
+
+    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
+        raw = weighted(gentle((l - self._top[:, None]) / self._gamma), w)
+        return over(raw, self._sum.to(l.dtype)[:, None])
+
+
+class KLBallStream(Stream):
+    """The temperature γ on the sphere of radius ρ: moments first, then Newton's method in log γ, one sweep a step.
+
+    Whether all groups have arrived is read from the device after each sweep; five to ten sweeps are usual.
+    """
+
+    def __init__(
+        self, over: UncertaintySet, groups: int, like: Tensor, orders: Orders, cap: Cap | None, rho: float
+    ) -> None:
+        super().__init__(over, groups, like, orders, cap)
+        self._rho = rho
+        self._moments = Moments(groups, like)
+        self._ties = self._full(0.0, wide=True)
+        self._gamma = self._low = self._high = self._full(1.0, wide=True)
+
+    def _start(self) -> None:
+        self._sum, self._first, self._second = (self._full(0.0, wide=True) for _ in range(3))
+
+    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        if not self.sweep:
+            before = self._moments.top
+            self._moments.add(l, w)
+            top = self._moments.top
+            here = total(w * (l == top.to(l.dtype)[:, None]), self._ties)
+            self._ties = torch.where(top > before, 0.0, self._ties) + here
+            return
+        z = hidden((l.double() - self._level[:, None]) / self._gamma[:, None], w, 0.0)
+        e = weighted(gentle(z), w)
+        self._sum += e.sum(dim=1)
+        self._first += (e * z).sum(dim=1)
+        self._second += (e * z * z).sum(dim=1)
+
+    def _turn(self) -> bool:
+        if self.sweep == 1:
+            return self._begin()
+        norm = torch.where(self.size == 0, 1.0, self._sum)
+        mean = self._first / norm
+        divergence = mean - norm.log() + log_of(self.size)
+        spread = (self._second / norm - mean * mean).clamp_min(0.0)
+        log = self._gamma.log()
+        outside = divergence > self._rho
+        self._low, self._high = torch.where(outside, log, self._low), torch.where(outside, self._high, log)
+        # Newton on log D against log γ, which is a straight line of slope -2 for large γ
+        step = over((torch.where(divergence > 0, divergence, 1.0) / max(self._rho, 1e-300)).log() * divergence, spread)
+        new = log + torch.where(divergence > 0, step, math.inf)
+        inside = (new > self._low) & (new < self._high)
+        # what the divergence's own rounding moves γ by is as near as one can come
+        near = (new - log).abs() < 1e-13 + over(torch.full_like(log, 32 * torch.finfo(torch.float64).eps), spread)
+        new = torch.where(inside, new, (self._low + self._high) / 2)
+        done = self._still | near | (self._high - self._low < 1e-14)
+        self._gamma = torch.where(done, self._gamma, new.exp())
+        self._norm = norm
+        # the last sweep must have been taken with the γ that stays
+        return not bool(done.all()) and self.sweep < 100
+
+    def _begin(self) -> bool:
+        found = self._moments
+        self._level = torch.where(self.size == 0, 0.0, found.top)
+        spread = self._level - torch.where(self.size == 0, 0.0, found.least)
+        self._flat = (self.size == 0) | (spread == 0) | (self._rho == 0)
+        self._corner = ~self._flat & (self._rho >= torch.log(over(self.size, self._ties).clamp_min(1.0)))
+        self._still = self._flat | self._corner
+        unit = torch.where(self._flat, 1.0, spread)
+        self._low = unit.log() + math.log(1e-12)
+        self._high = unit.log() + (math.log(10 * max(1.0, self._rho**-0.5)) if self._rho else 0.0)
+        guess = (over(found.energy, self.size) / (2 * max(self._rho, 1e-300))).sqrt()
+        guess = torch.minimum(torch.maximum(guess.log(), self._low), self._high).exp()
+        self._gamma = torch.where(self._still, unit, guess)
+        self._norm = torch.ones_like(unit)
+        return not bool(self._still.all())
+
+    def value(self) -> Tensor:  # noqa: D102
+        inside = self._level + self._gamma * (self._rho + self._norm.log() - log_of(self.size))
+        return self._narrow(torch.where(self._flat, self._moments.mean, torch.where(self._corner, self._level, inside)))
+
+    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
+        z = hidden((l.double() - self._level[:, None]) / self._gamma[:, None], w, 0.0)
+        soft = weighted(gentle(z), w) / self._norm[:, None]
+        corner = over(w * (l == self._level.to(l.dtype)[:, None]).double(), self._ties[:, None])
+        flat = over(w.double(), self.size[:, None])
+        edge = torch.where(self._corner[:, None], corner, flat)
+        return torch.where(self._still[:, None], edge, soft).to(l.dtype)

@@ -1,0 +1,382 @@
+"""The tiled engine gives the dense engine's numbers, value and gradient, and never holds a matrix of all pairs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from table import BATCHES, CLASSES, DIM, IDS, ROWS, random_batch, tensors, tied_batch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import nearfar as nf
+from nearfar.engines import Tiling, dense_pairs, dense_value, tiled_value
+
+L, M, P, S = nf.losses, nf.mining, nf.pairs, nf.sets
+rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
+CLOSE = {"atol": 1e-10, "rtol": 1e-10}
+
+
+def some(keep):
+    chosen = [row for row in ROWS if keep(row)]
+    return pytest.mark.parametrize("row", chosen, ids=[row.id for row in chosen])
+
+
+def on(loss, engine, tile=None):
+    """The same loss on another engine, in strips of `tile` rows."""
+    inner = getattr(loss, "robust", loss)
+    inner.engine, inner.tile = engine, tile
+    return loss
+
+
+def measured(loss, embeddings, *args, ref_emb=None, parameters=None, **kwargs):
+    """Value, and gradients of embeddings, reference and parameters."""
+    leaf = embeddings.detach().clone().requires_grad_()
+    if ref_emb is not None:
+        kwargs["ref_emb"] = ref_emb.detach().clone().requires_grad_()
+    value = loss(leaf, *args, **kwargs)
+    # unequal shares, so that a value an anchor is pulled unequally too
+    (value * torch.linspace(1.0, 2.0, value.numel(), dtype=value.dtype).reshape(value.shape)).sum().backward()
+    more = [kwargs["ref_emb"].grad] if ref_emb is not None else []
+    return [value.detach(), leaf.grad, *more, *(p.grad for p in parameters or loss.parameters())]
+
+
+def check(make, tiles, embeddings, *args, close=CLOSE, **kwargs):
+    wanted = measured(on(make(), "dense"), embeddings, *args, **kwargs)
+    for tile in tiles:
+        found = measured(on(make(), "tiled", tile), embeddings, *args, **kwargs)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, **close)
+
+
+def larger(n=41, seed=3, dim=DIM):
+    """Classes of one to seven rows, in no order; some singletons."""
+    rng = np.random.default_rng(seed)
+    sizes = [7, 6, 6, 5, 5, 4, 3, 2, 1, 1, 1]
+    y = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))[:n]
+    return torch.tensor(rng.normal(size=(len(y), dim))), torch.tensor(y)
+
+
+# ---------------------------------------------------------------- the one table
+
+
+@rows
+@pytest.mark.parametrize("kind", [*BATCHES, "tied"])
+def test_every_loss_equals_dense(row, kind):
+    embeddings, labels = tensors(*(tied_batch() if kind == "tied" else BATCHES[kind]()))
+    check(row.loss, (1, 3, 10, 64), embeddings, labels)
+
+
+@some(lambda row: not row.proxies)
+def test_a_larger_batch_of_unequal_classes_equals_dense(row):
+    check(row.loss, (7, 16), *larger())
+
+
+@some(lambda row: not row.proxies)
+def test_a_batch_of_hundreds_equals_dense(row):
+    """Large enough for the shortcuts that look at many pairs by the largest of them."""
+    rng = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(301, 8, generator=rng, dtype=torch.float64)
+    check(row.loss, (None, 100), embeddings, torch.randint(0, 60, (301,), generator=rng))
+
+
+@some(lambda row: not row.composed)
+def test_a_broken_row_shows_as_it_does_in_dense(row):
+    """Embeddings with NaN are refused where they can be read; what slips through on a GPU must not be swallowed."""
+    embeddings, labels = larger()
+    loss = row.loss()
+    rows = loss.similarity.prepare(embeddings)
+    rows[3] = torch.nan
+    relation = nf.Relation.from_labels(labels)
+    dense = dense_value(loss.product, dense_pairs(loss.product, rows, rows, relation, None))
+    assert torch.isnan(dense)
+    assert torch.isnan(tiled_value(Tiling("it", loss.product, relation, 7), rows, rows)[0])
+
+
+@some(lambda row: row.reference)
+def test_a_reference_equals_dense(row):
+    embeddings, labels = tensors(*random_batch(5))
+    others, names = larger(23)
+    more = {"ref_emb": others, "ref_labels": names % 4}
+    check(row.loss, (3, 32), embeddings, labels, **more)
+
+
+@some(lambda row: row.reference)
+def test_a_reference_of_the_same_samples_equals_dense(row):
+    """A pair and its mirror image are tied, and a product rounds them unlike: only what both get together is told."""
+    embeddings, labels = tensors(*random_batch(5))
+    ids = torch.arange(10)
+    place = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
+
+    def same(loss):
+        def call(leaf):
+            return loss(leaf, labels, ref_emb=leaf[place], ref_labels=labels[place], ids=ids, ref_ids=ids[place])
+
+        return measured(call, embeddings, parameters=loss.parameters())
+
+    wanted = same(on(row.loss(), "dense"))
+    for a, b in zip(same(on(row.loss(), "tiled", 4)), wanted, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+def relations(labels):
+    n = len(labels)
+    rng = torch.Generator().manual_seed(4)
+    alike = labels[:, None] == labels[None, :]
+    hot = torch.rand(n, 4, generator=rng) < 0.3
+    stand = torch.zeros(n, dtype=torch.bool)
+    stand[[0, 3, 5, 8, 11, 20]] = True
+    weights = torch.rand(n, n, generator=rng, dtype=torch.float64) * (torch.rand(n, n, generator=rng) < 0.8)
+    R = nf.Relation
+    return {
+        "ignored": R.from_labels(torch.where(torch.arange(n) % 5 == 2, -1, labels), ignore=-1),
+        "sample weights": R.from_labels(labels, weights=torch.rand(n, generator=rng, dtype=torch.float64)),
+        "pair weights": R.from_labels(labels, weights=weights),
+        "multi-label": R.from_multilabel(hot),
+        "matrix": R.from_matrix(alike, torch.rand(n, n, generator=rng) < 0.7),
+        "representatives": R.from_labels(labels, representatives=stand),
+        "among": R.from_labels(labels, representatives=stand, among_representatives=True),
+    }
+
+
+@some(lambda row: not row.composed)
+@pytest.mark.parametrize("kind", list(relations(torch.zeros(30, dtype=torch.int64))))
+def test_every_relation_equals_dense(row, kind):
+    embeddings, labels = larger(30)
+    check(row.loss, (7,), embeddings, relations(labels)[kind])
+
+
+# ---------------------------------------------------------------- products beyond the table
+
+SETS = {
+    "mean": S.Mean(), "worst": S.Worst(), "top-k": S.TopK(7), "top-k-part": S.TopK(3.3),
+    "fraction": S.TopK(fraction=0.2),
+    "kl": S.KL(0.1), "kl-atom": S.KL(0.2, normalised=False, atom=True), "kl-ball": S.KLBall(0.3),
+    "kl-ball-corner": S.KLBall(30.0), "kl-ball-flat": S.KLBall(0.0), "chi-square": S.ChiSquare(1.0),
+    "chi-square-far": S.ChiSquare(300.0), "chi-square-corner": S.ChiSquare(1e7), "held": S.Expected(S.KL(0.3)),
+    "held-atom": S.Expected(S.KL(0.3, atom=True)), "held-drop": S.Expected(S.KL(0.3, zero="drop")),
+    "drop-atom": S.KL(0.3, zero="drop", atom=True), "held-top": S.Expected(S.TopK(5)),
+    "drop": S.KL(0.1, zero="drop"), "worst-atom": S.Worst(atom=True),
+    "top-atom": S.TopK(4, atom=True), "power": S.PowerWeights(1.0, 3.0),
+}  # fmt: skip
+PRODUCTS = {
+    "lifted-none": lambda: L.LiftedStructure(reduction="none"),
+    "lifted-sum": lambda: L.LiftedStructure(reduction="sum"),
+    "anchor-none": lambda: nf.RobustLoss(pair=P.Hinge(), over=S.ChiSquare(1.0), groups="anchor", reduction="none"),
+    "supcon-none": lambda: L.SupCon(reduction="none"),
+    "nt-xent-none": lambda: L.NTXent(reduction="none"),
+    "angular-none": lambda: L.Angular(reduction="none"),
+    "angular-sum": lambda: L.Angular(reduction="sum"),
+    "balanced": lambda: L.Triplet(mining="balanced", margin=0.3),
+    "swap": lambda: L.Triplet(swap=True, margin=0.3),
+    "triplets-smooth": lambda: L.Triplet(smooth=0.1, margin=0.3),
+    "semi-hard-nonzero": lambda: L.Triplet(mining="semihard", margin=0.3, reduction="nonzero"),
+    "learnt": lambda: L.Margin(learn=True),
+    "learnt-per-anchor": lambda: nf.RobustLoss(pair=P.Hinge(learn=True), over=S.KL(0.2), groups="anchor_sign"),
+    "learnt-top-k": lambda: nf.RobustLoss(pair=P.Hinge(learn=True), over=S.TopK(9)),
+    "learnt-sign": lambda: nf.RobustLoss(pair=P.Hinge(learn=True), over=S.TopK(9), groups="sign"),
+    "proxy-anchor-mined": lambda: L.MultiSimilarity(miner=M.Hard()),
+    "lifted-mined": lambda: L.LiftedStructure(filter=M.MultiSimilarity()),
+    "lifted-top-k": lambda: nf.RobustLoss(
+        pair=P.Linear(), over=S.TopK(3), groups="anchor_sign", link=nf.links.LiftedLink()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("groups", ["batch", "sign", "anchor", "anchor_sign"])
+@pytest.mark.parametrize("kind", ["random", "tied"])
+def test_every_set_in_every_group_equals_dense(name, groups, kind):
+    embeddings, labels = larger() if kind == "random" else tensors(*tied_batch())
+    pair = P.Squared() if name == "power" else P.Hinge()
+    similarity = nf.similarity.NegEuclidean() if name == "power" else None
+    check(
+        lambda: nf.RobustLoss(pair=pair, over=SETS[name], groups=groups, similarity=similarity),
+        (4, 16),
+        embeddings,
+        labels,
+    )
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_other_products_equal_dense(name):
+    check(lambda: PRODUCTS[name]().double(), (5, 64), *larger())
+
+
+MINERS = {
+    "multi-similarity": M.MultiSimilarity(),
+    "hard": M.Hard(),
+    "semi-hard": M.SemiHard(),
+    "balanced-hard": M.BalancedHard(),
+    "expected": M.DistanceWeighted(sample=False),
+}
+
+
+@pytest.mark.parametrize("miner", MINERS)
+@pytest.mark.parametrize(
+    "make", [L.Contrastive, L.SupCon, L.DroKL, L.Triplet, L.LiftedStructure], ids=lambda x: x.__name__
+)
+def test_every_miner_equals_dense(make, miner):
+    check(lambda: make(filter=MINERS[miner]), (5,), *larger())
+
+
+def test_a_miner_that_draws_draws_the_same_in_every_sweep():
+    """The gradient belongs to the value: both sweeps of a batch-wide set see the same pairs."""
+    embeddings, labels = larger(15)
+    loss = on(L.Margin(filter=M.DistanceWeighted(), learn=False).double(), "tiled", 7)
+
+    def value(x):
+        torch.manual_seed(1)
+        return loss(x, labels)
+
+    assert torch.autograd.gradcheck(value, embeddings.requires_grad_(), eps=1e-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [0.5, 1, 1.7, 20, 400])
+def test_ties_across_strips_share_what_is_left(k):
+    """Rows on the axes: nearly all losses are equal, and no strip holds all of a tie."""
+    embeddings, labels = torch.eye(DIM, dtype=torch.float64).repeat(9, 1), torch.arange(9).repeat_interleave(4)
+    for groups in ("batch", "sign"):
+        check(
+            lambda groups=groups: nf.RobustLoss(pair=P.Hinge(), over=S.TopK(k), groups=groups),
+            (1, 5, 8),
+            embeddings,
+            labels,
+        )
+
+
+# ---------------------------------------------------------------- what is never made
+
+
+class Largest(TorchDispatchMode):
+    """Watches the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, torch.Tensor):
+                stored = x.untyped_storage().nbytes() // max(1, x.element_size())
+                self.most = max(self.most, min(x.numel(), stored))
+        return made
+
+
+def largest(loss, embeddings, *args, **kwargs):
+    watch = Largest()
+    with watch:
+        loss(embeddings.requires_grad_(), *args, **kwargs).sum().backward()
+    return watch.most
+
+
+# N-pair tells its anchors and positives by a mask of all pairs, before any engine
+@some(lambda row: not row.ordered)
+def test_no_matrix_of_all_pairs_is_made(row):
+    n, tile = 512, 64
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(n, DIM), torch.arange(n) // 4
+    loss = row.make()
+    if row.proxies:
+        labels = labels % CLASSES
+    assert largest(on(loss, "tiled", tile), embeddings, labels) <= 4 * tile * n < n * n
+    if not row.proxies:
+        assert largest(on(row.make(), "dense"), embeddings, labels) >= n * n
+
+
+@pytest.mark.parametrize("miner", MINERS)
+def test_no_miner_makes_a_matrix_of_all_pairs(miner):
+    torch.manual_seed(0)
+    loss = on(L.Contrastive(filter=MINERS[miner]), "tiled", 64)
+    assert largest(loss, torch.randn(512, DIM), torch.arange(512) // 4) <= 4 * 64 * 512
+
+
+# ---------------------------------------------------------------- which engine, and what is refused
+
+
+def test_auto_is_dense_for_small_batches_and_tiled_for_large_ones():
+    torch.manual_seed(0)
+    for n, whole in ((64, True), (1500, False)):
+        most = largest(L.DroTopK(k=10), torch.randn(n, 4), torch.arange(n) // 4)
+        assert (most >= n * n) == whole
+
+
+def test_auto_never_refuses(monkeypatch):
+    monkeypatch.setattr("nearfar.robust.worth_tiling", lambda product, relation: True)
+    embeddings, labels = larger()
+    embeddings.requires_grad_()
+    sampled = L.DroKL(samples=7).double()
+    assert torch.isfinite(sampled(embeddings, labels))
+    loss = L.SupCon().double()
+    (slope,) = torch.autograd.grad(loss(embeddings, labels), embeddings, create_graph=True)
+    (found,) = torch.autograd.grad((slope**2).sum(), embeddings)
+    (slope,) = torch.autograd.grad(on(loss, "dense")(embeddings, labels), embeddings, create_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad((slope**2).sum(), embeddings)[0], **CLOSE)
+
+
+def test_what_cannot_be_tiled_says_so():
+    embeddings, labels = larger()
+    embeddings.requires_grad_()
+    with pytest.raises(ValueError, match=r'DroKL: engine="tiled" .* Sampled has no stream .*; use engine="dense"\.'):
+        L.DroKL(samples=7, engine="tiled")
+    value = L.SupCon(engine="tiled")(embeddings, labels)
+    with pytest.raises(RuntimeError, match=r'SupCon: engine="tiled" has no second derivative'):
+        torch.autograd.grad(value, embeddings, create_graph=True)
+    triplets = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
+    with pytest.raises(ValueError, match=r'SupCon: an index tuple .* use engine="dense"'):
+        L.SupCon(engine="tiled")(embeddings, labels, triplets)
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+def test_nothing_to_learn_from_is_said_and_costs_nothing(engine):
+    embeddings = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    for labels, why in ((torch.arange(5), "singleton"), (torch.zeros(5, dtype=torch.int64), "one class only")):
+        with pytest.warns(nf.DegenerateBatchWarning, match=why):
+            value = L.Triplet(mining="hard", engine=engine)(embeddings, labels)
+        value.backward()
+        assert value == 0
+
+
+@rows
+def test_a_single_row_and_an_empty_batch_cost_nothing(row):
+    for n in (0, 1):
+        embeddings = torch.randn(n, DIM, dtype=torch.float64, requires_grad=True)
+        labels = torch.zeros(n, dtype=torch.int64)
+        found = []
+        for engine in ("dense", "tiled"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", nf.DegenerateBatchWarning)
+                found.append(on(row.loss(), engine)(embeddings, labels))
+        torch.testing.assert_close(found[0], found[1])
+        found[1].backward()
+        assert torch.isfinite(embeddings.grad).all()
+
+
+@rows
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_value_without_a_gradient_is_the_same(row, mode):
+    embeddings, labels = tensors(*random_batch())
+    wanted = row.loss()(embeddings, labels)
+    with mode():
+        torch.testing.assert_close(on(row.loss(), "tiled", 3)(embeddings, labels), wanted.detach(), **CLOSE)
+
+
+def test_a_frozen_reference_gets_no_gradient():
+    embeddings, labels = larger()
+    loss = on(L.MultiSimilarity(), "tiled", 7)
+    value = loss(embeddings.requires_grad_(), labels, ref_emb=embeddings.detach().clone(), ref_labels=labels)
+    value.backward()
+    assert embeddings.grad.abs().max() > 0
+
+
+def test_half_precision_comes_back_as_it_went_in():
+    embeddings, labels = larger()
+    leaf = embeddings.to(torch.bfloat16).requires_grad_()
+    value = on(L.SupCon(), "tiled", 7)(leaf, labels)
+    value.backward()
+    assert value.dtype == torch.float32
+    assert leaf.grad.dtype == torch.bfloat16
