@@ -29,8 +29,8 @@ LAYERS = (
     ("loss",),
     ("robust",),
     ("losses",),
-    ("data", "evaluation", "models", "batches"),
-    ("report", "linear", "train"),
+    ("data", "evaluation", "models", "batches", "geometry"),
+    ("report", "linear", "train", "doctor"),
     ("pml", "demo", "studies", "recommend"),
     ("commands",),
     ("cli",),
@@ -41,7 +41,7 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 PUBLIC = {
     "nearfar": """
         DegenerateBatchWarning Explanation Proximal Relation RobustLoss
-        batches compare data evaluate groups links losses mining pairs report sets similarity
+        batches compare data evaluate geometry groups links losses mining pairs report sets similarity
     """,
     "nearfar.batches": "HardClasses PerClass Proximal Representatives Violations violations",
     "nearfar.losses": """

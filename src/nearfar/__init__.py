@@ -10,7 +10,7 @@
 from importlib import import_module
 from typing import Any
 
-from nearfar import batches, data, groups, links, losses, mining, pairs, report, sets, similarity
+from nearfar import batches, data, geometry, groups, links, losses, mining, pairs, report, sets, similarity
 from nearfar._checks import DegenerateBatchWarning
 from nearfar.batches import Proximal
 from nearfar.evaluation import compare, evaluate
@@ -29,6 +29,7 @@ __all__ = [
     "compare",
     "data",
     "evaluate",
+    "geometry",
     "groups",
     "links",
     "losses",
@@ -42,8 +43,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Parts that need accelerate or scikit-learn, or that few need, are imported when they are first asked for."""
-    if name in ("linear", "models", "pml", "studies", "train"):
+    if name in ("doctor", "linear", "models", "pml", "studies", "train"):
         return import_module(f"nearfar.{name}")
+    if name == "diagnose":
+        return import_module("nearfar.doctor").diagnose
     if name == "suggest_step":
         return import_module("nearfar.linear.suggest").suggest_step
     raise AttributeError(f"module 'nearfar' has no attribute {name!r}")

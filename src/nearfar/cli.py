@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.commands import evaluation, reproduction, training
+from nearfar.commands import diagnosis, evaluation, reproduction, training
 
 app = typer.Typer(
     help="Deep metric learning: alike things near, unlike things far.",
@@ -87,6 +87,7 @@ def pictures_of(source: Path) -> Callable[[int], Any] | None:
 
 evaluation.register(app)
 training.register(app)
+diagnosis.register(app)
 reproduction.register(app)
 
 

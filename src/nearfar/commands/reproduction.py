@@ -10,8 +10,8 @@ import typer
 from nearfar._checks import check_choice
 from nearfar.commands.shared import one_sentence
 
-STUDIES = ("descent", "profs", "dro", "noise")
-TRAINED = STUDIES[1:]
+STUDIES = ("descent", "isometry", "profs", "dro", "noise")
+TRAINED = STUDIES[2:]
 """Studies that train networks, and so take a data set and seeds."""
 
 

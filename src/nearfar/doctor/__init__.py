@@ -1,0 +1,9 @@
+"""The doctor: whether a space or a run is healthy, collapsing, stalled or only slow, and what to change."""
+
+from nearfar.doctor.callback import Doctor
+from nearfar.doctor.findings import Diagnosis, Finding
+from nearfar.doctor.history import diagnose_journal
+from nearfar.doctor.space import diagnose
+from nearfar.doctor.thresholds import Thresholds
+
+__all__ = ["Diagnosis", "Doctor", "Finding", "Thresholds", "diagnose", "diagnose_journal"]

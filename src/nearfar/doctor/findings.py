@@ -1,0 +1,99 @@
+"""What the doctor says: findings, each with its evidence and a remedy, and the diagnosis they add up to."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["note", "warning", "alarm"]
+ORDER: tuple[Severity, ...] = ("alarm", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        name: what it is called, in two or three words.
+        severity: "note": good to know; "warning": look into it; "alarm": the run is lost unless something changes.
+        evidence: the numbers behind it, in a sentence.
+        remedy: what to change, in a sentence that names options of `nearfar train`.
+        rows: the rows that it is about, worst first, where it is about rows.
+        flags: the remedy as flags of `nearfar train`, where it can be said in full; ("loss.mining", "semihard").
+    """
+
+    name: str
+    severity: Severity
+    evidence: str
+    remedy: str
+    rows: tuple[int, ...] = ()
+    flags: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.name}. {self.evidence} {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Whether a space or a run is healthy.
+
+    Attributes:
+        findings: alarms first.
+        measures: the numbers that were looked at, by name.
+    """
+
+    findings: tuple[Finding, ...]
+    measures: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def healthy(self) -> bool:
+        """No finding above a note."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+    def __contains__(self, name: object) -> bool:
+        return any(finding.name == name for finding in self.findings)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = 100) -> str:
+        """The diagnosis in words."""
+        lines = [verdict(self.findings)]
+        for finding in self.findings:
+            lines.append(f"{finding.severity}: {finding.name}")
+            for part in (finding.evidence, finding.remedy):
+                lines += textwrap.wrap(part, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        return {
+            "healthy": self.healthy,
+            "findings": [asdict(finding) for finding in self.findings],
+            "measures": self.measures,
+        }
+
+
+def verdict(findings: tuple[Finding, ...]) -> str:
+    """The first line: healthy, or how many alarms and warnings."""
+    counts = {word: sum(finding.severity == word for finding in findings) for word in ORDER}
+    if not counts["alarm"] and not counts["warning"]:
+        return "Healthy." if not counts["note"] else f"Healthy, with {_many(counts['note'], 'note')}."
+    return f"Not healthy: {', '.join(_many(count, word) for word, count in counts.items() if count)}."
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count > 1)}"
+
+
+def concluded(findings: Iterable[Finding], measures: dict[str, Any]) -> Diagnosis:
+    """A diagnosis with alarms first; otherwise in the order in which they were found."""
+    return Diagnosis(tuple(sorted(findings, key=lambda finding: ORDER.index(finding.severity))), measures)
+
+
+def listed(rows: Iterable[int], most: int = 10) -> str:
+    """Row numbers for a sentence."""
+    numbers = [str(row) for row in rows]
+    return ", ".join(numbers[:most]) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")

@@ -1,0 +1,351 @@
+"""The doctor's look at a space: embeddings and labels alone, and the loss where one is handed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_choice, check_labels, check_tensor
+from nearfar.doctor import remedies
+from nearfar.doctor.findings import Diagnosis, Finding, concluded, listed
+from nearfar.doctor.thresholds import Thresholds
+from nearfar.evaluation import neighbours
+from nearfar.geometry import Collapse, Pull, collapse, pull
+from nearfar.geometry.collapse import sample
+from nearfar.losses import Triplet
+
+EXPLAINED = 256
+"""Rows of which the loss is explained: triplets of more would not fit."""
+NEAREST = 5
+"""Neighbours that judge a label."""
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What the rules read: a finite sample of rows, and what was measured on it.
+
+    Attributes:
+        x: [n, d] rows.
+        y: [n] labels.
+        places: [n] where they stood in what was handed in.
+        measures: of the space.
+        recall: share of rows whose nearest other row is of their class; rows of lone classes are left out.
+        chance: what `recall` would be by luck.
+        near: [n, k] labels of the nearest rows.
+        force: who carries the gradient, where a loss was given.
+        value: that loss.
+        margin: α, where there is one.
+        metric: "cosine" or "euclidean".
+        limits: where the lines are.
+    """
+
+    x: Tensor
+    y: Tensor
+    places: Tensor
+    measures: Collapse
+    recall: float
+    chance: float
+    near: Tensor
+    force: Pull | None
+    value: float | None
+    margin: float | None
+    metric: str
+    limits: Thresholds
+
+    @property
+    def skill(self) -> float:
+        """Recall beyond chance, from 0 to 1."""
+        return (self.recall - self.chance) / (1 - self.chance) if self.chance < 1 else 1.0
+
+    @property
+    def apart(self) -> bool:
+        """Whether classes can still be told apart, however small the space has become."""
+        return self.chance > 0 and self.skill >= self.limits.skill_kept
+
+    def rows(self, mine: Tensor) -> tuple[int, ...]:
+        """Places of these rows in what was handed in."""
+        return tuple(self.places[mine.cpu()].tolist())
+
+
+def diagnose(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    loss: Any = None,
+    margin: float | None = None,
+    metric: str = "cosine",
+    rows: int = 2000,
+    seed: int = 0,
+    thresholds: Thresholds | None = None,
+) -> Diagnosis:
+    """Say in words whether a space is healthy, and what to change where it is not.
+
+    A sample of rows is looked at (whole classes, at most 32 rows of each), so that the cost does not grow with n: about
+    a second for 2,000 rows of width 128. With a loss, the doctor also sees its value and who carries its gradient.
+
+    Args:
+        embeddings: [n, d]; rows that are not finite are a finding, not an error.
+        labels: [n] integers.
+        loss: any loss of `nf.losses`; its `explain` is read on 256 rows.
+        margin: α of the triplets; where none is given, that of a `Triplet` loss.
+        metric: "cosine", or "euclidean" where rows are compared as they are.
+        rows: how many rows are drawn.
+        seed: of the draw.
+        thresholds: where the lines are; provisional, see docs/doctor.md.
+
+    >>> x = torch.nn.functional.normalize(torch.ones(80, 8) + 0.01 * torch.randn(80, 8), dim=1)
+    >>> diagnose(x, torch.arange(80) // 4).findings[0].name
+    'total collapse'
+    """
+    _check(embeddings, labels, metric)
+    limits = thresholds or Thresholds()
+    finite = torch.isfinite(embeddings.detach()).all(dim=1)
+    found = list(_not_finite(finite))
+    kept = finite.nonzero().flatten().cpu()
+    if len(kept) < 2:
+        return concluded([*found, *_nothing(len(kept))], {"rows": len(kept)})
+    places = kept[sample(labels.cpu()[kept], rows, seed)]
+    chosen = places.to(embeddings.device)
+    look = examine(embeddings.detach()[chosen], labels[chosen], places, loss, margin, metric, limits)
+    found += [finding for rule in RULES for finding in rule(look)]
+    return concluded(found, measured(look))
+
+
+def examine(
+    x: Tensor,
+    y: Tensor,
+    places: Tensor,
+    loss: Any,
+    margin: float | None,
+    metric: str,
+    limits: Thresholds,
+    *,
+    shrink: bool = True,
+) -> Look:
+    """Measure what the rules read."""
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    margin = margin_of(loss) if margin is None else margin
+    measures = collapse(x, y, margin=margin or 0.0, metric=metric, shrink=shrink, rows=len(x))
+    recall, chance, near = _neighbourhood(x, y, metric)
+    few = sample(y, EXPLAINED).to(x.device)
+    force = value = None
+    if loss is not None:
+        raw = pull(x[few], y[few], loss)
+        force = Pull(raw.hardest, tuple(few[list(raw.rows)].tolist()), *_rest(raw))
+        value = float(loss(x[few], y[few]).detach().mean())
+    return Look(x, y, places, measures, recall, chance, near, force, value, margin, metric, limits)
+
+
+def measured(look: Look) -> dict[str, Any]:
+    """The numbers of a look, by name."""
+    return look.measures.to_dict() | {"recall@1": look.recall, "chance": look.chance}
+
+
+def margin_of(loss: Any) -> float | None:
+    """α of a `Triplet`; None of any other loss."""
+    if not isinstance(loss, Triplet):
+        return None
+    holder = loss.link if hasattr(loss.link, "margin") else loss.pair_unlike
+    margin = getattr(holder, "margin", None)
+    return None if margin is None else float(margin)
+
+
+def _rest(raw: Pull) -> tuple[tuple[float, ...], float, int, float]:
+    return raw.shares, raw.alike, raw.active, raw.effective
+
+
+def _check(embeddings: Tensor, labels: Tensor, metric: str) -> None:
+    check_tensor("diagnose", "embeddings", embeddings)
+    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+        raise ValueError(
+            f"diagnose: embeddings must be floating point of shape [n, d], but came as {embeddings.dtype} of shape "
+            f"{list(embeddings.shape)}; flatten or pool each sample to one vector first."
+        )
+    check_labels("diagnose", "labels", labels, len(embeddings), embeddings.device)
+    check_choice("diagnose", "metric", metric, ("cosine", "euclidean"))
+
+
+def _neighbourhood(x: Tensor, y: Tensor, metric: str) -> tuple[float, float, Tensor]:
+    """Recall@1, its chance, and the labels of each row's nearest rows."""
+    k = min(NEAREST, len(x) - 1)
+    near = y[neighbours(x, k=k, similarity=metric).places]  # type: ignore[arg-type]
+    others = (y[:, None] == y[None, :]).sum(dim=1) - 1
+    asked = others > 0
+    if not bool(asked.any()):
+        return 0.0, 0.0, near
+    right = (near[:, 0] == y)[asked].double().mean()
+    return float(right), float(others[asked].double().mean() / (len(x) - 1)), near
+
+
+def _nothing(rows: int) -> Iterator[Finding]:
+    if rows == 0:
+        yield Finding(
+            "nothing to see", "warning", "There are no finite rows.", "Hand in embeddings of two rows or more."
+        )
+    else:
+        yield Finding("nothing to see", "note", "There is one finite row.", "Hand in embeddings of two rows or more.")
+
+
+def _not_finite(finite: Tensor) -> Iterator[Finding]:
+    bad = tuple((~finite).nonzero().flatten().tolist())
+    if bad:
+        evidence = f"{len(bad)} of {len(finite)} rows hold NaN or infinity (rows {listed(bad)})."
+        yield Finding("non-finite values", "alarm", evidence, remedies.NOT_FINITE, rows=bad)
+
+
+def total_collapse(look: Look) -> Iterator[Finding]:
+    """All rows on one point: unit rows in one direction, or raw rows nearer to each other than the margin can see."""
+    m, limits = look.measures, look.limits
+    spread, unit_of = m.total, "1 where rows point everywhere"
+    if look.metric == "euclidean":
+        scale = look.margin or m.norm
+        spread, unit_of = (m.total / scale if scale > 0 else 0.0), "in " + ("margins" if look.margin else "lengths")
+    if spread >= limits.spread_warning:
+        return
+    evidence = f"The rms distance of rows to their mean is {spread:.3g} ({unit_of})"
+    if look.metric == "cosine":
+        evidence += f", the mean cosine of two rows {1 - spread**2:.3f}"
+    if look.apart:
+        evidence += f", yet the nearest row is of the same class for {look.recall:.1%} of rows."
+        yield Finding("narrow cone", "note", evidence, remedies.CONE)
+    else:
+        severity = remedies.level(spread < limits.spread_alarm)
+        yield Finding("total collapse", severity, evidence + ".", remedies.COLLAPSE, flags=remedies.SEMIHARD)
+
+
+def class_collapse(look: Look) -> Iterator[Finding]:
+    """Classes on each other: the nearest row is of the own class hardly more often than by luck."""
+    if len(look.x) < 64 or look.measures.classes < 2 or look.chance == 0 or look.skill >= look.limits.skill_warning:
+        return
+    evidence = (
+        f"The nearest row is of the same class for {look.recall:.1%} of rows, by luck it would be {look.chance:.1%}; "
+        f"{look.measures.between:.1%} of the variance lies between {look.measures.classes} classes."
+    )
+    severity = remedies.level(look.skill < look.limits.skill_alarm)
+    yield Finding("class collapse", severity, evidence, remedies.CLASSES, flags=remedies.SEMIHARD)
+
+
+def class_points(look: Look) -> Iterator[Finding]:
+    """Every class on a point of its own: separated, and nothing left inside."""
+    m = look.measures
+    if m.total > 0 and m.classes < m.rows and m.within < look.limits.point:
+        evidence = f"The spread within classes is {m.within:.2%} of the whole (NC1 {m.nc1:.2g})."
+        yield Finding("classes are points", "note", evidence, remedies.POINTS)
+
+
+def dimensional_collapse(look: Look) -> Iterator[Finding]:
+    """Few dimensions in use, where width and classes would allow many."""
+    m, limits = look.measures, look.limits
+    room = min(look.x.shape[1], m.classes, m.rows - 1)
+    lost = m.effective_rank < limits.rank_alarm and room >= 4
+    if m.total == 0 or not (lost or (m.effective_rank < limits.rank_warning and room >= 16)):
+        return
+    evidence = f"The effective rank is {m.effective_rank:.2f} in {look.x.shape[1]} dimensions with {m.classes} classes."
+    yield Finding("dimensional collapse", remedies.level(lost), evidence, remedies.DIMENSIONS, flags=remedies.SEMIHARD)
+
+
+def pinned_loss(look: Look) -> Iterator[Finding]:
+    """A triplet loss that equals its margin because distances have gone."""
+    if look.value is None or not look.margin:
+        return
+    near = abs(look.value - look.margin) <= look.limits.pinned * look.margin
+    if near and look.measures.total < 2 * look.margin:
+        evidence = f"The loss is {look.value:.4g} at a margin of {look.margin:g}: distances hardly count."
+        if look.apart:
+            yield Finding("loss pinned at its margin", "note", evidence, remedies.CONE)
+        else:
+            yield Finding("loss pinned at its margin", "alarm", evidence, remedies.COLLAPSE, flags=remedies.SEMIHARD)
+
+
+def no_active_pairs(look: Look) -> Iterator[Finding]:
+    """Nothing left to learn from."""
+    if look.measures.total == 0 or not math.isfinite(look.measures.total):
+        return
+    if look.force is not None and look.force.active == 0:
+        yield Finding("no active pairs", "warning", "The loss moves no pair of these rows.", remedies.EASY)
+    elif look.force is None and look.margin is not None and look.measures.active == 0:
+        evidence = f"Every triplet is separated by the margin of {look.margin:g}."
+        yield Finding("no active pairs", "warning", evidence, remedies.EASY)
+
+
+def few_pull(look: Look) -> Iterator[Finding]:
+    """A gradient that hangs on a few rows: outliers, or wrong labels."""
+    force = look.force
+    if force is None or len(look.x) < 32 or sum(force.shares) <= look.limits.pull:
+        return
+    rows = look.rows(torch.tensor(force.rows))
+    evidence = (
+        f"{sum(force.shares):.0%} of the gradient is on rows {listed(rows)}, {force.hardest:.0%} on one pair; "
+        f"the weight is spread over {force.effective:.1f} pairs."
+    )
+    yield Finding("gradient on few pairs", "warning", evidence, remedies.FEW, rows=rows, flags=remedies.TOP_K)
+
+
+def imbalance(look: Look) -> Iterator[Finding]:
+    """Alike or unlike pairs alone are pulled; classes of very different size; rows without a partner."""
+    sizes = torch.unique(look.y, return_counts=True)[1]
+    largest, middle = int(sizes.max()), float(sizes.double().median())
+    if largest > look.limits.sizes * middle:
+        evidence = f"The largest class has {largest} rows, the median one {middle:g}."
+        yield Finding("imbalance", "note", evidence, remedies.SIZES)
+    lone = int((sizes == 1).sum())
+    if lone > 0.2 * len(look.x):
+        evidence = f"{lone} of {len(look.x)} rows are alone in their class, and have no positive."
+        yield Finding("imbalance", "note", evidence, remedies.LONE)
+    force = look.force
+    if force is not None and force.active and not 0.01 <= force.alike <= 0.99:
+        evidence = f"{force.alike:.1%} of the gradient is on alike pairs."
+        yield Finding("imbalance", "note", evidence, remedies.SIGNS)
+
+
+def suspects(look: Look) -> Iterator[Finding]:
+    """Rows whose nearest rows agree on another label, in classes that otherwise hold together."""
+    if look.near.shape[1] < NEAREST or len(look.x) < 64:
+        return
+    own = (look.near == look.y[:, None]).double().mean(dim=1)
+    other = torch.mode(look.near, dim=1).values
+    agree = (look.near == other[:, None]).sum(dim=1) >= NEAREST - 1
+    _, classes, sizes = torch.unique(look.y, return_inverse=True, return_counts=True)
+    held = torch.zeros(len(sizes), dtype=torch.float64, device=own.device).scatter_reduce_(
+        0, classes, own, "mean", include_self=False
+    )
+    bad = (own == 0) & agree & (other != look.y) & (held[classes] >= 0.5) & (sizes[classes] > NEAREST)
+    rows = look.rows(bad.nonzero().flatten())
+    if rows:
+        evidence = (
+            f"{len(rows)} of {len(look.x)} rows lie among rows that agree on another label (rows {listed(rows)})."
+        )
+        many = len(rows) > look.limits.suspects * len(look.x)
+        yield Finding("mislabelled suspects", "warning" if many else "note", evidence, remedies.SUSPECTS, rows=rows)
+
+
+def norms(look: Look) -> Iterator[Finding]:
+    """Rows that run away, alone or together."""
+    lengths = look.x.double().norm(dim=1)
+    middle, longest = float(lengths.median()), float(lengths.max())
+    if look.measures.norm > look.limits.norm or not math.isfinite(longest):
+        evidence = f"The rms length of rows is {look.measures.norm:.3g}."
+        yield Finding("norm explosion", "alarm", evidence, remedies.NORMS, flags=remedies.UNIT)
+    elif middle > 0 and longest > look.limits.norm_ratio * middle:
+        rows = look.rows((lengths > look.limits.norm_ratio * middle).nonzero().flatten())
+        evidence = f"The longest row is {longest / middle:.0f} times the median one (rows {listed(rows)})."
+        yield Finding("norm explosion", "warning", evidence, remedies.NORMS, rows=rows, flags=remedies.UNIT)
+
+
+RULES: tuple[Callable[[Look], Iterator[Finding]], ...] = (
+    total_collapse,
+    class_collapse,
+    dimensional_collapse,
+    pinned_loss,
+    no_active_pairs,
+    few_pull,
+    norms,
+    suspects,
+    class_points,
+    imbalance,
+)

@@ -1,0 +1,35 @@
+"""The geometry of 000: triplet separation, how far a map is from it, thickness, and how much of a space is left."""
+
+from nearfar.batches import Violations, violations
+from nearfar.geometry.collapse import Collapse, Pull, active_triplets, collapse, effective_rank, pull
+from nearfar.geometry.isometry import Separation, hausdorff_distance, isometric_error
+from nearfar.geometry.repair import Repair, repair
+from nearfar.geometry.rigid import NearIsometry, hausdorff_between, isometric_error_between, near_isometry
+from nearfar.geometry.separation import HardTriplet, hardest_triplet, hardness, is_triplet_separated
+from nearfar.geometry.thickness import Thickness, thickness
+
+__all__ = [
+    "Collapse",
+    "HardTriplet",
+    "NearIsometry",
+    "Pull",
+    "Repair",
+    "Separation",
+    "Thickness",
+    "Violations",
+    "active_triplets",
+    "collapse",
+    "effective_rank",
+    "hardest_triplet",
+    "hardness",
+    "hausdorff_between",
+    "hausdorff_distance",
+    "is_triplet_separated",
+    "isometric_error",
+    "isometric_error_between",
+    "near_isometry",
+    "pull",
+    "repair",
+    "thickness",
+    "violations",
+]

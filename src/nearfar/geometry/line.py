@@ -1,0 +1,99 @@
+"""d_iso and d_haus on a line, exactly: a mixed-integer programme with one binary for the order of each pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearfar.geometry.constraints import Kind
+
+ROWS = 10
+"""Rows up to which the programme is solved: 45 binaries."""
+
+
+class _Rows:
+    """Sparse rows  low ≤ Σ a_k z_k ≤ high  of a linear programme."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.entries: list[tuple[dict[int, float], float, float]] = []
+
+    def add(self, entries: dict[int, float], low: float = -np.inf, high: float = np.inf) -> None:
+        self.entries.append((entries, low, high))
+
+    def constraint(self) -> Any:
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import lil_matrix
+
+        matrix = lil_matrix((len(self.entries), self.size))
+        for row, (entries, _, _) in enumerate(self.entries):
+            for column, value in entries.items():
+                matrix[row, column] = value
+        return LinearConstraint(matrix.tocsr(), [low for _, low, _ in self.entries], [h for _, _, h in self.entries])
+
+
+def solve(kind: Kind, f: Any, y: Any, margin: float, upper: float, *, seconds: float = 60.0) -> tuple[Any, float]:
+    """Rows g [N, 1] and a lower bound, for rows f [N, 1] of diameter about 1, given a value that is reached.
+
+    Orders, distances D and radii r are variables; with the order of each pair a binary b, D = |g_i - g_j| is linear:
+    D is at least both differences and at most the one that b names. The bound is the solver's own, less its tolerance.
+    """
+    from scipy.optimize import Bounds, milp
+
+    n = len(f)
+    i, j = np.triu_indices(n, 1)
+    many = len(i)
+    reach = float(np.ptp(f)) + 2 * upper + margin
+    # z = (g, D, b, r, t)
+    D, b, r, t = n, n + many, n + 2 * many, 2 * n + 2 * many
+    rows = _Rows(t + 1)
+    _absolute(rows, i, j, (D, b), 2 * reach)
+    _separated(rows, i, j, y, (D, r), margin)
+    if kind == "haus":
+        for k in range(n):
+            rows.add({k: 1, t: -1}, high=f[k, 0])
+            rows.add({k: 1, t: 1}, low=f[k, 0])
+    else:
+        for p, apart in enumerate(np.abs(f[i, 0] - f[j, 0])):
+            rows.add({D + p: 1, t: -1}, high=apart)
+            rows.add({D + p: 1, t: 1}, low=apart)
+    low, high = np.zeros(t + 1), np.full(t + 1, reach)
+    low[:n], high[:n] = f.min() - reach, f.max() + reach
+    high[b:r] = 1
+    high[t] = upper * (1 + 1e-6) + 1e-9
+    if kind == "iso":  # only distances count: hold one row, and one order
+        low[0] = high[0] = f[0, 0]
+        high[b] = 0
+    cost = np.zeros(t + 1)
+    cost[t] = 1
+    whole = np.zeros(t + 1)
+    whole[b:r] = 1
+    limits = {"mip_rel_gap": 1e-9, "time_limit": seconds}
+    found = milp(cost, constraints=rows.constraint(), bounds=Bounds(low, high), integrality=whole, options=limits)
+    bound = found.mip_dual_bound if found.mip_dual_bound is not None else 0.0
+    g = None if found.x is None else found.x[:n, None]
+    return g, max(0.0, float(bound) - 1e-6)
+
+
+def _absolute(rows: _Rows, i: Any, j: Any, at: tuple[int, int], big: float) -> None:
+    """D = |g_i - g_j|."""
+    D, b = at
+    for p in range(len(i)):
+        for sign in (1, -1):
+            rows.add({D + p: 1, int(i[p]): -sign, int(j[p]): sign}, low=0)
+        rows.add({D + p: 1, int(i[p]): -1, int(j[p]): 1, b + p: -big}, high=0)
+        rows.add({D + p: 1, int(i[p]): 1, int(j[p]): -1, b + p: big}, high=big)
+
+
+def _separated(rows: _Rows, i: Any, j: Any, y: Any, at: tuple[int, int], margin: float) -> None:
+    """D ≤ r of the anchor for its own class, D ≥ r + α for others; a lone row is nobody's anchor."""
+    D, r = at
+    for p in range(len(i)):
+        for end in (int(i[p]), int(j[p])):
+            if (y == y[end]).sum() < 2:
+                continue
+            if y[i[p]] == y[j[p]]:
+                rows.add({D + p: 1, r + end: -1}, high=0)
+            else:
+                rows.add({D + p: 1, r + end: -1}, low=margin)

@@ -1,0 +1,114 @@
+"""Two maps of the same samples: how far apart they are, with and without the best rigid motion between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_embeddings, check_labels
+from nearfar.geometry.separation import centred, distances, strips
+
+
+@torch.no_grad()
+def isometric_error_between(f: Tensor, g: Tensor) -> float:
+    """The max over pairs of  | |f(x) - f(z)| - |g(x) - g(z)| |    (000, eq. 13); widths may differ.
+
+    >>> isometric_error_between(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
+    4.0
+    """
+    a, b = _two("isometric_error_between", f, g)
+    worst = 0.0
+    for part in strips(len(a), len(a)):
+        gap = (distances(a[part], a) - distances(b[part], b)).abs_()
+        worst = max(worst, float(gap.max()))
+    return worst
+
+
+@torch.no_grad()
+def hausdorff_between(f: Tensor, g: Tensor, labels: Tensor) -> float:
+    """The max over classes of the Hausdorff distance between f(class) and g(class)    (000, eq. 11).
+
+    It compares sets: two rows of a class may change places at no cost. For the distance to F_TS that freedom buys
+    nothing (proved: send each x to the point of its class's set nearest to f(x); the image is a subset, hence still
+    separated), so that `hausdorff_distance` may move each row by itself.
+
+    >>> f = torch.tensor([[0.0], [1.0], [5.0]])
+    >>> hausdorff_between(f, f[[1, 0, 2]], torch.tensor([0, 0, 1]))
+    0.0
+    """
+    owner = "hausdorff_between"
+    _two(owner, f, g)
+    _same_width(owner, f, g)
+    check_labels(owner, "labels", labels, len(f), f.device)
+    worst = 0.0
+    for label in torch.unique(labels):
+        a, b = (side.detach().double()[labels == label] for side in (f, g))
+        for one, other in ((a, b), (b, a)):
+            for part in strips(len(one), len(other)):
+                worst = max(worst, float(distances(one[part], other).amin(dim=1).max()))
+    return worst
+
+
+@dataclass(frozen=True, eq=False)
+class NearIsometry:
+    """f and the rigid motion of it that lies nearest to g:  x ↦ x rotationᵀ + shift.
+
+    Attributes:
+        error: ε = d_iso(f, g), the largest difference of distances.
+        rotation: [d, d] orthogonal; a reflection is allowed.
+        shift: [d].
+        rms: root mean square of |U f(x) - g(x)|; no rigid motion has a smaller one.
+        largest: max of |U f(x) - g(x)|; another motion may have a smaller one.
+    """
+
+    error: float
+    rotation: Tensor
+    shift: Tensor
+    rms: float
+    largest: float
+
+    def __repr__(self) -> str:
+        return f"NearIsometry(error={self.error:.6g}, rms={self.rms:.6g}, largest={self.largest:.6g})"
+
+    def move(self, f: Tensor) -> Tensor:
+        """The motion, applied to rows [m, d]."""
+        return f.detach().double() @ self.rotation.T + self.shift
+
+
+@torch.no_grad()
+def near_isometry(f: Tensor, g: Tensor) -> NearIsometry:
+    """The best rigid motion from f to g in least squares (Procrustes: U = V Wᵀ of the singular vectors of fᵀg).
+
+    The isometric approximation theorem says that where d_iso(f, g) = ε, some rigid motion brings f within c·ε of g,
+    c = c_n · diam / thickness. 000 prints c = c_n / θ*, which is wrong in its dimension: d_haus/d_iso does not change
+    with scale, c_n/θ* does. It also loses an ε where f is not injective (c_n ε/q + ε).
+    """
+    _same_width("near_isometry", *_two("near_isometry", f, g))
+    f, g = f.detach().double(), g.detach().double()
+    a, b = f.mean(dim=0), g.mean(dim=0)
+    left, _, right = torch.linalg.svd((f - a).T @ (g - b))
+    rotation = (left @ right).T
+    shift = b - rotation @ a
+    off = (f @ rotation.T + shift - g).norm(dim=1)
+    return NearIsometry(
+        error=isometric_error_between(f, g),
+        rotation=rotation,
+        shift=shift,
+        rms=float((off**2).mean().sqrt()),
+        largest=float(off.max()),
+    )
+
+
+def _two(owner: str, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    check_embeddings(owner, "f", f)
+    check_embeddings(owner, "g", g)
+    if len(f) != len(g) or not len(f):
+        raise ValueError(f"{owner}: f and g must hold the same samples, at least one, but have {len(f)} and {len(g)}.")
+    return centred(owner, "f", f), centred(owner, "g", g)
+
+
+def _same_width(owner: str, f: Tensor, g: Tensor) -> None:
+    if f.shape[1] != g.shape[1]:
+        raise ValueError(f"{owner}: f and g must be equally wide, but are {f.shape[1]} and {g.shape[1]} wide.")

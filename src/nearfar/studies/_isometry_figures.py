@@ -1,0 +1,128 @@
+"""The pictures of the study of hard negative mining (000), from the numbers of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar._files import whole
+from nearfar.studies._descent_figures import sheet
+
+Numbers = dict[str, Any]
+COLOURS = ("tab:red", "tab:blue")
+
+
+def _rows(ax: Any, x: Any, labels: Any, marker: str = "o", **how: Any) -> None:
+    for label, colour in enumerate(COLOURS):
+        mine = x[labels == label]
+        ax.scatter(mine[:, 0], mine[:, 1], c=colour, marker=marker, zorder=3, **how)
+
+
+def _boundary(ax: Any, x: Any, labels: Any, label: int) -> None:
+    """Where a row of another class may begin: outside every ball around an anchor through its farthest positive."""
+    mine = x[labels == label]
+    radii = np.linalg.norm(mine[:, None] - mine[None], axis=2).max(axis=1)
+    low, high = x.min(axis=0) - 2.5, x.max(axis=0) + 2.5
+    grid = np.stack(np.meshgrid(np.linspace(low[0], high[0], 200), np.linspace(low[1], high[1], 200)), axis=2)
+    apart = np.linalg.norm(grid[:, :, None] - mine[None, None], axis=3)
+    ax.contour(*grid.transpose(2, 0, 1), (radii - apart).max(axis=2), [0], colors=COLOURS[label], linestyles="dashed")
+
+
+def _save(draw: Callable[[Numbers, Path], None]) -> Callable[[Numbers, Path], None]:
+    """The picture appears under its name once it is complete."""
+
+    def saved(found: Numbers, file: Path) -> None:
+        with whole(file) as part:
+            plain = part.with_suffix(".png")
+            draw(found, plain)
+            plain.replace(part)
+
+    return saved
+
+
+def triplet(found: Numbers, file: Path) -> None:
+    """Figure 1: separated classes, and the boundary of one."""
+    x, labels = np.array(found["f"]), np.array(found["labels"])
+    with sheet(file, 1, 1, (5.0, 4.0)) as axes:
+        ax = axes[0][0]
+        _rows(ax, x, labels)
+        _boundary(ax, x, labels, 0)
+        ax.set_aspect("equal")
+        ax.set_title("Figure 1: H = 0, the other class is outside")
+
+
+def toy(found: Numbers, file: Path) -> None:
+    """Figures 2 to 5."""
+    x, labels = np.array(found["f"]), np.array(found["labels"])
+    with sheet(file, 1, 4, (18.0, 4.4)) as axes:
+        points, haus, iso, hard = axes[0]
+        _rows(points, x, labels)
+        for label in (0, 1):
+            _boundary(points, x, labels, label)
+        points.set_title("Figure 2: five points and their boundaries")
+        _arrows(haus, x, np.array(found["haus_map"]), labels)
+        for label in (0, 1):
+            _boundary(haus, np.array(found["haus_map"]), labels, label)
+        haus.set_title(f"Figure 3: d_haus = {found['d_haus']:.4f}")
+        gaps = found["gaps"]
+        worst = max(abs(gap) for gap in gaps.values())
+        iso.bar(list(gaps), list(gaps.values()), color=["k" if abs(g) > worst - 1e-3 else "0.7" for g in gaps.values()])
+        iso.set_xlabel("pair")
+        iso.set_ylabel("distance in f less distance in f*")
+        iso.set_title(f"Figure 4: d_iso = {found['d_iso']:.4f}")
+        a, p, n = found["triplet"]
+        _rows(hard, x, labels)
+        hard.plot(*x[[a, p]].T, "k-", label="positive")
+        hard.plot(*x[[a, n]].T, "k:", label="negative")
+        hard.legend()
+        hard.set_title(f"Figure 5: H = {found['hardness']:.4f}")
+        for ax in (points, haus, hard):
+            ax.set_aspect("equal")
+
+
+def collapse(found: Numbers, file: Path) -> None:
+    """Figure 6: where random rows go."""
+    x, g, labels = (np.array(found[key]) for key in ("f", "map", "labels"))
+    with sheet(file, 1, 1, (6.0, 5.5)) as axes:
+        ax = axes[0][0]
+        _arrows(ax, x, g, labels)
+        ax.set_aspect("equal")
+        kept = f"{found['total']:.0%} of the spread is kept, {found['within']:.0%} within classes"
+        ax.set_title(f"Figure 6: N = {len(x)}, n = 2\n{kept}")
+
+
+def _arrows(ax: Any, x: Any, g: Any, labels: Any) -> None:
+    _rows(ax, x, labels, alpha=0.5)
+    _rows(ax, g, labels, "*", s=90)
+    for a, b in zip(x, g, strict=True):
+        ax.annotate("", b, a, arrowprops={"arrowstyle": "->", "color": "0.5"})
+
+
+def shrink(found: Numbers, file: Path) -> None:
+    """s* and H over the diameter against the width."""
+    with sheet(file, 1, 2, (10.0, 4.0)) as axes:
+        for ax, key, title in zip(axes[0], ("shrink", "hardness"), ("s*", "H / diameter"), strict=True):
+            for rows, line in found["table"].items():
+                ax.plot([int(w) for w in line], [cell[key] for cell in line.values()], "o-", label=f"N = {rows}")
+            ax.set_xscale("log", base=2)
+            ax.set_xlabel("n")
+            ax.set_title(title)
+            ax.legend()
+
+
+def descent(found: Numbers, file: Path) -> None:
+    """Spread at the end over spread at the start, for each loss."""
+    with sheet(file, 1, len(found["table"]), (13.0, 4.0), sharey=True) as axes:
+        for ax, (name, table) in zip(axes[0], found["table"].items(), strict=True):
+            for rows, line in table.items():
+                ax.plot([int(w) for w in line], [cell["total"] for cell in line.values()], "o-", label=f"N = {rows}")
+            ax.set_xscale("log", base=2)
+            ax.set_xlabel("n")
+            ax.set_title(name)
+            ax.legend()
+
+
+DRAW = {each.__name__: _save(each) for each in (triplet, toy, collapse, shrink, descent)}

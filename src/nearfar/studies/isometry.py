@@ -1,0 +1,184 @@
+"""Hard negative mining and isometric approximation (000): the paper's figures, and what becomes of its claims.
+
+`reproduce(folder)` draws Figures 1 to 6 and writes isometry.json: the toy set with H, d_haus and d_iso, the collapse at
+N = 20 in the plane, collapse against N and n, and gradient descent on free points. docs/isometry.md reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar import geometry
+from nearfar._files import write_text
+from nearfar.geometry.constraints import Programme, settle
+from nearfar.geometry.repair import class_means
+from nearfar.studies import _isometry_figures as figures
+
+TOY = ((0.0, 0.0), (2.0, 0.3), (0.8, 1.5), (1.1, 0.2), (2.6, 1.6))
+TOY_LABELS = (0, 0, 0, 1, 1)
+COUNTS = (6, 12, 20, 30)
+WIDTHS = (1, 2, 4, 8, 16, 64, 256, 1024)
+SOLVED = {6: (1, 2, 4, 8), 12: (1, 2, 4), 20: (1, 2), 30: (2,)}
+"""Widths at which the nearest separated map is sought, for each count: what can be solved in minutes."""
+
+
+def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
+    """Run everything, draw it, and write the numbers.
+
+    Args:
+        folder: where isometry-*.png and isometry.json go; made where it is missing.
+        quick: one seed, few sizes and few steps: seconds in place of minutes.
+
+    Returns:
+        What isometry.json holds.
+    """
+    folder = Path(folder)
+    found: dict[str, Any] = {
+        "triplet": triplet(),
+        "toy": toy(2 if quick else 12),
+        "collapse": collapsed(8 if quick else 20, 1 if quick else 4),
+        "shrink": shrinks(2 if quick else 20, COUNTS[:2] if quick else COUNTS, WIDTHS[:4] if quick else WIDTHS),
+        "moved": ratios(1 if quick else 3, {6: (2,)} if quick else SOLVED),
+        "descent": descents(1 if quick else 3, (8,) if quick else (8, 20, 40), 50 if quick else 1500),
+    }
+    for name in ("triplet", "toy", "collapse", "shrink", "descent"):
+        figures.DRAW[name](found[name], folder / f"isometry-{name}.png")
+    write_text(folder / "isometry.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
+    return found
+
+
+def triplet() -> dict[str, Any]:
+    """Figure 1: two classes that are separated."""
+    x = torch.tensor([(0.0, 0.0), (0.9, 0.4), (0.3, 1.0), (3.2, 1.2), (3.7, 0.4)], dtype=torch.float64)
+    return {"f": x.tolist(), "labels": list(TOY_LABELS), "hardness": geometry.hardness(x, torch.tensor(TOY_LABELS))}
+
+
+def toy(starts: int) -> dict[str, Any]:
+    """Figures 2 to 5: the five points, their nearest separated maps, and the hardest triplet."""
+    x, y = torch.tensor(TOY, dtype=torch.float64), torch.tensor(TOY_LABELS)
+    iso = geometry.isometric_error(x, y, starts=starts)
+    haus = geometry.hausdorff_distance(x, y, starts=starts)
+    hard = geometry.hardest_triplet(x, y)
+    if hard is None:
+        raise RuntimeError("isometry: the toy set has triplets.")
+    gap = torch.cdist(x, x) - torch.cdist(iso.map, iso.map)
+    return {
+        "f": x.tolist(),
+        "labels": y.tolist(),
+        "hardness": hard.value,
+        "triplet": [hard.anchor, hard.positive, hard.negative],
+        "d_haus": haus.upper,
+        "haus_map": least_moving(x, y, haus).tolist(),
+        "d_iso": iso.upper,
+        "iso_map": geometry.near_isometry(iso.map, x).move(iso.map).tolist(),
+        "gaps": {f"{i}{j}": float(gap[i, j]) for i in range(5) for j in range(i + 1, 5)},
+        "ratio": haus.upper / iso.upper,
+        "diameter_over_thickness": float(torch.cdist(x, x).max()) / geometry.thickness(x).upper,
+    }
+
+
+def least_moving(x: Tensor, y: Tensor, found: geometry.Separation) -> Tensor:
+    """Of the separated maps within 1.001 d_haus, the one that moves rows least in all: f* itself is not unique."""
+    scale = float(torch.cdist(x, x).max())
+    programme = Programme("haus", (x / scale).numpy(), y.numpy())
+    ended = settle(programme, (found.map / scale).numpy(), 1.001 * found.upper / scale)
+    moved = geometry.repair(torch.from_numpy(ended) * scale, y).map
+    return moved if float((moved - x).norm(dim=1).max()) <= 1.01 * found.upper else found.map
+
+
+def drawn(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Gaussian rows with two balanced classes that know nothing of them."""
+    noise = torch.Generator().manual_seed(1000 * rows + seed)
+    return torch.randn(rows, width, generator=noise, dtype=torch.float64), torch.arange(rows) % 2
+
+
+def collapsed(rows: int, starts: int) -> dict[str, Any]:
+    """Figure 6: the nearest separated map of many random rows in the plane."""
+    x, y = drawn(rows, 2, 0)
+    haus = geometry.hausdorff_distance(x, y, starts=starts)
+    g = least_moving(x, y, haus)
+    return {"f": x.tolist(), "labels": y.tolist(), "map": g.tolist(), "d_haus": haus.upper, **_kept(x, g, y)}
+
+
+def shrinks(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
+    """s* and H over the diameter of random rows: the mean over seeds, for N rows (outer) in n dimensions (inner)."""
+    table: dict[str, Any] = {}
+    for rows in counts:
+        table[str(rows)] = {}
+        for width in widths:
+            found = []
+            for seed in range(seeds):
+                x, y = drawn(rows, width, seed)
+                found.append((geometry.repair(x, y).shrink, geometry.hardness(x, y) / float(torch.cdist(x, x).max())))
+            shrink, hard = np.mean(found, axis=0)
+            table[str(rows)][str(width)] = {"shrink": float(shrink), "hardness": float(hard)}
+    return {"seeds": seeds, "table": table}
+
+
+def ratios(seeds: int, sizes: dict[int, tuple[int, ...]]) -> dict[str, Any]:
+    """How much of the spread the nearest separated map keeps, in all and within classes."""
+    table: dict[str, Any] = {}
+    for rows, widths in sizes.items():
+        table[str(rows)] = {}
+        for width in widths:
+            found = []
+            for seed in range(seeds):
+                x, y = drawn(rows, width, seed)
+                haus = geometry.hausdorff_distance(x, y, starts=2)
+                found.append(_kept(x, least_moving(x, y, haus), y))
+            table[str(rows)][str(width)] = {key: float(np.mean([each[key] for each in found])) for key in found[0]}
+    return {"seeds": seeds, "table": table}
+
+
+def _kept(x: Tensor, g: Tensor, y: Tensor) -> dict[str, float]:
+    def rms(rows: Tensor) -> float:
+        return float((rows**2).sum(dim=1).mean().sqrt())
+
+    inside = rms(g - class_means(g, y)[y]) / rms(x - class_means(x, y)[y])
+    return {"total": rms(g - g.mean(dim=0)) / rms(x - x.mean(dim=0)), "within": inside}
+
+
+def descents(seeds: int, counts: tuple[int, ...], steps: int) -> dict[str, Any]:
+    """Gradient descent on the rows themselves: spread at the end over that at the start, and runs that reached zero.
+
+    Rate .05 for the mean over anchors; .005 for the one hardest triplet, with ten times the steps.
+    """
+    losses = {"hardest, α = 0": (True, 0.0), "batch-hard, α = 0": (False, 0.0), "batch-hard, α = .2": (False, 0.2)}
+    table: dict[str, Any] = {}
+    for name, (hardest, margin) in losses.items():
+        table[name] = {}
+        for rows in counts:
+            cells = {}
+            for width in (2, 8, 64):
+                ends = [_descend(*drawn(rows, width, seed), hardest, margin, steps) for seed in range(seeds)]
+                total, zero = np.mean(ends, axis=0)
+                cells[str(width)] = {"total": float(total), "zero": float(zero)}
+            table[name][str(rows)] = cells
+    return {"seeds": seeds, "steps": steps, "table": table}
+
+
+def _descend(x: Tensor, y: Tensor, hardest: bool, margin: float, steps: int) -> tuple[float, bool]:
+    """What is left of the spread, and whether the loss became 0."""
+    start, zero = x.clone(), False
+    x.requires_grad_()
+    alike = y[:, None] == y[None, :]
+    for _ in range(10 * steps if hardest else steps):
+        square = ((x[:, None] - x[None]) ** 2).sum(dim=2)
+        apart = (square + 1e-18).sqrt()
+        far = apart.masked_fill(~alike, -1.0).amax(dim=1)
+        near = apart.masked_fill(alike, torch.inf).amin(dim=1)
+        each = (far - near + margin).clamp(min=0)
+        loss = each.max() if hardest else each.mean()
+        zero = float(loss.detach()) == 0
+        if zero:
+            break
+        (slope,) = torch.autograd.grad(loss, x)
+        with torch.no_grad():
+            x -= (0.005 if hardest else 0.05) * slope
+    return _kept(start, x.detach(), y)["total"], zero

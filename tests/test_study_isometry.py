@@ -1,0 +1,46 @@
+"""The study of 000: its pictures are drawn, its numbers are those of the definitions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import nearfar.geometry as G
+from nearfar.studies import isometry
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    return folder, isometry.reproduce(folder, quick=True)
+
+
+def test_everything_is_written(study):
+    folder, found = study
+    pictures = {f"isometry-{name}.png" for name in ("triplet", "toy", "collapse", "shrink", "descent")}
+    assert {path.name for path in folder.iterdir()} == pictures | {"isometry.json"}
+    assert json.loads((folder / "isometry.json").read_text()) == json.loads(json.dumps(found))
+    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+def test_the_toy_set(study):
+    toy = study[1]["toy"]
+    assert toy["hardness"] == pytest.approx(1.146290, abs=1e-6)
+    assert toy["d_haus"] == pytest.approx(0.737747, abs=1e-4)
+    x, y = torch.tensor(toy["f"]), torch.tensor(toy["labels"])
+    moved = torch.tensor(toy["haus_map"])
+    assert G.is_triplet_separated(moved, y, tolerance=1e-6)
+    assert float((moved - x).norm(dim=1).max()) <= 1.01 * toy["d_haus"]
+    assert study[1]["triplet"]["hardness"] == 0
+
+
+def test_the_nearest_map_keeps_less_within_classes(study):
+    for line in study[1]["moved"]["table"].values():
+        assert all(cell["within"] < cell["total"] <= 1.1 for cell in line.values())
+
+
+def test_more_dimensions_collapse_less(study):
+    for line in study[1]["shrink"]["table"].values():
+        assert line["8"]["shrink"] < line["1"]["shrink"]
