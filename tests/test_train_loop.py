@@ -148,6 +148,14 @@ def test_a_run_can_be_made_longer(tmp_path):
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
 
+def test_without_validation_the_last_weights_are_the_best_also_when_a_run_is_made_longer(tmp_path):
+    short = config(training={"steps": 5}, data={"validation": 0.0})
+    assert fit(short, tmp_path / "a", data=tiny()).best_step == 5
+    longer = replace(short, training=replace(short.training, steps=10))
+    assert fit(longer, tmp_path / "a", data=tiny(), resume=True).best_step == 10
+    assert same(weights(tmp_path / "a", "best"), weights(tmp_path / "a"))
+
+
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_checkpoint(tmp_path):
     data = tiny()
 

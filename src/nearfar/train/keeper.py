@@ -95,7 +95,7 @@ class Keeper:
 
     def restore_best(self, setting: Setting) -> None:
         """Load the best weights; the last ones are the best where nothing was scored on the way."""
-        if self.best.is_file():
+        if self.best_step:
             setting.bare_model.load_state_dict(checkpoint.load(self.best)["model"])
             return
         self.best_step = self._kept or 0
