@@ -21,7 +21,7 @@ RECIPE = {
     "loss": {"name": "DroTopK", "k": 160, "pair": {"name": "Logistic"}},
     "batches": {"name": "PerClass", "classes": 32, "samples": 4},
     "optimiser": {"name": "adamw", "rate": 3e-3, "weight_decay": 1e-4, "warmup": 50},
-    "training": {"steps": 2600, "evaluate_every": 650, "checkpoint_every": 650, "tensorboard": False},
+    "training": {"steps": 2300, "evaluate_every": 1150, "checkpoint_every": 1150, "tensorboard": False},
 }
 
 
