@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from runs import config, tiny
 from typer.testing import CliRunner
 
@@ -205,12 +206,11 @@ def test_embed_glyphs_then_evaluate_index_and_search(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_embed_a_folder_of_images(tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
     rng = np.random.default_rng(0)
     for label in ("wren", "auk"):
         (tmp_path / "birds" / label).mkdir(parents=True)
         for i in range(3):
-            picture = image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8))
+            picture = Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8))
             picture.save(tmp_path / "birds" / label / f"{i}.png")
     (tmp_path / "birds" / "auk" / "notes.txt").write_text("no image")
     saved(Flat(3 * 8 * 8), torch.randn(2, 3, 8, 8), tmp_path / "m.pt2")

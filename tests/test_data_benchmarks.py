@@ -117,7 +117,7 @@ def test_cub(layout, request):
     assert data.test.classes == ("101.Bird_101", "200.Bird_200")
     assert data.test.labels.max() == 1
     assert abs(data.test[len(data.test) - 1].getpixel((0, 0))[0] - 200) <= 3
-    assert data.ks == (1, 2, 4, 8)
+    assert data.ks == (1, 2, 4, 8, 16, 32)
 
 
 def test_cars(vehicles):
@@ -127,6 +127,7 @@ def test_cars(vehicles):
     assert data.train.labels.tolist() == [0, 1, 1]
     assert data.train.names[2] == "car_ims/000003.jpg"
     assert abs(data.test[0].getpixel((0, 0))[0] - 99) <= 3
+    assert data.ks == (1, 2, 4, 8, 16, 32)
 
 
 def test_sop(products):

@@ -74,7 +74,7 @@ def evaluate(
 
 def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
     """The K asked for, else those of the data set, else the usual ones."""
-    from nearfar.evaluation.ks import KS, USUAL
+    from nearfar.ks import KS, USUAL
 
     if data_set is not None:
         check_choice("evaluate", "--data-set", data_set, KS)

@@ -99,11 +99,11 @@ def load_model(path: Path) -> Model:
 
 def _run(folder: Path) -> Model:
     """The network of a run with its best weights, and the transform that its samples go through."""
-    from nearfar.train import checkpoint, open_run
+    from nearfar.train import open_run
 
     run, best = open_run(folder), folder / "checkpoints" / "best.pt"
     digest = hashlib.sha256((folder / "config.yaml").read_bytes() + best.read_bytes()).hexdigest()
-    example = torch.rand(2, *checkpoint.load(best)["inputs"]["shape"])
+    example = torch.rand(2, *run.shape)
     return Model(_careful(folder, run.model), digest, run.model, example, run.transform)
 
 

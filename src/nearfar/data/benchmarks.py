@@ -9,6 +9,7 @@ import numpy as np
 
 from nearfar.data.pictures import Member, OnCorrupt, Pictures, demand_files
 from nearfar.data.samples import DataSet, Samples, numbered
+from nearfar.ks import KS
 
 Count = tuple[int, int]
 """Images and classes."""
@@ -87,7 +88,7 @@ def cars(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> D
     sides = by_class_number("cars", rows, dict(enumerate(words, start=1)), 98, on_corrupt)
     if check:
         demand_counts("cars", sides, {"train": (8054, 98), "test": (8131, 98)})
-    return DataSet("cars", sides["train"], sides["test"])
+    return DataSet("cars", sides["train"], sides["test"], ks=KS["cars"])
 
 
 def sop(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> DataSet:
@@ -104,7 +105,7 @@ def sop(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> Da
         sides[side] = Pictures(files, labels, [row[3] for row in rows], classes, on_corrupt=on_corrupt)
     if check:
         demand_counts("sop", sides, {"train": (59_551, 11_318), "test": (60_502, 11_316)})
-    return DataSet("sop", sides["train"], sides["test"], ks=(1, 10, 100, 1000))
+    return DataSet("sop", sides["train"], sides["test"], ks=KS["sop"])
 
 
 def inshop(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> DataSet:
@@ -137,4 +138,4 @@ def inshop(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) ->
             f"inshop: queries and gallery must show the same items, but {len(lonely)} stand on one side alone, such as "
             f"{min(lonely)}; unpack the data again."
         )
-    return DataSet("inshop", sides["train"], sides["query"], sides["gallery"], ks=(1, 10, 20, 30, 40, 50))
+    return DataSet("inshop", sides["train"], sides["query"], sides["gallery"], ks=KS["inshop"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from nearfar.data.benchmarks import by_class_number, demand_counts, lines
 from nearfar.data.pictures import Member, OnCorrupt, demand_files
 from nearfar.data.samples import DataSet
+from nearfar.ks import KS
 
 LAST = 100
 COUNTS = {"train": (5864, 100), "test": (5924, 100)}
@@ -31,7 +32,7 @@ def cub(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> Da
     sides = by_class_number("cub", rows, names, LAST, on_corrupt)
     if check:
         demand_counts("cub", sides, COUNTS)
-    return DataSet("cub", sides["train"], sides["test"])
+    return DataSet("cub", sides["train"], sides["test"], ks=KS["cub"])
 
 
 def _official(path: Path) -> tuple[list[Row], dict[int, str]]:

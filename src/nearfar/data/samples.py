@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from nearfar.ks import USUAL
+
 Labels = NDArray[np.int64]
 Transform = Callable[[Any, np.random.Generator], Tensor]
 Key = int | tuple[int, int]
@@ -54,7 +56,7 @@ class DataSet:
     train: Samples
     test: Samples
     gallery: Samples | None = None
-    ks: tuple[int, ...] = (1, 2, 4, 8)
+    ks: tuple[int, ...] = USUAL
 
 
 def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:

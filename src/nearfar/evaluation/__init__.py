@@ -5,11 +5,11 @@ from nearfar.evaluation.embed import embed
 from nearfar.evaluation.export import Exported, export_onnx
 from nearfar.evaluation.index import Index
 from nearfar.evaluation.k_means import Clusters, k_means
-from nearfar.evaluation.ks import KS
 from nearfar.evaluation.neighbours import Neighbours, neighbours
 from nearfar.evaluation.summary import ClassRow, Comparison, Evaluation, compare, evaluate
 from nearfar.evaluation.vectors import Vectors
 from nearfar.evaluation.verification import Verification, verification
+from nearfar.ks import KS
 
 __all__ = [
     "KS",

@@ -56,7 +56,7 @@ def embed(
     store = None if resume is None else _Store(Path(resume), rows, batch_size, _fingerprint(model))
     step = CHUNK * batch_size
     parts: list[Part] = []
-    with _evaluating(model, place), _bar(rows, shown=progress) as tell:
+    with evaluating(model, place), _bar(rows, shown=progress) as tell:
         for number, start in enumerate(range(0, rows, step)):
             part = None if store is None else store.read(number, min(step, rows - start))
             if part is None:
@@ -157,7 +157,7 @@ def _device(model: object, device: torch.device | str | None) -> torch.device:
 
 
 @contextmanager
-def _evaluating(model: object, device: torch.device) -> Iterator[None]:
+def evaluating(model: object, device: torch.device) -> Iterator[None]:
     """Evaluation mode; afterwards each part of the module is as it was, a frozen part still frozen."""
     if not isinstance(model, nn.Module):
         yield

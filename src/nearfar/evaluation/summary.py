@@ -14,9 +14,9 @@ from torch import Tensor
 from nearfar._checks import check_choice
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores
-from nearfar.evaluation.ks import USUAL
 from nearfar.evaluation.retrieval import PerQuery, Ties, Watch, retrieve
 from nearfar.evaluation.spaces import Metric
+from nearfar.ks import USUAL
 
 
 @dataclass(frozen=True)

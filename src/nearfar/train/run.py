@@ -24,12 +24,14 @@ class Run:
         config: how it was trained.
         model: the network with its best weights, in evaluation mode.
         transform: what turns a raw sample into the network's input.
+        shape: of that input.
     """
 
     folder: Path
     config: Config
     model: nn.Module
     transform: Transform
+    shape: tuple[int, ...]
 
     def data(self) -> DataSet:
         """The data it was trained and tested on, opened as the configuration says."""
@@ -51,7 +53,7 @@ def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
     inputs = Input(state["inputs"]["transform"], tuple(state["inputs"]["shape"]))
     model, _, transform = open_model(config, inputs, fresh=False)
     model.load_state_dict(state["model"])
-    return Run(folder, config, model.to(device).eval(), transform)
+    return Run(folder, config, model.to(device).eval(), transform, inputs.shape)
 
 
 def samples_of_test(folder: Path) -> Samples | None:

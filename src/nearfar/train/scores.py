@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader
 from nearfar.batches import violations
 from nearfar.data.samples import Samples, Transform, View, collate
 from nearfar.evaluation import Evaluation, evaluate
+from nearfar.evaluation.embed import evaluating
 
 
 def vectors_of(
@@ -22,7 +22,6 @@ def vectors_of(
     device: torch.device | str = "cpu",
     workers: int = 0,
     batch_size: int = 256,
-    watch: Callable[[int], None] | None = None,
 ) -> Tensor:
     """float32 [n, d] on `device`, in the order of the samples; the model's modes are put back."""
     loader: DataLoader[Any] = DataLoader(
@@ -32,18 +31,10 @@ def vectors_of(
         collate_fn=collate,
         generator=torch.Generator(),
     )
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     parts = []
-    try:
-        with torch.inference_mode():
-            for x, _, _ in loader:
-                parts.append(model(x.to(device, non_blocking=True)).float())
-                if watch is not None:
-                    watch(len(x))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(model, torch.device(device)), torch.inference_mode():
+        for x, _, _ in loader:
+            parts.append(model(x.to(device, non_blocking=True)).float())
     return torch.cat(parts).clone()
 
 
