@@ -17,8 +17,8 @@ ORACLES = sorted((Path(__file__).parent / "oracles").glob("*.py"))
 
 # Read top to bottom: a module imports only from modules above it (or from its own folder's files above it).
 LAYERS = (
-    ("_checks", "_files", "ks"),
-    ("similarity", "pairs", "projection", "relations", "indices"),
+    ("_checks", "_files", "ks", "ranks"),
+    ("similarity", "pairs", "projection", "given", "relations", "indices"),
     ("sets",),
     ("pairing",),
     ("mining",),
@@ -28,7 +28,7 @@ LAYERS = (
     ("engines", "explanation"),
     ("loss",),
     ("robust",),
-    ("losses",),
+    ("losses", "scale"),
     ("data", "evaluation", "models", "batches", "geometry"),
     ("report", "linear", "train", "doctor"),
     ("pml", "demo", "studies", "recommend"),
@@ -40,8 +40,8 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 PUBLIC = {
     "nearfar": """
-        DegenerateBatchWarning Explanation Proximal Relation RobustLoss
-        batches compare data evaluate geometry groups links losses mining pairs report sets similarity
+        DegenerateBatchWarning Explanation Gathered Memory Proximal Relation RobustLoss
+        batches cached_step compare data evaluate geometry groups links losses mining pairs report sets similarity
     """,
     "nearfar.batches": "HardClasses PerClass Proximal Representatives Violations violations",
     "nearfar.losses": """

@@ -275,10 +275,22 @@ def test_no_other_method_returns_the_whole_matrix():
         torch.tensor(draw(9, 1)), torch.tensor(draw(7, 2)), weights=torch.rand(9), ref_weights=torch.rand(7)
     )
     public = {name for name in dir(relation) if not name.startswith("_")}
-    assert public == {"anchors", "counts", "dense", "device", "from_labels", "from_matrix", "from_multilabel", "orders",
-                      "plain_labels", "projected", "shape", "square", "tile", "width"}  # fmt: skip
+    wanted = """
+        anchors counts dense device from_labels from_matrix from_multilabel gathered leading one_a_class orders
+        plain_labels projected shape square tile width
+    """
+    assert public == set(wanted.split())
     assert list(inspect.signature(R.tile).parameters) == ["self", "rows", "cols"]
-    for name in public - {"from_labels", "from_matrix", "from_multilabel", "dense", "projected", "tile", "width"}:
+    for name in public - {
+        "from_labels",
+        "from_matrix",
+        "from_multilabel",
+        "dense",
+        "gathered",
+        "projected",
+        "tile",
+        "width",
+    }:
         thing = getattr(relation, name)
         found = thing() if callable(thing) else thing
         assert all(x.numel() < 63 for x in tree_leaves(found) if isinstance(x, torch.Tensor)), name
@@ -332,3 +344,47 @@ def test_labels_that_are_no_tensor():
     for make in (R.from_labels, R.from_multilabel, R.from_matrix):
         with pytest.raises(TypeError, match=rf"Relation.{make.__name__}: \w+ must be a torch.Tensor, but came as list"):
             make([0, 1, 1])
+
+
+def first_of_each(labels, cols, itself):
+    """The pairs of `one_a_class`, told by a loop."""
+    anchors = [next(i for i, y in enumerate(labels) if y == c) for c in sorted(set(labels))]
+    positives = set()
+    for a in anchors:
+        alike = [j for j, y in enumerate(cols) if y == labels[a] and not itself(a, j)]
+        positives |= set(alike[:1])
+    chosen = positives or set(range(len(cols)))
+    return [[i in anchors and j in chosen and not itself(i, j) for j in range(len(cols))] for i in range(len(labels))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["square", "reference", "named", "leading", "leading named", "no positive"])
+def test_one_a_class_keeps_first_rows_and_their_first_positives(kind, seed):
+    y, other = draw(9, seed).tolist(), draw(7, seed + 10).tolist()
+    n, ids, more = len(y), [3 * i % 5 for i in range(9)], [i % 5 for i in range(7)]
+    if kind == "square":
+        given, cols, itself = R.from_labels(torch.tensor(y)), y, lambda i, j: i == j
+    elif kind == "no positive":
+        other = [99] * 7
+        given, cols, itself = R.from_labels(torch.tensor(y), torch.tensor(other)), other, lambda i, j: False
+    elif kind == "reference":
+        given, cols, itself = R.from_labels(torch.tensor(y), torch.tensor(other)), other, lambda i, j: False
+    elif kind == "named":
+        told = {"ids": torch.tensor(ids), "ref_ids": torch.tensor(more)}
+        given, cols = R.from_labels(torch.tensor(y), torch.tensor(other), **told), other
+        itself = lambda i, j: ids[i] == more[j]  # noqa: E731
+    else:
+        named, cols = "named" in kind, y + other
+        told = {"ids": torch.tensor(ids), "ref_ids": torch.tensor(ids + more)} if named else {}
+        given = R.from_labels(torch.tensor(y), torch.tensor(cols), leading=True, **told)
+        itself = lambda i, j: i == j if j < n else named and ids[i] == (ids + more)[j]  # noqa: E731
+    assert given.one_a_class().dense().valid.tolist() == first_of_each(y, cols, itself)
+
+
+def test_leading_columns_are_the_rows_themselves():
+    y = torch.tensor([0, 0, 1])
+    relation = R.from_labels(y, torch.tensor([0, 0, 1, 0, 1]), leading=True)
+    assert relation.dense().valid.int().tolist() == [[0, 1, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 0, 1, 1]]
+    assert relation.orders == 1
+    with pytest.raises(ValueError, match=r"leading=True .* put the rows in front"):
+        R.from_labels(y, y[:2], leading=True)

@@ -274,8 +274,7 @@ def largest(loss, embeddings, *args, **kwargs):
     return watch.most
 
 
-# N-pair tells its anchors and positives by a mask of all pairs, before any engine
-@some(lambda row: not row.ordered)
+@rows
 def test_no_matrix_of_all_pairs_is_made(row):
     n, tile = 512, 64
     torch.manual_seed(0)
@@ -306,7 +305,7 @@ def test_auto_is_dense_for_small_batches_and_tiled_for_large_ones():
 
 
 def test_auto_never_refuses(monkeypatch):
-    monkeypatch.setattr("nearfar.robust.worth_tiling", lambda product, relation: True)
+    monkeypatch.setattr("nearfar.robust.worth_tiling", lambda product, relation, ranks: True)
     embeddings, labels = larger()
     embeddings.requires_grad_()
     sampled = L.DroKL(samples=7).double()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from runs import DATA, config, journal, tiny
+from processes import HERE, start
+from runs import DATA, config, journal, tiny, weights
 
 from nearfar.train import fit
 
-HERE = Path(__file__).parent
 SCRIPT = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -25,30 +22,14 @@ from nearfar.train import fit
 settings, folder, data = json.loads(sys.argv[2]), Path(sys.argv[3]), DATA[sys.argv[4]]
 seen = []
 look = lambda moment: seen.append(moment.indices.tolist())
-fit(config(**settings), folder, data=data(), callbacks=[look])
+fit(config(**settings), folder, data=data(), callbacks=[look], **json.loads(sys.argv[5]))
 folder.with_name(f"{folder.name}-{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """
 
 
-def launch(settings: dict, folder: Path, world: int = 2, data: str = "tiny") -> list[list[list[int]]]:
+def launch(settings: dict, folder: Path, world: int = 2, data: str = "tiny", **more: Any) -> list[list[list[int]]]:
     """Train in `world` processes; gives each rank's batches."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-    }
-    words = [sys.executable, "-c", SCRIPT, str(HERE), json.dumps(settings), str(folder), data]
-    ranks = [
-        subprocess.Popen(words, env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE)
-        for r in range(world)
-    ]
+    ranks = start(["-c", SCRIPT, str(HERE), json.dumps(settings), str(folder), data, json.dumps(more)], world)
     errors = [process.communicate(timeout=200)[1].decode() for process in ranks]
     assert [process.returncode for process in ranks] == [0] * world, errors
     return [json.loads(folder.with_name(f"{folder.name}-{r}.json").read_text()) for r in range(world)]
@@ -94,3 +75,66 @@ def test_a_run_of_two_ranks_goes_on_with_one(tmp_path):
     whole: list[list[int]] = []
     fit(config(), tmp_path / "one", data=tiny(), callbacks=[lambda m: whole.append(m.indices.tolist())])
     assert alone == whole[10:]
+
+
+EXACT = {
+    "model": {"name": "small", "width": 8, "group_norms": True},
+    "batches": {"name": "PerClass", "classes": 4, "samples": 3},
+    "training": {"steps": 50, "precision": "double", "evaluate_every": 50, "explain_every": 0, "doctor": 0},
+}
+LOSSES = {
+    "top-k over the batch": {"name": "DroTopK", "k": 20},
+    "learnt threshold": {"name": "Margin"},
+    "lifted": {"name": "LiftedStructure"},
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_fifty_steps_of_two_ranks_are_those_of_one(tmp_path, loss):
+    """Glyphs, each sample moved by its own seed, a network without batch statistics, in float64."""
+    settings = {**EXACT, "loss": LOSSES[loss]}
+    fit(config(**settings), tmp_path / "one", data=DATA["letters"]())
+    launch(settings, tmp_path / "two", data="letters")
+    one, two = ([line["loss"] for line in journal(tmp_path / name) if "loss" in line] for name in ("one", "two"))
+    assert len(one) == 50
+    assert one[0] != one[-1]
+    assert two == pytest.approx(one, rel=0, abs=1e-8)
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=1e-8, rtol=0)
+
+
+FAILING = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from datetime import timedelta
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=15))
+from runs import DATA, config
+from nearfar.train import fit
+
+def die(moment):
+    if moment.step == 13 and os.environ["RANK"] == "1":
+        os._exit(9)  # as a killed process does: no word, no goodbye
+
+fit(config(), Path(sys.argv[2]), data=DATA["tiny"](), callbacks=[die])
+"""
+
+
+@pytest.mark.parametrize("then", [1, 3])
+def test_when_a_rank_dies_the_others_stop_and_another_number_of_ranks_goes_on(tmp_path, then):
+    """No hang, one sentence, and the run goes on from its checkpoint as if it had never been stopped."""
+    first, second = start(["-c", FAILING, str(HERE), str(tmp_path / "run")], 2)
+    told = first.communicate(timeout=100)[1].decode()
+    second.communicate(timeout=100)
+    assert second.returncode == 9
+    assert first.returncode not in (0, 9)
+    assert "rank 0 of 2 lost touch with the others" in told
+    assert "go on from the last checkpoint" in told
+    state = torch.load(tmp_path / "run/checkpoints/last.pt", weights_only=True)
+    assert state["step"] == 10
+    launch({}, tmp_path / "run", world=then, resume=True)
+    fit(config(), tmp_path / "whole", data=tiny())
+    found, wanted = ([line["loss"] for line in journal(tmp_path / name) if "loss" in line] for name in ("run", "whole"))
+    assert found == pytest.approx(wanted, abs=1e-5)  # ranks add in another order, in float32

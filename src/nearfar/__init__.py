@@ -17,15 +17,19 @@ from nearfar.evaluation import compare, evaluate
 from nearfar.explanation import Explanation
 from nearfar.relations import Relation
 from nearfar.robust import RobustLoss
+from nearfar.scale import Gathered, Memory, cached_step
 
 __version__ = "0.1.0"
 __all__ = [
     "DegenerateBatchWarning",
     "Explanation",
+    "Gathered",
+    "Memory",
     "Proximal",
     "Relation",
     "RobustLoss",
     "batches",
+    "cached_step",
     "compare",
     "data",
     "evaluate",

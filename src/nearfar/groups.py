@@ -81,6 +81,11 @@ class Product:
     everyone: bool
     """The wide side of each anchor holds all its pairs (a softmax denominator), not the unlike ones only."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether pairs are drawn at random."""
+        return any(x.draws for x in (self.over_alike, self.over_unlike, self.filter) if x is not None)
+
 
 Needs = Literal["any", "alike", "both"]
 Problems = tuple[Problem, ...]

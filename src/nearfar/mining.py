@@ -24,6 +24,8 @@ class Filter(nn.Module, ABC):
 
     both: bool = False
     """A row without alike or without unlike pairs keeps none."""
+    draws: bool = False
+    """Pairs are drawn at random."""
 
     @abstractmethod
     def forward(self, pairs: Pairs) -> Pairs:
@@ -127,6 +129,7 @@ class DistanceWeighted(Filter):
         self.cutoff = cutoff
         self.upper = upper
         self.sample = sample
+        self.draws = sample
 
     def probabilities(self, pairs: Pairs) -> Tensor:
         """The chance [n, m] of each unlike pair, summing to 1 over a row, or all 0 where no pair qualifies."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from nearfar._checks import check_tensor
 
 Anchors = Literal["representatives", "others"]
+Join = Callable[[Tensor], Tensor]
+"""Puts the tensors [n, ...] of several processes one behind the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,10 @@ class Projection:
         if self.anchors == "others":
             return ~row & col
         return row & (~col | ~same) if self.among else row & ~col
+
+    def gathered(self, rows: Join, cols: Join) -> Projection:
+        """That of all ranks' rows and columns."""
+        return replace(self, rows=rows(self.rows), cols=cols(self.cols))
 
 
 def check_projection(

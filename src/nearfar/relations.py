@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import INTEGERS, check_tensor, check_whole, readable
-from nearfar.projection import Anchors, Projection, check_projection
+from nearfar.given import Given, check_ids, check_weights, count_orders
+from nearfar.projection import Anchors, Join, check_projection
 
 EVERYTHING = slice(None)
 
@@ -50,18 +51,6 @@ class Tile:
         return mask if self.weight is None else torch.where(mask, self.weight, torch.zeros_like(self.weight))
 
 
-@dataclass(frozen=True, eq=False)
-class _Given:
-    """What every constructor of a relation also takes."""
-
-    ids: Tensor | None = None
-    ref_ids: Tensor | None = None
-    weights: Tensor | None = None
-    ref_weights: Tensor | None = None
-    width: int | None = None
-    projection: Projection | None = None
-
-
 class Relation(ABC):
     """Alike, unlike or no matter, for n query rows against m reference rows.
 
@@ -73,6 +62,7 @@ class Relation(ABC):
         orders: 2 where each unordered pair stands in both orders (square, or a reference that holds exactly the same
             samples by id), else 1 (also with representatives); a number or a 0-dim tensor.
         anchors: with representatives, whose rows are anchors: "representatives" or "others"; else None.
+        leading: the first n columns are the rows themselves, told by position, with others behind them (a memory).
 
     >>> relation = Relation.from_labels(torch.tensor([0, 0, 1]))
     >>> relation.dense().alike.int()
@@ -86,7 +76,7 @@ class Relation(ABC):
         shape: tuple[int, int],
         device: torch.device,
         square: bool,
-        given: _Given,
+        given: Given,
     ) -> None:
         self.shape = shape
         self.device = device
@@ -94,12 +84,15 @@ class Relation(ABC):
         if given.width is not None:
             check_whole("Relation", "width", given.width)
         self._width = given.width
-        self._ids, self._ref_ids = _check_ids(shape, square, given.ids, given.ref_ids)
-        self._weights, self._ref_weights = _check_weights(shape, square, given.weights, given.ref_weights)
+        self._ids, self._ref_ids = check_ids(shape, square, given.ids, given.ref_ids)
+        self._weights, self._ref_weights = check_weights(shape, square, given.weights, given.ref_weights)
         self._projection = given.projection
-        self.orders: int | Tensor = 2 if square else _orders(self._ids, self._ref_ids)
-        if given.projection is not None:
-            self.orders = 1  # a pair stands in the row of its anchor alone
+        self.leading = given.leading
+        self._given = given
+        self._among: tuple[Tensor, Tensor] | None = None
+        self.orders: int | Tensor = 2 if square else count_orders(self._ids, self._ref_ids)
+        if given.projection is not None or given.leading:
+            self.orders = 1  # a pair stands in the row of its anchor alone; of a memory none stands twice
 
     @property
     def anchors(self) -> Anchors | None:
@@ -119,6 +112,19 @@ class Relation(ABC):
         seen._projection = replace(self._projection, anchors=anchors, among=among or self._projection.among)
         return seen
 
+    def gathered(self, rows: Join, cols: Join) -> Relation:
+        """The relation of all ranks' rows and columns together; each callable joins a tensor of every rank."""
+        raise ValueError(
+            f"Gathered: {self!r} says nothing of rows on other ranks; give labels, or a relation of labels."
+        )
+
+    def one_a_class(self) -> Relation:
+        """Only the pairs of each class's first row with each class's first column that is alike to such a row.
+
+        Where no class has such a column all columns stay, so that one can tell why nothing is left.
+        """
+        raise TypeError("NPair: labels must be a 1-D integer tensor, or a Relation made of labels.")
+
     @staticmethod
     def from_labels(
         labels: Tensor,
@@ -133,6 +139,7 @@ class Relation(ABC):
         representatives: Tensor | None = None,
         ref_representatives: Tensor | None = None,
         among_representatives: bool = False,
+        leading: bool = False,
     ) -> Relation:
         """Alike when the labels are equal.
 
@@ -150,12 +157,14 @@ class Relation(ABC):
             ref_representatives: [m] likewise for the reference.
             among_representatives: unlike pairs of two representatives count too (004, eq. 4.2; its Alg. 1 has none).
                 `LiftedStructure` always has them.
+            leading: the first n reference rows are the rows themselves: no row is paired with its own.
         """
         _demand_integers("Relation.from_labels", "labels", labels)
         if ref_labels is not None:
             _demand_integers("Relation.from_labels", "ref_labels", ref_labels)
         projection = check_projection(labels, ref_labels, representatives, ref_representatives, among_representatives)
-        return _Labels(labels, ref_labels, ignore, _Given(ids, ref_ids, weights, ref_weights, width, projection))
+        given = Given(ids, ref_ids, weights, ref_weights, width, projection, leading)
+        return _Labels(labels, ref_labels, ignore, given)
 
     @staticmethod
     def from_multilabel(
@@ -180,7 +189,7 @@ class Relation(ABC):
                 f"Relation.from_multilabel: hot and ref_hot must have the same classes, but came with "
                 f"{hot.shape[1]} and {ref_hot.shape[1]} columns."
             )
-        return _MultiLabel(hot, ref_hot, _Given(ids, ref_ids, weights, ref_weights))
+        return _MultiLabel(hot, ref_hot, Given(ids, ref_ids, weights, ref_weights))
 
     @staticmethod
     def from_matrix(
@@ -217,7 +226,7 @@ class Relation(ABC):
                 f"Relation.from_matrix: same must be square, but came with shape {list(same.shape)}; "
                 "pass square=False when the columns are a reference."
             )
-        return _Matrix(same, valid, square, _Given(ids, ref_ids, weights, ref_weights))
+        return _Matrix(same, valid, square, Given(ids, ref_ids, weights, ref_weights))
 
     @abstractmethod
     def _same(self, rows: slice, cols: slice) -> Tensor: ...
@@ -237,6 +246,8 @@ class Relation(ABC):
         valid = valid if known is None else valid & known
         if self._projection is not None:
             valid = valid & self._projection.allowed(rows, cols, same)
+        if self._among is not None:
+            valid = valid & self._among[0][rows, None] & self._among[1][None, cols]
         return Tile(same, valid, self._weight(rows, cols))
 
     def dense(self) -> Tile:
@@ -269,14 +280,20 @@ class Relation(ABC):
         return widest if self._width is None else told
 
     def _itself(self, rows: slice, cols: slice) -> Tensor:
-        if self._ids is not None and self._ref_ids is not None:
-            return self._ids[rows, None] == self._ref_ids[None, cols]
         n, m = self.shape
         here = torch.arange(n, device=self.device)[rows]
         there = torch.arange(m, device=self.device)[cols]
+        return self._is_itself(here[:, None], there[None, :])
+
+    def _is_itself(self, row: Tensor, col: Tensor) -> Tensor:
+        """Whether a row and a column are the same sample, for indices that broadcast."""
         if self.square:
-            return here[:, None] == there[None, :]
-        return torch.zeros(len(here), len(there), dtype=torch.bool, device=self.device)
+            return row == col
+        if self._ids is None or self._ref_ids is None:
+            return (row == col) & (col < self.shape[0]) if self.leading else torch.zeros_like(row == col)
+        same = self._ids[row] == self._ref_ids[col]
+        # of the rows themselves position tells, of the others ids do
+        return torch.where(col < self.shape[0], row == col, same) if self.leading else same
 
     def _weight(self, rows: slice, cols: slice) -> Tensor | None:
         if self._weights is None:
@@ -292,15 +309,41 @@ class Relation(ABC):
 
 
 class _Labels(Relation):
-    def __init__(self, labels: Tensor, ref_labels: Tensor | None, ignore: int | None, given: _Given) -> None:
+    def __init__(self, labels: Tensor, ref_labels: Tensor | None, ignore: int | None, given: Given) -> None:
         self._row = labels
         self._col = labels if ref_labels is None else ref_labels
         self._ignore = ignore
+        if given.leading and (ref_labels is None or len(ref_labels) < len(labels)):
+            raise ValueError(
+                "Relation.from_labels: leading=True says that the first reference rows are the rows themselves, "
+                "but there are fewer of them than rows; put the rows in front of the reference."
+            )
         super().__init__((len(labels), len(self._col)), labels.device, ref_labels is None, given)
 
     def plain_labels(self) -> tuple[Tensor, Tensor] | None:
-        more = (self._ignore, self._weights, self._ids, self._projection)
+        more = (self._ignore, self._weights, self._ids, self._projection, self._among)
         return (self._row, self._col) if all(x is None for x in more) else None
+
+    def gathered(self, rows: Join, cols: Join) -> Relation:
+        given = self._given.gathered(rows, cols, self.square)
+        return _Labels(rows(self._row), None if self.square else cols(self._col), self._ignore, given)
+
+    def one_a_class(self) -> Relation:
+        n = len(self._row)
+        (row, rank), (col, order) = self._row.sort(stable=True), self._col.sort(stable=True)
+        first = torch.cat([torch.ones_like(row[:1], dtype=torch.bool), row[1:] != row[:-1]])
+        anchors = torch.zeros_like(first).index_put((rank,), first)
+        # the class's anchor, for each column; a class without a row has none
+        at = torch.searchsorted(row, col).clamp(max=max(n - 1, 0))
+        good = (row[at] == col) & ~self._is_itself(rank[at], order) if n else torch.zeros_like(col, dtype=torch.bool)
+        if self._ignore is not None:
+            good = good & (col != self._ignore)
+        so_far = good.cumsum(dim=0)
+        before = torch.cat([so_far.new_zeros(1), so_far])[torch.searchsorted(col, col)]
+        positive = torch.zeros_like(good).index_put((order,), good & (so_far - before == 1))
+        seen = copy(self)
+        seen._among = anchors, positive | ~positive.any()
+        return seen
 
     def _same(self, rows: slice, cols: slice) -> Tensor:
         return self._row[rows, None] == self._col[None, cols]
@@ -312,18 +355,22 @@ class _Labels(Relation):
 
 
 class _MultiLabel(Relation):
-    def __init__(self, hot: Tensor, ref_hot: Tensor | None, given: _Given) -> None:
+    def __init__(self, hot: Tensor, ref_hot: Tensor | None, given: Given) -> None:
         # float: integer matrix products do not exist on a GPU; counts of shared labels stay exact below 2^24
         self._row = (hot != 0).float()
         self._col = self._row if ref_hot is None else (ref_hot != 0).float()
         super().__init__((len(hot), len(self._col)), hot.device, ref_hot is None, given)
+
+    def gathered(self, rows: Join, cols: Join) -> Relation:
+        given = self._given.gathered(rows, cols, self.square)
+        return _MultiLabel(rows(self._row), None if self.square else cols(self._col), given)
 
     def _same(self, rows: slice, cols: slice) -> Tensor:
         return (self._row[rows] @ self._col[cols].T) > 0.5
 
 
 class _Matrix(Relation):
-    def __init__(self, same: Tensor, valid: Tensor | None, square: bool, given: _Given) -> None:
+    def __init__(self, same: Tensor, valid: Tensor | None, square: bool, given: Given) -> None:
         self._matrix = same
         self._valid = valid
         super().__init__((same.shape[0], same.shape[1]), same.device, square, given)
@@ -342,53 +389,3 @@ def _demand_integers(owner: str, name: str, labels: Tensor) -> None:
             f"{owner}: {name} must be a 1-D integer tensor, but came as {labels.dtype} {list(labels.shape)}; "
             "for multi-hot rows use nf.Relation.from_multilabel."
         )
-
-
-def _check_ids(
-    shape: tuple[int, int], square: bool, ids: Tensor | None, ref_ids: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    if square and ref_ids is not None:
-        raise ValueError(
-            "Relation: ref_ids came without a reference; pass ref_labels (or ref_emb) too, or leave it out."
-        )
-    if square:
-        return None, None  # position already says which row is which
-    if (ids is None) != (ref_ids is None):
-        raise ValueError("Relation: ids and ref_ids belong together, but only one of them came; pass both or neither.")
-    if ids is not None and ref_ids is not None and (len(ids), len(ref_ids)) != shape:
-        raise ValueError(
-            f"Relation: ids and ref_ids must have {shape[0]} and {shape[1]} entries, "
-            f"but came with {len(ids)} and {len(ref_ids)}."
-        )
-    return ids, ref_ids
-
-
-def _check_weights(
-    shape: tuple[int, int], square: bool, weights: Tensor | None, ref_weights: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    if weights is None:
-        if ref_weights is not None:
-            raise ValueError("Relation: ref_weights came without weights; pass both, or neither.")
-        return None, None
-    if ref_weights is not None and (square or weights.ndim == 2):
-        raise ValueError("Relation: ref_weights go with sample weights [n] and a reference; leave them out here.")
-    if weights.ndim == 1 and square:
-        ref_weights = weights
-    sizes = tuple(weights.shape) if weights.ndim == 2 or ref_weights is None else (len(weights), len(ref_weights))
-    floating = weights.is_floating_point() and (ref_weights is None or ref_weights.is_floating_point())
-    if sizes != shape or not floating:
-        raise ValueError(
-            f"Relation: weights must be floating, of shape {list(shape)} for pairs or [{shape[0]}] for samples "
-            f"(with ref_weights [{shape[1]}]), but came as {weights.dtype} {list(weights.shape)}."
-        )
-    for given in (weights, ref_weights):
-        if given is not None and readable(given) and bool((given < 0).any() | ~torch.isfinite(given).all()):
-            raise ValueError("Relation: weights must be finite and not negative; a pair without weight is absent.")
-    return weights, ref_weights
-
-
-def _orders(ids: Tensor | None, ref_ids: Tensor | None) -> int | Tensor:
-    """2 where the reference holds exactly the query samples, told on the device so that nothing is read."""
-    if ids is None or ref_ids is None or len(ids) != len(ref_ids):
-        return 1
-    return 1 + (ids.sort().values == ref_ids.sort().values).all().to(torch.int64)

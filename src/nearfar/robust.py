@@ -8,6 +8,7 @@ Named losses (nearfar.losses) are one-line recipes of it.
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -141,13 +142,16 @@ class RobustLoss(Loss):
             return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
         rows, cols = self._prepared(call)
         if self._tiles(call, relation):
-            tiling = Tiling(self.owner, self.product, relation, self.tile, self.engine != "tiled")
+            twice = self.engine != "tiled" and call.ranks.world == 1
+            tiling = Tiling(self.owner, self.product, relation, self.tile, twice, call.ranks)
             value, had_alike, had_unlike = tiled_value(tiling, rows, cols)
             self._warn(call, relation, Had(had_alike, had_unlike))
             return value
-        pairs = dense_pairs(self.product, rows, cols, relation, call.indices)
-        self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
-        return dense_value(self.product, pairs)
+        # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
+        with call.ranks.same_draws(rows.device) if self.product.draws else nullcontext():
+            pairs = dense_pairs(self.product, rows, cols, relation, call.indices)
+            self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
+            return dense_value(self.product, pairs)
 
     def _explanation(self, call: Call) -> Explanation:
         relation = self._relation(call)
@@ -174,10 +178,12 @@ class RobustLoss(Loss):
                     f'{self.owner}: an index tuple is a matrix of weights to engine="tiled", which makes none; '
                     'use engine="dense", or a filter.'
                 )
-            return True
+            return dealt(call, self.product)
         if self.engine != "auto" or call.indices is not None or torch.compiler.is_compiling():
             return False
-        return untiled(self.product) is None and worth_tiling(self.product, relation)
+        if untiled(self.product) is not None or not dealt(call, self.product):
+            return False
+        return worth_tiling(self.product, relation, call.ranks)
 
     def _warn(self, call: Call, relation: Relation, had: Had | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
@@ -245,6 +251,11 @@ def check_engine(owner: str, engine: str) -> None:
         raise ValueError(
             f'{owner}: engine={engine!r} is not built yet; use "dense", or "auto" to move to it by itself.'
         )
+
+
+def dealt(call: Call, product: Product) -> bool:
+    """Whether strips can be dealt out: each rank gets some, and no draw depends on who sweeps which."""
+    return call.ranks.world == 1 or (not product.draws and len(call.embeddings) >= call.ranks.world)
 
 
 def _work_type(call: Call) -> torch.dtype:

@@ -45,12 +45,12 @@ def by_columns(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
         tops.append(top.detach())
         bottoms.append(bottom)
     if strips.product.reduction == "none":
-        value, share = over(torch.cat(tops), torch.cat(bottoms)), torch.ones_like(at_rows[:1])
+        value, share = strips.whole([over(*x) for x in zip(tops, bottoms, strict=True)]), torch.ones_like(at_rows[:1])
     else:
-        value, share = shared(list(zip(tops, bottoms, strict=True)), strips.product.reduction)
+        value, share = shared(strips, list(zip(tops, bottoms, strict=True)))
         value = value.to(strips.rows.dtype)
     if slopes.any and (told is not None or value.ndim == 0):
-        _gradients(strips, slopes, ends, (at_rows, at_cols), told)
+        _gradients(strips, slopes, ends, (at_rows, strips.ranks.sum(at_cols)), told)
     return value, slopes.scaled(share)
 
 
@@ -75,10 +75,11 @@ def _ends(strips: Strips) -> Ends:
                 has_cols |= present(seen.measure)
             stream = seen.stream() if stream is None else stream
             assert stream is not None  # noqa: S101 - `untiled` said so before
+            stream.ranks = strips.ranks
             stream.add(seen.losses, seen.measure)
         wanted = stream is not None and stream.turn()
     assert stream is not None  # noqa: S101 - there was a strip
-    return Ends(torch.cat(values), _column_values(strips, stream), has_cols, stream)
+    return Ends(strips.whole(values), _column_values(strips, stream), strips.ranks.any(has_cols), stream)
 
 
 def _column_values(strips: Strips, stream: Stream) -> Tensor:
@@ -90,7 +91,7 @@ def _column_values(strips: Strips, stream: Stream) -> Tensor:
         value += (stream.weights(seen.losses, seen.measure) * torch.where(seen.measure > 0, seen.losses, 0.0)).sum(
             dim=1
         )
-    return value.to(strips.rows.dtype)
+    return strips.ranks.sum(value).to(strips.rows.dtype)
 
 
 def _linked(strips: Strips, pairs: Pairs, ends: Ends, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:

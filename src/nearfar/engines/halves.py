@@ -21,6 +21,7 @@ from nearfar.engines.strips import Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, few
 from nearfar.groups import Balanced, Batch, Grouping, Product, Sign
 from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
+from nearfar.ranks import cuts
 from nearfar.relations import Relation
 from nearfar.sets.base import over
 from nearfar.sets.online import Online, Variance
@@ -33,7 +34,12 @@ FLAT: tuple[type[PairLoss], ...] = (Hinge, Logistic, Squared)
 
 def halves(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
-    if type(product.groups) not in WHOLE or relation.plain_labels() is None or product.filter is not None:
+    if (
+        type(product.groups) not in WHOLE
+        or relation.plain_labels() is None
+        or product.filter is not None
+        or relation.leading
+    ):
         return False
     if form_of(product.similarity) is None or any(True for _ in product.link.parameters()):
         return False
@@ -99,7 +105,9 @@ class _Half:
         assert form is not None  # noqa: S101
         self.product, self.slopes, self.square = strips.product, slopes, strips.relation.square
         # a strip's own corner is swept whole: strips that are low beside the matrix waste less of it
-        self.tall = strips.tall if strips.given else min(strips.tall, max(256, len(strips.cols) // 16))
+        tall = strips.wanted if strips.given else min(strips.wanted, max(256, len(strips.cols) // 16))
+        self.ranks, self.cuts = strips.ranks, cuts(len(strips.rows), tall, strips.ranks)
+        self.tall = max(here.stop - here.start for here in self.cuts)
         self.labels = labels
         self.by_row = labels[0].sort(stable=True).indices
         self.runs = Runs(strips.relation, (labels[0][self.by_row], labels[1]))
@@ -112,10 +120,11 @@ class _Half:
 
     def __iter__(self) -> Iterator[Strip]:
         n, m = len(self.rows), len(self.form.cols)
-        for i in range(0, n - 1 if self.square and n > 1 else n, self.tall):
-            here = slice(i, min(i + self.tall, n))
-            first = i if self.square else 0
-            shape = (here.stop - i, m - first)
+        for here in self.cuts:
+            if self.square and 0 < here.start == n - 1:
+                continue  # the last row has met all others
+            first = here.start if self.square else 0
+            shape = (here.stop - here.start, m - first)
             scores = self.form.scores(self.rows[here], self.buffer[: shape[0] * shape[1]].view(shape), first)
             place, run, alike = self._narrow(here, first)
             near = scores.gather(1, place)
@@ -163,6 +172,14 @@ class _Half:
         sums.rows[strip.rows] += torch.bmm(slope[:, None, :], self.form.cols[place])[:, 0]
         parts = slope[:, :, None] * self.rows[strip.rows][:, None, :]
         sums.cols.index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))
+
+    def merge(self, found: Solver, sums: Sums | None) -> None:
+        """Let a solver take in what all ranks found: after the first look those that need one, else after the last."""
+        if self.ranks.world == 1 or isinstance(found, Online) == (sums is None):
+            return
+        by = found.merge(self.ranks)
+        if sums is not None:
+            sums.shrink(by)
 
     def gather(self, sums: Sums, scale: Tensor) -> None:
         """Hand a gradient over, times `scale`, in the order the rows and columns came."""
@@ -246,6 +263,7 @@ def _together(half: _Half, strips: Strips) -> Tensor | None:
         for strip in half:
             starts.append((found.seen, strip.rows, strip.first))
             found.look(*_wide(half, strip, found.absent, together=True))
+        half.merge(found, None)
         if isinstance(found, Few):
             solved = found.solved(None)
             return None if solved is None else _named(half, strips, solved, starts, near=False)
@@ -254,6 +272,7 @@ def _together(half: _Half, strips: Strips) -> Tensor | None:
     sums = Sums(half.rows, half.form.cols)
     for strip in half:
         _weigh(half, strip, found, sums, together=True)
+    half.merge(found, sums)
     value, scale = found.finish()
     half.gather(sums, scale)
     return value
@@ -309,6 +328,8 @@ def _first_look(half: _Half, near: Solver, wide: Solver) -> tuple[list[Start], l
         if isinstance(wide, Few | Variance):
             starts[1].append((wide.seen, strip.rows, strip.first))
             wide.look(*_wide(half, strip, wide.absent, together=False))
+    half.merge(near, None)
+    half.merge(wide, None)
     return starts
 
 
@@ -325,6 +346,7 @@ def _second_look(half: _Half, near: Solver, wide: Solver) -> tuple[Tensor, Tenso
             _weigh(half, strip, wide, sums[1], together=False)
     for k, found in enumerate((near, wide)):
         if not isinstance(found, Few):
+            half.merge(found, sums[k])
             values[k], scale = found.finish()
             half.gather(sums[k], scale)
     return values[0], values[1]

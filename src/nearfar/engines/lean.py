@@ -59,7 +59,7 @@ def line_of(product: Product) -> tuple[float, float] | None:
 def by_runs(strips: Strips, ask: Ask) -> Made:
     """Value and gradient in one sweep."""
     work = _Lean(strips, Sorted(strips, ask()))
-    value, share = shared([work.strip(here) for here in strips], strips.product.reduction)
+    value, share = shared(strips, [work.strip(here) for here in strips])
     return value.to(strips.rows.dtype), work.sorted.finished(share)
 
 

@@ -45,7 +45,7 @@ def by_angles(strips: Strips, ask: Ask) -> Made:
         for first in range(0, max(1, len(anchor)), work.tall):
             some = slice(first, first + work.tall)
             parts.append(work.pairs(anchor[some] + here.start, narrow.place[anchor[some], which[some]]))
-    value, share = shared(parts, strips.product.reduction)
+    value, share = shared(strips, parts)
     return value.to(strips.rows.dtype), work.sorted.finished(share)
 
 

@@ -45,8 +45,10 @@ def by_ends(strips: Strips, ask: Ask) -> Made:
     work = _Ends(strips, Sorted(strips, ask()))
     for here in strips:
         work.look(here)
-    value, share = shared([work.link(here) for here in strips], strips.product.reduction)
+    work.values = strips.ranks.sum(work.values)
+    value, share = shared(strips, [work.link(here) for here in strips])
     if work.sorted.slopes.any:
+        work.pulls = strips.ranks.sum(work.pulls)
         for here in strips:
             work.pull(here)
     return value.to(strips.rows.dtype), work.sorted.finished(share)

@@ -43,7 +43,8 @@ def by_triplets(strips: Strips, ask: Ask) -> Made:
     """Value and gradient in one sweep."""
     work = _Triplets(strips, Sorted(strips, ask()))
     parts = [work.strip(here) for here in strips]
-    total, count = (torch.stack(x).sum(dtype=torch.float64) for x in zip(*parts, strict=True))
+    mine = torch.stack([torch.stack(x).sum(dtype=torch.float64) for x in zip(*parts, strict=True)])
+    total, count = strips.ranks.sum(mine).unbind()
     found = work.sorted.finished(over(torch.ones_like(count), count))
     return over(total, count).to(strips.rows.dtype), found
 

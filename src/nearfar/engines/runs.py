@@ -43,10 +43,10 @@ class Runs:
         self.end = torch.searchsorted(ranked, row.contiguous(), right=True)
         self.width = max(1, int((self.end - self.start).amax()))
         self.own: Tensor | None = None
-        if relation.square:
+        if relation.square or relation.leading:
             self.own = torch.empty_like(self.order)
-            self.own[self.order] = torch.arange(len(row), device=row.device)
-        self.itself = int(relation.square)
+            self.own[self.order] = torch.arange(len(col), device=col.device)
+        self.itself = int(self.own is not None)
         self._last = len(col) - self.width
 
     def narrow(self, here: slice | Tensor) -> Narrow:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar.ranks import ALONE, Ranks
 from nearfar.sets.base import UncertaintySet, over
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.linear import TopK, Worst
@@ -23,11 +24,18 @@ class Few:
         self.of = of
         self.size = torch.zeros((), dtype=torch.float64, device=like.device)
         self.kept = Largest(1, 1 if isinstance(of, Worst) else math.ceil(of.k or 1), like, 0.0)
+        self.ranks = ALONE
 
     def look(self, l: Tensor, members: Tensor | float) -> None:
         """A strip."""
         self.size += torch.sign(l).clamp_min(0.0).sum() if self.of.zero == "drop" else members
         self.kept.look(l.reshape(1, -1))
+
+    def merge(self, ranks: Ranks) -> None:
+        """What all ranks have seen."""
+        self.ranks = ranks
+        self.size = ranks.sum(self.size)
+        self.kept.merge(ranks)
 
     def taken(self) -> Tensor:
         """How many members [1] hold the weight."""
@@ -44,14 +52,14 @@ class Few:
         k = self.taken() if cap is None else torch.minimum(self.taken(), cap)
         threshold, above, ties = self.kept.threshold(k)
         values = self.kept.values
-        tied = values == threshold[:, None]
-        whole = bool((tied.sum() == ties) | (threshold <= 0)) and not bool(torch.isnan(values).any())
-        if not whole:
+        whole = self.kept.complete(threshold) or (bool(threshold <= 0) and not bool(torch.isnan(values).any()))
+        if not self.ranks.all_agree(whole, values):
             return None
+        tied = values == threshold[:, None]
         # pairs without loss need not be known: they add nothing, and are flat
         share = over(k - above, ties)
         part = over((values > threshold[:, None]) + share[:, None] * tied, k[:, None]) * (values > 0)
-        value = (values * part).sum(dim=1)
+        value = self.ranks.sum((values * part).sum(dim=1))
         chosen = (part[0] > 0).nonzero()[:, 0]
         return value, self.kept.place[0, chosen], part[0, chosen].to(values.dtype)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from nearfar.engines.dense import kept, measures
 from nearfar.groups import Product, present
 from nearfar.pairing import Pairs
+from nearfar.ranks import ALONE, Ranks, cuts
 from nearfar.relations import EVERYTHING, Relation
 
 ENTRIES = 2**18
@@ -34,6 +35,7 @@ class Strips:
     Attributes:
         rows: [n, d] prepared queries, without a graph.
         cols: [m, d] prepared references, without a graph.
+        ranks: who else sweeps strips of this call; this process sweeps its own alone.
         had_alike: [n] rows that had an alike pair before any mining; known after the first sweep.
         had_unlike: [n] likewise for unlike pairs.
     """
@@ -46,13 +48,17 @@ class Strips:
         relation: Relation,
         tile: int | None = None,
         entries: int = ENTRIES,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.product = product
+        self.ranks = ranks
         self.rows = rows.detach()
         self.cols = cols.detach()
         self.relation = relation
         self.given = tile is not None
-        self.tall = height(len(cols), tile, entries)
+        self.wanted = height(len(cols), tile, entries)
+        self.cuts = cuts(len(rows), self.wanted, ranks)
+        self.tall = max(here.stop - here.start for here in self.cuts)
         self.most = self.tall * len(cols)
         self.had_alike = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         self.had_unlike = torch.zeros_like(self.had_alike)
@@ -66,7 +72,23 @@ class Strips:
             torch.set_rng_state(self._state[0])
             if self._state[1] is not None:
                 torch.cuda.set_rng_state(self._state[1])
-        return (slice(i, min(i + self.tall, len(self.rows))) for i in range(0, len(self.rows), self.tall))
+        return iter(self.cuts)
+
+    def swept(self, place: Tensor) -> Tensor:
+        """Which of the n·m pairs each of those is that came `place`-th in a sweep."""
+        if self.ranks.world == 1:
+            return place
+        came = torch.cat([torch.arange(here.start, here.stop, device=place.device) for here in self.cuts])
+        return came[place // len(self.cols)] * len(self.cols) + place % len(self.cols)
+
+    def whole(self, parts: list[Tensor]) -> Tensor:
+        """Values [n] of all rows, from those of the strips that were swept."""
+        if self.ranks.world == 1:
+            return torch.cat(parts)
+        found = parts[0].new_zeros(len(self.rows))
+        for here, part in zip(self.cuts, parts, strict=True):
+            found[here] = part
+        return self.ranks.sum(found)
 
     def pairs(self, here: slice, rows: Tensor, cols: Tensor) -> Pairs:
         """Scores [t, m] of `rows` [t, d], those of the strip `here`, and the pairs that count after mining."""

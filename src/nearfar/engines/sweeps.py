@@ -6,13 +6,14 @@ Each function gives the value and, where asked for, its gradient, made while a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.groups import Problems, Product
-from nearfar.links import Reduction, tally
+from nearfar.links import tally
 from nearfar.pairing import Pairs
 from nearfar.sets.base import over
 from nearfar.sets.stream import Stream, Support
@@ -50,17 +51,18 @@ def by_rows(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
                 slope.through(here, pairs)
         all_counted.append(counted)
     if single:
-        value = torch.cat([torch.stack([over(*x) for x in counted]).sum(dim=0) for counted in all_counted])
+        value = strips.whole([torch.stack([over(*x) for x in counted]).sum(dim=0) for counted in all_counted])
         return value, slopes[0].sums if len(slopes) == 1 else _added([slope.sums for slope in slopes])
-    whole = [shared(list(term), product.reduction) for term in zip(*all_counted, strict=True)]
+    whole = [shared(strips, list(term)) for term in zip(*all_counted, strict=True)]
     found = [slope.scaled(share) for slope, (_, share) in zip(slopes, whole, strict=True)]
     return torch.stack([value for value, _ in whole]).sum(dim=0).to(strips.rows.dtype), _added(found)
 
 
-def shared(parts: Counted, how: Reduction) -> tuple[Tensor, Tensor]:
+def shared(strips: Strips, parts: Counted) -> tuple[Tensor, Tensor]:
     """The value of the whole batch from the numerators and denominators of its parts, and what a numerator counts."""
-    top, bottom = (torch.stack(x).sum(dim=0, dtype=torch.float64) for x in zip(*parts, strict=True))
-    share = torch.ones_like(top) if how == "sum" else over(torch.ones_like(top), bottom)
+    mine = torch.stack([torch.stack(x).sum(dim=0, dtype=torch.float64) for x in zip(*parts, strict=True)])
+    top, bottom = strips.ranks.sum(mine).unbind()
+    share = torch.ones_like(top) if strips.product.reduction == "sum" else over(torch.ones_like(top), bottom)
     return top * share, share
 
 
@@ -108,7 +110,7 @@ def by_streams(strips: Strips, ask: Ask) -> Made:
     sums = _weigh(strips, slopes, streams, factors, again) if again else {}
     for support, factor in zip(supports, factors, strict=True):
         if support is not None and slopes.any:
-            few(strips, slopes, support, factor)
+            few(strips, slopes, replace(support, place=strips.swept(support.place)), factor)
     values = tuple(
         sums[k][None].to(leaves[0].dtype) if k in sums and stream.constant else stream.value()
         for k, stream in enumerate(streams)
@@ -125,6 +127,8 @@ def _duals(strips: Strips) -> tuple[tuple[Stream, ...], bool]:
             for problems in groups.blocks(product, strips.plain(here), strips.most):
                 if not streams:
                     streams = tuple(stream for stream in groups.streams(problems) if stream is not None)
+                    for stream in streams:
+                        stream.ranks = strips.ranks
                     paired, wanted = problems[0].alike is not None, list(range(len(streams)))
                 for k in wanted:
                     losses, alike = problems[k].losses, problems[k].alike
@@ -149,7 +153,7 @@ def _weigh(
                 if slopes.any:
                     slopes.note(torch.stack([parts[k] * factors[k] for k in again]).sum(), leaf)
             slopes.through(here, pairs)
-    return sums
+    return {k: strips.ranks.sum(total) for k, total in sums.items()}
 
 
 def _weighted(problems: Problems, streams: tuple[Stream, ...], k: int) -> Tensor:

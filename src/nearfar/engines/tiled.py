@@ -21,9 +21,10 @@ from nearfar.engines.lean import by_runs, leans
 from nearfar.engines.lean_angular import by_angles, leans_on_angles
 from nearfar.engines.lean_lifted import by_ends, leans_on_ends
 from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
-from nearfar.engines.strips import LEAN, Slopes, Strips
+from nearfar.engines.strips import ENTRIES, LEAN, Slopes, Strips
 from nearfar.engines.sweeps import Made, by_rows, by_streams
 from nearfar.groups import AnchorSign, Product
+from nearfar.ranks import ALONE, Ranks
 from nearfar.relations import Relation
 
 LEAN_WAYS = (leans, halves, leans_on_triplets, leans_on_angles, leans_on_ends)
@@ -40,6 +41,7 @@ class Tiling:
         relation: who is alike whom.
         tile: rows in a strip, or None for a height that suits the cache.
         twice: a second derivative falls back on the dense engine instead of being refused.
+        ranks: the processes that share the strips.
     """
 
     owner: str
@@ -47,6 +49,7 @@ class Tiling:
     relation: Relation
     tile: int | None = None
     twice: bool = False
+    ranks: Ranks = ALONE
 
     def params(self) -> tuple[Tensor, ...]:
         """What is learnt besides the embeddings: thresholds of pair losses, links, similarities."""
@@ -57,9 +60,20 @@ class Tiling:
         )
 
     def made(self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], told: Tensor | None) -> tuple[Made, Strips]:
-        """The value and its gradient in what is wanted of rows, columns and parameters."""
-        params, strips = self.params(), Strips(self.product, rows, cols, self.relation, self.tile)
-        lean = Strips(self.product, rows, cols, self.relation, self.tile, LEAN)
+        """The value and its gradient in what is wanted of rows, columns and parameters; of all ranks together."""
+        (value, slopes), strips = self._swept(rows, cols, wants, told)
+        if self.ranks.world > 1:
+            strips.had_alike, strips.had_unlike = self.ranks.any(torch.stack([strips.had_alike, strips.had_unlike]))
+            slopes = [None if slope is None else self.ranks.sum(slope) for slope in slopes]
+        return (value, slopes), strips
+
+    def _swept(self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], told: Tensor | None) -> tuple[Made, Strips]:
+        """The same of this process's strips: the value of all, the gradient of its own."""
+        params = self.params()
+        strips, lean = (
+            Strips(self.product, rows, cols, self.relation, self.tile, entries, self.ranks)
+            for entries in (ENTRIES, LEAN)
+        )
 
         def ask() -> Slopes:
             return Slopes(strips, params, wants)
@@ -146,12 +160,15 @@ FEW, MANY = 2**18, 2**24
 """Pairs from which the lean ways are faster than dense, and from which the general one is."""
 
 
-def worth_tiling(product: Product, relation: Relation) -> bool:
+def worth_tiling(product: Product, relation: Relation, ranks: Ranks = ALONE) -> bool:
     """Whether strips are faster than one dense matrix; told by the number of pairs, and whether a lean way is there.
 
-    On a CPU alone: nothing was measured on other devices, where `engine="tiled"` must be asked for.
+    On a CPU alone: nothing was measured on other devices, where `engine="tiled"` must be asked for. Several ranks share
+    strips, but each would make the whole matrix.
     """
     pairs = relation.shape[0] * relation.shape[1]
+    if ranks.world > 1:
+        return pairs >= FEW
     if relation.device.type != "cpu" or pairs < FEW:
         return False
     return pairs >= MANY or any(way(product, relation) for way in LEAN_WAYS)

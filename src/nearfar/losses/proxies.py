@@ -50,8 +50,8 @@ class _Proxies(Composed):
             )
         relation = call.labels if isinstance(call.labels, Relation) else self._relation(embeddings, call.labels)
         if self.swapped:
-            return Call(owner, self.proxies, relation, ref_emb=embeddings)
-        return Call(owner, embeddings, relation, ref_emb=self.proxies)
+            return Call(owner, self.proxies, relation, ref_emb=embeddings, ranks=call.ranks)
+        return Call(owner, embeddings, relation, ref_emb=self.proxies, ranks=call.ranks)
 
     def _relation(self, embeddings: Tensor, labels: Tensor | None) -> Relation:
         owner = self.owner

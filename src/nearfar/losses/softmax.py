@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -184,22 +186,9 @@ class NPair(Composed):
     def _inner(self, call: Call) -> Call:
         labels = call.labels
         if isinstance(labels, Relation) and labels.anchors is not None:
-            return Call(self.owner, call.embeddings, labels, ref_emb=call.ref_emb)
-        if not isinstance(labels, Tensor):
-            raise TypeError(
-                f"NPair: labels must be a 1-D integer tensor, or a Relation with representatives, "
-                f"but came as {type(labels).__name__}."
-            )
-        tile = call.relation().dense()
-        # an anchor is the first row of its class; its positive is the first column alike to it
-        earlier = (labels[:, None] == labels[None, :]).tril(diagonal=-1)
-        anchor = ~earlier.any(dim=1, keepdim=True)
-        alike = tile.alike & anchor
-        positive = (alike & (alike.cumsum(dim=1) == 1)).any(dim=0, keepdim=True)
-        # with no positive at all the anchors keep their unlike pairs: they cost nothing, and the warning can say why
-        valid = tile.valid & anchor & (positive | ~positive.any())
-        relation = Relation.from_matrix(tile.same, valid, square=call.ref_emb is None)
-        return Call(self.owner, call.embeddings, relation, ref_emb=call.ref_emb)
+            return call
+        relation = call.relation().one_a_class()
+        return replace(call, labels=relation, ref_labels=None, ids=None, ref_ids=None)
 
     def _extra(self, embeddings: Tensor) -> Tensor | None:
         if not self.l2 or not len(embeddings):

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from nearfar._checks import check_choice
-from nearfar.models.embedder import Embedder, Shape, freeze_norms
+from nearfar.models.embedder import Embedder, Shape, freeze_norms, group_norms
 from nearfar.models.lite0 import MEAN, SIZE, STD, Lite0, imagenet_file, without_classifier
 from nearfar.models.outside import Backbone, from_timm, from_torchvision
 from nearfar.models.small import small
 
-__all__ = ["NAMES", "Embedder", "build", "freeze_norms"]
+__all__ = ["NAMES", "Embedder", "build", "freeze_norms", "group_norms"]
 
 NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
 

@@ -52,7 +52,7 @@ class Embedder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings [b, width]."""
-        z: Tensor = self.head(self._pooled(x))
+        z: Tensor = self.head(self._pooled(x.to(next(self.head.parameters()).dtype)))
         return unit(z) if self.normalise else z
 
     def _pooled(self, x: Tensor) -> Tensor:
@@ -115,6 +115,31 @@ def freeze_norms(model: nn.Module) -> int:
         layer.eval()
         layer.register_forward_pre_hook(_fixed)
     return len(layers)
+
+
+def group_norms(model: nn.Module, groups: int = 8) -> int:
+    """Put a group normalisation in place of every batch normalisation, so that a sample depends on no other.
+
+    Ranks and chunks (`nf.cached_step`) then give exactly what one large batch does. Statistics and affine parts start
+    anew. The number of groups is the largest divisor of the channels up to `groups`.
+
+    Returns:
+        How many layers were replaced.
+
+    >>> group_norms(nn.Sequential(nn.Conv2d(1, 12, 3), nn.BatchNorm2d(12)))
+    1
+    """
+    count = 0
+    for module in list(model.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, _BatchNorm):
+                channels = part.num_features
+                number = max(k for k in range(1, min(groups, channels) + 1) if channels % k == 0)
+                like = next(part.parameters(), torch.empty(0))
+                norm = nn.GroupNorm(number, channels, eps=part.eps, affine=part.affine).to(like.device, like.dtype)
+                setattr(module, name, norm)
+                count += 1
+    return count
 
 
 def _is_fixed(layer: nn.Module) -> bool:

@@ -66,6 +66,8 @@ class UncertaintySet(ABC):
 
     exact_gradient = True
     """False where the value is not the antiderivative of the gradient (weights held constant, or drawn)."""
+    draws = False
+    """Members are drawn at random."""
 
     def __post_init__(self) -> None:
         check_choice(type(self).__name__, "zero", self.zero, ("keep", "drop"))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
+from nearfar.ranks import Ranks
 from nearfar.sets.base import Dual, Orders, UncertaintySet, centred, hidden, over, total, weighted
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, DualStream, Stream
@@ -121,6 +122,9 @@ class _ChiSquareStream(DualStream):
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         # ~(l < eta): a NaN stays in the set and shows
         self._moments.add(l, w * ~(l < self._eta[:, None]) if self.sweep else w)
+
+    def _merge(self, ranks: Ranks) -> None:
+        self._moments.merge(ranks)
 
     def _turn(self) -> bool:
         found = self._moments

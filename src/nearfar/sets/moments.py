@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar.ranks import Ranks
 from nearfar.sets.base import hidden, over, total, weighted
 
 
@@ -37,9 +38,24 @@ class Moments:
         # about the rounded mean: what is left of the rounding is taken off again
         energy = weighted(about * about, w).sum(dim=1, dtype=torch.float64)
         energy = energy - size * (mean - mean.to(l.dtype)) ** 2
+        self._join(size, mean, energy)
+        self.top = torch.maximum(self.top, top)
+        self.least = torch.minimum(self.least, hidden(l, w, math.inf).amin(dim=1))
+
+    def merge(self, ranks: Ranks) -> None:
+        """The moments of all ranks' members, the same on every rank."""
+        told = (self.size, self.start, self._mean, self.energy, self.top, self.least)
+        sizes, starts, means, energies, tops, leasts = ranks.gather(torch.stack(told)).unbind(dim=1)
+        nothing = torch.zeros_like(self.size)
+        self.size, self.start, self.energy, self._mean = nothing, nothing, nothing, nothing
+        for size, start, mean, energy in zip(sizes, starts, means, energies, strict=True):
+            self.start = torch.where((self.size == 0) & (size > 0), start, self.start)
+            self._join(size, torch.where(size > 0, start - self.start + mean, 0.0), energy)
+        self.top, self.least = tops.amax(dim=0), leasts.amin(dim=0)
+
+    def _join(self, size: Tensor, mean: Tensor, energy: Tensor) -> None:
+        """Take in members with this measure, mean about `start`, and energy."""
         both, apart = self.size + size, mean - self._mean
         self.energy = (self.energy + energy + apart * apart * over(self.size * size, both)).clamp_min(0.0)
         self._mean = self._mean + apart * over(size, both)
         self.size = both
-        self.top = torch.maximum(self.top, top)
-        self.least = torch.minimum(self.least, hidden(l, w, math.inf).amin(dim=1))

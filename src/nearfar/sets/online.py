@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from nearfar.ranks import Ranks
 from nearfar.sets.base import UncertaintySet, over
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.entropic import KL
@@ -37,6 +38,10 @@ class Online(ABC):
         """
 
     @abstractmethod
+    def merge(self, ranks: Ranks) -> Tensor | None:
+        """Take in what all ranks have absorbed; what this rank's raw weights must be multiplied by, or None."""
+
+    @abstractmethod
     def finish(self) -> tuple[Tensor, Tensor]:
         """The value, and the factor that makes raw weights p*."""
 
@@ -54,6 +59,10 @@ class OnlineMean(Online):
     def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:  # noqa: D102
         self._sum += l.sum(dtype=torch.float64) if l.dtype == torch.float64 else l.sum(dim=-1).sum(dtype=torch.float64)
         self.size += torch.sign(l).sum() if self.drop else members
+        return None
+
+    def merge(self, ranks: Ranks) -> Tensor | None:  # noqa: D102
+        self._sum, self.size = ranks.sum(torch.stack([self._sum, self.size]))
         return None
 
     def finish(self) -> tuple[Tensor, Tensor]:  # noqa: D102
@@ -81,6 +90,13 @@ class OnlineKL(Online):
         self._sum = self._sum * shrink + l.sum(dim=-1).sum(dtype=torch.float64)
         self._top = top
         self.size += members
+        return shrink
+
+    def merge(self, ranks: Ranks) -> Tensor | None:  # noqa: D102
+        top = ranks.largest(self._top)
+        shrink = torch.exp((self._top - top) / self._gamma)
+        self._sum, self.size = ranks.sum(torch.stack([self._sum * shrink, self.size]))
+        self._top = top
         return shrink
 
     def finish(self) -> tuple[Tensor, Tensor]:  # noqa: D102
@@ -123,6 +139,10 @@ class Variance:
         self.size = self.size + (torch.sign(l).sum() if self._drop else members)
         self._sum = self._sum + l.sum(dim=-1).sum(dtype=torch.float64)
         self._squares = self._squares + l.square().sum(dim=-1).sum(dtype=torch.float64)
+
+    def merge(self, ranks: Ranks) -> None:
+        """The moments of all ranks."""
+        self.size, self._sum, self._squares = ranks.sum(torch.stack([self.size, self._sum, self._squares]))
 
     def ready(self) -> bool:
         """Whether the closed form holds for losses of 0 and more: no weight below 0 even there (told by a read)."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import readable
+from nearfar.ranks import Ranks
 from nearfar.sets.base import Orders, UncertaintySet, hidden, over
 from nearfar.sets.stream import Cap, DualStream, Support
 
@@ -34,6 +35,7 @@ class Largest:
         self.tag = torch.zeros(groups, count, dtype=torch.bool, device=like.device)
         self.ties = torch.zeros(groups, dtype=torch.float64, device=like.device)
         self.seen = 0
+        self._everyone: tuple[Tensor, Tensor] | None = None
 
     def add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         """One chunk [g, c] under a mask."""
@@ -82,11 +84,28 @@ class Largest:
 
     def threshold(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss [g] at which k runs out, how much lies above it, and how much is tied there."""
-        last = (torch.ceil(k).long() - 1).clamp(0, self.values.shape[1] - 1)
-        found = self.values.gather(1, last[:, None])
-        inside = (self.values == found).sum(dim=1)
-        ties = torch.where(found[:, 0] > self.values[:, -1], inside, self.ties)
-        return found[:, 0], (self.values > found).sum(dim=1), ties
+        values, ties = self._everyone or (self.values, self.ties)
+        last = (torch.ceil(k).long() - 1).clamp(0, values.shape[1] - 1)
+        found = values.gather(1, last[:, None])
+        return found[:, 0], (values > found).sum(dim=1), _tied(values, ties, found)
+
+    def merge(self, ranks: Ranks) -> None:
+        """Thresholds are from now on those of all ranks' members; what is kept stays this rank's own."""
+        values, ties = ranks.gather(self.values), ranks.gather(self.ties)
+        largest = values.transpose(0, 1).flatten(1).topk(values.shape[2], dim=1).values
+        at_last = torch.stack([_tied(*mine, largest[:, -1:]) for mine in zip(values, ties, strict=True)])
+        self._everyone = largest, at_last.sum(dim=0)
+
+    def complete(self, threshold: Tensor) -> bool:
+        """Whether each of this rank's members tied at the threshold [g] is kept, and none is NaN (a read)."""
+        tied = (self.values == threshold[:, None]).sum(dim=1)
+        known = tied == _tied(self.values, self.ties, threshold[:, None])
+        return bool(known.all()) and not bool(torch.isnan(self.values).any())
+
+
+def _tied(values: Tensor, ties: Tensor, at: Tensor) -> Tensor:
+    """How many members [g] equal `at` [g, 1], of the largest kept [g, k] and `ties` that equal the last of them."""
+    return torch.where(at[:, 0] > values[:, -1], (values == at).sum(dim=1), ties)
 
 
 class Digits:
@@ -121,6 +140,10 @@ class Digits:
             amount = amount * (digit >> self.width == self.prefix[:, None])
             digit = digit & (2**self.width - 1)
         self.counts.scatter_add_(1, digit, amount)
+
+    def merge(self, ranks: Ranks) -> None:
+        """The counts of all ranks."""
+        self.counts = ranks.sum(self.counts)
 
     def turn(self, k: Tensor) -> bool:
         """Fix one more digit; whether there are more."""
@@ -172,6 +195,11 @@ class TopKStream(DualStream):
         elif self._digits is not None:
             self._digits.add(l, w)
 
+    def _merge(self, ranks: Ranks) -> None:
+        kept = self._digits if self._kept is None else self._kept
+        assert kept is not None  # noqa: S101 - there was a chunk
+        kept.merge(ranks)
+
     def _turn(self) -> bool:
         k = self.taken()
         if self._digits is not None and self._digits.turn(k):
@@ -190,10 +218,10 @@ class TopKStream(DualStream):
         if kept is None or len(self.size) > 1 or self.over.atom or not readable(kept.values):
             return None
         threshold, share, k = self.dual
+        if not self.ranks.all_agree(kept.complete(threshold), kept.values):
+            return None
         tied = kept.values == threshold[:, None]
         there = torch.isfinite(kept.values)
-        if not bool(tied.sum() == kept.threshold(k)[2]) or bool(torch.isnan(kept.values).any()):
-            return None
         part = (kept.values > threshold[:, None]).to(k.dtype) + share[:, None] * tied
         part = over(part * there, k[:, None])
         chosen = (part > 0)[0].nonzero()[:, 0]
@@ -205,4 +233,4 @@ class TopKStream(DualStream):
         threshold, share, k = self.dual
         values = self._kept.values
         part = (values > threshold[:, None]).to(k.dtype) + share[:, None] * (values == threshold[:, None])
-        return over((torch.where(part > 0, values, 0.0) * part).sum(dim=1), k)
+        return over(self.ranks.sum((torch.where(part > 0, values, 0.0) * part).sum(dim=1)), k)

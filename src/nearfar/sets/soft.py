@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar.ranks import Ranks
 from nearfar.sets.base import Orders, UncertaintySet, hidden, log_of, over, total, weighted
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, Stream
@@ -46,6 +47,12 @@ class KLStream(Stream):
         level = torch.where(top == -torch.inf, 0.0, top)  # nothing has come yet: any finite level will do
         raw = weighted(gentle((l - level[:, None]) / self._gamma), w).sum(dim=1, dtype=torch.float64)
         self._sum = self._sum * torch.exp((self._top.double() - level.double()) / self._gamma) + raw
+        self._top = top
+
+    def _merge(self, ranks: Ranks) -> None:
+        top = ranks.largest(self._top)
+        level = torch.where(top == -torch.inf, 0.0, top)
+        self._sum = ranks.sum(self._sum * torch.exp((self._top.double() - level.double()) / self._gamma))
         self._top = top
 
     def value(self) -> Tensor:  # noqa: D102
@@ -88,6 +95,14 @@ class KLBallStream(Stream):
         self._sum += e.sum(dim=1)
         self._first += (e * z).sum(dim=1)
         self._second += (e * z * z).sum(dim=1)
+
+    def _merge(self, ranks: Ranks) -> None:
+        if self.sweep:
+            self._sum, self._first, self._second = ranks.sum(torch.stack([self._sum, self._first, self._second]))
+            return
+        top = self._moments.top
+        self._moments.merge(ranks)
+        self._ties = ranks.sum(torch.where(top == self._moments.top, self._ties, 0.0))
 
     def _turn(self) -> bool:
         if self.sweep == 1:

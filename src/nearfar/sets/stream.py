@@ -8,6 +8,8 @@
         wanted = stream.turn()
     p = stream.weights(l, w)                   elementwise: any chunk, in any order
 
+With several processes each tells its own chunks, and `turn` merges what they found (`ranks`): all then know the same.
+
 Chunks are l [g, c] with a measure w [g, c], c of the members of each of g groups. Sums are kept in float64: a float32
 running sum over 16 million pairs loses five digits.
 """
@@ -22,6 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nearfar.ranks import ALONE, Ranks
 from nearfar.sets.base import Dual, Orders, UncertaintySet, hidden, over, total, weighted
 
 Cap = Callable[[], Tensor]
@@ -48,6 +51,8 @@ class Stream(ABC):
 
     constant = False
     """The value is Σ p*l with p* held constant, to be summed by who sweeps once more."""
+    ranks: Ranks = ALONE
+    """Who else is told members of the same groups."""
 
     def __init__(self, over: UncertaintySet, groups: int, like: Tensor, orders: Orders, cap: Cap | None) -> None:
         self.over = over
@@ -63,7 +68,7 @@ class Stream(ABC):
         if self._fresh:
             self._fresh = False
             self._start()
-            if self.over.atom:
+            if self.over.atom and self.ranks.rank == 0:
                 alone = torch.ones(len(losses), 1, dtype=measure.dtype, device=measure.device)
                 self._take(losses.new_zeros(len(losses), 1), alone, None)
         self._take(*self._members(losses, measure), tag)
@@ -75,6 +80,10 @@ class Stream(ABC):
 
     def turn(self) -> bool:
         """End a sweep; whether another is wanted."""
+        if self.ranks.world > 1:
+            if not self.sweep:
+                self.size.copy_(self.ranks.sum(self.size))
+            self._merge(self.ranks)
         self._fresh = True
         self.sweep += 1
         return self._turn()
@@ -114,6 +123,10 @@ class Stream(ABC):
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         """Members of one chunk: absent ones hold l = 0 and w = 0."""
 
+    @abstractmethod
+    def _merge(self, ranks: Ranks) -> None:
+        """At the end of a sweep: what was kept of it becomes that of all ranks together."""
+
     def _turn(self) -> bool:
         return False
 
@@ -134,6 +147,9 @@ class MeanStream(Stream):
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         self._sum += weighted(l, w).sum(dim=1, dtype=torch.float64)
 
+    def _merge(self, ranks: Ranks) -> None:
+        self._sum = ranks.sum(self._sum)
+
     def value(self) -> Tensor:  # noqa: D102
         return self._narrow(over(self._sum, self.size))
 
@@ -152,6 +168,11 @@ class WorstStream(Stream):
         top = torch.maximum(self._top, hidden(l, w).amax(dim=1))
         here = total(w * (l == top[:, None]), self._ties)
         self._ties = torch.where(top > self._top, 0.0, self._ties) + here
+        self._top = top
+
+    def _merge(self, ranks: Ranks) -> None:
+        top = ranks.largest(self._top)
+        self._ties = ranks.sum(torch.where(self._top == top, self._ties, 0.0))
         self._top = top
 
     def value(self) -> Tensor:  # noqa: D102
@@ -177,6 +198,10 @@ class HeldStream(Stream):
 
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         self.inner._add(l if self._height is None else self._height(l), w, tag)
+
+    def _merge(self, ranks: Ranks) -> None:
+        self.inner.ranks = ranks
+        self.inner._merge(ranks)
 
     def _turn(self) -> bool:
         self.inner.sweep = self.sweep

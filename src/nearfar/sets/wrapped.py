@@ -58,6 +58,7 @@ class Sampled(UncertaintySet):
     samples: int
 
     exact_gradient = False
+    draws = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,8 +30,10 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint: there is no {path}; train first, or name another run.")
+    kind = torch.device(device)
     try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        # a single rank on a CPU calls its device cpu:0, which torch saves but cannot load
+        state: dict[str, Any] = torch.load(path, map_location="cpu" if kind.type == "cpu" else kind, weights_only=True)
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"checkpoint: {path} cannot be read ({first[:120]}); take another one.") from None

@@ -17,6 +17,7 @@ from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, Tensors, View, class_disjoint, open_data, part, transforms
 from nearfar.data.samples import Transform
 from nearfar.relations import Relation
+from nearfar.scale import Gathered
 from nearfar.train import parts
 from nearfar.train.config import Config
 from nearfar.train.rates import optimiser
@@ -117,8 +118,12 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
         hidden=spec.hidden,
         neck=spec.neck,
     )
+    if spec.group_norms:
+        models.group_norms(model)
     if spec.freeze_norms:
         models.freeze_norms(model.trunk)
+    if config.training.precision == "double":
+        model.double()
     augmented, plain = (transforms.get(given.transform, train, model.mean, model.std) for train in (True, False))
     return model, augmented, plain
 
@@ -150,7 +155,8 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
     bare, augmented, plain = open_model(config, inputs)
     loss = parts.make_loss(config, classes=len(train.classes))
     bare.to(machine.device)
-    loss.to(machine.device)  # not prepared: it computes in full precision, and `Step` averages its gradients
+    loss.to(next(bare.parameters()).dtype)
+    loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
     moves = optimiser(config.optimiser, bare, loss, machine.device)
     proximal = Proximal(bare.parameters(), config.optimiser.proximal) if config.optimiser.proximal else None
     model, moves = machine.prepare(bare, moves)
@@ -165,7 +171,7 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
         model=model,
         loss=loss,
         sampler=sampler,
-        step=Step(machine, model, loss, moves, config.optimiser.clip, proximal),
+        step=Step(machine, model, Gathered(loss), moves, config.optimiser.clip, proximal),
         view=View(train, augmented, seed=seed),
         plain=plain,
         inputs=inputs,

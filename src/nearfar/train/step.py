@@ -19,7 +19,7 @@ class Step:
     Args:
         machine: the `accelerate.Accelerator` that owns devices, precision and processes.
         model: the prepared network.
-        loss: the loss; what it learns itself is averaged over processes here.
+        loss: the loss of all processes' rows together, `Gathered`; the gradient of what it learns itself is whole.
         optimiser: the prepared optimiser.
         clip: the longest gradient that is let through, or None.
         proximal: the pull to the last projection, or None.
@@ -37,7 +37,6 @@ class Step:
         embeddings = self.model(x)
         value = self.loss(embeddings.float() if embeddings.dtype != torch.float64 else embeddings, target)
         self.machine.backward(value)
-        self._average_loss_gradients()
         scalars = {"loss": value}
         if self.proximal is not None:
             self.machine.unscale_gradients()  # fp16 gradients are kept multiplied; the pull is not
@@ -47,9 +46,3 @@ class Step:
         self.optimiser.step()
         self.optimiser.zero_grad()
         return embeddings.detach(), scalars
-
-    def _average_loss_gradients(self) -> None:
-        if self.machine.num_processes > 1:
-            for parameter in self.loss.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = self.machine.reduce(parameter.grad, reduction="mean")

@@ -1,0 +1,134 @@
+"""`Ranks`: the processes that share one loss call. Each sweeps some of the strips; what they found is added up.
+
+Every rank holds all rows and gets all results, so that a value, a dual or a gradient is the same number everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks:
+    """One process alone: nothing to add up. `Group` is several."""
+
+    rank: int = 0
+    world: int = 1
+
+    def gather(self, x: Tensor) -> Tensor:
+        """X [...] of every rank, [world, ...]."""
+        return x[None]
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Σ over ranks."""
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest of all ranks, elementwise; a NaN shows."""
+        return self.gather(x).amax(dim=0)
+
+    def any(self, mask: Tensor) -> Tensor:
+        """True where it is so on some rank."""
+        return self.gather(mask.to(torch.uint8)).amax(dim=0) > 0
+
+    def all_agree(self, answer: bool, like: Tensor) -> bool:
+        """Whether every rank says yes; all hear the same (a read)."""
+        return answer
+
+    @contextmanager
+    def same_draws(self, device: torch.device) -> Iterator[None]:
+        """All ranks draw what the first one would."""
+        yield
+
+
+ALONE = Ranks()
+
+
+class Group(Ranks):
+    """The processes of a `torch.distributed` group.
+
+    Args:
+        owner: whom messages name.
+        group: the group; None for all processes.
+    """
+
+    def __init__(self, owner: str, group: Any = None) -> None:
+        self.owner = owner
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
+
+    @contextmanager
+    def _talk(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as problem:
+            raise RuntimeError(
+                f"{self.owner}: rank {self.rank} of {self.world} lost touch with the others, because one of them died "
+                "or did not come to the same call in time; look at the other ranks' messages, then go on from the last "
+                "checkpoint."
+            ) from problem
+
+    def gather(self, x: Tensor) -> Tensor:  # noqa: D102
+        found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.world)]
+        with self._talk():
+            dist.all_gather(found, x.detach().contiguous(), group=self.group)
+        return torch.stack(found)
+
+    def sum(self, x: Tensor) -> Tensor:  # noqa: D102
+        # a copy: what is asked for may be a part of something else
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        with self._talk():
+            dist.all_reduce(total, group=self.group)
+        return total
+
+    def all_agree(self, answer: bool, like: Tensor) -> bool:  # noqa: D102
+        no = torch.tensor(0 if answer else 1, device=like.device)
+        return not bool(self.sum(no))
+
+    @contextmanager
+    def same_draws(self, device: torch.device) -> Iterator[None]:  # noqa: D102
+        state = _rng_state(device)
+        first = state.to(device)
+        with self._talk():
+            dist.broadcast(first, dist.get_global_rank(self.group, 0) if self.group else 0, group=self.group)
+        _set_rng_state(first.to(state.device), device)
+        try:
+            yield
+        finally:
+            if self.rank:  # the others go on with their own numbers: dropout must differ
+                _set_rng_state(state, device)
+
+
+def _rng_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_rng_state(state: Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def cuts(rows: int, tall: int, ranks: Ranks) -> list[slice]:
+    """Strips of at most `tall` of the rows; with several ranks as many for each, in turns there and back.
+
+    There and back: where a strip's work shrinks with its place, each rank still gets as much as the others.
+    """
+    if ranks.world == 1:
+        return [slice(i, min(i + tall, rows)) for i in range(0, rows, tall)]
+    count = ranks.world * -(-rows // (tall * ranks.world))
+    count = min(count, rows - rows % ranks.world)
+    mine = (i for i in range(count) if _owner(i, ranks.world) == ranks.rank)
+    return [slice(rows * i // count, rows * (i + 1) // count) for i in mine]
+
+
+def _owner(strip: int, world: int) -> int:
+    turn, place = divmod(strip, world)
+    return place if turn % 2 == 0 else world - 1 - place

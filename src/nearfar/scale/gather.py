@@ -1,0 +1,186 @@
+"""`Gathered`: the loss of all processes' rows together, value and gradient as one process would compute them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nearfar._checks import check_embeddings
+from nearfar.explanation import Explanation
+from nearfar.loss import Call, Labels, Loss
+from nearfar.ranks import Group, Ranks
+from nearfar.relations import Relation
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Gathered(Loss):
+    """loss(rows of all ranks), the same value on every rank, with the gradient of one big batch.
+
+    Every rank brings its rows [n_r, d] and labels; sizes may differ. Embeddings and labels are gathered, strips of the
+    matrix of pairs are dealt out to the ranks, and what each finds (duals, numerators, gradients) is added up, so that
+    each rank does about 1/world of the work and all end with the same numbers. Small batches, losses that draw, and
+    engine="dense" are computed whole on every rank instead: the same numbers again.
+
+    The value is that of one process on the concatenated batch; it is not multiplied by the number of ranks. Gradients
+    of the loss's own parameters are whole on every rank. Those of the embeddings are multiplied by the number of ranks
+    where `averaged` (DDP and FSDP divide by it when they average), so that every parameter of the network gets
+    exactly the gradient of the single process.
+
+    Without `torch.distributed`, or with one process, it is the loss inside. A memory goes inside:
+    `Gathered(Memory(loss, ...))`.
+
+    Args:
+        loss: any loss.
+        averaged: gradients are averaged over ranks after backward, as DDP and FSDP do; False where they are summed.
+        group: a process group; None for all processes.
+    """
+
+    def __init__(self, loss: Loss, *, averaged: bool = True, group: Any = None) -> None:
+        super().__init__()
+        if not isinstance(loss, Loss) or isinstance(loss, Gathered):
+            raise TypeError(f"Gathered: loss must be a nearfar loss, but came as {type(loss).__name__}.")
+        self.loss = loss
+        self.averaged = averaged
+        self.group = group
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether the gradient is that of the value."""
+        return bool(getattr(self.loss, "exact_gradient", True))
+
+    def forward(  # noqa: D102 - as every loss
+        self,
+        embeddings: Tensor,
+        labels: Labels = None,
+        indices: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Tensor:
+        call = Call(self.loss.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
+        with torch.autocast(device_type=_device(embeddings), enabled=False):
+            return self._value(call)
+
+    def _value(self, call: Call) -> Tensor:
+        return self.loss._value(self._whole(call))
+
+    def _explanation(self, call: Call) -> Explanation:
+        """Of all ranks' rows, whole on every rank."""
+        return self.loss._explanation(self._whole(call))
+
+    def _whole(self, call: Call) -> Call:
+        """The call with the rows of all ranks."""
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.group) == 1:
+            check_embeddings(call.owner, "embeddings", call.embeddings)
+            return call
+        ranks = Group("Gathered", self.group)
+        _compare(ranks, call)
+        rows = _Rows(ranks, len(call.embeddings), call.embeddings.device)
+        cols = None if call.ref_emb is None else _Rows(ranks, len(call.ref_emb), call.ref_emb.device)
+        factor = ranks.world if self.averaged else 1
+        labels = call.labels
+        if isinstance(labels, Relation):
+            labels = labels.gathered(rows, rows if cols is None else cols)
+        return Call(
+            call.owner,
+            rows.joined(call.embeddings, factor),
+            rows(labels) if isinstance(labels, Tensor) else labels,
+            None,
+            None if cols is None or call.ref_emb is None else cols.joined(call.ref_emb, factor),
+            None if cols is None or call.ref_labels is None else cols(call.ref_labels),
+            None if call.ids is None else rows(call.ids),
+            None if cols is None or call.ref_ids is None else cols(call.ref_ids),
+            ranks,
+        )
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"averaged={self.averaged}"
+
+
+class _Rows:
+    """How the rows of all ranks stand one behind the other; calling it joins a tensor [n_r, ...] of each."""
+
+    def __init__(self, ranks: Ranks, count: int, device: torch.device) -> None:
+        self.ranks = ranks
+        self.sizes: list[int] = ranks.gather(torch.tensor(count, device=device)).tolist()
+        start = sum(self.sizes[: ranks.rank])
+        self.mine = slice(start, start + count)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        kind = x.dtype
+        x = x.to(torch.uint8) if kind == torch.bool else x
+        most = max(self.sizes)
+        padded = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])]) if len(x) < most else x
+        parts = self.ranks.gather(padded)
+        return torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)]).to(kind)
+
+    def joined(self, x: Tensor, factor: int) -> Tensor:
+        """The rows of all ranks; the gradient comes back to this rank's own, times `factor`."""
+        whole: Tensor = _Joined.apply(x, self, factor)  # type: ignore[no-untyped-call]
+        return whole
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: _Rows, factor: int) -> Tensor:
+        ctx.mine, ctx.factor = rows.mine, factor
+        return rows(x)
+
+    @staticmethod
+    def backward(ctx: Any, *whole: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "Gathered: there is no second derivative across processes, which create_graph=True asks for; "
+                "take it of the loss inside."
+            )
+        # every rank has the gradient of the whole: nothing to add up
+        return whole[0][ctx.mine] * ctx.factor, None, None
+
+
+def _compare(ranks: Ranks, call: Call) -> None:
+    """Demand of all ranks the same kind of call, and let all hear of one that cannot take part."""
+    problem: Exception | None = None
+    try:
+        check_embeddings(call.owner, "embeddings", call.embeddings)
+        if call.indices is not None:
+            raise ValueError(
+                "Gathered: an index tuple knows the rows of one rank only; use filter= on the loss instead."
+            )
+        call.relation()
+    except (TypeError, ValueError) as found:
+        problem = found
+    told = _told(call) if problem is None else [-1] * 6
+    everyone = ranks.gather(torch.tensor(told, device=_device(call.embeddings))).tolist()
+    if problem is not None:
+        raise problem
+    for rank, other in enumerate(everyone):
+        if other[0] == -1:
+            raise ValueError(f"Gathered: rank {rank} brought what its loss cannot take; its own message says why.")
+        if other != told:
+            names = ("the width", "the type", "a reference", "the kind of labels", "ids", "a gradient")
+            name = next(name for name, a, b in zip(names, told, other, strict=True) if a != b)
+            raise ValueError(
+                f"Gathered: ranks must bring the same kind of rows, but rank {ranks.rank} and rank {rank} differ in "
+                f"{name} of the embeddings; call the loss alike on every rank."
+            )
+
+
+def _told(call: Call) -> list[int]:
+    return [
+        call.embeddings.shape[1],
+        TYPES.index(call.embeddings.dtype) if call.embeddings.dtype in TYPES else len(TYPES),
+        int(call.ref_emb is not None),
+        int(isinstance(call.labels, Relation)),
+        int(call.ids is not None),
+        int(call.embeddings.requires_grad and torch.is_grad_enabled()),
+    ]
+
+
+def _device(x: object) -> str:
+    return x.device.type if isinstance(x, Tensor) else "cpu"

@@ -1,0 +1,63 @@
+"""Real processes on loopback: each runs a function of a test module with gloo, and what it gives comes back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+START = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from datetime import timedelta
+from importlib import import_module
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+module, name, out, seconds = sys.argv[2:6]
+dist.init_process_group("gloo", timeout=timedelta(seconds=float(seconds)))
+found = getattr(import_module(module), name)(dist.get_rank(), dist.get_world_size())
+torch.save(found, f"{out}/{dist.get_rank()}.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def environment(world: int) -> dict[str, str]:
+    """What `world` processes need to find each other, but for their rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def start(words: list[str], world: int) -> list[subprocess.Popen[bytes]]:
+    """The same command as rank 0, 1, ... of `world`."""
+    shared = environment(world)
+    return [
+        subprocess.Popen(
+            [sys.executable, *words], env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE
+        )
+        for r in range(world)
+    ]
+
+
+def together(module: str, name: str, world: int, folder: Path, seconds: float = 60) -> list[Any]:
+    """What `module.name(rank, world)` gives on each rank."""
+    ranks = start(["-c", START, str(HERE), module, name, str(folder), str(seconds)], world)
+    errors = [process.communicate(timeout=400)[1].decode() for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)
+    return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world)]
