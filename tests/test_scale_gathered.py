@@ -8,6 +8,10 @@ import pytest
 import torch
 from gathered_cases import Share, cases
 from processes import together
+from test_tiled import larger
+
+import nearfar as nf
+from nearfar.ranks import Ranks, cuts
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -43,3 +47,52 @@ def test_ranks_equal_one_process(world, tmp_path):
         except AssertionError as problem:
             wrong[name] = str(problem)
     assert not wrong, f"{len(wrong)} cases, first: {next(iter(wrong.items()))}; all: {list(wrong)}"
+
+
+def test_every_rank_hears_of_what_one_of_them_brought(tmp_path):
+    first, second = together("gathered_cases", "complaints", 2, tmp_path)
+    assert "rank 0 and rank 1 differ in the width of the embeddings" in first["width"]
+    assert "rank 1 and rank 0 differ in the width of the embeddings" in second["width"]
+    assert "differ in the type" in first["type"]
+    assert "5 came for 12 rows" in second["labels"]
+    assert "NaN" in second["broken"]
+    for name in ("labels", "broken"):
+        assert "rank 1 brought what its loss cannot take" in first[name]
+    assert "the kind of labels" in first["relation"]
+    assert "a gradient" in first["gradient"]
+    for heard in (first, second):
+        assert "an index tuple knows the rows of one rank only" in heard["indices"]
+        assert "says nothing of rows on other ranks" in heard["matrix"]
+        assert "give sample weights [n] instead" in heard["pair weights"]
+        assert "no second derivative" in heard["second"]
+        assert "labels must lie in 0..4" in heard["proxies"]
+
+
+def test_alone_it_is_the_loss_inside():
+    embeddings, labels = larger()
+    loss = nf.losses.DroTopK(k=9).double()
+    assert torch.equal(nf.Gathered(loss)(embeddings, labels), loss(embeddings, labels))
+    assert torch.equal(nf.Gathered(loss).explain(embeddings, labels).weights, loss.explain(embeddings, labels).weights)
+    with pytest.raises(TypeError, match=r"Gathered: loss must be a nearfar loss, but came as Linear"):
+        nf.Gathered(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="finite"):
+        nf.Gathered(loss)(embeddings * torch.nan, labels)
+
+
+@pytest.mark.parametrize(("rows", "tall", "world"), [(8, 1, 3), (100, 7, 2), (4096, 512, 8), (5, 99, 5), (301, 64, 4)])
+def test_strips_are_dealt_out_evenly(rows, tall, world):
+    """Each row once, and no rank much more than its part, of rows as of what lies behind them in a triangle."""
+
+    class Rank(Ranks):
+        def __init__(self, rank: int) -> None:
+            self.rank, self.world = rank, world
+
+    dealt = [cuts(rows, tall, Rank(rank)) for rank in range(world)]
+    assert sorted(i for mine in dealt for here in mine for i in range(here.start, here.stop)) == list(range(rows))
+    most = max(here.stop - here.start for mine in dealt for here in mine)
+    counts = [sum(here.stop - here.start for here in mine) for mine in dealt]
+    assert max(counts) - min(counts) <= len(dealt[0]) + most * (rows < world * 2)
+    assert min(counts) > 0
+    if tall * world * 2 <= rows and rows >= 100:
+        triangle = [sum(rows - i for here in mine for i in range(here.start, here.stop)) for mine in dealt]
+        assert max(triangle) < 1.35 * rows**2 / 2 / world

@@ -28,6 +28,7 @@ KINDS = {
     "proxies": {"loss": {"name": "ProxyNCA"}},
     "workers": {"data": {"workers": 1}},
     "sgd": {"optimiser": {"name": "sgd", "clip": 0.5, "schedule": "constant"}},
+    "memory and chunks": {"training": {"memory": 30, "memory_warmup": 2, "chunk": 5}},
 }
 
 
@@ -262,3 +263,33 @@ def test_pictures_are_kept_with_the_vectors(tmp_path):
     from nearfar.evaluation import Vectors
 
     assert Vectors.load(tmp_path / "a" / "embeddings.npz").images.shape == (len(shown), 9, 9)
+
+
+def test_chunks_change_nothing_but_rounding(tmp_path):
+    """The network sees five samples at a time; the gradient is that of the batch."""
+    exact = {"training": {"precision": "double"}}
+    fit(config(**exact), tmp_path / "whole", data=tiny())
+    fit(config(training={"precision": "double", "chunk": 5}), tmp_path / "chunks", data=tiny())
+    whole, chunks = (weights(tmp_path / name) for name in ("whole", "chunks"))
+    for name in whole:
+        torch.testing.assert_close(chunks[name], whole[name], atol=1e-10, rtol=0)
+
+
+def test_a_memory_goes_with_plain_batches_only(tmp_path):
+    fit(config(training={"memory": 20}), tmp_path / "a", data=tiny())
+    plain, kept = journal(tmp_path / "a"), torch.load(tmp_path / "a/checkpoints/last.pt", weights_only=True)["loss"]
+    fit(config(), tmp_path / "b", data=tiny())
+    assert journal(tmp_path / "b") != plain
+    assert kept["embeddings"].shape == (20, 4)
+    with pytest.raises(ValueError, match=r"training\.memory does not go with batches Representatives"):
+        fit(config(training={"memory": 20}, batches={"name": "Representatives", "batch_size": 8}), tmp_path / "c")
+
+
+def test_batch_norms_and_chunks_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match=r"normalises by its batch"):
+        fit(config(training={"chunk": 4}, model={"neck": True}), tmp_path / "a", data=tiny())
+    fit(
+        config(training={"chunk": 4, "steps": 2}, model={"neck": True, "group_norms": True}),
+        tmp_path / "b",
+        data=tiny(),
+    )

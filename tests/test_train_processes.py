@@ -82,17 +82,20 @@ EXACT = {
     "batches": {"name": "PerClass", "classes": 4, "samples": 3},
     "training": {"steps": 50, "precision": "double", "evaluate_every": 50, "explain_every": 0, "doctor": 0},
 }
-LOSSES = {
-    "top-k over the batch": {"name": "DroTopK", "k": 20},
-    "learnt threshold": {"name": "Margin"},
-    "lifted": {"name": "LiftedStructure"},
+CASES = {
+    "top-k over the batch": {"loss": {"name": "DroTopK", "k": 20}},
+    "learnt threshold": {"loss": {"name": "Margin"}},
+    "lifted, with a memory and chunks": {
+        "loss": {"name": "LiftedStructure"},
+        "training": {**EXACT["training"], "memory": 40, "memory_warmup": 5, "chunk": 4},
+    },
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_fifty_steps_of_two_ranks_are_those_of_one(tmp_path, loss):
+@pytest.mark.parametrize("case", CASES)
+def test_fifty_steps_of_two_ranks_are_those_of_one(tmp_path, case):
     """Glyphs, each sample moved by its own seed, a network without batch statistics, in float64."""
-    settings = {**EXACT, "loss": LOSSES[loss]}
+    settings = {**EXACT, **CASES[case]}
     fit(config(**settings), tmp_path / "one", data=DATA["letters"]())
     launch(settings, tmp_path / "two", data="letters")
     one, two = ([line["loss"] for line in journal(tmp_path / name) if "loss" in line] for name in ("one", "two"))

@@ -64,6 +64,8 @@ class Tiling:
         (value, slopes), strips = self._swept(rows, cols, wants, told)
         if self.ranks.world > 1:
             strips.had_alike, strips.had_unlike = self.ranks.any(torch.stack([strips.had_alike, strips.had_unlike]))
+            if self.relation.square and slopes[0] is not None and slopes[1] is not None:
+                slopes = [slopes[0] + slopes[1], None, *slopes[2:]]  # rows and columns are one tensor: talk once
             slopes = [None if slope is None else self.ranks.sum(slope) for slope in slopes]
         return (value, slopes), strips
 

@@ -60,6 +60,7 @@ class ModelConfig:
     pretrained: bool = option(True, "start from published weights, where the network has some")
     weights: str | None = option(None, "a file of weights for lite0, where its package is not installed")
     freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")
+    group_norms: bool = option(False, "group norms in place of batch norms: a sample then depends on no other")
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,17 @@ class TrainingConfig:
 
     steps: int = option(1000, "batches in all")
     seed: int = option(0, "of weights, batches and augmentation")
-    precision: Literal["no", "bf16", "fp16"] = option("no", "no | bf16 | fp16: mixed precision")
+    precision: Literal["no", "bf16", "fp16", "double"] = option(
+        "no", "no | bf16 | fp16: mixed precision | double: everything in float64"
+    )
+    chunk: int | None = option(None, "samples that the network sees at a time; the gradient is that of the whole batch")
+    memory: int = option(0, "rows of past batches that a batch is compared with too")
+    memory_warmup: int = option(0, "steps before they are used")
     threads: int | None = option(None, "CPU threads; null: as many as torch takes")
     evaluate_every: int = option(200, "steps between evaluations")
     checkpoint_every: int = option(200, "steps between checkpoints")
     explain_every: int = option(50, "steps between looks at the pair weights; 0: never")
+    doctor: int | None = option(None, "steps between two looks of the doctor; null: a fiftieth of the run; 0: never")
     near: float = option(0.6, "alike pairs farther apart than this violate their constraint")
     far: float = option(1.2, "unlike pairs nearer than this violate theirs")
     protocol: Literal["validation", "paper"] = option(
@@ -106,8 +113,11 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "evaluate_every", "checkpoint_every"):
             check_whole("config", f"training.{name}", getattr(self, name))
-        for name in ("explain_every", "near", "far"):
+        if self.chunk is not None:
+            check_whole("config", "training.chunk", self.chunk)
+        for name in ("explain_every", "near", "far", "memory", "memory_warmup"):
             check_positive("config", f"training.{name}", getattr(self, name), zero=True)
+        check_positive("config", "training.doctor", self.doctor or 0, zero=True)
 
 
 LOSS = Part("DroTopK", MappingProxyType({"k": 160, "pair": MappingProxyType({"name": "Logistic"})}))
@@ -152,6 +162,14 @@ def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
         if not path.is_file():
             raise FileNotFoundError(f"config: there is no file {path}; `nearfar config > {path}` writes one to change.")
         tree = read_yaml(str(path), path.read_text(encoding="utf-8")) or {}
+    for name, value in flags:
+        _put(tree, name.split("."), read_yaml(f"--{name}", value), name)
+    return parse(tree)
+
+
+def changed(config: Config, flags: Sequence[tuple[str, str]]) -> Config:
+    """The configuration changed by flags, as `load` changes the one in a file."""
+    tree = to_tree(config)
     for name, value in flags:
         _put(tree, name.split("."), read_yaml(f"--{name}", value), name)
     return parse(tree)

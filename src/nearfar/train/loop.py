@@ -19,7 +19,9 @@ from torch import Tensor
 from nearfar._files import write_arrays, write_text
 from nearfar.data import DataSet, Tensors
 from nearfar.data.samples import Batch
+from nearfar.doctor import Doctor, diagnose_run
 from nearfar.evaluation import Evaluation
+from nearfar.losses.annealing import advance
 from nearfar.relations import Relation
 from nearfar.train import journal, parts
 from nearfar.train.config import Config, save
@@ -30,6 +32,9 @@ from nearfar.train.readings import NotFiniteError, Readings
 from nearfar.train.scores import score, violation
 from nearfar.train.setting import Setting, prepare
 from nearfar.train.show import Show, stopping
+
+LOOKS, LEAST_APART = 50, 20
+"""The doctor looks so often in a run, and its looks are at least so many steps apart: they cost below 2% of a step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +98,8 @@ def fit(
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     AcceleratorState._reset_state()  # a second run in one process may ask for another precision
-    machine = Accelerator(mixed_precision=config.training.precision)
+    mixed = config.training.precision
+    machine = Accelerator(mixed_precision="no" if mixed == "double" else mixed)
     setting = prepare(config, machine, data)
     keeper.begin()
     show = Show(setting, console, folder=folder, quiet=not machine.is_main_process)
@@ -102,12 +108,14 @@ def fit(
         save(config, folder / "config.yaml")
         journal.cut(folder / "journal.jsonl", done)
     machine.wait_for_everyone()
+    callbacks, path = _with_doctor(config, show, callbacks), folder / "journal.jsonl"
     with (
-        journal.Journal(folder / "journal.jsonl", quiet=not machine.is_main_process) as lines,
+        journal.Journal(path, quiet=not machine.is_main_process) as lines,
         show,
         stopping() as stop,
     ):
         setting.model.train()
+        _first_looks(setting, path, lines, callbacks)
         try:
             done = _steps(setting, keeper, lines, show, stop, callbacks, done)
         except NotFiniteError as error:
@@ -118,7 +126,34 @@ def fit(
         show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
         return Result(folder, done, keeper.best_step, None, finished=False)
     scores = _test(setting, keeper, show)
+    if config.training.doctor != 0 and machine.is_main_process:
+        show.tell(_verdict(folder))
     return Result(folder, done, keeper.best_step, scores, finished=True)
+
+
+def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks, with the doctor that a run has by itself where none was handed in."""
+    every = config.training.doctor
+    if every == 0 or any(isinstance(each, Doctor) for each in callbacks):
+        return list(callbacks)
+    every = every or max(LEAST_APART, config.training.steps // LOOKS)
+    return [Doctor(every=every, tell=lambda words: show.tell(f"doctor: {words}")), *callbacks]
+
+
+def _first_looks(setting: Setting, path: Path, lines: journal.Journal, callbacks: Sequence[Callback]) -> None:
+    """Doctors look before the first step, or take up what they saw before the run was resumed."""
+    for each in callbacks:
+        if isinstance(each, Doctor):
+            found = each.begin(setting, journal.read(path))
+            if found:
+                lines.write({"step": 0, **found})
+
+
+def _verdict(folder: Path) -> str:
+    """What the doctor makes of the whole run, and how to follow its remedy."""
+    found = diagnose_run(folder)
+    follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
+    return f"doctor: {found.text()}{follow}"
 
 
 def _steps(
@@ -170,8 +205,9 @@ def _advance(setting: Setting, step: int, batch: Batch) -> Moment:
     x, labels, indices = batch
     labels = labels.to(device, non_blocking=True)
     target = setting.target(labels)
-    embeddings, scalars = setting.step(x.to(device, non_blocking=True), target)
+    embeddings, scalars = setting.step(x.to(device, non_blocking=True), target, setting.ids(indices))
     setting.remember(labels, embeddings)
+    advance(setting.loss)
     return Moment(step, setting, embeddings, labels, indices, target, scalars, factor * config.optimiser.rate)
 
 
@@ -185,7 +221,7 @@ def _closer_looks(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[dic
     """What the pair weights are now, where it is time to look, and what the callbacks found."""
     every = moment.setting.config.training.explain_every
     if every and moment.step % every == 0:
-        why = moment.setting.loss.explain(moment.embeddings, moment.target)
+        why = moment.setting.loss.explain(moment.embeddings, moment.target, ids=moment.setting.ids(moment.indices))
         yield {
             "active_positives": why.active_positives,
             "active_negatives": why.active_negatives,

@@ -9,6 +9,8 @@ from typing import Any
 
 from nearfar import batches, links, losses, mining, pairs, sets, similarity
 from nearfar._checks import nearest
+from nearfar.losses.annealing import Anneal
+from nearfar.scale import Memory
 from nearfar.train.config import Config, Part
 
 Catalogue = Mapping[str, Callable[..., Any]]
@@ -31,6 +33,7 @@ INNER: Mapping[str, Catalogue] = {
     "miner": _classes(mining),
     "over": _classes(sets),
     "link": _classes(links),
+    "anneal": {"Anneal": Anneal},
 }
 """Arguments of a loss that are objects themselves: written as a name, or as a mapping with a name."""
 
@@ -39,13 +42,20 @@ def check(config: Config) -> None:
     """Refuse unknown names and options before any data are read."""
     _check("loss", config.loss, LOSSES)
     _check("batches", config.batches, SAMPLERS)
+    if config.training.memory and config.batches.name == "Representatives":
+        raise ValueError(
+            "config: training.memory does not go with batches Representatives, whose pairs each hold a representative; "
+            "take PerClass, or memory 0."
+        )
 
 
 def make_loss(config: Config, *, classes: int) -> Any:
-    """The loss; proxies get the number of classes and the width of the embedding, unless told."""
+    """The loss, with a memory where one is asked for; proxies get the number of classes and the width, unless told."""
     known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
     given = {"classes": classes, "dim": config.model.width}
-    return _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
+    loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
+    plan = config.training
+    return Memory(loss, plan.memory, plan.memory_warmup) if plan.memory else loss
 
 
 def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
@@ -68,8 +78,13 @@ def _check(place: str, part: Part, catalogue: Catalogue) -> None:
     for key, value in part.options.items():
         if key not in known or key in ("labels", "rank", "world"):
             raise ValueError(f"config: {part.name} has no {place}.{key}; {nearest(key, known)}")
-        if key in INNER and value is not None:
+        if _is_part(key, value):
             _check(f"{place}.{key}", _inner(f"{place}.{key}", value), INNER[key])
+
+
+def _is_part(key: str, value: Any) -> bool:
+    """Whether an option stands for an object; a number of steps may stand for a whole `Anneal`."""
+    return key in INNER and value is not None and not (key == "anneal" and isinstance(value, int))
 
 
 def _inner(place: str, value: Any) -> Part:
@@ -83,9 +98,8 @@ def _inner(place: str, value: Any) -> Part:
 def _make(place: str, part: Part, catalogue: Catalogue, given: Mapping[str, Any]) -> Any:
     options = dict(given)
     for key, value in part.options.items():
-        inside = key in INNER and value is not None
         here = f"{place}.{key}"
-        options[key] = _make(here, _inner(here, value), INNER[key], {}) if inside else value
+        options[key] = _make(here, _inner(here, value), INNER[key], {}) if _is_part(key, value) else value
     try:
         return _kind(place, part, catalogue)(**options)
     except TypeError as error:  # a required argument is missing, or a value is of the wrong kind

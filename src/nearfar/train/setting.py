@@ -17,7 +17,7 @@ from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, Tensors, View, class_disjoint, open_data, part, transforms
 from nearfar.data.samples import Transform
 from nearfar.relations import Relation
-from nearfar.scale import Gathered
+from nearfar.scale import Gathered, Memory
 from nearfar.train import parts
 from nearfar.train.config import Config
 from nearfar.train.rates import optimiser
@@ -74,6 +74,10 @@ class Setting:
         mine = (labels[chosen].cpu(), embeddings[chosen].float().cpu())
         for theirs in [mine] if self.machine.num_processes == 1 else gather_object([mine]):
             self.sampler.update(*theirs)
+
+    def ids(self, indices: Tensor) -> Tensor | None:
+        """Which sample each row of a batch is, where the loss remembers rows: none is paired with its own past."""
+        return indices.to(self.machine.device) if isinstance(self.loss, Memory) else None
 
     def target(self, labels: Tensor) -> Tensor | Relation:
         """What the loss is told of a batch: labels, or in a projection which pairs hold a representative."""
@@ -171,7 +175,16 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
         model=model,
         loss=loss,
         sampler=sampler,
-        step=Step(machine, model, Gathered(loss), moves, config.optimiser.clip, proximal),
+        step=Step(
+            machine,
+            model,
+            Gathered(loss),
+            moves,
+            config.optimiser.clip,
+            proximal,
+            config.training.chunk,
+            config.model.freeze_norms,
+        ),
         view=View(train, augmented, seed=seed),
         plain=plain,
         inputs=inputs,

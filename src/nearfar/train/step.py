@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from nearfar.batches import Proximal
 from nearfar.relations import Relation
+from nearfar.scale import cached_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,8 @@ class Step:
         loss: the loss of all processes' rows together, `Gathered`; the gradient of what it learns itself is whole.
         optimiser: the prepared optimiser.
         clip: the longest gradient that is let through, or None.
+        chunk: samples that the network sees at a time, or None for the whole batch.
+        frozen: the network's batch norms keep their statistics.
         proximal: the pull to the last projection, or None.
     """
 
@@ -31,12 +34,17 @@ class Step:
     optimiser: Any
     clip: float | None = None
     proximal: Proximal | None = None
+    chunk: int | None = None
+    frozen: bool = False
 
-    def __call__(self, x: Tensor, target: Tensor | Relation) -> tuple[Tensor, dict[str, Tensor]]:
-        """The embeddings [b, d], detached, and the scalars of the journal, still on their device."""
-        embeddings = self.model(x)
-        value = self.loss(embeddings.float() if embeddings.dtype != torch.float64 else embeddings, target)
-        self.machine.backward(value)
+    def __call__(
+        self, x: Tensor, target: Tensor | Relation, ids: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The embeddings [b, d], detached, and the scalars of the journal, still on their device.
+
+        `ids` [b] say which sample each row is, to a loss that remembers.
+        """
+        embeddings, value = self._descend(x, target, ids)
         scalars = {"loss": value}
         if self.proximal is not None:
             self.machine.unscale_gradients()  # fp16 gradients are kept multiplied; the pull is not
@@ -45,4 +53,22 @@ class Step:
             scalars["gradient"] = self.machine.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimiser.step()
         self.optimiser.zero_grad()
-        return embeddings.detach(), scalars
+        return embeddings, scalars
+
+    def _descend(self, x: Tensor, target: Tensor | Relation, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Embeddings and loss, whose gradient is added to all parameters."""
+        seen = list[Tensor]()
+
+        def judge(embeddings: Tensor, target: Tensor | Relation) -> Tensor:
+            seen.append(embeddings.detach())
+            exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+            value: Tensor = self.loss(exact, target, ids=ids)
+            return value
+
+        if self.chunk is None:
+            value = judge(self.model(x), target)
+            self.machine.backward(value)
+        else:
+            norms: Literal["refuse", "frozen"] = "frozen" if self.frozen else "refuse"
+            value = cached_step(self.model, x, target, judge, self.chunk, bn=norms, scaler=self.machine.scaler)
+        return seen[0], value

@@ -2,6 +2,7 @@
 
 from nearfar.pml.losses.classes import ArcFaceLoss, ProxyAnchorLoss, ProxyNCALoss
 from nearfar.pml.losses.margin import MarginLoss
+from nearfar.pml.losses.memory import CrossBatchMemory
 from nearfar.pml.losses.pairs import (
     ContrastiveLoss,
     GeneralizedLiftedStructureLoss,
@@ -16,6 +17,7 @@ __all__ = [
     "ArcFaceLoss",
     "CircleLoss",
     "ContrastiveLoss",
+    "CrossBatchMemory",
     "GeneralizedLiftedStructureLoss",
     "LiftedStructureLoss",
     "MarginLoss",

@@ -1,0 +1,144 @@
+"""`CrossBatchMemory` under PML's name, whose position a checkpoint keeps. `nearfar.Memory` is the native one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._checks import check_embeddings, check_labels, check_whole
+from nearfar.pml._tuples import Indices, as_pairs
+from nearfar.pml.losses.base import Loss
+from nearfar.pml.losses.softmax import NPairsLoss
+from nearfar.pml.miners import Miner
+
+
+class CrossBatchMemory(nn.Module):
+    """loss(batch, reference = the last `memory_size` rows, the batch among them, none with a gradient).
+
+    As in PML the batch is remembered first and compared with the memory then, a row never with itself. Unlike PML: no
+    list of all pairs is made where there is no miner; triplets and their miners work; position and filling are in the
+    state dict (a PML checkpoint without them is taken for an empty memory, as PML itself does).
+
+    Args:
+        loss: a loss of pairs or triplets of `nearfar.pml`, but `NPairsLoss`.
+        embedding_size: the width of the embeddings.
+        memory_size: how many rows are remembered.
+        miner: a miner of `nearfar.pml`, or None for all pairs.
+    """
+
+    embedding_memory: Tensor
+    label_memory: Tensor
+
+    def __init__(self, loss: Loss, embedding_size: int, memory_size: int = 1024, miner: Miner | None = None) -> None:
+        super().__init__()
+        if not isinstance(loss, Loss) or isinstance(loss, NPairsLoss):
+            raise TypeError(
+                f"CrossBatchMemory: loss must be one of pairs or triplets of nearfar.pml that takes a reference, "
+                f"but came as {type(loss).__name__}."
+            )
+        check_whole("CrossBatchMemory", "embedding_size", embedding_size)
+        check_whole("CrossBatchMemory", "memory_size", memory_size)
+        self.loss, self.miner = loss, miner
+        self.embedding_size, self.memory_size = embedding_size, memory_size
+        self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
+        self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.int64))
+        self.queue_idx = 0
+        self.has_been_filled = False
+
+    def reset_queue(self) -> None:
+        """Forget all rows."""
+        self.queue_idx, self.has_been_filled = 0, False
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Indices | None = None,
+        enqueue_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The loss, a differentiable scalar.
+
+        Args:
+            embeddings: [n, d].
+            labels: [n] integers.
+            indices_tuple: pairs or triplets of the batch, added to those with the memory.
+            enqueue_mask: [n] rows that are remembered and not learnt from; the others are not remembered.
+        """
+        labels = self._check(embeddings, labels, indices_tuple, enqueue_mask)
+        rows, names = embeddings, labels
+        if enqueue_mask is not None:
+            chosen = enqueue_mask.to(embeddings.device)
+            rows, names, embeddings, labels = rows[chosen], names[chosen], embeddings[~chosen], labels[~chosen]
+        places = self._remember(rows.detach(), names)
+        count = self.memory_size if self.has_been_filled else self.queue_idx
+        past, past_labels = self.embedding_memory[:count], self.label_memory[:count]
+        ids = places if enqueue_mask is None else torch.full_like(labels, -1)
+        told = {"ids": ids, "ref_ids": torch.arange(count, device=embeddings.device)}
+        indices = None if self.miner is None else self.miner(embeddings, labels, past, past_labels, **told)
+        if indices_tuple is not None:
+            given = tuple(part.to(embeddings.device) for part in indices_tuple)
+            indices = self._with_given(labels, past_labels, ids, indices, given)
+        value: Tensor = self.loss(embeddings, labels, indices, past, past_labels, **told)
+        return value
+
+    def _check(self, embeddings: Tensor, labels: Tensor, indices: Indices | None, mask: Tensor | None) -> Tensor:
+        check_embeddings("CrossBatchMemory", "embeddings", embeddings)
+        labels = labels.to(embeddings.device) if isinstance(labels, Tensor) else labels
+        check_labels("CrossBatchMemory", "labels", labels, len(embeddings), embeddings.device)
+        if embeddings.shape[1] != self.embedding_size:
+            raise ValueError(
+                f"CrossBatchMemory: embeddings must be embedding_size={self.embedding_size} wide, "
+                f"but are {embeddings.shape[1]} wide."
+            )
+        if indices is not None and mask is not None:
+            raise ValueError("CrossBatchMemory: indices_tuple and enqueue_mask exclude each other; pass one of them.")
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != labels.shape):
+            raise ValueError(f"CrossBatchMemory: enqueue_mask must be a boolean [{len(labels)}] tensor.")
+        count = len(labels) if mask is None else int(mask.sum())
+        if count > self.memory_size:
+            raise ValueError(
+                f"CrossBatchMemory: {count} rows do not fit a memory of {self.memory_size}; raise memory_size."
+            )
+        return labels
+
+    def _with_given(self, labels: Tensor, past: Tensor, ids: Tensor, mined: Indices | None, given: Indices) -> Indices:
+        """The pairs or triplets with the memory, and those given; as in PML the latter point at the memory's rows."""
+        if mined is None:
+            alike = labels[:, None] == past[None, :]
+            itself = ids[:, None] == torch.arange(len(past), device=past.device)[None, :]
+            mined = (*(alike & ~itself).nonzero(as_tuple=True), *(~alike).nonzero(as_tuple=True))
+        if len(mined) == 3 and len(given) == 4:
+            raise ValueError(
+                "CrossBatchMemory: the miner gives triplets but indices_tuple holds pairs; pass triplets, or mine "
+                "pairs."
+            )
+        more = as_pairs(given) if len(mined) == 4 else given
+        return tuple(torch.cat([a, b]) for a, b in zip(mined, more, strict=True))
+
+    @torch.no_grad()
+    def _remember(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Write rows into the ring; where they went."""
+        if self.embedding_memory.device != rows.device or self.embedding_memory.dtype != rows.dtype:
+            self.embedding_memory = self.embedding_memory.to(rows.device, rows.dtype)
+            self.label_memory = self.label_memory.to(rows.device)
+        places = (torch.arange(len(rows), device=rows.device) + self.queue_idx) % self.memory_size
+        # a new tensor: the old one may still stand in a graph that has not gone backward
+        self.embedding_memory = self.embedding_memory.index_copy(0, places, rows)
+        self.label_memory = self.label_memory.index_copy(0, places, labels.long())
+        self.has_been_filled = self.has_been_filled or self.queue_idx + len(rows) >= self.memory_size
+        self.queue_idx = (self.queue_idx + len(rows)) % self.memory_size
+        return places
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Position and filling, which `state_dict` keeps with the rows."""
+        return {"queue_idx": self.queue_idx, "has_been_filled": self.has_been_filled}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over what `get_extra_state` gave."""
+        self.queue_idx, self.has_been_filled = state["queue_idx"], state["has_been_filled"]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state_dict.setdefault(f"{prefix}_extra_state", {"queue_idx": 0, "has_been_filled": False})
+        super()._load_from_state_dict(state_dict, prefix, *rest)
