@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nearfar._checks import check_embeddings, check_labels, check_reference, check_reference_rows
 from nearfar.explanation import Explanation
 from nearfar.indices import check_indices
-from nearfar.ranks import ALONE, Ranks
+from nearfar.ranks import Ranks
 from nearfar.relations import Relation
 
 Labels = Tensor | Relation | None
@@ -19,7 +19,7 @@ Labels = Tensor | Relation | None
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call, see `Loss.forward`, and the processes that share its work: each holds all of it."""
+    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each of which holds all of it."""
 
     owner: str
     embeddings: Tensor
@@ -29,7 +29,7 @@ class Call:
     ref_labels: Tensor | None = None
     ids: Tensor | None = None
     ref_ids: Tensor | None = None
-    ranks: Ranks = ALONE
+    ranks: Ranks | None = None
 
     @property
     def reference(self) -> Tensor:

@@ -169,7 +169,8 @@ class Linear(PairLoss):
         self.scale = scale
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        return self.scale * (self.margin + sign * (self.threshold - s))
+        # one pass over the scores instead of four
+        return torch.add(self.scale * (self.margin + sign * self.threshold), s, alpha=-sign * self.scale)
 
     def slope(self, s: Tensor, sign: int) -> float:  # noqa: D102
         return -sign * self.scale
@@ -255,6 +256,9 @@ class AngularMargin(PairLoss):
         turned = s * math.cos(self.margin) - sine * math.sin(self.margin)
         line = s - self.margin * math.sin(self.margin)
         return -self.scale * torch.where(s >= -math.cos(self.margin), turned, line)
+
+    def slope(self, s: Tensor, sign: int) -> float | None:  # noqa: D102
+        return self.scale if sign < 0 else None
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"margin={self.margin}, scale={self.scale}"

@@ -24,6 +24,7 @@ from nearfar.loss import Call, Loss
 from nearfar.mining import Filter
 from nearfar.pairs import PairLoss
 from nearfar.projection import Anchors
+from nearfar.ranks import ALONE
 from nearfar.relations import Relation
 from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Cosine, Similarity
@@ -121,14 +122,17 @@ class RobustLoss(Loss):
             self.similarity,
             self.pair_alike,
             self.pair_unlike,
-            self.over_alike,
-            self.over_unlike,
+            *self._sets(),
             self.groups,
             self.link,
             self.filter,
             self.reduction,
             self.members == "all",
         )
+
+    def _sets(self) -> tuple[UncertaintySet, UncertaintySet]:
+        """The sets of alike and unlike pairs as they are now; a loss may change them from step to step."""
+        return self.over_alike, self.over_unlike
 
     @property
     def exact_gradient(self) -> bool:
@@ -142,13 +146,14 @@ class RobustLoss(Loss):
             return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
         rows, cols = self._prepared(call)
         if self._tiles(call, relation):
-            twice = self.engine != "tiled" and call.ranks.world == 1
-            tiling = Tiling(self.owner, self.product, relation, self.tile, twice, call.ranks)
+            twice = self.engine != "tiled" and call.ranks is None
+            tiling = Tiling(self.owner, self.product, relation, self.tile, twice, call.ranks or ALONE)
             value, had_alike, had_unlike = tiled_value(tiling, rows, cols)
             self._warn(call, relation, Had(had_alike, had_unlike))
             return value
         # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
-        with call.ranks.same_draws(rows.device) if self.product.draws else nullcontext():
+        ranks = call.ranks if self.product.draws else None
+        with nullcontext() if ranks is None else ranks.same_draws(rows.device):
             pairs = dense_pairs(self.product, rows, cols, relation, call.indices)
             self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
             return dense_value(self.product, pairs)
@@ -181,9 +186,9 @@ class RobustLoss(Loss):
             return dealt(call, self.product)
         if self.engine != "auto" or call.indices is not None or torch.compiler.is_compiling():
             return False
-        if untiled(self.product) is not None or not dealt(call, self.product):
+        if not worth_tiling(self.product, relation, call.ranks or ALONE) or not dealt(call, self.product):
             return False
-        return worth_tiling(self.product, relation, call.ranks)
+        return untiled(self.product) is None
 
     def _warn(self, call: Call, relation: Relation, had: Had | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
@@ -255,7 +260,7 @@ def check_engine(owner: str, engine: str) -> None:
 
 def dealt(call: Call, product: Product) -> bool:
     """Whether strips can be dealt out: each rank gets some, and no draw depends on who sweeps which."""
-    return call.ranks.world == 1 or (not product.draws and len(call.embeddings) >= call.ranks.world)
+    return call.ranks is None or (not product.draws and len(call.embeddings) >= call.ranks.world)
 
 
 def _work_type(call: Call) -> torch.dtype:

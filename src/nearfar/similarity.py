@@ -41,6 +41,9 @@ class Similarity(nn.Module, ABC):
         normalize: divide every row by its Euclidean norm first.
     """
 
+    norms: bool = True
+    """`finish` reads the norms; False where a score is the product itself."""
+
     def __init__(self, *, normalize: bool = True) -> None:
         super().__init__()
         self.normalize = normalize
@@ -59,6 +62,8 @@ class Similarity(nn.Module, ABC):
 
     def scores(self, x: Tensor, y: Tensor) -> Tensor:
         """All scores [n, m] between prepared rows x [n, d] and y [m, d]."""
+        if not self.norms:
+            return x @ y.T
         return self.finish(x @ y.T, (x * x).sum(dim=1)[:, None], (y * y).sum(dim=1)[None, :])
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -76,6 +81,8 @@ class Cosine(Similarity):
     tensor([[1., 0.]])
     """
 
+    norms = False
+
     def __init__(self) -> None:
         super().__init__(normalize=True)
 
@@ -88,6 +95,8 @@ class Cosine(Similarity):
 
 class Dot(Similarity):
     """s = ⟨x, y⟩, of raw rows by default."""
+
+    norms = False
 
     def __init__(self, *, normalize: bool = False) -> None:
         super().__init__(normalize=normalize)

@@ -105,7 +105,8 @@ class _Half:
         assert form is not None  # noqa: S101
         self.product, self.slopes, self.square = strips.product, slopes, strips.relation.square
         # a strip's own corner is swept whole: strips that are low beside the matrix waste less of it
-        tall = strips.wanted if strips.given else min(strips.wanted, max(256, len(strips.cols) // 16))
+        least = 2048 if strips.rows.is_cuda else 256
+        tall = strips.wanted if strips.given else min(strips.wanted, max(least, len(strips.cols) // 16))
         if strips.ranks.world > 1:  # a long strip and a short one for each
             tall = min(tall, -(-len(strips.rows) // (2 * strips.ranks.world)))
         self.ranks, self.cuts = strips.ranks, cuts(len(strips.rows), tall, strips.ranks)

@@ -75,4 +75,4 @@ def solver(of: UncertaintySet, like: Tensor, orders: int) -> Solver | None:
         return None
     if isinstance(of, Worst) or (isinstance(of, TopK) and of.k is not None and of.k <= KEPT):
         return None if of.zero == "drop" and isinstance(of, Worst) else Few(of, like)
-    return Variance(of, like, orders) if type(of) is ChiSquare else online(of, like)
+    return Variance(of, like, orders) if type(of) is ChiSquare else online(of, like, orders)

@@ -22,11 +22,17 @@ ENTRIES = 2**18
 """Numbers in a strip where each pass over it makes a new one: a megabyte of float32, forty at a time."""
 LEAN = 2**21
 """Numbers in a strip that is worked on in place."""
+WIDER = 2**4
+"""A GPU takes strips so many times as large: below, starting its kernels takes longer than running them."""
 
 
-def height(columns: int, tile: int | None, entries: int) -> int:
+def height(columns: int, tile: int | None, entries: int, device: torch.device) -> int:
     """Rows in a strip; never fewer than 16 by itself, because narrower products are slow."""
-    return tile if tile is not None else min(512, max(16, entries // max(1, columns)))
+    if tile is not None:
+        return tile
+    if device.type == "cuda":
+        return min(4096, max(64, entries * WIDER // max(1, columns)))
+    return min(512, max(16, entries // max(1, columns)))
 
 
 class Strips:
@@ -56,7 +62,7 @@ class Strips:
         self.cols = cols.detach()
         self.relation = relation
         self.given = tile is not None
-        self.wanted = height(len(cols), tile, entries)
+        self.wanted = height(len(cols), tile, entries, rows.device)
         self.cuts = cuts(len(rows), self.wanted, ranks)
         self.tall = max(here.stop - here.start for here in self.cuts)
         self.most = self.tall * len(cols)

@@ -159,18 +159,21 @@ def untiled(product: Product) -> str | None:
 
 
 FEW, MANY = 2**18, 2**24
-"""Pairs from which the lean ways are faster than dense, and from which the general one is."""
+"""Pairs from which, on a CPU, the lean ways are faster than dense, and from which the general one is."""
+GPU_FEW, GPU_MANY = 2**26, 2**30
+"""The same on a GPU, where a small dense matrix costs less than starting kernels strip by strip."""
 
 
 def worth_tiling(product: Product, relation: Relation, ranks: Ranks = ALONE) -> bool:
     """Whether strips are faster than one dense matrix; told by the number of pairs, and whether a lean way is there.
 
-    On a CPU alone: nothing was measured on other devices, where `engine="tiled"` must be asked for. Several ranks share
-    strips, but each would make the whole matrix.
+    Several ranks share strips, but each would make the whole matrix. Other devices than CPU and CUDA were not measured:
+    there `engine="tiled"` must be asked for.
     """
-    pairs = relation.shape[0] * relation.shape[1]
+    pairs, device = relation.shape[0] * relation.shape[1], relation.device.type
     if ranks.world > 1:
         return pairs >= FEW
-    if relation.device.type != "cpu" or pairs < FEW:
+    if device not in ("cpu", "cuda"):
         return False
-    return pairs >= MANY or any(way(product, relation) for way in LEAN_WAYS)
+    few, many = (FEW, MANY) if device == "cpu" else (GPU_FEW, GPU_MANY)
+    return pairs >= many or (pairs >= few and any(way(product, relation) for way in LEAN_WAYS))

@@ -21,8 +21,8 @@ def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float) -> Tensor:
     if w.dtype != torch.bool:
         z = z + torch.where(w > 0, w, 1.0).log()
     empty = total(w, l) == 0
-    # an empty row becomes a row of zeros: its log-sum-exp is finite and then thrown away
-    z = torch.where(empty[:, None], 0.0, hidden(z, w))
+    # an empty row is a row of zeros: its log-sum-exp is finite and then thrown away
+    z = hidden(z, (w > 0 if w.dtype != torch.bool else w) | empty[:, None])
     return torch.where(empty, 0.0, torch.logsumexp(z, dim=1))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive, readable
-from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, hidden, over, total, weighted
+from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, hidden, over, total
 from nearfar.sets.selection import TopKStream
 from nearfar.sets.stream import Cap, MeanStream, Stream, WorstStream
 
@@ -34,7 +34,8 @@ class Mean(UncertaintySet):
         return over(w.to(l.dtype), dual[0][:, None])
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        return over(weighted(l, w).sum(dim=1), total(w, l))
+        # absent members hold 0 already
+        return over((l if w.dtype == torch.bool else l * w).sum(dim=1), total(w, l))
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,8 +74,9 @@ class OnlineKL(Online):
 
     absent = -math.inf
 
-    def __init__(self, of: KL, like: Tensor) -> None:
+    def __init__(self, of: KL, like: Tensor, orders: int) -> None:
         super().__init__(of, like)
+        self._orders = orders
         self._gamma, self._normalised, self.vanishes = of.gamma, of.normalised, self.drop
         self._top = torch.zeros_like(self.size)  # losses are not negative: 0 is as good a start as any
         self._sum = torch.zeros_like(self.size)
@@ -102,17 +103,17 @@ class OnlineKL(Online):
     def finish(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         there = self.size > 0
         norm = torch.where(there, self._sum, 1.0)
-        value = self._top + self._gamma * (norm / self.size if self._normalised else norm).log()
+        value = self._top + self._gamma * (norm / self.size if self._normalised else norm * self._orders).log()
         return torch.where(there, value, 0.0), torch.where(there, 1 / norm, 0.0)
 
 
-def online(of: UncertaintySet, like: Tensor) -> Online | None:
-    """The single-sweep form of a set, where it has one."""
+def online(of: UncertaintySet, like: Tensor, orders: int) -> Online | None:
+    """The single-sweep form of a set, where it has one; each member that comes stands `orders` times in its group."""
     if of.atom:
         return None
     if type(of) is Mean:
         return OnlineMean(of, like)
-    return OnlineKL(of, like) if isinstance(of, KL) else None
+    return OnlineKL(of, like, orders) if isinstance(of, KL) else None
 
 
 class Variance:

@@ -148,7 +148,9 @@ class Digits:
     def turn(self, k: Tensor) -> bool:
         """Fix one more digit; whether there are more."""
         tail = self.counts.flip(1).cumsum(dim=1).flip(1)
-        enough = self.above[:, None] + tail >= (k.to(torch.float64) * (1 - 1e-12))[:, None]
+        # k may be rounded above all there is
+        wanted = torch.minimum(k.to(torch.float64) * (1 - 1e-12), self.above + tail[:, 0])
+        enough = self.above[:, None] + tail >= wanted[:, None]
         digit = (enough.sum(dim=1) - 1).clamp_min(0)[:, None]
         here = self.counts.gather(1, digit)
         self.above = self.above + (tail.gather(1, digit) - here)[:, 0]
