@@ -14,6 +14,7 @@ from oracles import geometry as oracle
 
 import nearfar.geometry as G
 from nearfar.geometry.collapse import sample
+from nearfar.geometry.spaces import SPACES
 from nearfar.similarity import unit
 
 separation = sys.modules["nearfar.geometry.separation"]
@@ -76,9 +77,10 @@ def test_what_an_anchor_can_be_at_most_is_a_close_bound(monkeypatch):
     y[-1] = 99  # a lone row
     y, order = y.sort(stable=True)
     x = x[order] - x.mean(dim=0)
-    *_, gap = separation._exact(x, y, torch.arange(200))
+    flat = SPACES["euclidean"]
+    *_, gap = separation._exact(x, y, torch.arange(200), flat)
     monkeypatch.setattr(separation, "TILE", (48, 70))
-    most = separation._most(x, y)
+    most = separation._most(x, y, flat)
     assert bool((most >= gap).all())
     assert float((most - gap)[y != 99].max()) < 1e-3
     assert float(most[y == 99]) == -math.inf

@@ -113,6 +113,9 @@ class Grouping(ABC):
     strips: bool = False
     """`split` may be given some of the rows at a time: groups lie in one row, or streams can follow them."""
 
+    def check(self, alike: UncertaintySet, unlike: UncertaintySet) -> None:  # noqa: B027 - most groups take any set
+        """Refuse sets that cannot weigh these groups, in one sentence."""
+
     @abstractmethod
     def split(self, product: Product, pairs: Pairs) -> Problems:
         """The problems to solve."""
@@ -179,11 +182,13 @@ class Balanced(Grouping):
     needs = "alike"
     strips = True
 
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
-        if not isinstance(product.over_alike, TopK) or not isinstance(product.over_unlike, TopK):
+    def check(self, alike: UncertaintySet, unlike: UncertaintySet) -> None:  # noqa: D102
+        if not isinstance(alike, TopK) or not isinstance(unlike, TopK):
             raise ValueError(
                 'RobustLoss: groups="balanced" compares how much each side takes, so both sets must be TopK.'
             )
+
+    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         alike, unlike = _by_sign(product, pairs)
         return alike, replace(unlike, cap=alike.taken())
 

@@ -19,7 +19,7 @@ Labels = Tensor | Relation | None
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each of which holds all of it."""
+    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each holding all of it."""
 
     owner: str
     embeddings: Tensor

@@ -102,6 +102,7 @@ class RobustLoss(Loss):
             )
         self.pair_alike, self.pair_unlike = pair if isinstance(pair, tuple) else (pair, pair)
         self.over_alike, self.over_unlike = over if isinstance(over, tuple) else (over, over)
+        groups.check(self.over_alike, self.over_unlike)
         self.groups = groups
         self.link = link if link is not None else Add()
         self.filter = filter

@@ -17,6 +17,28 @@ def hardness(E, y, margin=0.0):
     return worst
 
 
+def angle(a, b):
+    """The angle of two rows, in radians: 2 atan2(|u - v|, |u + v|) of the unit rows."""
+    u, v = a / np.sqrt((a * a).sum()), b / np.sqrt((b * b).sum())
+    return 2 * np.arctan2(np.sqrt(((u - v) ** 2).sum()), np.sqrt(((u + v) ** 2).sum()))
+
+
+def length(a, b):
+    """|a - b|."""
+    return np.sqrt(((a - b) ** 2).sum())
+
+
+def ladder_hardness(E, relevance, margin=0.0, apart=length):
+    """max over a, j, k with relevance(a, j) > relevance(a, k) of [d(a, j) - d(a, k) + margin]_+."""
+    E, worst = np.asarray(E, dtype=np.longdouble), 0.0
+    for a in range(len(E)):
+        for j in range(len(E)):
+            for k in range(len(E)):
+                if a not in (j, k) and relevance[a][j] > relevance[a][k]:
+                    worst = max(worst, float(apart(E[a], E[j]) - apart(E[a], E[k]) + margin))
+    return worst
+
+
 def active(E, y, margin=0.0):
     """Share of triplets whose violation is above zero."""
     count = broken = 0

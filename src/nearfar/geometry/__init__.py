@@ -2,7 +2,9 @@
 
 from nearfar.batches import Violations, violations
 from nearfar.geometry.collapse import Collapse, Pull, active_triplets, collapse, effective_rank, pull
+from nearfar.geometry.constants import Constants, constants
 from nearfar.geometry.isometry import Separation, hausdorff_distance, isometric_error
+from nearfar.geometry.ladder import ladder
 from nearfar.geometry.repair import Repair, repair
 from nearfar.geometry.rigid import NearIsometry, hausdorff_between, isometric_error_between, near_isometry
 from nearfar.geometry.separation import HardTriplet, hardest_triplet, hardness, is_triplet_separated
@@ -10,6 +12,7 @@ from nearfar.geometry.thickness import Thickness, thickness
 
 __all__ = [
     "Collapse",
+    "Constants",
     "HardTriplet",
     "NearIsometry",
     "Pull",
@@ -19,6 +22,7 @@ __all__ = [
     "Violations",
     "active_triplets",
     "collapse",
+    "constants",
     "effective_rank",
     "hardest_triplet",
     "hardness",
@@ -27,6 +31,7 @@ __all__ = [
     "is_triplet_separated",
     "isometric_error",
     "isometric_error_between",
+    "ladder",
     "near_isometry",
     "pull",
     "repair",

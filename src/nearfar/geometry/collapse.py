@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice, check_positive, check_whole
+from nearfar._checks import check_choice, check_labels, check_positive, check_whole
 from nearfar.geometry.repair import class_means, repair
-from nearfar.geometry.separation import checked, distances
+from nearfar.geometry.separation import checked
+from nearfar.geometry.spaces import SPACES, distances
 from nearfar.similarity import unit
 
 PAIRWISE = 512
@@ -97,11 +98,12 @@ def collapse(
     check_choice("collapse", "metric", metric, ("cosine", "euclidean"))
     check_positive("collapse", "margin", margin, zero=True)
     check_whole("collapse", "rows", rows)
+    check_labels("collapse", "labels", labels, len(embeddings), embeddings.device)
     chosen = sample(labels, rows, seed).to(embeddings.device)
     embeddings, labels = embeddings[chosen], labels[chosen]
     raw = embeddings.detach().double()
     shown = unit(raw) if metric == "cosine" else raw
-    x, y = checked("collapse", shown, labels)
+    x, y = checked("collapse", shown, labels, SPACES["euclidean"])
     means = class_means(x, y)
     few, fewer = (sample(labels, count, seed).to(x.device) for count in (PAIRWISE, SHRUNK))
     total, within = _rms(x), _rms(x - means[y])

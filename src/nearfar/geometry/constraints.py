@@ -1,10 +1,11 @@
 """The programme behind d_iso and d_haus, for SLSQP: one radius an anchor makes O(N²) constraints of O(N³) triplets.
 
-    variables    g [N, n],  r_i for each anchor with positives and negatives,  t
-    separated    |g_i - g_j| ≤ r_i  (same class),     r_i + α ≤ |g_i - g_k|  (another class)
+    variables    g [N, n],  a radius r for each anchor and each two neighbouring steps of its ladder,  t
+    separated    |g_i - g_j| ≤ r  (at or above the step),     r + α ≤ |g_i - g_k|  (below it)
     objective t  haus:  |g_i - f_i|² ≤ t²             iso:  | |g_i - g_j| - |f_i - f_j| | ≤ t
 
-Every constraint but haus's own is linear in the distances D, so that one Jacobian of D serves them all.
+Classes are a ladder of two steps. Every constraint but haus's own is linear in the distances D, so that one Jacobian of
+D serves them all. On the sphere rows are g/|g| and distances are angles; haus keeps the chord, which grows with them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,33 @@ from typing import Any, Literal
 
 import numpy as np
 
+from nearfar.geometry.ladder import steps
+from nearfar.geometry.spaces import Flat, Space
+
 Kind = Literal["iso", "haus"]
-ROUND = 1e-18
-"""Under the root of a distance, so that coincident rows have a slope."""
+
+
+def splits(y: Any) -> dict[str, Any]:
+    """Pairs (i, j), i < j, and the constraints between a pair and a radius, as arrays.
+
+    Constraint c bounds the distance of `pairs[c]` by `radius[c]`: from above where `sign[c]` is -1, else from below. A
+    row on step k of an anchor's ladder lies within the radius below that step, and beyond the radius above it.
+    """
+    i, j = np.triu_indices(len(y), 1)
+    number = np.zeros((len(y), len(y)), dtype=int)
+    number[i, j] = number[j, i] = np.arange(len(i))
+    pairs, radius, sign, count = [], [], [], 0
+    for anchor, row in enumerate(steps(y)):
+        last = row.max()
+        for other in np.flatnonzero(row >= 0):
+            for step, side in ((row[other], -1.0), (row[other] - 1, 1.0)):
+                if 0 <= step < last:
+                    pairs.append(number[anchor, other])
+                    radius.append(count + step)
+                    sign.append(side)
+        count += max(0, last)
+    found = {"pairs": np.array(pairs, int), "radius": np.array(radius, int), "sign": np.array(sign)}
+    return {"i": i, "j": j, "radii": int(count), **found}
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,60 +51,42 @@ class Programme:
 
     Args:
         kind: "iso" or "haus".
-        f: [N, n], the rows to approximate, of diameter about 1.
-        y: [N], their classes.
+        f: [N, n], the rows to approximate, of diameter about 1 (unit rows on the sphere).
+        y: [N] their classes, or [N, N] their relevance.
         margin: α, in the same units.
+        space: where distances are taken.
     """
 
     kind: Kind
     f: Any
     y: Any
     margin: float = 0.0
+    space: Space = field(default_factory=Flat)
     parts: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        rows = len(self.f)
-        i, j = np.triu_indices(rows, 1)
-        same = self.y[i] == self.y[j]
-        counts = np.array([(self.y == label).sum() for label in self.y])
-        anchors = np.flatnonzero((counts > 1) & (counts < rows))
-        radius = np.full(rows, -1)
-        radius[anchors] = np.arange(len(anchors))
-        pairs, ends = np.concatenate([np.arange(len(i))] * 2), np.concatenate([i, j])
-        sign = np.where(np.concatenate([same, same]), -1.0, 1.0)  # r - D ≥ 0, or D - r - α ≥ 0
-        kept = radius[ends] >= 0
-        parts = {
-            "i": i,
-            "j": j,
-            "pairs": pairs[kept],
-            "radius": radius[ends[kept]],
-            "sign": sign[kept],
-            "anchors": anchors,
-            "same": same,
-            "apart": np.linalg.norm(self.f[i] - self.f[j], axis=1),
-        }
-        self.parts.update(parts)
+        self.parts.update(splits(self.y))
+        self.parts["apart"] = self._stretches(self.f)[0]
 
     @property
     def size(self) -> int:
         """How many variables there are."""
-        return int(self.f.size + len(self.parts["anchors"]) + 1)
+        return int(self.f.size + self.parts["radii"] + 1)
 
     def start(self, g: Any) -> Any:
-        """The variables for a separated g: radii at the farthest positives, t at its value."""
-        distance, _ = self._distances(g)
-        radii = np.zeros(len(self.f))
-        for p in np.flatnonzero(self.parts["same"]):
-            for end in (self.parts["i"][p], self.parts["j"][p]):
-                radii[end] = max(radii[end], distance[p])
-        return np.concatenate([g.ravel(), radii[self.parts["anchors"]], [self.value(g)]])
+        """The variables for a separated g: radii at the farthest row that each must hold, t at its cost."""
+        parts = self.parts
+        distance, *_ = self._stretches(g)
+        radii = np.zeros(parts["radii"])
+        inside = parts["sign"] < 0
+        np.maximum.at(radii, parts["radius"][inside], distance[parts["pairs"][inside]])
+        return np.concatenate([g.ravel(), radii, [self.cost(g)]])
 
-    def value(self, g: Any) -> float:
-        """What g costs: max |g_i - f_i|, or the largest difference of distances."""
+    def cost(self, g: Any) -> float:
+        """What g costs as t: the longest chord |g_i - f_i|, or the largest difference of distances."""
         if self.kind == "haus":
-            return float(np.linalg.norm(g - self.f, axis=1).max())
-        i, j = self.parts["i"], self.parts["j"]
-        return float(np.abs(np.linalg.norm(g[i] - g[j], axis=1) - self.parts["apart"]).max())
+            return float(np.linalg.norm(self._on(g) - self.f, axis=1).max())
+        return float(np.abs(self._stretches(g)[0] - self.parts["apart"]).max())
 
     def rows(self, z: Any) -> Any:
         """The rows g [N, n] out of z."""
@@ -88,12 +95,12 @@ class Programme:
     def constraints(self, z: Any) -> Any:
         """c(z), all of which must not be negative."""
         parts, g, t = self.parts, self.rows(z), z[-1]
-        distance, _ = self._distances(g)
+        distance, *_ = self._stretches(g)
         radii = z[self.f.size : -1]
         separated = parts["sign"] * (distance[parts["pairs"]] - radii[parts["radius"]])
         separated -= self.margin * (parts["sign"] > 0)
         if self.kind == "haus":
-            return np.concatenate([separated, t * t - ((g - self.f) ** 2).sum(axis=1)])
+            return np.concatenate([separated, t * t - ((self._on(g) - self.f) ** 2).sum(axis=1)])
         off = distance - parts["apart"]
         return np.concatenate([separated, t - off, t + off])
 
@@ -107,8 +114,9 @@ class Programme:
         top[np.arange(many), width + parts["radius"]] = -parts["sign"]
         if self.kind == "haus":
             low = np.zeros((len(g), len(z)))
+            slope = self._haus_slopes(g)
             for k in range(g.shape[1]):
-                low[np.arange(len(g)), np.arange(len(g)) * g.shape[1] + k] = -2 * (g - self.f)[:, k]
+                low[np.arange(len(g)), np.arange(len(g)) * g.shape[1] + k] = slope[:, k]
             low[:, -1] = 2 * t
             return np.vstack([top, low])
         low = np.zeros((2 * len(slopes), len(z)))
@@ -116,19 +124,32 @@ class Programme:
         low[:, -1] = 1.0
         return np.vstack([top, low])
 
-    def _distances(self, g: Any) -> tuple[Any, Any]:
-        between = g[self.parts["i"]] - g[self.parts["j"]]
-        return np.sqrt((between**2).sum(axis=1) + ROUND), between
+    @property
+    def _flat(self) -> bool:
+        return isinstance(self.space, Flat)
+
+    def _on(self, g: Any) -> Any:
+        return g if self._flat else g / np.linalg.norm(g, axis=1, keepdims=True)
+
+    def _haus_slopes(self, g: Any) -> Any:
+        """The slope [N, n] of -|g_i - f_i|² in g_i."""
+        if self._flat:
+            return -2 * (g - self.f)
+        u = self._on(g)
+        along = (u * self.f).sum(axis=1, keepdims=True)
+        return 2 * (self.f - along * u) / np.linalg.norm(g, axis=1, keepdims=True)
+
+    def _stretches(self, g: Any) -> tuple[Any, Any, Any]:
+        return self.space.stretches(g, self.parts["i"], self.parts["j"])
 
     def _slopes(self, g: Any) -> Any:
         """dD/dg, [pairs, N n]."""
-        distance, between = self._distances(g)
-        unit = between / distance[:, None]
+        distance, at_i, at_j = self._stretches(g)
         n, places = g.shape[1], np.arange(len(distance))
         found = np.zeros((len(distance), g.size))
         for k in range(n):
-            found[places, self.parts["i"] * n + k] = unit[:, k]
-            found[places, self.parts["j"] * n + k] = -unit[:, k]
+            found[places, self.parts["i"] * n + k] = at_i[:, k]
+            found[places, self.parts["j"] * n + k] = at_j[:, k]
         return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.geometry.constraints import Kind
+from nearfar.geometry.constraints import Kind, splits
 
 ROWS = 10
 """Rows up to which the programme is solved: 45 binaries."""
@@ -42,14 +42,15 @@ def solve(kind: Kind, f: Any, y: Any, margin: float, upper: float, *, seconds: f
     from scipy.optimize import Bounds, milp
 
     n = len(f)
-    i, j = np.triu_indices(n, 1)
+    parts = splits(y)
+    i, j = parts["i"], parts["j"]
     many = len(i)
     reach = float(np.ptp(f)) + 2 * upper + margin
     # z = (g, D, b, r, t)
-    D, b, r, t = n, n + many, n + 2 * many, 2 * n + 2 * many
+    D, b, r, t = n, n + many, n + 2 * many, n + 2 * many + parts["radii"]
     rows = _Rows(t + 1)
     _absolute(rows, i, j, (D, b), 2 * reach)
-    _separated(rows, i, j, y, (D, r), margin)
+    _separated(rows, parts, (D, r), margin)
     if kind == "haus":
         for k in range(n):
             rows.add({k: 1, t: -1}, high=f[k, 0])
@@ -86,14 +87,9 @@ def _absolute(rows: _Rows, i: Any, j: Any, at: tuple[int, int], big: float) -> N
         rows.add({D + p: 1, int(i[p]): 1, int(j[p]): -1, b + p: big}, high=big)
 
 
-def _separated(rows: _Rows, i: Any, j: Any, y: Any, at: tuple[int, int], margin: float) -> None:
-    """D ≤ r of the anchor for its own class, D ≥ r + α for others; a lone row is nobody's anchor."""
+def _separated(rows: _Rows, parts: dict[str, Any], at: tuple[int, int], margin: float) -> None:
+    """D ≤ r for the rows that an anchor's radius must hold, D ≥ r + α for the others."""
     D, r = at
-    for p in range(len(i)):
-        for end in (int(i[p]), int(j[p])):
-            if (y == y[end]).sum() < 2:
-                continue
-            if y[i[p]] == y[j[p]]:
-                rows.add({D + p: 1, r + end: -1}, high=0)
-            else:
-                rows.add({D + p: 1, r + end: -1}, low=margin)
+    for pair, radius, sign in zip(parts["pairs"], parts["radius"], parts["sign"], strict=True):
+        bounds = {"high": 0.0} if sign < 0 else {"low": margin}
+        rows.add({D + int(pair): 1, r + int(radius): -1}, **bounds)

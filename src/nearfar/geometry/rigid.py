@@ -8,46 +8,67 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_embeddings, check_labels
-from nearfar.geometry.separation import centred, distances, strips
+from nearfar.geometry.separation import strips
+from nearfar.geometry.spaces import Metric, space_of
 
 
 @torch.no_grad()
-def isometric_error_between(f: Tensor, g: Tensor) -> float:
-    """The max over pairs of  | |f(x) - f(z)| - |g(x) - g(z)| |    (000, eq. 13); widths may differ.
+def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean") -> float:
+    """The max over pairs of  | d(f(x), f(z)) - d(g(x), g(z)) |    (000, eq. 13); widths may differ.
+
+    Proved: it is at most twice max |f(x) - g(x)|, and 0 exactly where a rigid motion takes one map to the other.
+
+    Args:
+        f: [n, d].
+        g: [n, e], the same samples.
+        metric: "euclidean", or "angle": radians between unit rows.
 
     >>> isometric_error_between(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     4.0
     """
-    a, b = _two("isometric_error_between", f, g)
+    owner = "isometric_error_between"
+    space = space_of(owner, metric)
+    _two(owner, f, g)
+    a, b = space.rows(owner, "f", f), space.rows(owner, "g", g)
     worst = 0.0
     for part in strips(len(a), len(a)):
-        gap = (distances(a[part], a) - distances(b[part], b)).abs_()
+        gap = (space.distances(a[part], a) - space.distances(b[part], b)).abs_()
         worst = max(worst, float(gap.max()))
     return worst
 
 
 @torch.no_grad()
-def hausdorff_between(f: Tensor, g: Tensor, labels: Tensor) -> float:
+def hausdorff_between(f: Tensor, g: Tensor, labels: Tensor, *, metric: Metric = "euclidean") -> float:
     """The max over classes of the Hausdorff distance between f(class) and g(class)    (000, eq. 11).
 
     It compares sets: two rows of a class may change places at no cost. For the distance to F_TS that freedom buys
     nothing (proved: send each x to the point of its class's set nearest to f(x); the image is a subset, hence still
-    separated), so that `hausdorff_distance` may move each row by itself.
+    separated), so that `hausdorff_distance` may move each row by itself. **The paper's print:** (23) takes the two for
+    the same thing.
+
+    Args:
+        f: [n, d].
+        g: [n, d], the same samples.
+        labels: [n] integers.
+        metric: "euclidean", or "angle": radians between unit rows.
 
     >>> f = torch.tensor([[0.0], [1.0], [5.0]])
     >>> hausdorff_between(f, f[[1, 0, 2]], torch.tensor([0, 0, 1]))
     0.0
     """
     owner = "hausdorff_between"
+    space = space_of(owner, metric)
     _two(owner, f, g)
     _same_width(owner, f, g)
     check_labels(owner, "labels", labels, len(f), f.device)
+    # not around their means: f and g must stay where they are to one another
+    rows = [space.placed(side.detach().double()) for side in (f, g)]
     worst = 0.0
     for label in torch.unique(labels):
-        a, b = (side.detach().double()[labels == label] for side in (f, g))
+        a, b = (side[labels == label] for side in rows)
         for one, other in ((a, b), (b, a)):
             for part in strips(len(one), len(other)):
-                worst = max(worst, float(distances(one[part], other).amin(dim=1).max()))
+                worst = max(worst, float(space.distances(one[part], other).amin(dim=1).max()))
     return worst
 
 
@@ -85,7 +106,8 @@ def near_isometry(f: Tensor, g: Tensor) -> NearIsometry:
     c = c_n · diam / thickness. 000 prints c = c_n / θ*, which is wrong in its dimension: d_haus/d_iso does not change
     with scale, c_n/θ* does. It also loses an ε where f is not injective (c_n ε/q + ε).
     """
-    _same_width("near_isometry", *_two("near_isometry", f, g))
+    _two("near_isometry", f, g)
+    _same_width("near_isometry", f, g)
     f, g = f.detach().double(), g.detach().double()
     a, b = f.mean(dim=0), g.mean(dim=0)
     left, _, right = torch.linalg.svd((f - a).T @ (g - b))
@@ -101,12 +123,11 @@ def near_isometry(f: Tensor, g: Tensor) -> NearIsometry:
     )
 
 
-def _two(owner: str, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def _two(owner: str, f: Tensor, g: Tensor) -> None:
     check_embeddings(owner, "f", f)
     check_embeddings(owner, "g", g)
     if len(f) != len(g) or not len(f):
         raise ValueError(f"{owner}: f and g must hold the same samples, at least one, but have {len(f)} and {len(g)}.")
-    return centred(owner, "f", f), centred(owner, "g", g)
 
 
 def _same_width(owner: str, f: Tensor, g: Tensor) -> None:

@@ -2,7 +2,8 @@
 
     H(f) = max over triplets of  [ d(x, x⁺) - d(x, x⁻) + α ]₊  =  max over anchors of  [ farthest⁺ - nearest⁻ + α ]₊
 
-f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not squared, as in 000.
+f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not squared, as in 000, or angles of unit
+rows (metric="angle"). In place of classes an ordered relevance may say who must be nearer (ladder.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_embeddings, check_labels, check_positive
+from nearfar._checks import check_labels, check_positive
+from nearfar.geometry.ladder import check_relevance, hardest_step
+from nearfar.geometry.spaces import Metric, Space, space_of
 
 CELLS = 2**21
 """Pairs looked at together: 16 MB of doubles."""
@@ -43,70 +46,81 @@ class HardTriplet:
     negative: int
 
 
-def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0) -> float:
+def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean") -> float:
     """H, the hardest triplet violation: exact over all triplets, tile by tile, any number of rows.
 
     Proved: H is 0 exactly where the rows are triplet-separated; it is unchanged by rigid motions and, with α = 0,
     grows like the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. 000 calls α negligible: it is not. With α = 0 all rows on one
-    point have H = 0, a global minimum; with α > 0 they cost α.
+    point have H = 0, a global minimum; with α > 0 they cost α. All of it but the scale holds for angles and for ladders
+    too. Of angles also: H is 0 for them exactly where it is for the chords |x - z| of unit rows, and never smaller.
 
     Distances are differences in double precision. Above 1,024 rows products in float32 say first which anchors can be
-    the worst; these alone are done in double, at most 4,096 of them.
+    the worst; these alone are done in double, at most 4,096 of them. A ladder is always done in double.
 
     Args:
-        embeddings: [n, d]; nothing is normalised.
-        labels: [n] integers.
-        margin: α.
+        embeddings: [n, d]; nothing is normalised, but for metric="angle".
+        labels: [n] integers, or [n, n] numbers, the relevance of each row (column) to each anchor (row), larger = more:
+            the more relevant of two rows must be the nearer one. `ladder` makes it from nested labels.
+        margin: α, in units of the metric.
+        metric: "euclidean", or "angle": radians between unit rows.
 
     >>> hardness(torch.tensor([[-1.0], [1.0], [0.0]]), torch.tensor([0, 0, 1]))
     1.0
     """
-    found = hardest_triplet(embeddings, labels, margin=margin)
+    found = hardest_triplet(embeddings, labels, margin=margin, metric=metric)
     return 0.0 if found is None else max(0.0, found.value)
 
 
 @torch.no_grad()
-def hardest_triplet(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0) -> HardTriplet | None:
-    """The triplet that attains H, or the one nearest to a violation; None where there is no triplet at all."""
-    x, y = checked("hardness", embeddings, labels)
+def hardest_triplet(
+    embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean"
+) -> HardTriplet | None:
+    """The triplet that attains H, or the one nearest to a violation; None where there is no triplet at all.
+
+    With a ladder `positive` is the more relevant row and `negative` the less relevant one.
+    """
+    space = space_of("hardness", metric)
+    x, y = checked("hardness", embeddings, labels, space)
     check_positive("hardness", "margin", margin, zero=True)
-    order = torch.argsort(y, stable=True)
-    x, y = x[order], y[order]
-    *places, gap = _worst(x, y)
+    order = torch.arange(len(x)) if y.ndim == 2 else torch.argsort(y, stable=True)
+    if y.ndim == 2:
+        *places, gap = hardest_step(x, y, space)
+    else:
+        x = x[order]  # in place of the rows as they came: a second copy would double the memory
+        *places, gap = _worst(x, y[order], space)
     if gap == -math.inf:
         return None
     anchor, positive, negative = (int(order[int(place)]) for place in places)
     return HardTriplet(gap + margin, anchor, positive, negative)
 
 
-def is_triplet_separated(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, tolerance: float = 1e-9) -> bool:
+def is_triplet_separated(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    margin: float = 0.0,
+    metric: Metric = "euclidean",
+    tolerance: float = 1e-9,
+) -> bool:
     """Whether H ≤ tolerance · radius (the farthest row from the mean): every positive nearer than every negative.
 
     Proved: the separated maps are a closed cone, unchanged by rigid motions and scaling (α = 0), and hold every
-    constant map and every map that sends each class to a point.
+    constant map and every map that sends each class to a point. Of a ladder they hold every constant map, and where it
+    is nested every map that sends each group of its coarsest rung to a point.
     """
-    x, _ = checked("is_triplet_separated", embeddings, labels)
+    x, _ = checked("is_triplet_separated", embeddings, labels, space_of("is_triplet_separated", metric))
     radius = float(x.norm(dim=1).max()) if len(x) else 0.0
-    return hardness(embeddings, labels, margin=margin) <= tolerance * (radius + margin)
+    return hardness(embeddings, labels, margin=margin, metric=metric) <= tolerance * (radius + margin)
 
 
-def checked(owner: str, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in double precision around their mean (products of far-off rows would cancel), and labels 0, 1, ..."""
-    x = centred(owner, "embeddings", embeddings)
+def checked(owner: str, embeddings: Tensor, labels: Tensor, space: Space) -> tuple[Tensor, Tensor]:
+    """Rows as the space takes them, and labels 0, 1, ... or a relevance [n, n] as it came."""
+    x = space.rows(owner, "embeddings", embeddings)
+    if isinstance(labels, Tensor) and labels.ndim == 2:
+        check_relevance(owner, labels, len(embeddings), embeddings.device)
+        return x, labels
     check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
     return x, torch.unique(labels, return_inverse=True)[1]
-
-
-def centred(owner: str, name: str, embeddings: Tensor) -> Tensor:
-    """Rows in double precision, around their mean."""
-    check_embeddings(owner, name, embeddings)
-    x = embeddings.detach().double()
-    return x - x.mean(dim=0) if len(x) else x
-
-
-def distances(x: Tensor, y: Tensor) -> Tensor:
-    """|xᵢ - yⱼ| [n, m] from differences: equal rows are exactly 0 apart."""
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def strips(rows: int, width: int) -> Iterator[slice]:
@@ -115,7 +129,7 @@ def strips(rows: int, width: int) -> Iterator[slice]:
     return (slice(i, min(i + tall, rows)) for i in range(0, rows, tall))
 
 
-def _most(x: Tensor, y: Tensor) -> Tensor:
+def _most(x: Tensor, y: Tensor, space: Space) -> Tensor:
     """At least farthest positive less nearest negative of each row [n], from products in float32; -inf for a lone row.
 
     Rows come sorted by class, so that alike pairs lie in few tiles near the diagonal: only these need a mask. Each pair
@@ -124,13 +138,13 @@ def _most(x: Tensor, y: Tensor) -> Tensor:
     norms = x.norm(dim=1)
     z, half = x.float(), (norms * norms / 2).float()
     near, far = torch.full_like(half, math.inf), torch.full_like(half, -math.inf)
-    space = torch.empty(TILE[0] * TILE[1], dtype=z.dtype, device=z.device)
+    room = torch.empty(TILE[0] * TILE[1], dtype=z.dtype, device=z.device)
     for i in range(0, len(z), TILE[0]):
         rows = slice(i, min(i + TILE[0], len(z)))
         for j in range(i, len(z), TILE[1]):
             cols = slice(j, min(j + TILE[1], len(z)))
             shape = rows.stop - rows.start, cols.stop - cols.start
-            tile = space[: shape[0] * shape[1]].view(shape)
+            tile = room[: shape[0] * shape[1]].view(shape)
             torch.addmm(half[None, cols], z[rows], z[cols].T, alpha=-1, out=tile)
             tile.add_(half[rows, None])  # half the squared distance
             if int(y[cols.start]) <= int(y[rows.stop - 1]):
@@ -142,13 +156,14 @@ def _most(x: Tensor, y: Tensor) -> Tensor:
             torch.minimum(near[rows], tile.amin(dim=1), out=near[rows])
             torch.minimum(near[cols], tile.amin(dim=0), out=near[cols])
     slack = (x.shape[1] + 8) * 2.0**-24 * (norms + norms.max()) ** 2
-    most = (2 * far.double() + slack).clamp(min=0).sqrt() - (2 * near.double() - slack).clamp(min=0).sqrt()
+    longest, shortest = (2 * far.double() + slack).clamp(min=0), (2 * near.double() - slack).clamp(min=0)
+    most = space.of_chord(longest.sqrt()) - space.of_chord(shortest.sqrt())
     alone = torch.searchsorted(y, y, right=True) - torch.searchsorted(y, y) == 1
     found: Tensor = most.masked_fill(alone, -math.inf)
     return found
 
 
-def _worst(x: Tensor, y: Tensor) -> tuple[int, int, int, float]:
+def _worst(x: Tensor, y: Tensor, space: Space) -> tuple[int, int, int, float]:
     """Anchor, positive, negative and gap of the hardest triplet, among rows sorted by class.
 
     Many rows: anchors are done from differences in the order of what they can be at most, until no other can be worse.
@@ -156,25 +171,25 @@ def _worst(x: Tensor, y: Tensor) -> tuple[int, int, int, float]:
     if len(x) <= DIRECT:
         rows, most = torch.arange(len(x), device=x.device), None
     else:
-        most, rows = _most(x, y).sort(descending=True)
+        most, rows = _most(x, y, space).sort(descending=True)
     best = (0, 0, 0, -math.inf)
     size = len(x) if most is None else AGAIN
     for i in range(0, min(len(x), DIRECT * 4), max(1, size)):
         if most is not None and float(most[i]) <= best[3]:
             break
-        positive, negative, gap = _exact(x, y, rows[i : i + size])
+        positive, negative, gap = _exact(x, y, rows[i : i + size], space)
         k = int(gap.argmax())
         if float(gap[k]) > best[3]:
             best = (int(rows[i + k]), int(positive[k]), int(negative[k]), float(gap[k]))
     return best
 
 
-def _exact(x: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _exact(x: Tensor, y: Tensor, rows: Tensor, space: Space) -> tuple[Tensor, Tensor, Tensor]:
     """Farthest positive, nearest negative and their gap for these rows; -inf where one of them is missing."""
     found = []
     for part in strips(len(rows), len(x)):
         chosen = rows[part]
-        apart, same = distances(x[chosen], x), y[chosen, None] == y[None, :]
+        apart, same = space.distances(x[chosen], x), y[chosen, None] == y[None, :]
         near, negative = apart.masked_fill(same, math.inf).min(dim=1)
         same[torch.arange(len(chosen), device=x.device), chosen] = False
         far, positive = apart.masked_fill(~same, -math.inf).max(dim=1)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.geometry.separation import centred
+from nearfar.geometry.spaces import centred
 
 HULL_WIDTH = 5
 """Up to so many dimensions the hull of differences is taken; its facets grow too fast above."""

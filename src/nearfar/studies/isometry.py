@@ -62,8 +62,8 @@ def triplet() -> dict[str, Any]:
 def toy(starts: int) -> dict[str, Any]:
     """Figures 2 to 5: the five points, their nearest separated maps, and the hardest triplet."""
     x, y = torch.tensor(TOY, dtype=torch.float64), torch.tensor(TOY_LABELS)
-    iso = geometry.isometric_error(x, y, starts=starts)
-    haus = geometry.hausdorff_distance(x, y, starts=starts)
+    both = geometry.constants(x, y, starts=starts)
+    iso, haus = both.iso, both.haus
     hard = geometry.hardest_triplet(x, y)
     if hard is None:
         raise RuntimeError("isometry: the toy set has triplets.")
@@ -78,8 +78,8 @@ def toy(starts: int) -> dict[str, Any]:
         "d_iso": iso.upper,
         "iso_map": geometry.near_isometry(iso.map, x).move(iso.map).tolist(),
         "gaps": {f"{i}{j}": float(gap[i, j]) for i in range(5) for j in range(i + 1, 5)},
-        "ratio": haus.upper / iso.upper,
-        "diameter_over_thickness": float(torch.cdist(x, x).max()) / geometry.thickness(x).upper,
+        "ratio": both.observed,
+        "diameter_over_thickness": both.ratio,
     }
 
 

@@ -1,0 +1,130 @@
+"""Where distances are taken: the flat space, or the unit sphere with its angles.
+
+Everything that 000 proves of separation uses the triangle inequality alone, so that it holds for both. On unit rows a
+chord is 2 sin(angle/2): it orders pairs as the angle does, and as the cosine does the other way round.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar._checks import check_choice, check_embeddings
+from nearfar.similarity import unit
+
+Metric = Literal["euclidean", "angle"]
+ROUND = 1e-18
+"""Under the root of a distance, so that coincident rows have a slope."""
+
+
+def centred(owner: str, name: str, embeddings: Tensor) -> Tensor:
+    """Rows in double precision, around their mean (products of far-off rows would cancel)."""
+    check_embeddings(owner, name, embeddings)
+    x = embeddings.detach().double()
+    return x - x.mean(dim=0) if len(x) else x
+
+
+def distances(x: Tensor, y: Tensor) -> Tensor:
+    """|xᵢ - yⱼ| [n, m] from differences: equal rows are exactly 0 apart."""
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class Space(ABC):
+    """Rows, the distances between them, and their slopes."""
+
+    @abstractmethod
+    def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:
+        """Rows [n, d] as this space takes them, in double precision."""
+
+    @abstractmethod
+    def distances(self, x: Tensor, y: Tensor) -> Tensor:
+        """Distances [n, m] between rows of this space."""
+
+    @abstractmethod
+    def of_chord(self, chord: Tensor) -> Tensor:
+        """The distance that belongs to |x - y|; it grows with it."""
+
+    @abstractmethod
+    def placed(self, x: Tensor) -> Tensor:
+        """Any rows [n, d], brought into this space."""
+
+    def moved(self, x: Tensor, y: Tensor) -> Tensor:
+        """The distance [n] of each row of x to the same row of y."""
+        return self.of_chord((x - y).norm(dim=1))
+
+    @abstractmethod
+    def stretches(self, g: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
+        """For NumPy rows g: distances [p] of the pairs (i, j), and their slopes [p, d] in g_i and in g_j."""
+
+
+class Flat(Space):
+    """The space itself, |x - y|."""
+
+    def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:  # noqa: D102
+        return centred(owner, name, embeddings)
+
+    def distances(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
+        return distances(x, y)
+
+    def of_chord(self, chord: Tensor) -> Tensor:  # noqa: D102
+        return chord
+
+    def placed(self, x: Tensor) -> Tensor:  # noqa: D102
+        return x
+
+    def stretches(self, g: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:  # noqa: D102
+        between = g[i] - g[j]
+        apart = np.sqrt((between**2).sum(axis=1) + ROUND)
+        slope = between / apart[:, None]
+        return apart, slope, -slope
+
+
+class Sphere(Space):
+    """Unit rows, and the angle between them in radians."""
+
+    def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:  # noqa: D102
+        check_embeddings(owner, name, embeddings)
+        x = unit(embeddings.detach().double())
+        zero = int((x == 0).all(dim=1).sum()) if x.numel() else 0
+        if zero:
+            raise ValueError(
+                f'{owner}: with metric="angle" each row of {name} needs a direction, but {zero} of {len(x)} are zero; '
+                "leave them out."
+            )
+        return x
+
+    def distances(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
+        # 2 atan2(|u - v|, |u + v|): an arccosine loses half of the digits near 0 and π
+        return 2 * torch.atan2(distances(x, y), distances(x, -y))
+
+    def of_chord(self, chord: Tensor) -> Tensor:  # noqa: D102
+        return 2 * torch.asin((chord / 2).clamp(max=1.0))
+
+    def placed(self, x: Tensor) -> Tensor:  # noqa: D102
+        return unit(x)
+
+    def moved(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
+        return 2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1))
+
+    def stretches(self, g: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:  # noqa: D102
+        length = np.linalg.norm(g, axis=1, keepdims=True)
+        u = g / length
+        a, b = u[i], u[j]
+        near, far = (np.sqrt(((a + sign * b) ** 2).sum(axis=1) + ROUND) for sign in (-1, 1))
+        cosine = (a * b).sum(axis=1, keepdims=True)
+        sine = (near * far / 2)[:, None]
+        # the slope of the angle is a unit vector of the tangent plane, away from the other row
+        return 2 * np.arctan2(near, far), (cosine * a - b) / (sine * length[i]), (cosine * b - a) / (sine * length[j])
+
+
+SPACES: dict[str, Space] = {"euclidean": Flat(), "angle": Sphere()}
+
+
+def space_of(owner: str, metric: str) -> Space:
+    """The space that a metric names."""
+    check_choice(owner, "metric", metric, SPACES)
+    return SPACES[metric]
