@@ -31,7 +31,7 @@ LAYERS = (
     ("losses", "scale"),
     ("data", "evaluation", "models", "batches", "geometry"),
     ("report", "linear", "train", "doctor"),
-    ("pml", "demo", "studies", "recommend"),
+    ("pml", "demo", "studies", "recommend", "bench"),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -279,6 +279,7 @@ def test_index_tuple_instead_of_labels(name):
 
 
 def test_every_loss_is_compared():
-    assert {row.name for row in ROWS} == set(ours.losses.__all__)
-    for name in ours.losses.__all__:
+    names = set(ours.losses.__all__) - {"CrossBatchMemory"}  # a wrapper: tests/test_pml_memory.py
+    assert {row.name for row in ROWS} == names
+    for name in names:
         assert sum(row.name == name for row in ROWS) >= 3

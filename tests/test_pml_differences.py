@@ -213,7 +213,13 @@ def test_misspelt_words_are_refused():
             ours.miners.TripletMarginMiner(type_of_triplets=word)
 
 
-REQUIRED = {"ProxyNCALoss": (3, 4), "ProxyAnchorLoss": (3, 4), "ArcFaceLoss": (3, 4), "MPerClassSampler": ([0, 0], 2)}
+REQUIRED = {
+    "ProxyNCALoss": (3, 4),
+    "ProxyAnchorLoss": (3, 4),
+    "ArcFaceLoss": (3, 4),
+    "CrossBatchMemory": (ours.losses.ContrastiveLoss(), 4),
+    "MPerClassSampler": ([0, 0], 2),
+}
 CLASSES = [
     getattr(module, name)
     for module in (ours.losses, ours.miners, ours.distances, ours.reducers, ours.regularizers, ours.samplers)

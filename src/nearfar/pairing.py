@@ -27,6 +27,7 @@ class Pairs:
         cols: [m, d] prepared references.
         triplets: an explicit list (anchor, positive, negative), where the caller gave one.
         strip: these are some of the relation's rows only, against all of its columns.
+        mined: fewer pairs count than the relation has.
     """
 
     scores: Tensor
@@ -40,11 +41,22 @@ class Pairs:
     cols: Tensor
     triplets: tuple[Tensor, Tensor, Tensor] | None = None
     strip: bool = False
+    mined: bool = False
 
     @property
     def anchors(self) -> Tensor:
         """Rows [n] that had any valid pair before mining: what "mean over anchors" divides by."""
         return self.had_alike | self.had_unlike
+
+    @property
+    def has_alike(self) -> Tensor:
+        """Rows [n] with an alike pair that counts."""
+        return present(self.alike) if self.mined else self.had_alike
+
+    @property
+    def has_unlike(self) -> Tensor:
+        """Rows [n] with an unlike pair that counts."""
+        return present(self.unlike) if self.mined else self.had_unlike
 
     @property
     def dim(self) -> int:
@@ -73,7 +85,14 @@ class Pairs:
             self,
             alike=self.alike if alike is None else _narrow(self.alike, alike),
             unlike=self.unlike if unlike is None else _narrow(self.unlike, unlike),
+            mined=True,
         )
+
+
+def present(measure: Tensor) -> Tensor:
+    """Which rows [g] of a measure [g, n] have any member."""
+    # bytes: torch's own `any` over a mask is thirty times slower
+    return (measure.to(torch.uint8) if measure.dtype == torch.bool else measure).amax(dim=1) > 0
 
 
 def _narrow(measure: Tensor, by: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.groups import AnchorSign, Problem, present, turned
+from nearfar.groups import AnchorSign, Problem, turned
 from nearfar.links import Sides, tally
-from nearfar.pairing import Pairs
+from nearfar.pairing import Pairs, present
 from nearfar.sets.base import over
 from nearfar.sets.stream import Stream
 
@@ -100,8 +100,8 @@ def _linked(strips: Strips, pairs: Pairs, ends: Ends, rows: Tensor, cols: Tensor
     sides = Sides(
         alike=alike.value(),
         unlike=rows,
-        has_alike=present(pairs.alike),
-        has_unlike=present(pairs.unlike),
+        has_alike=pairs.has_alike,
+        has_unlike=pairs.has_unlike,
         anchors=pairs.anchors,
         losses=alike.losses,
         measure=pairs.alike,

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nearfar.groups import Product, present
+from nearfar.groups import Product
 from nearfar.indices import indexed
-from nearfar.pairing import Pairs
+from nearfar.pairing import Pairs, present
 from nearfar.relations import Relation, Tile
 
 
@@ -32,7 +32,19 @@ def dense_pairs(
     scores = product.similarity.scores(rows, cols)
     return kept(
         product,
-        Pairs(scores, alike, unlike, had_alike, had_unlike, relation, product.similarity, rows, cols, triplets),
+        Pairs(
+            scores,
+            alike,
+            unlike,
+            had_alike,
+            had_unlike,
+            relation,
+            product.similarity,
+            rows,
+            cols,
+            triplets,
+            mined=indices is not None,
+        ),
     )
 
 
@@ -51,7 +63,7 @@ def kept(product: Product, pairs: Pairs) -> Pairs:
         # every comparison with NaN is false, so a filter drops it; it must stay in and show
         broken = torch.isnan(pairs.scores)
         alike, unlike = torch.where(broken, pairs.alike, kept.alike), torch.where(broken, pairs.unlike, kept.unlike)
-    return replace(pairs, alike=alike, unlike=unlike)
+    return replace(pairs, alike=alike, unlike=unlike, mined=True)
 
 
 def dense_value(product: Product, pairs: Pairs) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from nearfar.engines.dense import kept, measures
-from nearfar.groups import Product, present
-from nearfar.pairing import Pairs
+from nearfar.groups import Product
+from nearfar.pairing import Pairs, present
 from nearfar.ranks import ALONE, Ranks, cuts
 from nearfar.relations import EVERYTHING, Relation
 

@@ -45,7 +45,7 @@ class ChiSquare(UncertaintySet):
         return _ChiSquareStream(self, groups, like, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        top, l = centred(l, w)
+        top, l = centred(l, w, total(w, l))
         floor = self._floor(l, w)
         mean, base, energy, room = self._moments(l, w, floor)
         slope = over(root(room), root(energy))

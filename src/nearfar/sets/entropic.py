@@ -15,12 +15,12 @@ from nearfar.sets.soft import LOWEST, KLBallStream, KLStream
 from nearfar.sets.stream import Cap, Stream
 
 
-def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float) -> Tensor:
-    """Log Σ wᵢ e^{lᵢ/γ} per group [g]; 0 for an empty group, with a gradient of 0 instead of NaN."""
+def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
+    """Log Σ wᵢ e^{lᵢ/γ} per group [g] of measure `size`; 0 for an empty one, with a gradient of 0 instead of NaN."""
     z = l / gamma
     if w.dtype != torch.bool:
         z = z + torch.where(w > 0, w, 1.0).log()
-    empty = total(w, l) == 0
+    empty = size == 0
     # an empty row is a row of zeros: its log-sum-exp is finite and then thrown away
     z = hidden(z, (w > 0 if w.dtype != torch.bool else w) | empty[:, None])
     return torch.where(empty, 0.0, torch.logsumexp(z, dim=1))
@@ -80,18 +80,18 @@ class KL(UncertaintySet):
         return KLStream(self, groups, like, orders, cap, self.gamma, self.normalised)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        top, z = centred(l, w)
-        return (top + log_partition(z, w, self.gamma) * self.gamma,)
+        top, z = centred(l, w, mass)
+        return (top + log_partition(z, w, self.gamma, mass) * self.gamma,)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        _, z = centred(l, w)
+        _, z = centred(l, w, total(w, l))
         raw = weighted(torch.exp(hidden(z, w) / self.gamma), w)
         return over(raw, raw.sum(dim=1, keepdim=True))
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        top, z = centred(l, w)
-        value = top + self.gamma * log_partition(z, w, self.gamma)
-        return value - self.gamma * log_of(total(w, l)) if self.normalised else value
+        top, z = centred(l, w, mass)  # the mass is that of all members
+        value = top + self.gamma * log_partition(z, w, self.gamma, mass)
+        return value - self.gamma * log_of(mass) if self.normalised else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,8 @@ class KLBall(UncertaintySet):
         return torch.where(inside[:, None], soft, torch.where((gamma == 0)[:, None], corner, flat))
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        top, l = centred(l, w)
+        size = total(w, l)
+        top, l = centred(l, w, size)
         with torch.no_grad():
             gamma, corner, flat = self._temperature(l, w)
             slope = _divergence_slope(l, w, gamma)
@@ -164,8 +165,7 @@ class KLBall(UncertaintySet):
         # the implicit function theorem as one Newton step: zero in value at the root, dγ/dl in derivative
         step = (_divergence(l, w, gamma) - self.rho) / slope
         gamma = gamma - torch.where(usable, step, 0.0)
-        size = total(w, l)
-        inside = gamma * (self.rho + log_partition(l, w, gamma[:, None]) - log_of(size))
+        inside = gamma * (self.rho + log_partition(l, w, gamma[:, None], size) - log_of(size))
         worst = Worst()._value(l, w, size)
         mean = over(weighted(l, w).sum(dim=1), size)
         return top + torch.where(flat, mean, torch.where(corner, worst, inside))
@@ -173,7 +173,7 @@ class KLBall(UncertaintySet):
 
 def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """Log Σ w e^{z/γ} [g] and p = softmax(z/γ) [g, n] under the measure w."""
-    norm = log_partition(z, w, gamma[:, None])
+    norm = log_partition(z, w, gamma[:, None], total(w, z))
     return norm, weighted(torch.exp(hidden(z / gamma[:, None], w) - norm[:, None]), w)
 
 

@@ -35,7 +35,7 @@ class Mean(UncertaintySet):
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         # absent members hold 0 already
-        return over((l if w.dtype == torch.bool else l * w).sum(dim=1), total(w, l))
+        return over((l if w.dtype == torch.bool else l * w).sum(dim=1), mass)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from nearfar._checks import check_embeddings, check_labels, check_whole
+from nearfar.pml._names import Recorded, check_names
 from nearfar.pml._tuples import Indices, as_pairs
 from nearfar.pml.losses.base import Loss
 from nearfar.pml.losses.softmax import NPairsLoss
@@ -26,13 +27,22 @@ class CrossBatchMemory(nn.Module):
         embedding_size: the width of the embeddings.
         memory_size: how many rows are remembered.
         miner: a miner of `nearfar.pml`, or None for all pairs.
+        settings: see `Recorded`.
     """
 
     embedding_memory: Tensor
     label_memory: Tensor
 
-    def __init__(self, loss: Loss, embedding_size: int, memory_size: int = 1024, miner: Miner | None = None) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        embedding_size: int,
+        memory_size: int = 1024,
+        miner: Miner | None = None,
+        **settings: Unpack[Recorded],
+    ) -> None:
         super().__init__()
+        check_names(self, settings)
         if not isinstance(loss, Loss) or isinstance(loss, NPairsLoss):
             raise TypeError(
                 f"CrossBatchMemory: loss must be one of pairs or triplets of nearfar.pml that takes a reference, "
