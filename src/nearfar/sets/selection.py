@@ -131,15 +131,19 @@ class Digits:
     def add(self, l: Tensor, w: Tensor) -> None:
         """One chunk [g, c]."""
         integer = torch.int64 if self.bits == 64 else torch.int32
-        key = self._flip((l + 0.0).view(integer).long())  # -0.0 + 0.0 = 0.0: equal losses have equal bits
+        key = self._flip((l + 0.0).view(integer))  # -0.0 + 0.0 = 0.0: equal losses have equal bits
         digit = key >> self.shift
-        amount = w.to(torch.float64)
         if self.prefix is None:
             digit = digit + 2 ** (self.width - 1)
         else:
-            amount = amount * (digit >> self.width == self.prefix[:, None])
+            agrees = digit >> self.width == self.prefix[:, None]
+            w = w & agrees if w.dtype == torch.bool else w * agrees
             digit = digit & (2**self.width - 1)
-        self.counts.scatter_add_(1, digit, amount)
+        if len(l) == 1 and w.dtype == torch.bool and readable(l):  # a third of the time; a GPU would have to wait
+            chosen = torch.where(w, digit, 2**self.width)[0]
+            self.counts[0] += torch.bincount(chosen, minlength=2**self.width + 1)[:-1]
+        else:
+            self.counts.scatter_add_(1, digit.long(), w.to(torch.float64))
 
     def merge(self, ranks: Ranks) -> None:
         """The counts of all ranks."""
