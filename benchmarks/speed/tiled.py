@@ -1,198 +1,171 @@
-"""Time and peak memory of the tiled engine against dense, pytorch-metric-learning and the two-product limit.
+"""Time and memory of every loss and miner against pytorch-metric-learning (PML) and the limit, over sizes and widths.
 
-    python benchmarks/speed/tiled.py                                  a few minutes on one core
-    python benchmarks/speed/tiled.py --sizes 1024 --rounds 9 --no-memory
+    python benchmarks/speed/tiled.py                              a sweep over sizes: about an hour on one core
+    python benchmarks/speed/tiled.py --losses SupCon DroTopK --sizes 1024 4096
+    python benchmarks/speed/tiled.py --part auto --threads 2      `engine="auto"` against dense
+    python benchmarks/speed/tiled.py --part largest               the largest batch in 1 GB, of the sweep's rows
 
-The limit is `(E @ E.T) @ E`: the two matrix products that no pairwise loss can do without. All contestants of a loss
-take turns within a round; medians and ratios are what counts, milliseconds belong to the machine. Memory is what a
-step needs at its peak, forward and backward, beyond the embeddings and their gradient; it is read on Linux only.
+What is measured, and how, is `nearfar.bench`, which `nearfar bench` shows to users in two minutes; here it is asked
+more patiently. Rows are kept in benchmarks/results as they come: what is measured anew takes the place of what was
+there, so that a sweep can be made in parts. The picture shows the losses of `nearfar bench`.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is loaded; PyTorch's threads are set below
+
 import argparse
 import json
-import platform
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-import torch
-
-import nearfar as nf
+from nearfar._files import write_text
+from nearfar.bench import SUBJECTS, Limits, Patience, Plan, Row, measure
+from nearfar.bench.figure import draw
+from nearfar.bench.pages import as_json, growth_table, line, markdown, setting, table
+from nearfar.bench.study import about, growth
 
 RESULTS = Path(__file__).parents[1] / "results"
-Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-L = nf.losses
-
-OURS: dict[str, Callable[[int, str], torch.nn.Module]] = {
-    "Contrastive": lambda n, e: L.Contrastive(power=1, reduction="nonzero", engine=e),
-    "Margin": lambda n, e: L.Margin(engine=e),
-    "BinomialDeviance": lambda n, e: L.BinomialDeviance(engine=e),
-    "DroTopK": lambda n, e: L.DroTopK(k=2 * n, engine=e),
-    "DroTopKPN": lambda n, e: L.DroTopKPN(k=2 * n, engine=e),
-    "DroKL": lambda n, e: L.DroKL(engine=e),
-    "DroKLGrouped": lambda n, e: L.DroKLGrouped(engine=e),
-    "DroChiSquare": lambda n, e: L.DroChiSquare(rho=1.0, engine=e),
-    "MultiSimilarity": lambda n, e: L.MultiSimilarity(miner=None, engine=e),
-    "MultiSimilarity+miner": lambda n, e: L.MultiSimilarity(engine=e),
-    "SupCon": lambda n, e: L.SupCon(engine=e),
-    "NTXent": lambda n, e: L.NTXent(engine=e),
-    "Circle": lambda n, e: L.Circle(engine=e),
-    "GeneralizedLifted": lambda n, e: L.GeneralizedLifted(engine=e),
-    "HAP2S": lambda n, e: L.HAP2S(engine=e),
-    "LiftedStructure": lambda n, e: L.LiftedStructure(engine=e),
-    "Triplet hard": lambda n, e: L.Triplet(margin=0.2, mining="hard", reduction="nonzero", engine=e),
-    "Triplet all": lambda n, e: L.Triplet(reduction="nonzero", engine=e),
-    "Triplet semihard": lambda n, e: L.Triplet(mining="semihard", reduction="nonzero", engine=e),
-    "Angular": lambda n, e: L.Angular(engine=e),
-}
-DENSE_UP_TO = {"Triplet all": 2048, "Triplet semihard": 2048, "Angular": 1024}
-"""Beyond, dense needs gigabytes."""
+SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+DENSE_UP_TO = {"Triplet all": 1024, "Triplet smooth": 1024, "Triplet semihard": 1024, "Triplet hardest": 1024,
+               "Triplet balanced": 1024, "Angular": 1024, "LiftedStructure": 4096}  # fmt: skip
+"""Rows beyond which dense needs many gigabytes; 8,192 elsewhere."""
 
 
-def peers(size: int) -> dict[str, Step]:
-    """What pytorch-metric-learning can do at this size, in this much time and memory."""
-    from pytorch_metric_learning import losses as peer
-    from pytorch_metric_learning import miners
-
-    ms, hard = miners.MultiSimilarityMiner(), miners.BatchHardMiner()
-    ms_loss, triplet = peer.MultiSimilarityLoss(), peer.TripletMarginLoss(margin=0.2)
-    found: dict[str, Step] = {
-        "Contrastive": peer.ContrastiveLoss(),
-        "MultiSimilarity": ms_loss,
-        "MultiSimilarity+miner": lambda e, y: ms_loss(e, y, ms(e, y)),
-        "SupCon": peer.SupConLoss(),
-        "Circle": peer.CircleLoss(),
-        "GeneralizedLifted": peer.GeneralizedLiftedStructureLoss(),
-        "Triplet hard": lambda e, y: triplet(e, y, hard(e, y)),
-    }
-    if size <= 1024:
-        found["Triplet all"] = peer.TripletMarginLoss()
-    if size <= 256:
-        found |= {"NTXent": peer.NTXentLoss(), "LiftedStructure": peer.LiftedStructureLoss()}
-    return found
+def known(file: Path) -> list[dict[str, Any]]:
+    return json.loads(file.read_text())["results"] if file.exists() else []
 
 
-def batch(size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random rows, four to a class, in no order."""
-    torch.manual_seed(0)
-    labels = torch.arange(size // 4).repeat_interleave(4)[torch.randperm(size)]
-    return torch.randn(size, width, requires_grad=True), labels
+def keep(file: Path, new: dict[str, Any], keys: tuple[str, ...], head: dict[str, Any]) -> list[dict[str, Any]]:
+    """Put one result among those in the file, in place of an earlier one of the same keys."""
+    order = list(SUBJECTS)
+    rows = [each for each in known(file) if any(each[key] != new[key] for key in keys)] + [new]
+    rows.sort(key=lambda each: (order.index(each["loss"]), [each[key] for key in keys[1:]]))
+    write_text(file, as_json({**head, "results": rows}))
+    return rows
 
 
-def seconds(step: Step, e: torch.Tensor, y: torch.Tensor) -> float:
-    e.grad = None
-    start = time.perf_counter()
-    step(e, y).sum().backward()
-    return time.perf_counter() - start
+def plan_of(given: argparse.Namespace, **more: Any) -> Plan:
+    patience = Patience(given.rounds, given.seconds)
+    limits = Limits(given.megabytes, given.step_seconds)
+    common = {"width": given.width, "threads": given.threads, "patience": patience, "limits": limits}
+    return Plan(**{"losses": tuple(given.losses), "sizes": tuple(given.sizes), **common, **more})
 
 
-def limit(e: torch.Tensor) -> float:
-    with torch.no_grad():
-        start = time.perf_counter()
-        (e @ e.T) @ e
-        return time.perf_counter() - start
+def sweep(given: argparse.Namespace) -> None:
+    """Ours beside PML and the limit, with memory."""
+    file, plan = given.out / "bench_cpu.json", plan_of(given)
+    found = [Row.from_dict(each) for each in known(file)]
+    for row in measure(plan):
+        print(line(row, "auto"), flush=True)
+        kept = keep(file, row.to_dict(), ("loss", "width", "threads", "rows"), about(plan))
+        found = [Row.from_dict(each) for each in kept]
+    write_sweep(file, found, plan)
 
 
-def measure(name: str, size: int, width: int, rounds: int, threads: int) -> dict[str, object]:
-    """One loss at one size: medians of contestants that take turns."""
-    torch.set_num_threads(threads)
-    e, y = batch(size, width)
-    runners: dict[str, Step] = {"tiled": OURS[name](size, "tiled"), "auto": OURS[name](size, "auto")}
-    if size <= DENSE_UP_TO.get(name, 4096):
-        runners["dense"] = OURS[name](size, "dense")
-    if name in peers(size):
-        runners["pml"] = peers(size)[name]
-    times: dict[str, list[float]] = {key: [] for key in ("limit", *runners)}
-    for _ in range(rounds + 1):  # the first round is thrown away
-        times["limit"].append(limit(e))
-        for key, step in runners.items():
-            times[key].append(seconds(step, e, y))
-    middle = {key: statistics.median(found[1:]) for key, found in times.items()}
-    entry: dict[str, object] = {"loss": name, "B": size, "d": width, "threads": threads}
-    entry["limit_ms"] = round(1e3 * middle["limit"], 2)
-    for key in runners:
-        entry[f"{key}_x_limit"] = round(middle[key] / middle["limit"], 2)
-    for key in ("dense", "pml"):
-        if key in middle:
-            entry[f"{key}_over_tiled"] = round(middle[key] / middle["tiled"], 2)
-    if "dense" in middle:
-        entry["auto_over_dense"] = round(middle["auto"] / middle["dense"], 2)
-    return entry
+def write_sweep(file: Path, found: list[Row], plan: Plan) -> None:
+    parts = ["# Every loss and miner, CPU", setting(plan, about(plan)["versions"])]
+    parts.append("General way: see docs/scale.md. Where a size is missing, a step there took longer than was allowed.")
+
+    def setup(row: Row) -> tuple[int, int]:
+        return row.threads, row.width
+
+    for (threads, width), group in groupby(sorted(found, key=setup), setup):
+        rows = list(group)
+        parts += [f"## d = {width}, {threads} thread{'s' * (threads > 1)}", table(rows, "auto")]
+        parts += ["Growth, slopes on logarithmic axes from 4,096 rows on:", growth_table(rows, "auto")]
+        if (threads, width) == (1, 128):
+            shown = [row for row in rows if SUBJECTS[row.loss].usual]
+            draw(file.with_suffix(".png"), shown or rows, "auto", setting=about(plan))
+    write_text(file.with_suffix(".md"), "\n\n".join(parts) + "\n")
+    record = json.loads(file.read_text())
+    main = [row for row in found if setup(row) == (1, 128)]
+    write_text(file, as_json({**record, "exponents": growth(main, "auto")}))
 
 
-def peak(name: str, size: int, width: int, engine: str) -> float:
-    """Megabytes that a step takes beyond what is there before it, in a process of its own."""
-    script = [sys.executable, __file__, "--peak", name, str(size), str(width), engine]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    return float("nan") if done.returncode else round(float(done.stdout), 1)
+def against_dense(given: argparse.Namespace) -> None:
+    """`auto` over dense, in turns; medians of nine."""
+    file, kept = given.out / "auto_cpu.json", list[dict[str, Any]]()
+    for name in given.losses:
+        sizes = tuple(size for size in given.sizes if size <= DENSE_UP_TO.get(name, 8192))
+        plan = plan_of(given, losses=(name,), sizes=sizes, engines=("auto", "dense"), peers=False, memory=False)
+        for row in measure(plan):
+            ratio = row.over("auto", "dense")
+            print(f"{row.loss:<26} {row.rows:>6,} rows  {row.threads} threads  auto / dense {ratio:.2f}", flush=True)
+            keys = ("loss", "threads", "rows")
+            kept = keep(file, row.to_dict() | {"auto_over_dense": ratio}, keys, about(plan))
+    write_text(file.with_suffix(".md"), auto_table(kept))
 
 
-def show_peak(name: str, size: str, width: str, engine: str) -> None:
-    torch.set_num_threads(1)
-    e, y = batch(int(size), int(width))
-    OURS[name](256, engine)(*batch(256, int(width))).backward()  # what is loaded once does not count
-    e.grad = torch.zeros_like(e)
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
-    before = resident("VmRSS")
-    OURS[name](int(size), engine)(e, y).backward()
-    print(resident("VmHWM") - before)
+def auto_table(kept: Iterable[dict[str, Any]]) -> str:
+    rows = {(each["loss"], each["threads"], each["rows"]): each["auto_over_dense"] for each in kept}
+    sizes, threads = sorted({key[2] for key in rows}), sorted({key[1] for key in rows})
+    lines = [
+        [loss, str(number), *(_ratio(rows.get((loss, number, size))) for size in sizes)]
+        for loss in dict.fromkeys(key[0] for key in rows)
+        for number in threads
+    ]
+    over = [f"{loss}, {rows_:,} rows, {number} threads: {ratio:.2f}"
+            for (loss, number, rows_), ratio in rows.items() if ratio > 1.1]  # fmt: skip
+    told = "Bar: at most 1.1. Above it: " + ("; ".join(over) or "none") + "."
+    head = ["loss", "threads", *(f"{size:,}" for size in sizes)]
+    return f'# engine="auto" over dense, time, medians of nine in turns\n\n{markdown(head, lines)}\n\n{told}\n'
 
 
-def resident(key: str) -> float:
-    """Megabytes of this process, as Linux counts them."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key))
-    return int(line.split()[1]) / 1024
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
-def table(entries: list[dict[str, object]]) -> str:
-    keys = {
-        "loss": "loss", "B": "B", "tiled_x_limit": "tiled x limit", "dense_x_limit": "dense x limit",
-        "pml_x_limit": "PML x limit", "dense_over_tiled": "dense / tiled", "pml_over_tiled": "PML / tiled",
-        "auto_over_dense": "auto / dense", "tiled_mb": "tiled MB", "dense_mb": "dense MB",
-    }  # fmt: skip
-    lines = ["| " + " | ".join(keys.values()) + " |", "|" + "---|" * len(keys)]
-    lines += ["| " + " | ".join(str(e.get(key, "-")) for key in keys) + " |" for e in entries]
-    return "\n".join(lines)
+def largest(given: argparse.Namespace) -> None:
+    """Of the sweep at d = 128: the largest batch whose step, embeddings and gradient included, stays within 1 GB."""
+    found = [Row.from_dict(each) for each in known(given.out / "bench_cpu.json")]
+    by_loss: dict[str, list[Row]] = {}
+    for row in found:
+        if (row.width, row.threads) == (128, 1):
+            by_loss.setdefault(row.loss, []).append(row)
+    head = ("loss or miner", "largest B in 1 GB", "MB there", "s there", "the next size")
+    text = markdown(head, [in_a_gigabyte(rows) for rows in by_loss.values()])
+    title = "# The largest batch in 1 GB, d = 128, one thread; embeddings and gradient counted"
+    write_text(given.out / "largest_cpu.md", f"{title}\n\n{text}\n")
+    print(text)
+
+
+def in_a_gigabyte(rows: list[Row]) -> tuple[str, ...]:
+    ended = [row for row in rows if _all(row) <= 1024]
+    last = ended[-1]
+    after = next((row for row in rows if row.rows > last.rows), None)
+    shown = f"{last.rows:,}" if after is not None and _all(after) < float("inf") else f">= {last.rows:,}"
+    beyond = "not tried" if after is None else after.cells["auto"].failed or f"{_all(after):,.0f} MB"
+    return last.loss, shown, f"{_all(last):,.0f}", f"{last.cells['auto'].seconds:,.1f}", beyond
+
+
+def _all(row: Row) -> float:
+    """Megabytes of a step with its embeddings and their gradient."""
+    took = row.cells["auto"].megabytes
+    return float("inf") if took is None else took + 2 * row.rows * row.width * 4 / 2**20
+
+
+PARTS = {"sweep": sweep, "auto": against_dense, "largest": largest}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024, 4096])
-    parser.add_argument("--losses", nargs="+", choices=list(OURS), default=list(OURS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, default="sweep")
+    parser.add_argument("--losses", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of turns for one loss at one size")
+    parser.add_argument("--megabytes", type=float, default=4096.0, help="that one step may take")
+    parser.add_argument("--step-seconds", type=float, default=60.0, help="that one step may take")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of results")
     given = parser.parse_args()
-    if given.peak:
-        show_peak(*given.peak)
-        return
-    entries = []
-    for size in given.sizes:
-        for name in given.losses:
-            entry = measure(name, size, given.width, given.rounds, given.threads)
-            if given.memory and size == max(given.sizes):
-                entry["tiled_mb"] = peak(name, size, given.width, "tiled")
-                if "dense_x_limit" in entry:
-                    entry["dense_mb"] = peak(name, size, given.width, "dense")
-            entries.append(entry)
-            print({key: value for key, value in entry.items() if key not in ("d", "threads")}, flush=True)
-    versions = {"nearfar": nf.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    config = {key: value for key, value in vars(given).items() if key != "peak"}
-    RESULTS.mkdir(exist_ok=True)
-    record = {"config": config, "versions": versions, "results": entries}
-    (RESULTS / "tiled_cpu.json").write_text(json.dumps(record, indent=1) + "\n")
-    note = (
-        f"Medians of {given.rounds}, {given.threads} thread, d = {given.width}, four rows a class, forward and "
-        f"backward; {versions}. MB: peak beyond the embeddings and their gradient, each in a process of its own."
-    )
-    (RESULTS / "tiled_cpu.md").write_text(f"# The tiled engine, CPU\n\n{note}\n\n{table(entries)}\n")
+    PARTS[given.part](given)
 
 
 if __name__ == "__main__":

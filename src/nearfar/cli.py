@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.commands import diagnosis, evaluation, reproduction, training
+from nearfar.commands import bench, diagnosis, evaluation, reproduction, training
 
 app = typer.Typer(
     help="Deep metric learning: alike things near, unlike things far.",
@@ -89,6 +89,7 @@ evaluation.register(app)
 training.register(app)
 diagnosis.register(app)
 reproduction.register(app)
+bench.register(app)
 
 
 def main() -> None:

@@ -35,14 +35,11 @@ def diagnose(
 
 def looks(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis]:
     """The diagnosis of the journal and of the vectors, as far as they are there."""
-    from nearfar.doctor import diagnose_journal
-    from nearfar.train import journal, load
+    from nearfar.doctor import diagnose_run
 
     found: dict[str, Diagnosis] = {}
     if (source / "journal.jsonl").is_file():
-        written = source / "config.yaml"
-        config = load(written) if written.is_file() else None
-        found["The run"] = diagnose_journal(journal.read(source / "journal.jsonl"), config=config)
+        found["The run"] = diagnose_run(source)
     if not source.is_dir() or (source / "embeddings.npz").is_file():
         found["The space"] = of_vectors(source, options)
     if not found:

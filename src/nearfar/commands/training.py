@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nearfar._checks import nearest
 from nearfar.commands.shared import one_sentence
+
+if TYPE_CHECKING:
+    from nearfar.train import Config
 
 Words = Annotated[
     list[str] | None,
@@ -34,22 +37,48 @@ def train(
     protocol: Annotated[
         str | None, typer.Option(help="validation (choose by held-out classes) or paper (best test score).")
     ] = None,
+    apply_remedy: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Train that run anew, changed as the doctor says; flags change it further."),
+    ] = None,
 ) -> None:
     """Train a network as a configuration says; any key can be set by a flag, such as --loss.k 160.
 
     Several processes or machines: accelerate launch -m nearfar train CONFIG.
     """
     with one_sentence("train"):
-        from nearfar.train import fit, load
+        from nearfar.train import fit
 
         config, flags = read_words(words or ())
         if protocol is not None:
             flags.append(("training.protocol", protocol))
         folder = run or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-        if resume:
-            config = _config_to_resume(run, config, flags)
-        fit(load(config, flags), folder, resume=resume)
+        fit(_chosen(run, config, flags, resume, apply_remedy), folder, resume=resume)
         typer.echo(f"run: {folder}")
+
+
+def _chosen(
+    run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]], resume: bool, ill: Path | None
+) -> Config:
+    """The configuration to train: that of a file, of the run to go on with, or of an ill run with its remedy."""
+    from nearfar.train import load
+
+    if ill is not None:
+        if resume or config is not None:
+            what = "--resume" if resume else str(config)
+            raise ValueError(f"--apply-remedy takes the configuration of {ill}, but {what} came; leave one out.")
+        return _cured(ill, flags)
+    return load(_config_to_resume(run, config, flags) if resume else config, flags)
+
+
+def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
+    """The configuration of an ill run, changed by the remedy of its worst finding, and then by flags."""
+    from nearfar.doctor import prescribe
+    from nearfar.train.config import changed
+
+    remedy = prescribe(ill)
+    typer.echo(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
+    return changed(remedy.config, flags)
 
 
 def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
@@ -75,7 +104,7 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
             config = Path(name + equals + value)
             continue
         if not name.startswith("--") or "." not in name:
-            own = ["--run", "--resume", "--protocol", "--help"]
+            own = ["--run", "--resume", "--protocol", "--apply-remedy", "--help"]
             raise ValueError(f"there is no option {name}; {nearest(name, own)} Keys are set by --section.key value.")
         if not equals:
             if not rest:

@@ -1,39 +1,44 @@
-"""`Doctor`: a callback of the training loop that looks at a few rows now and then, and warns early."""
+"""`Doctor`: a callback of the training loop that looks at a few samples now and then, and warns early."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from nearfar._checks import check_whole
-from nearfar.doctor import space
+from nearfar.data import View
+from nearfar.doctor.course import CLASSES, Case, Sight, judged, look, seen
 from nearfar.doctor.findings import Diagnosis, Finding, concluded
 from nearfar.doctor.thresholds import Thresholds
-from nearfar.geometry.collapse import sample
+from nearfar.evaluation.embed import evaluating
 
 if TYPE_CHECKING:  # the loop brings accelerate with it
     from nearfar.train import Moment
+    from nearfar.train.setting import Setting
 
-QUICK = (space.total_collapse, space.dimensional_collapse, space.class_collapse, space.norms)
+EACH = 4
+"""Samples of a class that are looked at, and more where classes are few."""
 
 
 class Doctor:
-    """Look at every n-th batch, write `spread` and `effective_rank` into the journal, and tell of each new finding.
+    """Look at the same few training samples every n steps, keep what was seen in the journal, tell of new findings.
 
         nearfar.train.fit(config, folder, callbacks=[Doctor(every=50)])
 
-    A look takes at most `rows` rows of the batch that was just trained on, with embeddings as they were in that step.
-    On a GPU it waits for the device once a look. The cost is in docs/doctor.md.
+    `fit` has one of its own, as `training.doctor` says, where none is handed in. The first look is before the first
+    step: what later ones are held against. A look embeds `rows` samples in evaluation mode, without augmentation: a
+    third of a step's work at a batch of as many rows. The cost is in docs/doctor.md.
 
     Args:
         every: steps between two looks.
-        rows: rows of the batch that are looked at.
-        metric: "cosine", or "euclidean" for a network that does not normalise.
+        rows: samples that are looked at, four of a class.
         tell: what to do with a sentence; it goes to the error stream where nothing is given.
-        thresholds: where the lines are; provisional.
+        thresholds: where the lines are.
     """
 
     def __init__(
@@ -41,45 +46,71 @@ class Doctor:
         *,
         every: int = 50,
         rows: int = 128,
-        metric: str = "cosine",
         tell: Callable[[str], None] | None = None,
         thresholds: Thresholds | None = None,
     ) -> None:
         check_whole("Doctor", "every", every)
         check_whole("Doctor", "rows", rows)
-        self.every, self.rows, self.metric = every, rows, metric
+        self.every, self.rows = every, rows
         self.tell = tell or _to_error_stream
         self.limits = thresholds or Thresholds()
         self.diagnosis: Diagnosis | None = None
+        self.sights: list[Sight] = []
+        self._probe: tuple[Tensor, Tensor] | None = None
         self._told: dict[str, str] = {}
 
-    def __call__(self, moment: Moment) -> dict[str, Any] | None:
-        """What the journal gets: spread, effective rank, recall in the batch, and the names of what was found."""
-        if moment.step % self.every:
-            return None
-        x, y = moment.embeddings, moment.labels
-        finite = torch.isfinite(x).all(dim=1)
-        if not bool(finite.all()):
-            return None  # the loop itself stops at a loss that is not finite, and says where
-        places = sample(y, self.rows)
-        chosen = places.to(x.device)
-        look = space.examine(x[chosen], y[chosen], places, None, None, self.metric, self.limits, shrink=False)
-        self.diagnosis = concluded((f for rule in QUICK for f in rule(look)), space.measured(look))
-        for finding in self.diagnosis.findings:
-            self._say(moment, finding)
-        line: dict[str, Any] = {
-            "spread": round(look.measures.total, 6),
-            "effective_rank": round(look.measures.effective_rank, 4),
-            "batch recall@1": round(look.recall, 4),
-        }
-        names = [finding.name for finding in self.diagnosis.findings]
-        return line | {"doctor": names} if names else line
+    def begin(self, setting: Setting, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
+        """The first look, for the journal; or none, where the looks `before` a run was resumed are taken up."""
+        self.sights = seen(before)
+        found = None if self.sights else self._look(0, setting, None)
+        return found and {CLASSES: len(setting.train.classes), **found}
 
-    def _say(self, moment: Moment, finding: Finding) -> None:
-        """Once for each name and severity, from one process."""
-        if self._told.get(finding.name) != finding.severity and moment.setting.machine.is_main_process:
+    def __call__(self, moment: Moment) -> dict[str, Any] | None:
+        """What the journal gets: spread, effective rank, recall among the samples, and what was found."""
+        if moment.step % self.every or not moment.setting.machine.is_main_process:
+            return None
+        return self._look(moment.step, moment.setting, float(moment.scalars["loss"].detach()))
+
+    def _look(self, step: int, setting: Setting, loss: float | None) -> dict[str, Any] | None:
+        if not setting.machine.is_main_process:
+            return None
+        if self._probe is None:
+            self._probe = _drawn(setting, self.rows)
+        x, y = self._probe
+        device = setting.machine.device
+        with evaluating(setting.bare_model, device), torch.inference_mode():
+            rows = setting.bare_model(x.to(device, non_blocking=True)).float().cpu().clone()
+        if not bool(torch.isfinite(rows).all()):
+            return None  # the loop itself stops at a loss that is not finite, and says where
+        self.sights.append(look(step, rows, y, loss))
+        line: dict[str, Any] = self.sights[-1].line()
+        self.diagnosis = concluded(
+            judged(self.sights, self.limits, Case.of(setting.config, len(setting.train.classes))), dict(line)
+        )
+        for finding in self.diagnosis.findings:
+            self._say(step, finding)
+        found = {finding.name: finding.severity for finding in self.diagnosis.findings}
+        return line | {"doctor": found} if found else line
+
+    def _say(self, step: int, finding: Finding) -> None:
+        """Once for each name and severity."""
+        if self._told.get(finding.name) != finding.severity:
             self._told[finding.name] = finding.severity
-            self.tell(f"step {moment.step}, {finding}")
+            self.tell(f"step {step}, {finding}")
+
+
+def _drawn(setting: Setting, rows: int) -> tuple[Tensor, Tensor]:
+    """Samples of the training set as the network reads them [n, ...], and labels [n]: the same ones for a seed."""
+    labels = setting.train.labels
+    random = np.random.default_rng(setting.config.training.seed)
+    order = random.permutation(len(labels))
+    classes, turn = np.unique(labels), random.permutation(int(labels.max()) + 1)
+    order = order[np.argsort(turn[labels[order]], kind="stable")]  # class after class, shuffled inside
+    first = np.searchsorted(turn[labels[order]], turn[labels[order]])
+    place = np.arange(len(order)) - first
+    chosen = order[place < max(EACH, rows // len(classes))][:rows]
+    x, y, _ = View(setting.train, setting.plain).__getitems__(chosen.tolist())
+    return x, y
 
 
 def _to_error_stream(text: str) -> None:

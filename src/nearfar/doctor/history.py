@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nearfar.doctor import remedies
-from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded
+from nearfar.doctor.course import CLASSES, Case, Sight, judged, seen
+from nearfar.doctor.findings import ORDER, Diagnosis, Finding, Severity, concluded
 from nearfar.doctor.thresholds import Thresholds
 
 if TYPE_CHECKING:  # the loop brings accelerate with it
@@ -41,22 +43,32 @@ class History:
         """The same, without values that are not finite."""
         return tuple((step, value) for step, value in self.series(*names) if math.isfinite(value))
 
-    @property
-    def margin(self) -> float | None:
-        """α of a triplet loss, where the configuration names one."""
-        if self.config is None or self.config.loss.name != "Triplet":
-            return None
-        return float(self.config.loss.options.get("margin", 0.05))
+    @functools.cached_property
+    def sights(self) -> tuple[Sight, ...]:
+        """What the callback `Doctor` saw on the way."""
+        return tuple(seen(self.entries))
+
+    @functools.cached_property
+    def case(self) -> Case:
+        """What the configuration tells."""
+        return Case.of(self.config, next((int(entry[CLASSES]) for entry in self.entries if CLASSES in entry), None))
+
+    @functools.cached_property
+    def recall(self) -> Series:
+        """Held-out recall, or recall in the batches that the doctor looked at: the first and the medians since."""
+        held = self.finite(*RECALL)
+        if len(held) > 1:
+            return held
+        all_of_them = [(sight.step, sight.skill) for sight in self.sights if sight.skill is not None]
+        size = self.limits.looks
+        stretches = (all_of_them[i + 1 - size : i + 1] for i in range(size, len(all_of_them)))
+        return (*all_of_them[:1], *((part[-1][0], median(value for _, value in part)) for part in stretches))
 
     @property
-    def batch(self) -> int | None:
-        """Rows of a batch, where the configuration says."""
-        if self.config is None:
-            return None
-        options = self.config.batches.options
-        if "batch_size" in options:
-            return int(options["batch_size"])
-        return int(options["classes"]) * int(options["samples"]) if {"classes", "samples"} <= options.keys() else None
+    def kept(self) -> bool:
+        """Whether recall is known to stand where it began, or higher."""
+        recall = self.recall
+        return len(recall) > 1 and recall[-1][1] > 0 and recall[-1][1] >= 0.9 * recall[0][1]
 
 
 def diagnose_journal(
@@ -67,13 +79,13 @@ def diagnose_journal(
     Args:
         entries: the lines of journal.jsonl, as dictionaries (`nearfar.train.journal.read`).
         config: the run's configuration: without it nothing is known of margin, mining and batch.
-        thresholds: where the lines are; provisional, see docs/doctor.md.
+        thresholds: where the lines are, see docs/doctor.md.
 
     >>> diagnose_journal([{"step": i, "loss": 0.5 + 1 / i} for i in range(1, 101)])
     Healthy.
     """
     history = History(tuple(entries), config, thresholds or Thresholds())
-    found = [finding for rule in RULES for finding in rule(history)]
+    found = _once(finding for rule in RULES for finding in rule(history))
     losses = history.finite("loss")
     last = {name: series[-1][1] for name in (*RECALL, "spread", "effective_rank") if (series := history.finite(name))}
     return concluded(found, {"steps": losses[-1][0], "loss": losses[-1][1]} | last if losses else last)
@@ -84,12 +96,18 @@ def not_finite(history: History) -> Iterator[Finding]:
     bad = [step for step, value in history.series("loss") if not math.isfinite(value)]
     if bad:
         evidence = f"The loss is not finite at {len(bad)} steps, first at step {bad[0]}."
-        yield Finding("non-finite values", "alarm", evidence, remedies.NOT_FINITE, flags=_slower(history))
+        yield Finding(
+            "non-finite values",
+            "alarm",
+            evidence,
+            remedies.NOT_FINITE,
+            flags=remedies.slower(history.config) + remedies.STEADY,
+        )
 
 
 def pinned_loss(history: History) -> Iterator[Finding]:
     """A triplet loss that stays at its margin: all distances are alike."""
-    losses, margin = history.finite("loss"), history.margin
+    losses, margin = history.finite("loss"), history.case.margin
     if not margin or len(losses) < LEAST:
         return
     room = history.limits.pinned * margin
@@ -100,24 +118,17 @@ def pinned_loss(history: History) -> Iterator[Finding]:
     if since is None or max(tail) - min(tail) > 4 * room:
         return
     evidence = f"Since about step {since} the loss lies at {median(tail):.4g}, which is its margin of {margin:g}."
-    yield _shrunk(history, "loss pinned at its margin", evidence, "alarm")
+    name = "loss pinned at its margin"
+    if history.kept:
+        evidence += f" Recall@1 is {history.recall[-1][1]:.1%} all the same."
+        yield Finding(name, "note", evidence, remedies.CONE, flags=history.case.cure)
+    else:
+        yield Finding(name, "alarm", evidence, remedies.COLLAPSE, flags=history.case.cure)
 
 
 def collapse(history: History) -> Iterator[Finding]:
-    """What the callback `Doctor` measured on the way."""
-    limits = history.limits
-    spread, rank = history.finite("spread"), history.finite("effective_rank")
-    if spread and spread[-1][1] < limits.spread_warning:
-        step, value = spread[-1]
-        evidence = (
-            f"The spread of a batch's unit rows is {value:.3g} at step {step} and was {spread[0][1]:.3g} at first."
-        )
-        yield _shrunk(history, "total collapse", evidence, remedies.level(value < limits.spread_alarm))
-    width = history.config.model.width if history.config else 4
-    if rank and width >= 4 and rank[-1][1] < limits.rank_alarm:
-        step, value = rank[-1]
-        evidence = f"The effective rank of a batch is {value:.2f} at step {step} and was {rank[0][1]:.2f} at first."
-        yield Finding("dimensional collapse", "alarm", evidence, remedies.DIMENSIONS, flags=remedies.SEMIHARD)
+    """What the callback `Doctor` saw on the way, as it stands at the last look."""
+    yield from judged(history.sights, history.limits, history.case)
 
 
 def forgotten(history: History) -> Iterator[Finding]:
@@ -130,11 +141,11 @@ def forgotten(history: History) -> Iterator[Finding]:
     later = [value for _, value in recall[-max(1, len(recall) // 3) :]]
     if max(later) < history.limits.lost * first:
         evidence = f"Recall@1 on held-out classes fell from {first:.1%} to {last:.1%}."
-        flags = remedies.SEMIHARD + _slower(history)
-        yield Finding("recall lost", "alarm", evidence, remedies.COLLAPSE, flags=flags)
+        yield Finding("recall lost", "alarm", evidence, remedies.COLLAPSE, flags=history.case.cure)
     elif last < 0.9 * best:
         evidence = f"Recall@1 on held-out classes was {best:.1%} at step {best_step} and is {last:.1%}: over-fitting."
-        yield Finding("past its best", "note", evidence, f"Stop there (--training.steps {best_step}); best.pt is kept.")
+        remedy = f"Stop there (--training.steps {best_step}); best.pt is kept."
+        yield Finding("past its best", "note", evidence, remedy, flags=(("training.steps", str(best_step)),))
 
 
 def no_active_pairs(history: History) -> Iterator[Finding]:
@@ -144,7 +155,8 @@ def no_active_pairs(history: History) -> Iterator[Finding]:
     ]
     if len(looks) >= 3 and not any(active for _, active in looks[-3:]):
         evidence = f"At steps {', '.join(str(step) for step, _ in looks[-3:])} the loss moved no pair of the batch."
-        yield Finding("no active pairs", "warning", evidence, remedies.EASY)
+        severity: Severity = "note" if history.kept else "warning"
+        yield Finding("no active pairs", severity, evidence, remedies.EASY, flags=remedies.harder(history.config))
 
 
 def few_pull(history: History) -> Iterator[Finding]:
@@ -152,12 +164,13 @@ def few_pull(history: History) -> Iterator[Finding]:
     looks = [value for _, value in history.finite("effective_pairs") if value > 0]
     if len(looks) >= 3 and median(looks[-max(3, len(looks) // 3) :]) <= 4:
         evidence = f"The weight is spread over {median(looks[-3:]):.1f} pairs of a batch."
-        yield Finding("gradient on few pairs", "warning", evidence, remedies.FEW, flags=remedies.TOP_K)
+        severity: Severity = "note" if history.kept else "warning"
+        yield Finding("gradient on few pairs", severity, evidence, remedies.FEW, flags=remedies.TOP_K)
 
 
 def progress(history: History) -> Iterator[Finding]:
     """Stalled, or only slow."""
-    losses, recall = history.finite("loss"), history.finite(*RECALL)
+    losses, recall = history.finite("loss"), history.recall
     if len(losses) < 2 * LEAST or any(True for _ in pinned_loss(history)):
         return
     values = [value for _, value in losses]
@@ -167,7 +180,7 @@ def progress(history: History) -> Iterator[Finding]:
     if last > 0.98 * first and first > 0 and not learnt:
         evidence = f"The loss was {first:.4g} in the first {LEAST} steps and is {last:.4g} in the last quarter."
         remedy = "Try --optimiser.rate three times higher and three times lower, and another loss (--loss.name)."
-        yield Finding("stalled", "warning", evidence, remedy)
+        yield Finding("stalled", "warning", evidence, remedy, flags=remedies.another(history.config))
     elif before > 0 and last < 0.9 * before:
         evidence = f"The loss still fell by {1 - last / before:.0%} from the third to the last quarter of the run."
         remedy = f"Not ill, only slow: train longer (--training.steps {2 * losses[-1][0]})."
@@ -176,36 +189,30 @@ def progress(history: History) -> Iterator[Finding]:
 
 def risk(history: History) -> Iterator[Finding]:
     """Hard mining without a margin, or with many more rows than dimensions: a trend (000), no threshold."""
-    config, batch = history.config, history.batch
-    if config is None or history.margin is None or config.loss.options.get("mining") not in ("hard", "hardest"):
+    config = history.config
+    if config is None or history.case.margin is None or config.loss.options.get("mining") not in remedies.HARD:
         return
-    if history.margin == 0:
+    batch = remedies.batch_of(config)
+    if history.case.margin == 0:
         evidence = "With hard mining and a margin of 0 all rows on one point are a global minimum of the loss."
-        yield Finding("margin of zero", "warning", evidence, "Set --loss.margin 0.2.", flags=(("loss.margin", "0.2"),))
+        yield Finding("margin of zero", "note", evidence, "Set --loss.margin 0.2.", flags=(("loss.margin", "0.2"),))
     if batch is not None and batch > config.model.width:
         evidence = (
             f"Hard mining with {batch} rows a batch in {config.model.width} dimensions: the more rows meet in few "
             "dimensions, the nearer a collapsed space is to the one you have (a trend, not a threshold)."
         )
         remedy = "If it collapses: --loss.mining semihard, a larger --model.width, or fewer --batches.classes."
-        yield Finding("many rows, few dimensions", "note", evidence, remedy)
+        yield Finding("many rows, few dimensions", "note", evidence, remedy, flags=(("loss.mining", "semihard"),))
 
 
-def _shrunk(history: History, name: str, evidence: str, severity: Severity) -> Finding:
-    """A space without scale: a note where recall has been kept."""
-    held, batch = history.finite(*RECALL), history.finite("batch recall@1")
-    kept = (len(held) > 1 and held[-1][1] >= 0.9 * held[0][1]) or (
-        bool(batch) and batch[-1][1] >= history.limits.skill_kept
-    )
-    if not kept:
-        return Finding(name, severity, evidence, remedies.COLLAPSE, flags=remedies.SEMIHARD + _slower(history))
-    evidence += f" Recall@1 is {(held or batch)[-1][1]:.1%} all the same."
-    return Finding("narrow cone" if name == "total collapse" else name, "note", evidence, remedies.CONE)
-
-
-def _slower(history: History) -> remedies.Flags:
-    """A tenth of the rate, where it is known."""
-    return (("optimiser.rate", f"{history.config.optimiser.rate / 10:g}"),) if history.config else ()
+def _once(findings: Iterable[Finding]) -> list[Finding]:
+    """Of findings that bear one name the worst: the looks and the journal may both see it."""
+    kept: dict[str, Finding] = {}
+    for finding in findings:
+        before = kept.get(finding.name)
+        if before is None or ORDER.index(finding.severity) < ORDER.index(before.severity):
+            kept[finding.name] = finding
+    return list(kept.values())
 
 
 def _smooth(series: Series) -> Iterator[tuple[int, float]]:

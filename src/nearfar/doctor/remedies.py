@@ -1,19 +1,34 @@
-"""Remedies in words and as flags of `nearfar train`. None is proved to cure; each names the option to change."""
+"""Remedies, in words and as flags of `nearfar train`: each names the option to change."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 from nearfar.doctor.findings import Severity
+
+if TYPE_CHECKING:  # the loop brings accelerate with it
+    from nearfar.train import Config
 
 Flags = tuple[tuple[str, str], ...]
 
 SEMIHARD: Flags = (("loss.name", "Triplet"), ("loss.mining", "semihard"), ("loss.margin", "0.2"))
 TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "160"))
+SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
+EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "160"))
 UNIT: Flags = (("model.normalise", "true"),)
+HELD_OUT: Flags = (("data.validation", "0.1"),)
+EVEN: Flags = (("batches.name", "PerClass"), ("batches.classes", "32"), ("batches.samples", "4"))
+OTHER: Flags = (("loss.name", "MultiSimilarity"),)
+STEADY: Flags = (("optimiser.clip", "1"), ("training.precision", "no"))
+
+HARD = ("hard", "hardest")
+FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
+"""What a collapse is blamed on: a rate, a weight decay above these, rows of a batch, a margin below."""
 
 COLLAPSE = (
-    "Leave hard mining (--loss.mining semihard) with a margin above zero (--loss.margin 0.2), or take a loss that "
-    "weighs many pairs (--loss.name DroTopK --loss.k 160); lower --optimiser.rate tenfold, with --optimiser.warmup "
-    "100; go on from the last checkpoint before the collapse."
+    "Leave hard mining (--loss.mining semihard) with a margin above zero (--loss.margin 0.2), or let it begin soft "
+    "(--loss.anneal 500); lower --optimiser.rate tenfold, and --optimiser.weight_decay where it is above 0.001."
 )
 CONE = (
     "Classes are still apart, so this need not be a collapse: hard mining often shrinks a space before it spreads it. "
@@ -56,3 +71,72 @@ NOT_FINITE = (
 def level(worse: bool) -> Severity:
     """An alarm where it is worse, else a warning."""
     return "alarm" if worse else "warning"
+
+
+def batch_of(config: Config) -> int | None:
+    """Rows of a batch, where the configuration says."""
+    options = config.batches.options
+    if "batch_size" in options:
+        return int(options["batch_size"])
+    return int(options["classes"]) * int(options["samples"]) if {"classes", "samples"} <= options.keys() else None
+
+
+def margin_of(config: Config | None) -> float | None:
+    """α of a triplet loss, where the configuration names one."""
+    if config is None or config.loss.name != "Triplet":
+        return None
+    return float(config.loss.options.get("margin", 0.05))
+
+
+def slower(config: Config | None) -> Flags:
+    """A tenth of the rate, where it is known."""
+    return (("optimiser.rate", f"{config.optimiser.rate / 10:g}"),) if config is not None else ()
+
+
+def another(config: Config | None) -> Flags:
+    """Another loss, for a run that does not move; a tenth of the rate where it has that loss already."""
+    return slower(config) if config is not None and config.loss.name == OTHER[0][1] else OTHER
+
+
+def harder(config: Config | None) -> Flags:
+    """Twice the margin of a triplet loss, or twice the classes of a batch, where they are known."""
+    if config is None:
+        return (("batches.classes", "64"),)
+    if config.loss.name == "Triplet":
+        return (("loss.margin", f"{2 * max(margin_of(config) or 0.0, NARROW):g}"),)
+    if "classes" in config.batches.options:
+        return (("batches.classes", str(2 * int(config.batches.options["classes"]))),)
+    return ()
+
+
+def against_collapse(config: Config | None, classes: int | None = None) -> Flags:
+    """What to change in a run that collapsed: everything in its configuration that is known to lead there.
+
+    Without a configuration: semi-hard mining. Where nothing is to blame: a tenth of the rate. `classes` is how many
+    there are to draw from, where it is known.
+    """
+    if config is None:
+        return SEMIHARD
+    return tuple(_blamed(config, classes)) or slower(config)
+
+
+def _blamed(config: Config, classes: int | None) -> Iterator[tuple[str, str]]:
+    options: Any = config.loss.options
+    if config.loss.name == "Triplet" and options.get("mining") in HARD:
+        yield "loss.mining", "semihard"
+        if options.get("anneal") is not None:
+            yield "loss.anneal", "null"
+    margin = margin_of(config)
+    if margin is not None and margin < NARROW:
+        yield "loss.margin", "0.2"
+    if config.loss.name == "DroWorst":
+        yield from TOP_K
+    if config.optimiser.rate > FAST:
+        yield from slower(config)
+    if config.optimiser.weight_decay > STRONG:
+        yield "optimiser.weight_decay", "0.0001"
+    rows = batch_of(config)
+    if rows is not None and rows < FEW_ROWS:
+        yield "batches.name", "PerClass"
+        yield "batches.classes", str(min(32, classes or 32))
+        yield "batches.samples", "4"

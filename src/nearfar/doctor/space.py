@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearfar._checks import check_choice, check_labels, check_tensor
 from nearfar.doctor import remedies
-from nearfar.doctor.findings import Diagnosis, Finding, concluded, listed
+from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded, listed
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.evaluation import neighbours
 from nearfar.geometry import Collapse, Pull, collapse, pull
@@ -96,7 +96,7 @@ def diagnose(
         metric: "cosine", or "euclidean" where rows are compared as they are.
         rows: how many rows are drawn.
         seed: of the draw.
-        thresholds: where the lines are; provisional, see docs/doctor.md.
+        thresholds: where the lines are, see docs/doctor.md.
 
     >>> x = torch.nn.functional.normalize(torch.ones(80, 8) + 0.01 * torch.randn(80, 8), dim=1)
     >>> diagnose(x, torch.arange(80) // 4).findings[0].name
@@ -195,7 +195,7 @@ def _not_finite(finite: Tensor) -> Iterator[Finding]:
     bad = tuple((~finite).nonzero().flatten().tolist())
     if bad:
         evidence = f"{len(bad)} of {len(finite)} rows hold NaN or infinity (rows {listed(bad)})."
-        yield Finding("non-finite values", "alarm", evidence, remedies.NOT_FINITE, rows=bad)
+        yield Finding("non-finite values", "alarm", evidence, remedies.NOT_FINITE, rows=bad, flags=remedies.STEADY)
 
 
 def total_collapse(look: Look) -> Iterator[Finding]:
@@ -212,7 +212,7 @@ def total_collapse(look: Look) -> Iterator[Finding]:
         evidence += f", the mean cosine of two rows {1 - spread**2:.3f}"
     if look.apart:
         evidence += f", yet the nearest row is of the same class for {look.recall:.1%} of rows."
-        yield Finding("narrow cone", "note", evidence, remedies.CONE)
+        yield Finding("narrow cone", "note", evidence, remedies.CONE, flags=remedies.SEMIHARD)
     else:
         severity = remedies.level(spread < limits.spread_alarm)
         yield Finding("total collapse", severity, evidence + ".", remedies.COLLAPSE, flags=remedies.SEMIHARD)
@@ -235,7 +235,7 @@ def class_points(look: Look) -> Iterator[Finding]:
     m = look.measures
     if m.total > 0 and m.classes < m.rows and m.within < look.limits.point:
         evidence = f"The spread within classes is {m.within:.2%} of the whole (NC1 {m.nc1:.2g})."
-        yield Finding("classes are points", "note", evidence, remedies.POINTS)
+        yield Finding("classes are points", "note", evidence, remedies.POINTS, flags=remedies.HELD_OUT)
 
 
 def dimensional_collapse(look: Look) -> Iterator[Finding]:
@@ -257,7 +257,7 @@ def pinned_loss(look: Look) -> Iterator[Finding]:
     if near and look.measures.total < 2 * look.margin:
         evidence = f"The loss is {look.value:.4g} at a margin of {look.margin:g}: distances hardly count."
         if look.apart:
-            yield Finding("loss pinned at its margin", "note", evidence, remedies.CONE)
+            yield Finding("loss pinned at its margin", "note", evidence, remedies.CONE, flags=remedies.SEMIHARD)
         else:
             yield Finding("loss pinned at its margin", "alarm", evidence, remedies.COLLAPSE, flags=remedies.SEMIHARD)
 
@@ -266,11 +266,12 @@ def no_active_pairs(look: Look) -> Iterator[Finding]:
     """Nothing left to learn from."""
     if look.measures.total == 0 or not math.isfinite(look.measures.total):
         return
+    flags = remedies.harder(None)
     if look.force is not None and look.force.active == 0:
-        yield Finding("no active pairs", "warning", "The loss moves no pair of these rows.", remedies.EASY)
+        yield Finding("no active pairs", "warning", "The loss moves no pair of these rows.", remedies.EASY, flags=flags)
     elif look.force is None and look.margin is not None and look.measures.active == 0:
         evidence = f"Every triplet is separated by the margin of {look.margin:g}."
-        yield Finding("no active pairs", "warning", evidence, remedies.EASY)
+        yield Finding("no active pairs", "warning", evidence, remedies.EASY, flags=flags)
 
 
 def few_pull(look: Look) -> Iterator[Finding]:
@@ -292,15 +293,15 @@ def imbalance(look: Look) -> Iterator[Finding]:
     largest, middle = int(sizes.max()), float(sizes.double().median())
     if largest > look.limits.sizes * middle:
         evidence = f"The largest class has {largest} rows, the median one {middle:g}."
-        yield Finding("imbalance", "note", evidence, remedies.SIZES)
+        yield Finding("imbalance", "note", evidence, remedies.SIZES, flags=remedies.EVEN)
     lone = int((sizes == 1).sum())
     if lone > 0.2 * len(look.x):
         evidence = f"{lone} of {len(look.x)} rows are alone in their class, and have no positive."
-        yield Finding("imbalance", "note", evidence, remedies.LONE)
+        yield Finding("imbalance", "note", evidence, remedies.LONE, flags=remedies.EVEN)
     force = look.force
     if force is not None and force.active and not 0.01 <= force.alike <= 0.99:
         evidence = f"{force.alike:.1%} of the gradient is on alike pairs."
-        yield Finding("imbalance", "note", evidence, remedies.SIGNS)
+        yield Finding("imbalance", "note", evidence, remedies.SIGNS, flags=remedies.EACH_SIGN)
 
 
 def suspects(look: Look) -> Iterator[Finding]:
@@ -321,7 +322,8 @@ def suspects(look: Look) -> Iterator[Finding]:
             f"{len(rows)} of {len(look.x)} rows lie among rows that agree on another label (rows {listed(rows)})."
         )
         many = len(rows) > look.limits.suspects * len(look.x)
-        yield Finding("mislabelled suspects", "warning" if many else "note", evidence, remedies.SUSPECTS, rows=rows)
+        severity: Severity = "warning" if many else "note"
+        yield Finding("mislabelled suspects", severity, evidence, remedies.SUSPECTS, rows=rows, flags=remedies.SOFT)
 
 
 def norms(look: Look) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Where the doctor draws its lines. They are provisional: see docs/doctor.md for where each comes from."""
+"""Where the doctor draws its lines: see docs/doctor.md for where each comes from."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ class Thresholds:
     """Lines between healthy and not. Every one may be set by the caller.
 
     Args:
+        looks: a finding in the course of a run must stand at so many looks in a row.
+        lost_alarm: share of the first look's skill that is left, below which classes are lost in training.
+        lost_warning: the same, a warning, where the space is narrower than `spread_alarm`.
+        lost_least: skill that must be lost at least: less is the luck of 128 samples.
+        skill_pinned: skill below which a loss that rests on its margin is an alarm in training.
         spread_alarm: rms distance of unit rows to their mean below which the space is one point (mean cosine .99).
         spread_warning: the same, on the way there (mean cosine .96).
         rank_alarm: effective rank below which dimensions have collapsed, where width and classes are 4 or more.
@@ -27,6 +32,11 @@ class Thresholds:
         lost: share of its first recall that a run keeps, below which it has forgotten.
     """
 
+    looks: int = 1
+    lost_alarm: float = 0.4
+    lost_warning: float = 0.9
+    lost_least: float = 0.1
+    skill_pinned: float = 0.1
     spread_alarm: float = 0.1
     spread_warning: float = 0.2
     rank_alarm: float = 2.0

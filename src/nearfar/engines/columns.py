@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
-from nearfar.engines.sweeps import Ask, Made, shared
+from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
 from nearfar.groups import AnchorSign, Problem, turned
 from nearfar.links import Sides, tally
 from nearfar.pairing import Pairs, present
@@ -33,7 +33,7 @@ def by_columns(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
     """
     ends, slopes = _ends(strips), ask()
     at_rows, at_cols = torch.zeros_like(ends.rows), torch.zeros_like(ends.cols)
-    tops, bottoms = list[Tensor](), list[Tensor]()
+    counted, single = Counted(), strips.product.reduction == "none"
     for here in strips:
         with torch.enable_grad():
             rows, cols = ends.rows[here].requires_grad_(), ends.cols.detach().requires_grad_()
@@ -42,12 +42,12 @@ def by_columns(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
             found = gradient(_aimed(top, bottom, told, here), (rows, cols))
         at_rows[here] = 0.0 if found[0] is None else found[0]
         at_cols += 0.0 if found[1] is None else found[1]
-        tops.append(top.detach())
-        bottoms.append(bottom)
-    if strips.product.reduction == "none":
-        value, share = strips.whole([over(*x) for x in zip(tops, bottoms, strict=True)]), torch.ones_like(at_rows[:1])
+        part = [(top.detach(), bottom)]
+        counted = counted + part if single else running(counted, part)
+    if single:
+        value, share = strips.whole([over(*x) for x in counted]), torch.ones_like(at_rows[:1])
     else:
-        value, share = shared(strips, list(zip(tops, bottoms, strict=True)))
+        value, share = shared(strips, counted)
         value = value.to(strips.rows.dtype)
     if slopes.any and (told is not None or value.ndim == 0):
         _gradients(strips, slopes, ends, (at_rows, strips.ranks.sum(at_cols)), told)
@@ -120,7 +120,7 @@ def _gradients(strips: Strips, slopes: Slopes, ends: Ends, at: tuple[Tensor, Ten
     at_rows, at_cols = at
     for here in strips:
         with torch.enable_grad():
-            pairs = strips.pairs(here, *slopes.leaves(here))
+            pairs = slopes.pairs(here)
             leaf = cut(pairs)
             wide = _halves(strips, leaf)[1]
             seen = turned(wide)

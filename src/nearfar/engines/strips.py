@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from nearfar.engines.dense import kept, measures
+from nearfar.engines.forms import Form, form_of
 from nearfar.groups import Product
 from nearfar.pairing import Pairs, present
 from nearfar.ranks import ALONE, Ranks, cuts
@@ -130,10 +132,23 @@ class Slopes:
         self._slope: Tensor | None = None
         self.sums = [torch.zeros_like(x) if wanted else None for x, wanted in zip(inputs, wants, strict=True)]
 
-    def leaves(self, here: slice) -> tuple[Tensor, Tensor]:
-        """Rows of a strip and all columns, as the ends of a graph."""
+    @cached_property
+    def _form(self) -> Form | None:
+        form = form_of(self.strips.product.similarity)
+        return None if form is None else form(self.strips.cols)
+
+    def pairs(self, here: slice) -> Pairs:
+        """The pairs of a strip, their rows and columns the ends of a graph.
+
+        Scores are part of it only where their similarity has no form: else `through` brings slopes back in place.
+        """
         rows, cols = self.strips.rows[here].detach(), self.strips.cols.detach()
-        return rows.requires_grad_(self.wants[0]), cols.requires_grad_(self.wants[1])
+        rows, cols = rows.requires_grad_(self.wants[0]), cols.requires_grad_(self.wants[1])
+        if self._form is None:
+            return self.strips.pairs(here, rows, cols)
+        with torch.no_grad():
+            plain = self.strips.plain(here)
+        return replace(plain, rows=rows, cols=cols)
 
     @property
     def any(self) -> bool:
@@ -163,10 +178,19 @@ class Slopes:
 
     def through(self, here: slice, pairs: Pairs) -> None:
         """Add what the slopes noted [t, m] mean for rows, columns and the similarity's parameters."""
-        if self._slope is not None:
-            found = gradient(pairs.scores, (pairs.rows, pairs.cols, *self.params), self._slope, retain=True)
+        slope, self._slope = self._slope, None
+        if slope is None:
+            return
+        if self._form is None:
+            found = gradient(pairs.scores, (pairs.rows, pairs.cols, *self.params), slope, retain=True)
             self.add((here, EVERYTHING), found)
-        self._slope = None
+            return
+        # a slope may be one number, spread; scores are used up, and another slope may need them
+        slope = self._form.descend_(slope.contiguous(), pairs.scores.clone())
+        if self.sums[0] is not None:
+            self.sums[0][here].addmm_(slope, self.strips.cols)
+        if self.sums[1] is not None:
+            self.sums[1].addmm_(slope.T, self.strips.rows[here])
 
     def scaled(self, by: Tensor) -> list[Tensor | None]:
         """All sums times a number."""

@@ -37,7 +37,7 @@ def by_rows(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
     for here in strips:
         first = slopes[0] if slopes else ask()
         with torch.set_grad_enabled(first.any and (not single or told is not None)):
-            pairs = strips.pairs(here, *first.leaves(here))
+            pairs = first.pairs(here)
             leaf = cut(pairs) if torch.is_grad_enabled() else pairs
             share = None if told is None else over(told[here], _bottom(product, pairs, strips.most))
             counted = Counted()
@@ -49,7 +49,7 @@ def by_rows(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
                         slope.note(top if share is None else (top * share).sum(), leaf)
             for slope in slopes:
                 slope.through(here, pairs)
-        all_counted.append(counted)
+        all_counted.append(counted if single else running(all_counted.pop() if all_counted else Counted(), counted))
     if single:
         value = strips.whole([torch.stack([over(*x) for x in counted]).sum(dim=0) for counted in all_counted])
         return value, slopes[0].sums if len(slopes) == 1 else _added([slope.sums for slope in slopes])
@@ -79,6 +79,14 @@ def _bottom(product: Product, pairs: Pairs, most: int) -> Tensor:
         for part in _parts(product, pairs, most):
             counted = _sum(counted, part)
     return counted[0][1]
+
+
+def running(so_far: Counted, part: Counted) -> Counted:
+    """Numerators and denominators of the strips so far, in float64.
+
+    Not a list of them: small tensors that stay, between large ones that go, tear the memory of a process apart.
+    """
+    return _sum(so_far, [(top.double(), bottom.double()) for top, bottom in part])
 
 
 def _sum(so_far: Counted, part: Counted) -> Counted:
@@ -144,7 +152,7 @@ def _weigh(
     sums = {k: torch.zeros((), dtype=torch.float64, device=strips.rows.device) for k in again}
     for here in strips:
         with torch.set_grad_enabled(slopes.any):
-            pairs = strips.pairs(here, *slopes.leaves(here))
+            pairs = slopes.pairs(here)
             leaf = cut(pairs) if slopes.any else pairs
             for problems in strips.product.groups.blocks(strips.product, leaf, strips.most):
                 parts = {k: _weighted(problems, streams, k) for k in again}

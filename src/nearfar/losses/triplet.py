@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from nearfar._checks import check_choice, check_positive
+from nearfar._checks import check_choice, check_positive, check_whole
 from nearfar.groups import Grouping
 from nearfar.links import HingeLink, Link, Reduction
+from nearfar.losses.annealing import Anneal, Annealing, advance
 from nearfar.mining import Filter
 from nearfar.pairs import Hinge, Linear, PairLoss, Score
 from nearfar.robust import Engine, RobustLoss
@@ -32,13 +33,16 @@ class Triplet(RobustLoss):
         smooth: μ of the log-sum-exp smoothing (003); 0 is the hinge. The value exceeds the hinge's by at most μ·log 2.
         swap: judge a negative from the nearer end of the alike pair (not with "hard"; not with representatives).
         reduction: "mean" over the triplets mined ("hard": over anchors), or "nonzero": over those above zero.
+        anneal: with "hard": begin soft, and be plain hard mining after so many calls of `step`, or as an `Anneal` says.
+            Before the first step it is KL(1) in place of Worst, nearly the mean; the trainer calls `step` after each
+            batch. Where plain hard mining collapses this need not (docs/doctor.md).
         pair: the pair loss in place of `Hinge` (of `Linear` with mining="hard").
         similarity: `NegEuclidean` where none is given; 003 and 004 use `NegSquaredEuclidean`.
         filter: a miner of pairs, before triplets are formed.
         engine: see `RobustLoss`.
 
     Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ)
-    is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest".
+    is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest". At the end of `anneal` it is the plain loss, exactly.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Triplet(RobustLoss):
         smooth: float = 0.0,
         swap: bool = False,
         reduction: Reduction = "mean",
+        anneal: int | Anneal | None = None,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
         filter: Filter | None = None,
@@ -58,6 +63,7 @@ class Triplet(RobustLoss):
         check_positive("Triplet", "smooth", smooth, zero=True)
         if mining == "hard" and swap:
             raise ValueError('Triplet: swap compares single triplets, which mining="hard" does not form; use "all".')
+        plan = _anneal(anneal, mining)
         over: UncertaintySet
         groups: str | Grouping
         link: Link | None = None
@@ -82,11 +88,37 @@ class Triplet(RobustLoss):
             filter=filter,
             engine=engine,
         )
+        if plan is not None:
+            self.annealing = Annealing(plan)
+
+    def _sets(self) -> tuple[UncertaintySet, UncertaintySet]:
+        """With annealing, the set that it has come to."""
+        annealing = self._modules.get("annealing")
+        if not isinstance(annealing, Annealing):
+            return self.over_alike, self.over_unlike
+        return annealing.over, annealing.over
+
+    def step(self) -> None:
+        """Count a step of training, for `anneal`; without it nothing changes."""
+        advance(self)
 
     @classmethod
     def as_in_paper(cls, margin: float = 0.1, smooth: float = 0.0) -> Triplet:
         """003 and 004: squared distances, of unit rows."""
         return cls(margin=margin, smooth=smooth, similarity=NegSquaredEuclidean())
+
+
+def _anneal(given: int | Anneal | None, mining: Mining) -> Anneal | None:
+    if given is None:
+        return None
+    if mining != "hard":
+        raise ValueError(
+            f'Triplet: anneal ends in hard mining, so mining must be "hard", but came as {mining!r}; leave anneal out.'
+        )
+    if isinstance(given, Anneal):
+        return given
+    check_whole("Triplet", "anneal", given)
+    return Anneal(given)
 
 
 class Angular(RobustLoss):

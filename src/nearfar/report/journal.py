@@ -17,11 +17,12 @@ BUCKETS = 240
 PANELS = (
     ("Loss", re.compile(r"loss|objective")),
     ("Retrieval", re.compile(r"recall|precision|map_at|^map|mrr|nmi|ami|f1|r@|accuracy")),
+    ("Space", re.compile(r"^spread$|effective_rank|skill")),
     ("Weights", re.compile(r"weight|active|dual|entropy|hardest|effective|support")),
     ("Learning rate", re.compile(r"rate|^lr")),
     ("Constraints violated", re.compile(r"violation")),
 )
-SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*)$")
+SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*|training classes)$")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def build(
             is, in ascending order.
         images: a folder in which `names` are files, an array [n, h, w] or [n, h, w, 3] of uint8, a list of arrays or
             paths, or a function row -> PIL image, array or path. What cannot be read is left out and counted.
-        findings: the doctor's, each with name, severity, evidence and remedy.
+        findings: the doctor's, each with name, severity, evidence and remedy; of a run folder, where none are given,
+            those of its journal.
         title: of the page; by default the name of the file or folder.
         similarity: "cosine", "dot" or "euclidean".
         ks: which recall@K.
@@ -117,7 +118,7 @@ def build(
     say("reading pictures")
     room = int(ROOM * max(1.0, queries / 200)) - len(_json(data).encode(errors="replace"))
     unread = add_pictures(data, material, found, layout, table, room, watch)
-    doctor = None if findings is None else list(findings)
+    doctor = _found_in(source) if findings is None else list(findings)
     body = [sections.headline(material.title, evaluation, x.shape[1], similarity), sections.scores(evaluation)]
     body += [sections.findings(doctor)] if doctor is not None else []
     body += [sections.curves(material.journal)] if material.journal.panels else []
@@ -141,6 +142,18 @@ def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Option
         temporary.unlink(missing_ok=True)
         raise
     return target
+
+
+def _found_in(source: Source) -> list[Any] | None:
+    """What the doctor finds in the journal of a run folder; None where there is none, or it is not one of ours."""
+    if isinstance(source, tuple) or not (Path(source) / "journal.jsonl").is_file():
+        return None
+    try:
+        from nearfar.doctor import diagnose_run  # it reads the configuration through `train`, which a page may lack
+
+        return list(diagnose_run(Path(source)).findings)
+    except (ImportError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _left_out(material: Material, findings: list[Any] | None, unread: int) -> list[str]:

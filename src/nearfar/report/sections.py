@@ -127,7 +127,7 @@ def findings(found: Sequence[Any]) -> str:
     for one in found:
         get = one.get if isinstance(one, Mapping) else lambda key, item=one: getattr(item, key, "")
         severity = str(get("severity") or "note")
-        kind = "bad" if severity.lower() in ("error", "critical", "severe", "high", "bad") else "mild"
+        kind = "bad" if severity.lower() in ("alarm", "error", "critical", "severe", "high", "bad") else "mild"
         remedy = _evidence(get("remedy"))
         items.append(
             f'<li class="finding {kind}"><h3><span class="tag">{escape(severity)}</span>{escape(str(get("name")))}</h3>'

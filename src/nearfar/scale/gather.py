@@ -63,9 +63,16 @@ class Gathered(Loss):
         ids: Tensor | None = None,
         ref_ids: Tensor | None = None,
     ) -> Tensor:
+        if self._alone:
+            alone: Tensor = self.loss(embeddings, labels, indices, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+            return alone
         call = Call(self.loss.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
         with torch.autocast(device_type=_device(embeddings), enabled=False):
             return self._value(call)
+
+    @property
+    def _alone(self) -> bool:
+        return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.group) == 1
 
     def _value(self, call: Call) -> Tensor:
         return self.loss._value(self._whole(call))
@@ -76,8 +83,7 @@ class Gathered(Loss):
 
     def _whole(self, call: Call) -> Call:
         """The call with the rows of all ranks."""
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.group) == 1:
-            check_embeddings(call.owner, "embeddings", call.embeddings)
+        if self._alone:
             return call
         ranks = Group("Gathered", self.group)
         _compare(ranks, call)

@@ -102,7 +102,7 @@ class TrainingConfig:
     evaluate_every: int = option(200, "steps between evaluations")
     checkpoint_every: int = option(200, "steps between checkpoints")
     explain_every: int = option(50, "steps between looks at the pair weights; 0: never")
-    doctor: int | None = option(None, "steps between two looks of the doctor; null: a fiftieth of the run; 0: never")
+    doctor: int | None = option(None, "steps between two looks of the doctor; null: thirty looks a run; 0: never")
     near: float = option(0.6, "alike pairs farther apart than this violate their constraint")
     far: float = option(1.2, "unlike pairs nearer than this violate theirs")
     protocol: Literal["validation", "paper"] = option(

@@ -33,8 +33,8 @@ from nearfar.train.scores import score, violation
 from nearfar.train.setting import Setting, prepare
 from nearfar.train.show import Show, stopping
 
-LOOKS, LEAST_APART = 50, 20
-"""The doctor looks so often in a run, and its looks are at least so many steps apart: they cost below 2% of a step."""
+LOOKS, LEAST_APART = 30, 20
+"""The doctor looks so often in a run, as it did where it was calibrated, with at least so many steps between."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ def fit(
         return Result(folder, done, keeper.best_step, None, finished=False)
     scores = _test(setting, keeper, show)
     if config.training.doctor != 0 and machine.is_main_process:
-        show.tell(_verdict(folder))
+        show.tell(_verdict(folder, show.console.width))
     return Result(folder, done, keeper.best_step, scores, finished=True)
 
 
@@ -149,11 +149,11 @@ def _first_looks(setting: Setting, path: Path, lines: journal.Journal, callbacks
                 lines.write({"step": 0, **found})
 
 
-def _verdict(folder: Path) -> str:
+def _verdict(folder: Path, width: int) -> str:
     """What the doctor makes of the whole run, and how to follow its remedy."""
     found = diagnose_run(folder)
     follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
-    return f"doctor: {found.text()}{follow}"
+    return f"doctor: {found.text(min(width, 100))}{follow}"
 
 
 def _steps(

@@ -1,0 +1,126 @@
+"""The picture: time and memory of each loss against the number of rows, on logarithmic axes, PML's failures marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nearfar._files import whole
+from nearfar.bench.study import Row
+from nearfar.bench.subjects import PEER, SUBJECTS
+
+OURS, THEIRS, GREY, RED = "#0f6b66", "#b4532a", "#8a8f94", "#a3122a"
+COLUMNS = 5
+"""Losses side by side."""
+
+
+def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any]) -> None:
+    """Write the PNG, whole or not at all: for each loss a panel of time above one of memory."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    by_loss: dict[str, list[Row]] = {}
+    for row in rows:
+        by_loss.setdefault(row.loss, []).append(row)
+    names = list(by_loss)
+    columns = min(COLUMNS, len(names))
+    blocks = -(-len(names) // columns)
+    figure = Figure(figsize=(0.6 + 2.7 * max(columns, 2), 0.9 + 4.1 * blocks), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2 * blocks, columns, squeeze=False, sharex=True, sharey=False)
+    for place in range(columns * blocks):
+        block, column = divmod(place, columns)
+        pair = axes[2 * block][column], axes[2 * block + 1][column]
+        if place >= len(names):
+            for ax in pair:
+                ax.set_visible(False)
+            continue
+        _time(pair[0], by_loss[names[place]], who, first=column == 0)
+        _memory(pair[1], by_loss[names[place]], who, first=column == 0)
+    _share_heights(axes, rows)
+    handles = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    figure.supxlabel(_below(setting), fontsize=8, color=GREY)
+    with whole(file) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
+
+
+def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
+    sizes = [row.rows for row in rows]
+    ax.plot(sizes, [1e3 * row.limit for row in rows], color=GREY, linestyle="--", linewidth=1, label="two products")
+    for name, points in (("nearfar", _points(rows, who, "seconds")), ("PML", _points(rows, PEER, "seconds"))):
+        _curve(ax, [(size, 1e3 * value) for size, value in points], name)
+    _failure(ax, rows, [(size, 1e3 * value) for size, value in _points(rows, PEER, "seconds")])
+    if SUBJECTS[rows[0].loss].peer is None:
+        ax.text(0.04, 0.94, "not in PML", transform=ax.transAxes, fontsize=8, color=THEIRS, va="top")
+    ax.set_title(rows[0].loss, fontsize=10)
+    _frame(ax, "ms, forward + backward" if first else "")
+
+
+def _memory(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
+    sizes = [row.rows for row in rows]
+    ax.plot(sizes, [4 * n * n / 2**20 for n in sizes], color=GREY, linestyle=":", linewidth=1, label="one B x B matrix")
+    theirs = list(_points(rows, PEER, "megabytes"))
+    _curve(ax, list(_points(rows, who, "megabytes")), "nearfar")
+    _curve(ax, theirs, "PML")
+    _failure(ax, rows, theirs)
+    _frame(ax, "MB at the peak" if first else "")
+    ax.set_xlabel("rows, B", fontsize=8)
+
+
+def _points(rows: Sequence[Row], who: str, what: str) -> Iterator[tuple[int, float]]:
+    for row in rows:
+        value = getattr(row.cells[who], what) if who in row.cells else None
+        if value is not None and value > 0:
+            yield row.rows, value
+
+
+def _curve(ax: Any, points: Sequence[tuple[float, float]], name: str) -> None:
+    if points:
+        colour, mark = (OURS, "o") if name == "nearfar" else (THEIRS, "s")
+        ax.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=3.5, linewidth=1.4, label=name)
+
+
+def _failure(ax: Any, rows: Sequence[Row], before: Sequence[tuple[float, float]]) -> None:
+    """A cross where PML failed first, above its last point, with the reason."""
+    failed = next((row for row in rows if PEER in row.cells and row.cells[PEER].failed), None)
+    if failed is None:
+        return
+    why = failed.cells[PEER].failed.split(" at ")[0].split(":")[0]
+    # as high as the next point would be if it grew by the square of the rows: no number was measured there
+    height = before[-1][1] * (failed.rows / before[-1][0]) ** 2 if before else 1.0
+    ax.plot(
+        failed.rows, height, color=RED, marker="x", markersize=8, markeredgewidth=2, linestyle="", label="PML fails"
+    )
+    ax.annotate(why, (failed.rows, height), xytext=(6, -3), textcoords="offset points", fontsize=8, color=RED)
+
+
+def _frame(ax: Any, ylabel: str) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_ylabel(ylabel, fontsize=8)
+    ax.tick_params(labelsize=7, labelbottom=True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(visible=True, which="major", color="#e6e8ea", linewidth=0.6)
+
+
+def _share_heights(axes: Any, rows: Sequence[Row]) -> None:
+    """The same heights for all panels of time, and for all of memory, so that losses can be compared."""
+    for kind in (0, 1):
+        panels = [ax for line in axes[kind::2] for ax in line if ax.get_visible()]
+        low = min(ax.get_ylim()[0] for ax in panels)
+        high = max(ax.get_ylim()[1] for ax in panels)
+        for ax in panels:
+            ax.set_ylim(low, high)
+    sizes = sorted({row.rows for row in rows})
+    shown = sizes[:: max(1, -(-len(sizes) // 5))]
+    for ax in (ax for line in axes for ax in line):
+        ax.set_xticks(shown, [str(size) if size < 1024 else f"{size / 1024:g}k" for size in shown])
+        ax.minorticks_off()
+
+
+def _below(setting: Mapping[str, Any]) -> str:
+    config, versions = setting["config"], setting["versions"]
+    told = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
+    return f"{setting['device']}, {config['threads']} thread(s), d = {config['width']}; {told}"

@@ -1,0 +1,164 @@
+"""What is timed: every named loss and every miner, by name, with its counterpart in pytorch-metric-learning (PML).
+
+Where both have a loss, the settings are those under which they compute the same value, or as nearly the same as they
+can: margin, angular and proxy losses differ in what they average over or start from. Losses that PML has not stand
+alone. A miner is timed inside a loss, because it is run there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar import losses as L
+from nearfar import mining
+from nearfar._checks import nearest
+from nearfar.similarity import Dot
+
+Step = Callable[[Tensor, Tensor], Tensor]
+Make = Callable[[int, int, Any], torch.nn.Module]
+"""Rows, width and engine to a loss."""
+Peer = Callable[[int, int, Any, Any], Step]
+"""Rows, width, PML's losses and PML's miners to the same loss there."""
+
+PEER = "PML"
+"""Stands for pytorch-metric-learning where an engine is named."""
+EACH = 4
+"""Rows of a class in the batches that are timed."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One loss, or one miner inside a loss.
+
+    Attributes:
+        name: what it is called on the command line and in tables.
+        make: ours.
+        peer: PML's, or None where it has none.
+        usual: whether a run without names times it.
+    """
+
+    name: str
+    make: Make
+    peer: Peer | None = None
+    usual: bool = False
+
+
+def _mined(loss: Any, miner: Any) -> Step:
+    """PML's loss of what PML's miner finds."""
+    return lambda e, y: loss(e, y, miner(e, y))
+
+
+def _pair(name: str, make: Make, peer: Peer | None = None, usual: bool = False) -> tuple[str, Subject]:
+    return name, Subject(name, make, peer, usual)
+
+
+def _classes(rows: int) -> int:
+    return max(1, rows // EACH)
+
+
+SUBJECTS: dict[str, Subject] = dict(
+    (
+        _pair("Contrastive", lambda n, d, e: L.Contrastive(power=1, reduction="nonzero", engine=e),
+              lambda n, d, p, m: p.ContrastiveLoss(), True),
+        _pair("Margin", lambda n, d, e: L.Margin(reduction="nonzero", engine=e), lambda n, d, p, m: p.MarginLoss()),
+        _pair("BinomialDeviance", lambda n, d, e: L.BinomialDeviance(engine=e)),
+        _pair("DroWorst", lambda n, d, e: L.DroWorst(engine=e)),
+        _pair("DroTopK", lambda n, d, e: L.DroTopK(k=2 * n, engine=e), usual=True),
+        _pair("DroTopK fraction", lambda n, d, e: L.DroTopK(fraction=0.01, engine=e)),
+        _pair("DroTopKPN", lambda n, d, e: L.DroTopKPN(k=2 * n, engine=e)),
+        _pair("DroKL", lambda n, d, e: L.DroKL(engine=e), usual=True),
+        _pair("DroKLGrouped", lambda n, d, e: L.DroKLGrouped(engine=e)),
+        _pair("DroChiSquare", lambda n, d, e: L.DroChiSquare(rho=1.0, engine=e)),
+        _pair("MultiSimilarity", lambda n, d, e: L.MultiSimilarity(miner=None, engine=e),
+              lambda n, d, p, m: p.MultiSimilarityLoss()),
+        _pair("MultiSimilarity + miner", lambda n, d, e: L.MultiSimilarity(engine=e),
+              lambda n, d, p, m: _mined(p.MultiSimilarityLoss(), m.MultiSimilarityMiner()), True),
+        _pair("SupCon", lambda n, d, e: L.SupCon(engine=e), lambda n, d, p, m: p.SupConLoss(), True),
+        _pair("NTXent", lambda n, d, e: L.NTXent(engine=e), lambda n, d, p, m: p.NTXentLoss(), True),
+        _pair("NPair", lambda n, d, e: L.NPair(l2=0.0, similarity=Dot(normalize=True), engine=e),
+              lambda n, d, p, m: p.NPairsLoss()),
+        _pair("Circle", lambda n, d, e: L.Circle(engine=e), lambda n, d, p, m: p.CircleLoss()),
+        _pair("LiftedStructure", lambda n, d, e: L.LiftedStructure(engine=e),
+              lambda n, d, p, m: p.LiftedStructureLoss(), True),
+        _pair("GeneralizedLifted", lambda n, d, e: L.GeneralizedLifted(engine=e),
+              lambda n, d, p, m: p.GeneralizedLiftedStructureLoss()),
+        _pair("HAP2S", lambda n, d, e: L.HAP2S(engine=e)),
+        _pair("HAP2S polynomial", lambda n, d, e: L.HAP2S(weights="polynomial", engine=e)),
+        _pair("Triplet all", lambda n, d, e: L.Triplet(reduction="nonzero", engine=e),
+              lambda n, d, p, m: p.TripletMarginLoss(), True),
+        _pair("Triplet smooth", lambda n, d, e: L.Triplet(smooth=0.1, engine=e)),
+        _pair("Triplet semihard", lambda n, d, e: L.Triplet(mining="semihard", reduction="nonzero", engine=e),
+              lambda n, d, p, m: _mined(p.TripletMarginLoss(), m.TripletMarginMiner(0.05, "semihard"))),
+        _pair("Triplet hard", lambda n, d, e: L.Triplet(margin=0.2, mining="hard", reduction="nonzero", engine=e),
+              lambda n, d, p, m: _mined(p.TripletMarginLoss(margin=0.2), m.BatchHardMiner()), True),
+        _pair("Triplet hardest", lambda n, d, e: L.Triplet(margin=0.2, mining="hardest", engine=e)),
+        _pair("Triplet balanced", lambda n, d, e: L.Triplet(margin=0.2, mining="balanced", engine=e)),
+        _pair("Angular", lambda n, d, e: L.Angular(engine=e), lambda n, d, p, m: p.AngularLoss()),
+        _pair("ProxyNCA", lambda n, d, e: L.ProxyNCA(_classes(n), d, engine=e),
+              lambda n, d, p, m: p.ProxyNCALoss(_classes(n), d, softmax_scale=1.0)),
+        _pair("ProxyAnchor", lambda n, d, e: L.ProxyAnchor(_classes(n), d, engine=e),
+              lambda n, d, p, m: p.ProxyAnchorLoss(_classes(n), d)),
+        _pair("ArcFace", lambda n, d, e: L.ArcFace(_classes(n), d, engine=e),
+              lambda n, d, p, m: p.ArcFaceLoss(_classes(n), d, margin=math.degrees(0.5))),
+        _pair("miner MultiSimilarity", lambda n, d, e: _filtered(mining.MultiSimilarity(), e),
+              lambda n, d, p, m: _mined(p.ContrastiveLoss(), m.MultiSimilarityMiner())),
+        _pair("miner Hard", lambda n, d, e: _filtered(mining.Hard(), e),
+              lambda n, d, p, m: _mined(p.ContrastiveLoss(), m.BatchHardMiner())),
+        _pair("miner SemiHard", lambda n, d, e: _filtered(mining.SemiHard(), e)),
+        _pair("miner BalancedHard", lambda n, d, e: _filtered(mining.BalancedHard(), e)),
+        _pair("miner DistanceWeighted", lambda n, d, e: L.Margin(filter=mining.DistanceWeighted(), engine=e),
+              lambda n, d, p, m: _mined(p.MarginLoss(), m.DistanceWeightedMiner())),
+    )
+)  # fmt: skip
+"""By name, in the order of tables."""
+
+
+def _filtered(miner: mining.Filter, engine: Any) -> torch.nn.Module:
+    return L.Contrastive(power=1, reduction="nonzero", filter=miner, engine=engine)
+
+
+def chosen(names: Iterable[str]) -> list[Subject]:
+    """The subjects of these names, or the usual ones where there are none."""
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in SUBJECTS:
+            raise ValueError(f"bench: loss must be the name of a loss or miner, but came as {name!r}; "
+                             f"{nearest(name, SUBJECTS)}")  # fmt: skip
+    return [SUBJECTS[name] for name in wanted] or [each for each in SUBJECTS.values() if each.usual]
+
+
+def batch(rows: int, width: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Random embeddings [rows, width] that want a gradient, and labels [rows]: four to a class, in no order."""
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.arange(rows) // EACH)[torch.randperm(rows, generator=generator)].clamp(max=_classes(rows) - 1)
+    e = torch.randn(rows, width, generator=generator)
+    return e.to(device).requires_grad_(), labels.to(device)
+
+
+def peer_step(subject: Subject, rows: int, width: int, device: str = "cpu") -> Step:
+    """PML's counterpart; an ImportError where PML is not installed."""
+    peers: Any = import_module("pytorch_metric_learning.losses")
+    miners: Any = import_module("pytorch_metric_learning.miners")
+    if subject.peer is None:
+        raise ValueError(f"bench: pytorch-metric-learning has no {subject.name}.")
+    step = subject.peer(rows, width, peers, miners)
+    return step.to(device) if isinstance(step, torch.nn.Module) else step
+
+
+def our_step(subject: Subject, rows: int, width: int, engine: str, device: str = "cpu") -> Step:
+    """Ours with an engine; "compiled" is dense under `torch.compile`."""
+    compiled = engine == "compiled"
+    loss = subject.make(rows, width, "dense" if compiled else engine).to(device)
+    return torch.compile(loss, dynamic=False) if compiled else loss
+
+
+def backward(step: Step, e: Tensor, y: Tensor) -> None:
+    """One step: the value of the loss, and its gradient in the embeddings."""
+    step(e, y).sum().backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,161 @@
+"""The course of a training: short looks at a few samples, one after the other, and what they add up to.
+
+The callback and the journal read the same looks by the same rules, so that they cannot come apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nearfar.doctor import remedies
+from nearfar.doctor.findings import Finding
+from nearfar.doctor.thresholds import Thresholds
+from nearfar.geometry.collapse import effective_rank
+from nearfar.similarity import unit
+
+if TYPE_CHECKING:  # the loop brings accelerate with it
+    from nearfar.train import Config
+
+NAMES = {"spread": "spread", "rank": "effective_rank", "recall": "probe recall@1", "skill": "probe skill"}
+"""Attribute -> what the journal calls it."""
+CLASSES = "training classes"
+"""What the journal calls the number of classes to draw from; it stands beside the first look."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One look.
+
+    Attributes:
+        step: when.
+        spread: rms distance of unit rows to their mean.
+        rank: effective rank, in how many dimensions they lie.
+        recall: share of rows whose nearest other row is of their class.
+        skill: recall beyond chance, 1 where every row is right; None where no row has a partner.
+        loss: of the step before the look; None before the first step.
+    """
+
+    step: int
+    spread: float
+    rank: float
+    recall: float | None = None
+    skill: float | None = None
+    loss: float | None = None
+
+    def line(self) -> dict[str, float]:
+        """As the journal keeps it; the loss has a line of its own there."""
+        values = {name: getattr(self, attribute) for attribute, name in NAMES.items()}
+        return {name: round(value, 6) for name, value in values.items() if value is not None}
+
+
+def seen(entries: Iterable[Mapping[str, Any]]) -> list[Sight]:
+    """The looks that a journal holds, each with the last loss before it."""
+    found, loss = [], None
+    for entry in entries:
+        loss = entry.get("loss", loss)
+        if "spread" in entry and "effective_rank" in entry:
+            values: dict[str, Any] = {attribute: entry.get(name) for attribute, name in NAMES.items()}
+            found.append(Sight(int(entry["step"]), **values, loss=loss))
+    return found
+
+
+@torch.no_grad()
+def look(step: int, x: Tensor, y: Tensor, loss: float | None = None) -> Sight:
+    """A look at rows [n, d] with labels [n]; it moves them to the CPU, where such small problems are fastest."""
+    x, y = unit(x.detach().float().cpu()), y.cpu()
+    same = y[:, None] == y[None, :]
+    # in float32, as vectors are searched: a cone too narrow for its cosines has lost its classes in effect
+    near = (x @ x.T).fill_diagonal_(-torch.inf).argmax(dim=1)
+    x = x.double()
+    others = same.sum(dim=1) - 1
+    asked = others > 0
+    recall = skill = None
+    if bool(asked.any()) and not bool(same.all()):
+        recall = float((y[near] == y)[asked].double().mean())
+        chance = float(others[asked].double().mean() / (len(x) - 1))
+        skill = (recall - chance) / (1 - chance)
+    x = x - x.mean(dim=0)
+    return Sight(step, float((x * x).sum(dim=1).mean().sqrt()), effective_rank(x), recall, skill, loss)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of a run beside its looks: the margin of its triplets, and what to change if it collapses."""
+
+    margin: float | None
+    cure: remedies.Flags
+
+    @staticmethod
+    def of(config: Config | None, classes: int | None = None) -> Case:
+        """As a configuration tells, and the number of training classes."""
+        return Case(remedies.margin_of(config), remedies.against_collapse(config, classes))
+
+
+def judged(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
+    """What stands at the last looks, `limits.looks` of them in a row; the first of all is what they are held against.
+
+    A run is ill where classes have been lost since its first look, where few dimensions are left, or where the loss
+    rests on its margin and classes are not told apart. How wide the space still is gives the illness its name: a small
+    space whose classes are apart is no collapse.
+    """
+    if len(sights) <= limits.looks:
+        return
+    recent = sights[-limits.looks :]
+    yield from _classes(sights[0], recent, limits, case)
+    rank, spread = max(s.rank for s in recent), max(s.spread for s in recent)
+    if rank < limits.rank_alarm <= sights[0].rank:
+        evidence = f"The effective rank is {rank:.2f} and was {sights[0].rank:.2f} at the first look."
+        yield Finding("dimensional collapse", "alarm", evidence, remedies.DIMENSIONS, flags=case.cure)
+    if _pinned(recent, limits, case.margin):
+        evidence = (
+            f"The loss rests on its margin of {case.margin:g}, the spread is {spread:.3g}, "
+            f"and the nearest sample is of the same class for only {_recall(recent):.1%}."
+        )
+        yield Finding("loss pinned at its margin", "alarm", evidence, remedies.COLLAPSE, flags=case.cure)
+
+
+def _classes(first: Sight, recent: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
+    """Classes that were told apart and no longer are, sooner where the space is narrow; or only a narrow cone."""
+    spread, share = max(s.spread for s in recent), _kept(first, recent, limits)
+    narrow = spread < limits.spread_alarm
+    if share < (limits.lost_warning if narrow else limits.lost_alarm):
+        evidence = (
+            f"Of the skill at the first look {max(share, 0):.0%} is left (the nearest sample is of the same class for "
+            f"{_recall(recent):.1%}, at first {_recall([first]):.1%}); the spread is {spread:.3g}."
+        )
+        name, remedy = ("total collapse", remedies.COLLAPSE) if narrow else ("class collapse", remedies.CLASSES)
+        yield Finding(name, remedies.level(share < limits.lost_alarm), evidence, remedy, flags=case.cure)
+    elif narrow:
+        evidence = f"The spread is {spread:.3g}; the nearest sample is of the same class for {_recall(recent):.1%}."
+        yield Finding("narrow cone", "note", evidence, remedies.CONE, flags=case.cure)
+
+
+def _pinned(recent: Sequence[Sight], limits: Thresholds, margin: float | None) -> bool:
+    """Whether distances hardly count beside the margin, and classes are not told apart."""
+    if not margin:
+        return False
+    return all(
+        s.loss is not None
+        and s.skill is not None
+        and abs(s.loss - margin) <= limits.pinned * margin
+        and s.spread < margin / 4
+        and s.skill < limits.skill_pinned
+        for s in recent
+    )
+
+
+def _kept(first: Sight, recent: Sequence[Sight], limits: Thresholds) -> float:
+    """The share of the first look's skill that is left; 1 where too little is lost to be told from luck."""
+    now = max((s.skill for s in recent if s.skill is not None), default=None)
+    if first.skill is None or now is None or first.skill - now < limits.lost_least:
+        return 1.0
+    return now / first.skill
+
+
+def _recall(sights: Sequence[Sight]) -> float:
+    return max([s.recall for s in sights if s.recall is not None] or [0.0])

@@ -1,0 +1,98 @@
+"""From a run to the next one: what the doctor finds in a run folder, and its remedy as a changed configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nearfar.doctor.findings import Diagnosis, Finding
+from nearfar.doctor.history import diagnose_journal
+
+if TYPE_CHECKING:  # the loop brings accelerate with it
+    from nearfar.train import Config
+
+
+@dataclass(frozen=True)
+class Prescription:
+    """A remedy that can be run.
+
+    Attributes:
+        finding: what it is against: the worst finding of the run.
+        config: the run's configuration with the remedy's flags.
+        changes: what is different, one line each, such as "loss.mining: hard -> semihard".
+    """
+
+    finding: Finding
+    config: Config
+    changes: tuple[str, ...]
+
+    def text(self) -> str:
+        """In words."""
+        return f"{self.finding.severity}: {self.finding.name}. Changed: {'; '.join(self.changes)}."
+
+
+def diagnose_run(folder: Path) -> Diagnosis:
+    """What a run's journal tells, with its configuration where it is there.
+
+    Raises:
+        FileNotFoundError: the folder holds no journal.
+    """
+    from nearfar.train import journal, load
+
+    path, written = folder / "journal.jsonl", folder / "config.yaml"
+    if not path.is_file():
+        raise FileNotFoundError(f"doctor: {folder} holds no journal.jsonl; name the folder that `nearfar train` wrote.")
+    return diagnose_journal(journal.read(path), config=load(written) if written.is_file() else None)
+
+
+def prescribe(folder: Path) -> Prescription:
+    """The remedy of a run's worst finding, as a configuration to train from the start.
+
+    Raises:
+        FileNotFoundError: the folder holds no journal or no configuration.
+        ValueError: nothing above a note was found, its remedy is not a change of configuration, or changes nothing.
+    """
+    from nearfar.train import load
+
+    found = diagnose_run(folder)
+    if found.healthy:
+        raise ValueError(f"doctor: {folder} is healthy, so that there is nothing to change.")
+    if not (folder / "config.yaml").is_file():
+        raise FileNotFoundError(f"doctor: {folder} holds no config.yaml, so that there is nothing to change.")
+    ill = [finding for finding in found.findings if finding.severity != "note"]
+    return against(ill[0], load(folder / "config.yaml"))
+
+
+def against(finding: Finding, config: Config) -> Prescription:
+    """The configuration changed by the flags of a finding."""
+    from nearfar.train.config import changed, to_tree
+    from nearfar.train.parts import check
+
+    if not finding.flags:
+        raise ValueError(f"doctor: the remedy for {finding.name!r} is no change of configuration: {finding.remedy}")
+    cured = changed(config, finding.flags)
+    check(cured)
+    before, after = _flat(to_tree(config)), _flat(to_tree(cured))
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if not names:
+        raise ValueError(
+            f"doctor: the configuration already has the remedy for {finding.name!r}; what is left: {finding.remedy}"
+        )
+    return Prescription(
+        finding, cured, tuple(f"{name}: {_word(before.get(name))} -> {_word(after.get(name))}" for name in names)
+    )
+
+
+def _flat(tree: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Nested values by their full name."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{place}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def _word(value: Any) -> str:
+    return "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
