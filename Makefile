@@ -23,6 +23,9 @@ browser:  # the report page is tested in a real one
 bench: $(READY)
 	$(BIN)/python benchmarks/speed/dense.py
 	$(BIN)/python benchmarks/speed/tiled.py
+	$(BIN)/python benchmarks/speed/figure3.py
+	$(BIN)/python benchmarks/speed/gathered.py
+	$(BIN)/python benchmarks/speed/cached.py
 	$(BIN)/python benchmarks/speed/samplers.py
 	$(BIN)/python benchmarks/speed/evaluate.py
 	$(BIN)/python benchmarks/speed/search.py

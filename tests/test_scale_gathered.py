@@ -73,6 +73,12 @@ def test_alone_it_is_the_loss_inside():
     loss = nf.losses.DroTopK(k=9).double()
     assert torch.equal(nf.Gathered(loss)(embeddings, labels), loss(embeddings, labels))
     assert torch.equal(nf.Gathered(loss).explain(embeddings, labels).weights, loss.explain(embeddings, labels).weights)
+
+    class Doubled(nf.losses.SupCon):
+        def forward(self, *args, **options):
+            return 2 * super().forward(*args, **options)
+
+    assert torch.equal(nf.Gathered(Doubled())(embeddings, labels), 2 * nf.losses.SupCon()(embeddings, labels))
     with pytest.raises(TypeError, match=r"Gathered: loss must be a nearfar loss, but came as Linear"):
         nf.Gathered(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="finite"):

@@ -133,6 +133,7 @@ class Memory(Loss):
         places = self._places() if self._calls >= self.warmup else self._written[:0]
         if not len(places) or not len(call.embeddings):
             return replace(call, ids=None)
+        self._follow(call.embeddings.device)
         at = places.to(self.labels.device)
         relation = Relation.from_labels(
             labels,
@@ -202,12 +203,14 @@ class Memory(Loss):
     def _make_room(self, rows: Tensor) -> None:
         """Buffers of the right width, kind and place; what is remembered moves along."""
         if self._holds_any:
-            self.embeddings, self.labels, self.ids = (
-                x.to(rows.device) for x in (self.embeddings, self.labels, self.ids)
-            )
+            self._follow(rows.device)
             return
         self.embeddings = rows.new_zeros(self.size, rows.shape[1])
         self.labels, self.ids = (torch.zeros(self.size, dtype=torch.int64, device=rows.device) for _ in range(2))
+
+    def _follow(self, device: torch.device) -> None:
+        """Move what is remembered to where the batch is: a checkpoint may have been loaded elsewhere."""
+        self.embeddings, self.labels, self.ids = (x.to(device) for x in (self.embeddings, self.labels, self.ids))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Position, ages and number of calls, which `state_dict` keeps with the rows."""
