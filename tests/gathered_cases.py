@@ -78,7 +78,8 @@ def of_table() -> dict[str, Case]:
     for row in ROWS:
         found[f"{row.id}/tile"] = plain(row.loss, larger, "tiled", 4)
         found[f"{row.id}/tied"] = plain(row.loss, lambda: tensors(*tied_batch()), "tiled", 2)
-        found[f"{row.id}/dense"] = plain(row.loss, larger, "dense", None)
+        if row.id in ("DroTopK", "LiftedStructure", "Triplet", "ProxyNCA"):  # whole on every rank: one way for all
+            found[f"{row.id}/dense"] = plain(row.loss, larger, "dense", None)
         if not row.proxies:
             found[f"{row.id}/many"] = plain(row.loss, many, "tiled", None)
     return found
@@ -90,7 +91,10 @@ def of_products() -> dict[str, Case]:
         for groups in ("batch", "sign", "anchor", "anchor_sign"):
             pair = P.Squared() if name == "power" else P.Hinge()
             similarity = nf.similarity.NegEuclidean() if name == "power" else None
-            for kind, batch in (("random", larger), ("tied", lambda: tensors(*tied_batch()))):
+            kinds = [("random", larger)]
+            if groups in ("batch", "sign"):  # an anchor's ties lie on one rank
+                kinds.append(("tied", lambda: tensors(*tied_batch())))
+            for kind, batch in kinds:
                 found[f"{name}/{groups}/{kind}"] = plain(
                     lambda pair=pair, over=over, groups=groups, similarity=similarity: nf.RobustLoss(
                         pair=pair, over=over, groups=groups, similarity=similarity

@@ -169,8 +169,8 @@ class Linear(PairLoss):
         self.scale = scale
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        # one pass over the scores instead of four
-        return torch.add(self.scale * (self.margin + sign * self.threshold), s, alpha=-sign * self.scale)
+        # two passes over the scores instead of four (one, `torch.add` with an alpha, torch.compile gets wrong)
+        return s * (-sign * self.scale) + self.scale * (self.margin + sign * self.threshold)
 
     def slope(self, s: Tensor, sign: int) -> float:  # noqa: D102
         return -sign * self.scale
