@@ -125,9 +125,13 @@ class Loss(nn.Module, ABC):
 
         A batch with nothing to learn from gives a zero that keeps the graph, and one warning that says why.
         """
-        check_embeddings(self.owner, "embeddings", embeddings)
-        with torch.autocast(device_type=embeddings.device.type, enabled=False):
-            return self._value(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
+        return self._judged(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
+
+    def _judged(self, call: Call) -> Tensor:
+        """The value of a call that nobody has looked at yet."""
+        check_embeddings(self.owner, "embeddings", call.embeddings)
+        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
+            return self._value(call)
 
     def explain(
         self,

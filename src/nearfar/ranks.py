@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nearfar.generators import set_states, states
+
 
 class Ranks:
     """One process alone: nothing to add up. `Group` is several."""
@@ -93,27 +95,20 @@ class Group(Ranks):
 
     @contextmanager
     def same_draws(self, device: torch.device) -> Iterator[None]:  # noqa: D102
-        state = _rng_state(device)
-        first = state.to(device)
-        with self._talk():
-            dist.broadcast(first, dist.get_global_rank(self.group, 0) if self.group else 0, group=self.group)
-        _set_rng_state(first.to(state.device), device)
+        own = states(device)
+        there = None if own[1] is None else self._of_first(own[1], device)
+        set_states((self._of_first(own[0], device), there), device)
         try:
             yield
         finally:
             if self.rank:  # the others go on with their own numbers: dropout must differ
-                _set_rng_state(state, device)
+                set_states(own, device)
 
-
-def _rng_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_rng_state(state: Tensor, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+    def _of_first(self, state: Tensor, device: torch.device) -> Tensor:
+        first = state.to(device)
+        with self._talk():
+            dist.broadcast(first, dist.get_global_rank(self.group, 0) if self.group else 0, group=self.group)
+        return first.to(state.device)
 
 
 def cuts(rows: int, tall: int, ranks: Ranks) -> list[slice]:

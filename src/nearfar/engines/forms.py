@@ -18,13 +18,16 @@ class Form(ABC):
 
     cols: Tensor
 
+    spends = False
+    """`descend_` uses the scores up."""
+
     @abstractmethod
     def scores(self, rows: Tensor, out: Tensor, first: int = 0) -> Tensor:
         """Scores [t, m] of rows [t, d] against the columns from `first` on, written into `out`."""
 
     @abstractmethod
     def descend_(self, slope: Tensor, scores: Tensor) -> Tensor:
-        """dF/ds becomes dF/d⟨x, y⟩, in place; the scores are used up."""
+        """dF/ds becomes dF/d⟨x, y⟩, in place; the scores are used up where the form says so."""
 
 
 class Plain(Form):
@@ -61,6 +64,7 @@ class SquaredDistance(Form):
 class Distance(SquaredDistance):
     """s = -|x - y| of unit rows; ds/d⟨x, y⟩ = 1/|x - y|, and 0 at distance 0."""
 
+    spends = True
     signs: list[Tensor] = field(default_factory=list)
     """A buffer as large as the first strip."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nearfar.engines.dense import kept, measures
 from nearfar.engines.forms import Form, form_of
+from nearfar.generators import State, set_states, states
 from nearfar.groups import Product
 from nearfar.pairing import Pairs, present
 from nearfar.ranks import ALONE, Ranks, cuts
@@ -70,16 +71,13 @@ class Strips:
         self.most = self.tall * len(cols)
         self.had_alike = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         self.had_unlike = torch.zeros_like(self.had_alike)
-        self._state: tuple[Tensor, Tensor | None] | None = None
+        self._state: State | None = None
 
     def __iter__(self) -> Iterator[slice]:
         """The strips of one sweep; a miner that draws draws the same again in every sweep."""
         if self.product.filter is not None:
-            if self._state is None:
-                self._state = torch.get_rng_state(), torch.cuda.get_rng_state() if self.rows.is_cuda else None
-            torch.set_rng_state(self._state[0])
-            if self._state[1] is not None:
-                torch.cuda.set_rng_state(self._state[1])
+            self._state = self._state or states(self.rows.device)
+            set_states(self._state, self.rows.device)
         return iter(self.cuts)
 
     def swept(self, place: Tensor) -> Tensor:
@@ -185,8 +183,9 @@ class Slopes:
             found = gradient(pairs.scores, (pairs.rows, pairs.cols, *self.params), slope, retain=True)
             self.add((here, EVERYTHING), found)
             return
-        # a slope may be one number, spread; scores are used up, and another slope may need them
-        slope = self._form.descend_(slope.contiguous(), pairs.scores.clone())
+        # a slope may be one number, spread; another slope may need the scores that a form uses up
+        scores = pairs.scores.clone() if self._form.spends else pairs.scores
+        slope = self._form.descend_(slope.contiguous(), scores)
         if self.sums[0] is not None:
             self.sums[0][here].addmm_(slope, self.strips.cols)
         if self.sums[1] is not None:

@@ -32,8 +32,8 @@ def by_rows(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
 
     `told` [n] are the cotangents of values that are not reduced; without them such values come without a gradient.
     """
-    product, slopes, all_counted = strips.product, list[Slopes](), list[Counted]()
-    single = product.reduction == "none"
+    product, slopes = strips.product, list[Slopes]()
+    single, values, so_far = product.reduction == "none", list[Tensor](), Counted()
     for here in strips:
         first = slopes[0] if slopes else ask()
         with torch.set_grad_enabled(first.any and (not single or told is not None)):
@@ -49,11 +49,13 @@ def by_rows(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
                         slope.note(top if share is None else (top * share).sum(), leaf)
             for slope in slopes:
                 slope.through(here, pairs)
-        all_counted.append(counted if single else running(all_counted.pop() if all_counted else Counted(), counted))
+        if single:
+            values.append(torch.stack([over(*x) for x in counted]).sum(dim=0))
+        else:
+            so_far = running(so_far, counted)
     if single:
-        value = strips.whole([torch.stack([over(*x) for x in counted]).sum(dim=0) for counted in all_counted])
-        return value, slopes[0].sums if len(slopes) == 1 else _added([slope.sums for slope in slopes])
-    whole = [shared(strips, list(term)) for term in zip(*all_counted, strict=True)]
+        return strips.whole(values), slopes[0].sums if len(slopes) == 1 else _added([slope.sums for slope in slopes])
+    whole = [shared(strips, [term]) for term in so_far]
     found = [slope.scaled(share) for slope, (_, share) in zip(slopes, whole, strict=True)]
     return torch.stack([value for value, _ in whole]).sum(dim=0).to(strips.rows.dtype), _added(found)
 

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from nearfar._checks import check_choice, check_whole
+from nearfar.generators import State, set_states, states
 from nearfar.loss import Labels
 
 Inputs = Any
 """A tensor [b, ...], or a list, tuple or dict of such, as the encoder takes them."""
-State = tuple[Tensor, Tensor | None]
-"""Of the generators of the host and of the encoder's device."""
 
 
 def cached_step(
@@ -59,10 +58,10 @@ def cached_step(
     parts = _chunks(inputs, chunk)
     device = next((p.device for p in encoder.parameters()), torch.device("cpu"))
     with _norms(encoder, bn):
-        rows, states = list[Tensor](), list[State]()
+        rows, before = list[Tensor](), list[State]()
         with torch.no_grad():
             for part in parts:
-                states.append(_states(device))
+                before.append(states(device))
                 rows.append(_embed(encoder, part))
         embeddings = torch.cat(rows).requires_grad_()
         with torch.enable_grad():
@@ -73,7 +72,7 @@ def cached_step(
         if slope is None:
             raise ValueError("cached_step: the loss has no gradient in the embeddings; leave torch.no_grad().")
         start = 0
-        for number, (part, state) in enumerate(zip(parts, states, strict=True)):
+        for number, (part, state) in enumerate(zip(parts, before, strict=True)):
             with _replayed(state, device), _quiet(encoder, last=number == len(parts) - 1), torch.enable_grad():
                 again = _embed(encoder, part)
                 torch.autograd.backward(again, slope[start : start + len(again)].to(again.dtype))
@@ -127,25 +126,15 @@ def _some(inputs: Inputs, here: slice) -> Inputs:
     return [cut(x) for x in inputs]
 
 
-def _states(device: torch.device) -> State:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _set_states(state: State, device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
-
-
 @contextmanager
 def _replayed(state: State, device: torch.device) -> Iterator[None]:
     """Draw what was drawn from `state` on, and then go on as if nothing had been."""
-    now = _states(device)
-    _set_states(state, device)
+    now = states(device)
+    set_states(state, device)
     try:
         yield
     finally:
-        _set_states(now, device)
+        set_states(now, device)
 
 
 def _quiet(encoder: nn.Module, *, last: bool) -> AbstractContextManager[Any]:

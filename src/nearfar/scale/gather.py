@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from nearfar._checks import check_embeddings
 from nearfar.explanation import Explanation
-from nearfar.loss import Call, Labels, Loss
+from nearfar.loss import Call, Loss
 from nearfar.ranks import Group, Ranks
 from nearfar.relations import Relation
 
@@ -52,23 +53,13 @@ class Gathered(Loss):
         """Whether the gradient is that of the value."""
         return bool(getattr(self.loss, "exact_gradient", True))
 
-    def forward(  # noqa: D102 - as every loss
-        self,
-        embeddings: Tensor,
-        labels: Labels = None,
-        indices: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Tensor:
+    def _judged(self, call: Call) -> Tensor:
         if self._alone:
-            alone: Tensor = self.loss(embeddings, labels, indices, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
-            return alone
-        call = Call(self.loss.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids)
-        with torch.autocast(device_type=_device(embeddings), enabled=False):
-            return self._value(call)
+            told = (call.embeddings, call.labels, call.indices, call.ref_emb, call.ref_labels)
+            value: Tensor = self.loss(*told, ids=call.ids, ref_ids=call.ref_ids)
+            return value
+        with torch.autocast(device_type=_device(call.embeddings), enabled=False):
+            return self._value(replace(call, owner=self.loss.owner))
 
     @property
     def _alone(self) -> bool:

@@ -1,0 +1,21 @@
+"""Where torch's generators stand, on the host and on a device, and how to put them back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, Tensor | None]
+"""Of the generator of the host, and of that of a CUDA device, or None."""
+
+
+def states(device: torch.device) -> State:
+    """Where the generators stand that work on `device` draws from."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_states(state: State, device: torch.device) -> None:
+    """Put them back."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
