@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,15 +74,15 @@ def report(
     console.print(f"page: {output}")
 
 
-def pictures_of(source: Path) -> Callable[[int], Any] | None:
-    """Row -> photograph of a run's test samples, where the run's data lie in files that are still there."""
+def pictures_of(source: Path) -> Mapping[str, Any] | None:
+    """The photographs of a run's test samples by name, where the run's data lie in files that are still there."""
     if not (source / "config.yaml").is_file():
         return None
-    from nearfar.data import Tensors
+    from nearfar.data import ByName, Tensors
     from nearfar.train.run import samples_of_test
 
     samples = samples_of_test(source)
-    return None if samples is None or isinstance(samples, Tensors) else samples.__getitem__
+    return None if samples is None or isinstance(samples, Tensors) else ByName(samples)
 
 
 evaluation.register(app)

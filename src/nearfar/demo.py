@@ -45,7 +45,7 @@ def run(folder: Path, *, steps: int | None = None, seed: int = 0, console: Conso
     )
     seed_everything(seed)
     untrained, _, plain = open_model(config, Input.of(config, data))
-    before, _ = score(untrained, data.test, plain, ks=(1,))
+    before = score(untrained, data.test, plain, ks=(1,)).evaluation
     result = fit(config, folder, data=data, console=console)
     if result.test is None:
         return result

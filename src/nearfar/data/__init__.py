@@ -8,10 +8,11 @@ from nearfar.data.folders import folder, manifest, vectors
 from nearfar.data.omniglot import omniglot
 from nearfar.data.open import open_data
 from nearfar.data.pictures import CorruptImageError, CorruptImageWarning, Pictures
-from nearfar.data.samples import DataSet, Labelled, Samples, Tensors, View, collate, numbered, part
+from nearfar.data.samples import ByName, DataSet, Labelled, Samples, Tensors, View, collate, genuine, numbered, part
 from nearfar.data.splits import class_disjoint
 
 __all__ = [
+    "ByName",
     "CorruptImageError",
     "CorruptImageWarning",
     "DataSet",
@@ -27,6 +28,7 @@ __all__ = [
     "collate",
     "cub",
     "folder",
+    "genuine",
     "glyphs",
     "inshop",
     "manifest",

@@ -25,7 +25,7 @@ class CorruptImageError(ValueError):
 
 
 class CorruptImageWarning(UserWarning):
-    """An image cannot be read, and another of its class stands in for it."""
+    """An image cannot be read: in training another of its class stands in for it, elsewhere it is left out."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ class Pictures:
         labels: integers [n], from 0 on without gaps.
         names: one per image; by default class folder/file name.
         classes: the name of each class; by default its number.
-        on_corrupt: "stop" raises `CorruptImageError`, which names the image; "skip" puts the next readable image of
-            the same class in its place, warns at the first (`CorruptImageWarning`) and keeps all in `corrupt`.
+        on_corrupt: "stop" raises `CorruptImageError`, which names the image; "skip" warns at the first
+            (`CorruptImageWarning`) and keeps all in `corrupt`: `pictures[i]`, which training draws, is then the next
+            readable image of the same class, while `pictures.genuine(i)`, which everything else reads, is None.
     """
 
     def __init__(
@@ -83,6 +84,11 @@ class Pictures:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Image.Image:
+        picture = self.genuine(index)
+        return self._stand_in(index) if picture is None else picture
+
+    def genuine(self, index: int) -> Image.Image | None:
+        """The image itself, never one that stands in for it; None where it cannot be read and is to be skipped."""
         path = self.paths[index]
         try:
             return _opened(path)
@@ -91,20 +97,20 @@ class Pictures:
         if self.on_corrupt == "stop":
             raise CorruptImageError(
                 f"Pictures: the image {path} cannot be read ({reason}); mend or remove it, "
-                'or pass on_corrupt="skip" to let another of its class stand in.'
+                'or pass on_corrupt="skip" to go on without it.'
             )
-        return self._stand_in(index, reason)
-
-    def _stand_in(self, index: int, reason: str) -> Image.Image:
-        """The next readable image of the same class, in order and around the end."""
         if not self.corrupt:
             warnings.warn(
-                f"Pictures: the image {self.paths[index]} cannot be read ({reason}), so another of its class "
-                "stands in; `corrupt` of these samples counts all such images.",
+                f"Pictures: the image {path} cannot be read ({reason}): in training another of its class stands in, "
+                "elsewhere it is left out; `corrupt` of these samples counts all such images.",
                 CorruptImageWarning,
                 stacklevel=3,
             )
         self.corrupt.add(index)
+        return None
+
+    def _stand_in(self, index: int) -> Image.Image:
+        """The next readable image of the same class, in order and around the end."""
         alike = (self.labels == self.labels[index]).nonzero()[0].tolist()
         place = alike.index(index)
         for other in alike[place + 1 :] + alike[:place]:

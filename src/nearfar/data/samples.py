@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -134,6 +134,10 @@ class Labelled:
         item = self.dataset[index]
         return item[0] if isinstance(item, tuple | list) else item
 
+    def genuine(self, index: int) -> Any:
+        """The sample itself; None where the dataset is told to skip it and it cannot be read."""
+        return genuine(self.dataset, index) if hasattr(self.dataset, "genuine") else self[index]
+
 
 class _Part:
     """Some samples of another data set."""
@@ -147,6 +151,39 @@ class _Part:
 
     def __getitem__(self, index: int) -> Any:
         return self.whole[int(self.rows[index])]
+
+    def genuine(self, index: int) -> Any:
+        """The sample itself; None where the whole is told to skip it and it cannot be read."""
+        return genuine(self.whole, int(self.rows[index]))
+
+
+def genuine(samples: Samples, index: int) -> Any:
+    """The sample itself, never one that stands in for it; None where it cannot be read and is to be skipped.
+
+    `samples[i]` is for training, which may draw a substitute; whatever is scored, embedded or shown is read by this.
+
+    >>> genuine(Tensors(torch.eye(2), [0, 1]), 1)
+    tensor([0., 1.])
+    """
+    own = getattr(samples, "genuine", None)
+    return samples[index] if own is None else own(index)
+
+
+class ByName(Mapping[str, Any]):
+    """Samples by their names, each the sample itself; None where it cannot be read and is to be skipped."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self._places = {name: place for place, name in enumerate(samples.names)}
+
+    def __getitem__(self, name: str) -> Any:
+        return genuine(self._samples, self._places[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def part(samples: Samples, indices: Any) -> Samples:
@@ -184,10 +221,12 @@ class View(Dataset[Any]):
         samples: the data set.
         transform: `transform(picture, generator)` gives a tensor.
         seed: of all draws.
+        substitutes: whether another sample may stand in for one that cannot be read, as in training; otherwise a batch
+            leaves it out, and its indices say which samples it holds.
     """
 
-    def __init__(self, samples: Samples, transform: Transform, *, seed: int = 0) -> None:
-        self.samples, self.transform, self.seed = samples, transform, seed
+    def __init__(self, samples: Samples, transform: Transform, *, seed: int = 0, substitutes: bool = True) -> None:
+        self.samples, self.transform, self.seed, self.substitutes = samples, transform, seed, substitutes
         self._batch = getattr(transform, "batch", None) if isinstance(samples, Tensors) else None
         self._x = samples.x if isinstance(samples, Tensors) else None
 
@@ -196,19 +235,31 @@ class View(Dataset[Any]):
 
     def __getitem__(self, key: Key) -> tuple[Tensor, int, int]:
         index, draw = _key(key)
-        x = self.transform(self.samples[index], self._generator(index, draw))
+        x = self._read(index, draw)
+        if x is None:
+            raise LookupError(f"View: the sample {self.samples.names[index]} cannot be read, and nothing stands in.")
         return x, int(self.samples.labels[index]), index
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """A whole batch: x [b, ...], labels [b], indices [b]."""
+        """A whole batch: x [b, ...], labels [b], indices [b]; where none can be read, x is [0]."""
         pairs = [_key(key) for key in keys]
-        rows = np.array([index for index, _ in pairs], dtype=np.int64)
-        labels, indices = torch.from_numpy(self.samples.labels[rows]), torch.from_numpy(rows)
         if self._batch is None or self._x is None:
-            return _stacked([self[pair][0] for pair in pairs]), labels, indices
-        # made only if asked for: a transform that draws nothing should not pay for generators
-        generators = (self._generator(*pair) for pair in pairs)
-        return self._batch(self._x[indices], generators), labels, indices
+            read = [(self._read(*pair), pair[0]) for pair in pairs]
+            kept = [(x, index) for x, index in read if x is not None]
+            indices = torch.tensor([index for _, index in kept], dtype=torch.int64)
+            x = _stacked([x for x, _ in kept]) if kept else torch.empty(0)
+        else:
+            indices = torch.tensor([index for index, _ in pairs], dtype=torch.int64)
+            # made only if asked for: a transform that draws nothing should not pay for generators
+            x = self._batch(self._x[indices], (self._generator(*pair) for pair in pairs))
+        return x, torch.from_numpy(self.samples.labels[indices.numpy()]), indices
+
+    def _read(self, index: int, draw: int) -> Tensor | None:
+        """One sample through the transform; None where it cannot be read and nothing may stand in."""
+        item = self.samples[index] if self.substitutes else genuine(self.samples, index)
+        if item is None and not self.substitutes:
+            return None
+        return self.transform(item, self._generator(index, draw))
 
     def _generator(self, index: int, draw: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64((self.seed, draw, index)))

@@ -149,7 +149,7 @@ def _class_names(given: Any, y: Tensor) -> dict[int, str]:
 
 
 def opener(images: Any, names: Sequence[str]) -> Opener | None:
-    """A function row -> picture, from a folder, an array, a list, or such a function."""
+    """A function row -> picture, from a folder, a mapping by name, an array, a list, or such a function."""
     if images is None:
         return None
     if callable(images):
@@ -159,9 +159,11 @@ def opener(images: Any, names: Sequence[str]) -> Opener | None:
         folder = Path(images)
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"report: images must be a folder, an array, a list or a function; {folder} is none."
+                f"report: images must be a folder, a mapping, an array, a list or a function; {folder} is none."
             )
         return lambda row: folder / names[row]
+    if isinstance(images, Mapping):
+        return lambda row: images[names[row]]
     if len(images) != len(names):
         raise ValueError(f"report: images must have one entry per row, but {len(images)} came for {len(names)} rows.")
     return lambda row: images[row]

@@ -253,7 +253,8 @@ def _evaluate(setting: Setting, keeper: Keeper, moment: Moment, show: Show) -> d
         samples = setting.data.test if paper else setting.validation
         if samples is not None:
             gallery = setting.data.gallery if paper else None
-            scores, _ = score(setting.bare_model, samples, setting.plain, gallery=gallery, **setting.evaluating)
+            result = score(setting.bare_model, samples, setting.plain, gallery=gallery, **setting.evaluating)
+            scores = result.evaluation
             word = "test" if paper else "validation"
             found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
             found[f"{word} map_at_r"] = scores.map_at_r
@@ -271,14 +272,18 @@ def _test(setting: Setting, keeper: Keeper, show: Show) -> Evaluation | None:
         return None
     model, data = setting.bare_model, setting.data
     keeper.restore_best(setting)
-    scores, x = score(
+    found = score(
         model, data.test, setting.plain, gallery=data.gallery, ks=data.ks, resamples=2000, **setting.evaluating
     )
-    arrays = {"x": x.cpu().numpy(), "y": data.test.labels, "name": np.array(data.test.names, dtype=np.str_)}
+    scores, names = found.evaluation, [data.test.names[row] for row in found.rows.tolist()]
+    arrays = {"x": found.x.cpu().numpy(), "y": data.test.labels[found.rows], "name": np.array(names, dtype=np.str_)}
     arrays["classes"] = np.array(data.test.classes, dtype=np.str_)
     if isinstance(data.test, Tensors) and data.test.x.dtype == torch.uint8:
         arrays["images"] = data.test.x.numpy()
     write_arrays(keeper.folder / "embeddings.npz", arrays)
-    write_text(keeper.folder / "scores.json", json.dumps(scores.to_dict() | {"best_step": keeper.best_step}) + "\n")
+    about = {"best_step": keeper.best_step, "left_out": list(found.left_out)}
+    write_text(keeper.folder / "scores.json", json.dumps(scores.to_dict() | about) + "\n")
     show.final(scores, keeper.best_step, paper=setting.config.training.protocol == "paper")
+    if found.left_out:
+        show.tell(found.told())
     return scores

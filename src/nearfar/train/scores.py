@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from nearfar._checks import printable
 from nearfar.batches import violations
-from nearfar.data.samples import Samples, Transform, View, collate
+from nearfar.data.pictures import CorruptImageError
+from nearfar.data.samples import Labels, Samples, Transform, View, collate
 from nearfar.evaluation import Evaluation, evaluate
 from nearfar.evaluation.embed import evaluating
+
+FIRST = 5
+"""Names of samples left out that a sentence lists."""
 
 
 def vectors_of(
@@ -22,20 +29,55 @@ def vectors_of(
     device: torch.device | str = "cpu",
     workers: int = 0,
     batch_size: int = 256,
-) -> Tensor:
-    """float32 [n, d] on `device`, in the order of the samples; the model's modes are put back."""
+) -> tuple[Tensor, Labels]:
+    """float32 [m, d] on `device` in the order of the samples, and which samples [m] they are of.
+
+    Samples that cannot be read (where `on_corrupt` lets the run go on) are left out: nothing stands in for them. The
+    model's modes are put back.
+    """
     loader: DataLoader[Any] = DataLoader(
-        View(samples, transform),
+        View(samples, transform, substitutes=False),
         batch_size=batch_size,
         num_workers=workers,
         collate_fn=collate,
         generator=torch.Generator(),
     )
-    parts = []
+    parts, rows = [], []
     with evaluating(model, torch.device(device)), torch.inference_mode():
-        for x, _, _ in loader:
-            parts.append(model(x.to(device, non_blocking=True)).float())
-    return torch.cat(parts).clone()
+        for x, _, indices in loader:
+            if len(indices):
+                parts.append(model(x.to(device, non_blocking=True)).float())
+                rows.append(indices)
+    if not parts:
+        raise CorruptImageError(
+            f"evaluate: none of the {len(samples)} samples can be read, the first is {samples.names[0]}; mend the data."
+        )
+    return torch.cat(parts).clone(), torch.cat(rows).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """What `score` found.
+
+    Attributes:
+        evaluation: the scores.
+        x: [m, d] the vectors behind them.
+        rows: [m] which samples these are of.
+        left_out: names of the samples that cannot be read, those of the gallery included.
+    """
+
+    evaluation: Evaluation
+    x: Tensor
+    rows: Labels
+    left_out: tuple[str, ...]
+
+    def told(self) -> str:
+        """What was left out, in a sentence; empty where nothing was."""
+        if not self.left_out:
+            return ""
+        first = ", ".join(map(printable, self.left_out[:FIRST])) + (", ..." if len(self.left_out) > FIRST else "")
+        count = len(self.left_out)
+        return f"left out, as {count:,} sample{'s' * (count > 1)} cannot be read: {first}"
 
 
 def score(
@@ -47,17 +89,23 @@ def score(
     ks: tuple[int, ...] = (1, 2, 4, 8),
     resamples: int = 0,
     **options: Any,
-) -> tuple[Evaluation, Tensor]:
+) -> Score:
     """`evaluate` of the samples (in their gallery, if there is one), and their vectors; options are `vectors_of`'s."""
-    x = vectors_of(model, samples, transform, **options)
-    y = torch.from_numpy(samples.labels).to(x.device)
+    x, rows = vectors_of(model, samples, transform, **options)
+    y = torch.from_numpy(samples.labels[rows]).to(x.device)
     if gallery is None:
         depths = tuple(k for k in ks if k < len(x)) or (1,)
-        return evaluate(x, y, ks=depths, resamples=resamples), x
-    reference = vectors_of(model, gallery, transform, **options)
-    there = torch.from_numpy(gallery.labels).to(x.device)
+        return Score(evaluate(x, y, ks=depths, resamples=resamples), x, rows, _absent(samples, rows))
+    reference, found = vectors_of(model, gallery, transform, **options)
+    there = torch.from_numpy(gallery.labels[found]).to(x.device)
     depths = tuple(k for k in ks if k <= len(reference)) or (1,)
-    return evaluate(x, y, ks=depths, ref_emb=reference, ref_labels=there, resamples=resamples), x
+    evaluation = evaluate(x, y, ks=depths, ref_emb=reference, ref_labels=there, resamples=resamples)
+    return Score(evaluation, x, rows, _absent(samples, rows) + _absent(gallery, found))
+
+
+def _absent(samples: Samples, rows: Labels) -> tuple[str, ...]:
+    """The names of the samples that are not among `rows`."""
+    return tuple(samples.names[row] for row in np.setdiff1d(np.arange(len(samples)), rows).tolist())
 
 
 def violation(x: Tensor, labels: Tensor, *, near: float, far: float) -> float:
