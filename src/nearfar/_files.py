@@ -127,7 +127,7 @@ def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
         raise ValueError(
             f"{owner}: {name!r} in {path} holds pickled objects, which are never loaded; save numbers or plain strings."
         ) from None
-    except (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{owner}: {path} is damaged ({_first_line(error)}); write it again.") from None
     return found
 
