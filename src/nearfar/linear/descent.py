@@ -51,7 +51,10 @@ class Iterate:
 class Path:
     """Where a run ended, what it passed, and why it stopped: "tolerance", "steps", "rounding" or "callback".
 
-    "rounding" means that no step lowers f any more in floating point; the last iterate is kept.
+    "rounding" means that no step lowers f any more in floating point; the last iterate is kept. f shows a fall down to
+    its last digit only, so |∇f| below about √(eps·f·L) need not be reached (2e-8 where f and L are about 1): with a
+    tolerance near that, the default included, "tolerance" and "rounding" both mean the bottom, and which one ends
+    a run is up to the processor.
     """
 
     A: Tensor = field(repr=False)

@@ -31,8 +31,8 @@ class ChiSquare(UncertaintySet):
     Args:
         rho: ρ ≥ 0. 0 is Mean; ρ ≥ n(n-1)/2 is Worst.
 
-    >>> ChiSquare(1.0).value(torch.tensor([[0.0, 1.0]]))  # mean ½ + √(2·1·¼/2) = 1, where Worst begins
-    tensor([1.])
+    >>> round(ChiSquare(1.0).value(torch.tensor([[0.0, 1.0]])).item(), 6)  # mean ½ + √(2·1·¼/2) = 1, where Worst begins
+    1.0
     """
 
     rho: float = 1.0

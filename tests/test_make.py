@@ -1,0 +1,52 @@
+"""What `make` does to a machine: nothing outside the project is installed before a line has said so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAKE = shutil.which("make")
+
+pytestmark = pytest.mark.skipif(MAKE is None or os.name != "posix", reason="make is not installed here")
+
+
+def browser(folder: Path, *words: str, user: int = 0, apt: int | None = 0, present: str | None = None) -> str:
+    """What `make browser` says where only these programs are to be found; `apt` is the exit code of apt-get."""
+    for name in ("sh", "env"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    programs = {"id": f"echo {user}", "apt-get": f"echo apt-get $*; exit {apt}", str(present): "true"}
+    for name, text in programs.items():
+        if name != "None" and not (name == "apt-get" and apt is None):
+            (folder / name).write_text(f"#!{shutil.which('sh')}\n{text}\n", encoding="utf-8")
+            (folder / name).chmod(0o755)
+    command = [str(MAKE), "--no-print-directory", "browser", *words]
+    environment = {"PATH": str(folder), "LC_ALL": "C"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=True).stdout
+
+
+def test_a_browser_is_announced_before_it_is_installed(tmp_path):
+    first, *rest = browser(tmp_path).splitlines()
+    assert "apt-get installs Chromium now, outside the project" in first
+    assert rest == ["apt-get update -q", "apt-get install -y -q chromium"]
+
+
+def test_a_browser_that_is_there_is_left_alone(tmp_path):
+    assert browser(tmp_path, present="google-chrome") == ""
+
+
+@pytest.mark.parametrize("how", [{"user": 1000}, {"apt": None}])
+def test_without_root_or_apt_get_the_tests_go_on(tmp_path, how):
+    said = browser(tmp_path, **how)
+    assert said == "No browser is here and none is installed: the tests of the report page will be skipped.\n"
+
+
+def test_an_installation_that_fails_or_is_not_wanted_stops_nothing(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert browser(tmp_path / "a", apt=100).endswith("the tests of the report page will be skipped.\n")
+    assert "apt-get" not in browser(tmp_path / "b", "BROWSER=skip")
