@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import nearfar
 from nearfar.demo import recipe
 from nearfar.train import load
 from nearfar.train.config import to_tree
@@ -17,22 +20,48 @@ from nearfar.train.parts import check, make_loss
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TRAINER = ROOT / "examples" / "hugging_face_trainer.py"
+SOURCES = str(Path(nearfar.__file__).parents[1])
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs_for_five_steps(path, tmp_path):
-    start = "import runpy, sys; from vision import mend; mend(); runpy.run_path(sys.argv[0], run_name='__main__')"
+def ran(code: str, folder: Path) -> str:
+    """What a process prints that runs `code` in a folder."""
     done = subprocess.run(
-        [sys.executable, "-c", start.replace("sys.argv[0]", repr(str(path))), "--steps", "5"],
+        [sys.executable, "-c", f"import runpy, sys; from vision import mend; mend()\n{code}"],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), SOURCES]),
+        },
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"loss \d+\.\d{4}", done.stdout), done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path != TRAINER], ids=lambda path: path.stem)
+def test_example_runs_for_five_steps(path, tmp_path):
+    shown = ran(f"sys.argv[1:] = ['--steps', '5']; runpy.run_path({str(path)!r}, run_name='__main__')", tmp_path)
+    assert re.search(r"loss \d+\.\d{4}", shown), shown
+
+
+def test_the_trainer_of_hugging_face_saves_resumes_and_evaluates(tmp_path):
+    """Cut back to its first checkpoint and resumed, a run ends with the very weights it had."""
+    main = f"main = runpy.run_path({str(TRAINER)!r})['main']; from pathlib import Path; here = Path('run')"
+    cut = "(here / 'checkpoint-4').rename('whole'); main(4, here, True)"
+    shown = ran(f"{main}; main(4, here, False); {cut}", tmp_path)
+    assert len(re.findall(r"loss \d+\.\d{4} on average over 4 steps", shown)) == 2, shown
+    first, second = re.findall(r"R@1 on unseen characters (\d+\.\d)", shown)
+    assert first == second
+    whole, resumed = (load_file(tmp_path / place / "model.safetensors") for place in ("whole", "run/checkpoint-4"))
+    start = load_file(tmp_path / "run/checkpoint-2/model.safetensors")
+    assert "loss.pair_alike.offset" in whole
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert not torch.equal(start["network.head.weight"], whole["network.head.weight"])
 
 
 def test_there_are_examples_for_four_ways():

@@ -67,6 +67,8 @@ class RobustLoss(Loss):
         tensor(0.6000)
     """
 
+    pair_alike: PairLoss
+    pair_unlike: PairLoss
     anchors: Anchors = "representatives"
     """Whose rows are anchors under a relation with representatives."""
     among_representatives: bool = False
@@ -100,7 +102,11 @@ class RobustLoss(Loss):
                 f"{owner}: reduction={reduction!r} needs one group per anchor, but groups are "
                 f'{type(groups).__name__}, whose value is one number; use zero="drop" on the set to leave zeros out.'
             )
-        self.pair_alike, self.pair_unlike = pair if isinstance(pair, tuple) else (pair, pair)
+        self.pair_alike, unlike = pair if isinstance(pair, tuple) else (pair, pair)
+        if unlike is self.pair_alike:  # a module registered twice would have its parameters twice in `state_dict`
+            object.__setattr__(self, "pair_unlike", unlike)
+        else:
+            self.pair_unlike = unlike
         self.over_alike, self.over_unlike = over if isinstance(over, tuple) else (over, over)
         groups.check(self.over_alike, self.over_unlike)
         self.groups = groups

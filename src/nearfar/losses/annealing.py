@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from nearfar._checks import check_positive, check_whole
 from nearfar.sets import KL, UncertaintySet, Worst
@@ -65,11 +65,11 @@ class Annealing(nn.Module):
         """One step was made."""
         self.done += 1
 
-    def get_extra_state(self) -> int:  # noqa: D102  (a plain number: reading it never waits for a device)
-        return self.done
+    def get_extra_state(self) -> Tensor:  # noqa: D102  (a tensor, as every file format of weights wants them)
+        return torch.tensor(self.done)
 
-    def set_extra_state(self, state: Any) -> None:  # noqa: D102
-        self.done = int(state)
+    def set_extra_state(self, state: Tensor) -> None:  # noqa: D102
+        self.done = int(state)  # a plain number: reading it never waits for a device
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.plan}, done={self.done}"

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 # channels, pixels a side of the kernel; each stride is two, which costs a third of a stride of one and a pool
 LAYERS = ((32, 5), (64, 3), (128, 3))
+
+
+class Small(nn.Sequential):
+    """Layers that see their maps channels last, a quarter faster on a CPU; the weights themselves lie plainly."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        x = x.contiguous(memory_format=torch.channels_last)
+        for layer in self:
+            x = layer(x)
+        return x
 
 
 def small(inputs: int = 1) -> nn.Module:
@@ -20,7 +30,4 @@ def small(inputs: int = 1) -> nn.Module:
             nn.ReLU(inplace=True),
         ]
         before = channels
-    # channels last: a quarter faster on a CPU, with the same numbers up to rounding
-    net = nn.Sequential(*layers, nn.Flatten())
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return net
+    return Small(*layers, nn.Flatten())

@@ -14,6 +14,9 @@ from nearfar.loss import Call, Loss
 from nearfar.relations import Relation
 from nearfar.scale.gather import Gathered
 
+COUNTS = 3
+"""Numbers of a memory's state that stand before the ages."""
+
 
 @dataclass(frozen=True)
 class Staleness:
@@ -212,25 +215,26 @@ class Memory(Loss):
         """Move what is remembered to where the batch is: a checkpoint may have been loaded elsewhere."""
         self.embeddings, self.labels, self.ids = (x.to(device) for x in (self.embeddings, self.labels, self.ids))
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Position, ages and number of calls, which `state_dict` keeps with the rows."""
-        return {
-            "written": self._written.clone(),
-            "position": self._position,
-            "calls": self._calls,
-            "named": self._named,
-        }
+    def get_extra_state(self) -> Tensor:
+        """int64 [3 + size], which `state_dict` keeps with the rows.
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+        Position, number of calls, whether rows have ids (-1: not known yet), and when each place was written.
+        """
+        named = -1 if self._named is None else int(self._named)
+        return torch.cat([torch.tensor([self._position, self._calls, named]), self._written])
+
+    def set_extra_state(self, state: Tensor) -> None:
         """Take over what `get_extra_state` gave."""
-        self._written = state["written"].clone()
-        self._position, self._calls, self._named = state["position"], state["calls"], state["named"]
+        state = state.cpu()
+        self._position, self._calls, named = state[:COUNTS].tolist()
+        self._named = None if named < 0 else bool(named)
+        self._written = state[COUNTS:].clone()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         told = state_dict.get(f"{prefix}_extra_state")
-        if told is not None and len(told["written"]) != self.size:
+        if told is not None and len(told) != COUNTS + self.size:
             raise ValueError(
-                f"Memory: the checkpoint remembers {len(told['written'])} rows, but this memory has size={self.size}; "
+                f"Memory: the checkpoint remembers {len(told) - COUNTS} rows, but this memory has size={self.size}; "
                 "make it as large, or leave its state out."
             )
         for name in ("embeddings", "labels", "ids"):  # made at the first call, so their shapes are the checkpoint's

@@ -141,14 +141,15 @@ class CrossBatchMemory(nn.Module):
         self.queue_idx = (self.queue_idx + len(rows)) % self.memory_size
         return places
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Position and filling, which `state_dict` keeps with the rows."""
-        return {"queue_idx": self.queue_idx, "has_been_filled": self.has_been_filled}
+    def get_extra_state(self) -> Tensor:
+        """[2] position and filling, which `state_dict` keeps with the rows."""
+        return torch.tensor([self.queue_idx, int(self.has_been_filled)])
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+    def set_extra_state(self, state: Tensor) -> None:
         """Take over what `get_extra_state` gave."""
-        self.queue_idx, self.has_been_filled = state["queue_idx"], state["has_been_filled"]
+        self.queue_idx, filled = state.tolist()
+        self.has_been_filled = bool(filled)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state_dict.setdefault(f"{prefix}_extra_state", {"queue_idx": 0, "has_been_filled": False})
+        state_dict.setdefault(f"{prefix}_extra_state", torch.zeros(2, dtype=torch.int64))
         super()._load_from_state_dict(state_dict, prefix, *rest)
