@@ -379,3 +379,23 @@ def test_half_precision_comes_back_as_it_went_in():
     value.backward()
     assert value.dtype == torch.float32
     assert leaf.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("similarity", [nf.similarity.NegEuclidean(), nf.similarity.Cosine()], ids=str)
+@pytest.mark.parametrize("learnt", [0.0, 0.037])
+def test_a_learnt_threshold_in_float32_does_not_round_a_float64_loss(similarity, learnt):
+    """`Margin()` keeps its parameter in float32; 1.2 - 0.2 must not be rounded to that."""
+    rng = torch.Generator().manual_seed(0)
+    rows, labels = torch.randn(60, 8, generator=rng, dtype=torch.float64), torch.arange(60) // 4
+    found = {}
+    for engine in ("dense", "tiled"):
+        loss = nf.losses.Margin(similarity=similarity, engine=engine)
+        with torch.no_grad():
+            loss.pair_alike.offset.fill_(learnt)
+        leaf = rows.clone().requires_grad_()
+        value = loss(leaf, labels)
+        value.backward()
+        assert loss.pair_alike.offset.dtype == torch.float32
+        found[engine] = value.detach(), leaf.grad
+    for a, b in zip(*found.values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)

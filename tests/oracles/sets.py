@@ -19,6 +19,16 @@ def log_sum(exponents):
     return largest + np.log(np.sum(np.exp(exponents - largest)))
 
 
+def log_mean(exponents, weights):
+    """log(sum_i w_i e^(x_i) / sum_i w_i); log1p keeps the digits of a mean near 1 (small exponents)."""
+    exponents = np.asarray(exponents, dtype=np.longdouble)
+    largest = np.max(exponents)
+    above = np.sum(weights * np.expm1(exponents - largest)) / np.sum(weights)
+    if above > -0.5:
+        return largest + np.log1p(above)
+    return log_sum(exponents + np.log(weights)) - np.log(np.sum(weights))
+
+
 def log_one_plus_sum(exponents):
     """log(1 + sum_i e^(x_i)); 0 for no items."""
     exponents = np.asarray(exponents, dtype=np.longdouble)
@@ -134,9 +144,10 @@ def kl(losses, gamma, weights=None, normalised=True, zero="keep", atom=False):
     """gamma * (log sum_i w_i e^(l_i / gamma) - log W); without log W if normalised=False."""
 
     def value(kept, base):
+        if normalised:
+            return gamma * log_mean(kept / gamma, base)
         # w e^x = e^(x + log w): every present weight is positive.
-        total = log_sum(kept / gamma + np.log(base))
-        return gamma * (total - np.log(np.sum(base)) if normalised else total)
+        return gamma * log_sum(kept / gamma + np.log(base))
 
     return _value(value, losses, weights, zero, atom)
 
@@ -171,11 +182,10 @@ def _root(increasing):
 def _kl_ball_slope(kept, base, rho):
     """b = 1/g at the optimal temperature g: p_i ~ w_i e^(b l_i) has KL(p || w/W) = rho, increasing in b."""
     below = kept - np.max(kept)  # <= 0: no exponential overflows
-    whole = np.sum(base)
 
     def excess(b):
         p = softmax(b * below, base)
-        return b * np.sum(p * below) - np.log(np.sum(base * np.exp(b * below)) / whole) - rho
+        return b * np.sum(p * below) - log_mean(b * below, base) - rho
 
     return _root(excess)
 
@@ -196,8 +206,7 @@ def kl_ball(losses, rho, weights=None, zero="keep", atom=False):
             return np.sum(base * kept) / np.sum(base)
         largest = np.max(kept)
         b = _kl_ball_slope(kept, base, rho)
-        average = np.sum(base * np.exp(b * (kept - largest))) / np.sum(base)
-        return largest + (rho + np.log(average)) / b
+        return largest + (rho + log_mean(b * (kept - largest), base)) / b
 
     return _value(value, losses, weights, zero, atom)
 

@@ -97,7 +97,8 @@ def corner(pair: PairLoss) -> tuple[Tensor | float, float] | None:
     """Start c and power p of an unlike pair loss [s + c]₊^p with p 1 or 2, else None."""
     if type(pair) is Hinge and not pair.smooth:
         start = pair.margin - pair.start
-        return start if pair.offset is None else start - pair.offset.detach(), 1.0
+        # in float64: a float32 offset must not round the start under float64 scores
+        return start if pair.offset is None else start - pair.offset.detach().double(), 1.0
     if type(pair) is Squared and pair.power in (1, 2):
         return pair.neg_margin, float(pair.power)
     return None

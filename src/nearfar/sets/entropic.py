@@ -11,7 +11,7 @@ from torch import Tensor
 from nearfar._checks import check_positive
 from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, centred, hidden, log_of, over, total, weighted
 from nearfar.sets.linear import Worst
-from nearfar.sets.soft import LOWEST, KLBallStream, KLStream
+from nearfar.sets.soft import LOWEST, KLBallStream, KLStream, flat_rise, log_mean
 from nearfar.sets.stream import Cap, Stream
 
 
@@ -24,6 +24,18 @@ def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> 
     # an empty row is a row of zeros: its log-sum-exp is finite and then thrown away
     z = hidden(z, (w > 0 if w.dtype != torch.bool else w) | empty[:, None])
     return torch.where(empty, 0.0, torch.logsumexp(z, dim=1))
+
+
+def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
+    """Log Σ (wᵢ/W) e^{lᵢ/γ} per group [g] of losses <= 0 and measure W = `size`: right however large γ is.
+
+    The value is `log_mean`'s; derivatives of every order are those of the plain logarithm, which lose nothing.
+    """
+    plain = log_partition(l, w, gamma, size)
+    with torch.no_grad():
+        rise = weighted(torch.expm1(l / gamma), w).sum(dim=1)
+        value = log_mean(plain, rise, size)
+    return value + (plain - plain.detach())
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +79,15 @@ class KL(UncertaintySet):
             l.mul_(1 / self.gamma)
         l.clamp_min_(LOWEST[l.dtype])
         below = l.clone() if held else None
+        rise = flat_rise(l, count - float(self.atom)) if self.normalised and not held else None
         norm = l.exp_().sum(dim=1)
         alone = torch.exp(-level / self.gamma) if self.atom else torch.zeros_like(norm)
         norm = norm + alone
         if below is not None:
             value = level * (1 - alone / norm) + self.gamma * (below.mul_(l).sum(dim=1) / norm)
+        elif rise is not None:
+            rise = rise + torch.expm1(-level / self.gamma) if self.atom else rise
+            value = level + self.gamma * log_mean(norm.log(), rise, count)
         else:
             value = level + self.gamma * (norm.log() - (log_of(count) if self.normalised else 0.0))
         return Solved(torch.where(empty, 0.0, value), torch.where(empty, 0.0, 1 / norm))
@@ -90,8 +106,9 @@ class KL(UncertaintySet):
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         top, z = centred(l, w, mass)  # the mass is that of all members
-        value = top + self.gamma * log_partition(z, w, self.gamma, mass)
-        return value - self.gamma * log_of(mass) if self.normalised else value
+        if self.normalised:
+            return top + self.gamma * log_average(z, w, self.gamma, mass)
+        return top + self.gamma * log_partition(z, w, self.gamma, mass)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,26 +182,26 @@ class KLBall(UncertaintySet):
         # the implicit function theorem as one Newton step: zero in value at the root, dγ/dl in derivative
         step = (_divergence(l, w, gamma) - self.rho) / slope
         gamma = gamma - torch.where(usable, step, 0.0)
-        inside = gamma * (self.rho + log_partition(l, w, gamma[:, None], size) - log_of(size))
+        inside = gamma * (self.rho + log_average(l, w, gamma[:, None], size))
         worst = Worst()._value(l, w, size)
         mean = over(weighted(l, w).sum(dim=1), size)
         return top + torch.where(flat, mean, torch.where(corner, worst, inside))
 
 
-def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Log Σ w e^{z/γ} [g] and p = softmax(z/γ) [g, n] under the measure w."""
+def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
+    """Softmax(z/γ) [g, n] under the measure w."""
     norm = log_partition(z, w, gamma[:, None], total(w, z))
-    return norm, weighted(torch.exp(hidden(z / gamma[:, None], w) - norm[:, None]), w)
+    return weighted(torch.exp(hidden(z / gamma[:, None], w) - norm[:, None]), w)
 
 
 def _divergence(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
     """KL(softmax(z/γ) ‖ w/W) per group."""
-    norm, p = _soft(z, w, gamma)
-    return (p * z).sum(dim=1) / gamma - norm + log_of(total(w, z))
+    p = _soft(z, w, gamma)
+    return (p * z).sum(dim=1) / gamma - log_average(z, w, gamma[:, None], total(w, z))
 
 
 def _divergence_slope(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
     """d/dγ of `_divergence` = -Var_p(z) / γ³."""
-    _, p = _soft(z, w, gamma)
+    p = _soft(z, w, gamma)
     mean = (p * z).sum(dim=1, keepdim=True)
     return -(p * (z - mean) ** 2).sum(dim=1) / gamma**3

@@ -13,7 +13,7 @@ from nearfar.sets.base import UncertaintySet, over
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.entropic import KL
 from nearfar.sets.linear import Mean
-from nearfar.sets.soft import LOWEST
+from nearfar.sets.soft import LOWEST, flat_rise, log_mean
 
 
 class Online(ABC):
@@ -79,31 +79,39 @@ class OnlineKL(Online):
         self._orders = orders
         self._gamma, self._normalised, self.vanishes = of.gamma, of.normalised, self.drop
         self._top = torch.zeros_like(self.size)  # losses are not negative: 0 is as good a start as any
-        self._sum = torch.zeros_like(self.size)
+        self._sum, self._rise = torch.zeros_like(self.size), torch.zeros_like(self.size)
 
     def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:  # noqa: D102
-        top = torch.maximum(self._top, l.amax())
+        shrink = self._lift(torch.maximum(self._top, l.amax()))
         if self.drop:
             members = torch.sign(l, out=free).clamp_min_(0.0).sum()
             torch.threshold_(l, 0.0, -math.inf)
-        l.sub_(top).mul_(1 / self._gamma).clamp_min_(LOWEST[l.dtype]).exp_()
-        shrink = torch.exp((self._top - top) / self._gamma)
-        self._sum = self._sum * shrink + l.sum(dim=-1).sum(dtype=torch.float64)
-        self._top = top
+        l.sub_(self._top).mul_(1 / self._gamma).clamp_min_(LOWEST[l.dtype])
+        members = torch.as_tensor(members, dtype=self.size.dtype, device=self.size.device)
+        rise = flat_rise(l.reshape(1, -1), members[None]) if self._normalised else None
+        raw = l.exp_().sum(dim=-1).sum(dtype=torch.float64)
+        self._sum = self._sum + raw
+        self._rise = self._rise + (raw - members if rise is None else rise[0])
         self.size += members
         return shrink
 
     def merge(self, ranks: Ranks) -> Tensor | None:  # noqa: D102
-        top = ranks.largest(self._top)
-        shrink = torch.exp((self._top - top) / self._gamma)
-        self._sum, self.size = ranks.sum(torch.stack([self._sum * shrink, self.size]))
-        self._top = top
+        shrink = self._lift(ranks.largest(self._top))
+        self._sum, self._rise, self.size = ranks.sum(torch.stack([self._sum, self._rise, self.size])).unbind()
+        return shrink
+
+    def _lift(self, top: Tensor) -> Tensor:
+        """Take the sums about a larger loss; what raw weights so far must be multiplied by."""
+        down = (self._top - top) / self._gamma
+        self._top, shrink = top, torch.exp(down)
+        self._sum, self._rise = self._sum * shrink, self._rise * shrink + self.size * torch.expm1(down)
         return shrink
 
     def finish(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         there = self.size > 0
         norm = torch.where(there, self._sum, 1.0)
-        value = self._top + self._gamma * (norm / self.size if self._normalised else norm * self._orders).log()
+        log = log_mean(norm.log(), self._rise, self.size) if self._normalised else (norm * self._orders).log()
+        value = self._top + self._gamma * log
         return torch.where(there, value, 0.0), torch.where(there, 1 / norm, 0.0)
 
 

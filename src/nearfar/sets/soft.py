@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar._checks import readable
 from nearfar.ranks import Ranks
 from nearfar.sets.base import Orders, UncertaintySet, hidden, log_of, over, total, weighted
 from nearfar.sets.moments import Moments
@@ -21,8 +22,32 @@ def gentle(z: Tensor) -> Tensor:
     return torch.exp(z.clamp_min(LOWEST[z.dtype]))
 
 
+def log_mean(log: Tensor, rise: Tensor, size: Tensor) -> Tensor:
+    """Log of a mean of exponentials, from log Σ w eᶻ, Σ w(eᶻ - 1) and Σ w.
+
+    The mean is near 1 where γ is large beside the losses: its logarithm, which γ is then multiplied by, would keep none
+    of its digits, but what the mean has above 1 keeps them all.
+    """
+    above = over(rise, size)
+    flat = above > -0.5
+    return torch.where(flat, torch.log1p(torch.where(flat, above, 0.0)), log - log_of(size))
+
+
+def flat_rise(z: Tensor, members: Tensor) -> Tensor | None:
+    """Σ (eᶻ - 1) of the members of groups [g, n]; None where no group is so flat that it is needed.
+
+    Exponents z <= 0 are held above `LOWEST`, where absent ones stand; `members` [g] counts the others. Where the mean
+    of z is below -1 the plain logarithm is right to a rounding of the losses themselves.
+    """
+    lowest = LOWEST[z.dtype]
+    if readable(z) and not bool((z.sum(dim=1) - lowest * (z.shape[1] - members) > -members).any()):
+        return None
+    inside = z > lowest
+    return torch.expm1(z).mul_(inside).sum(dim=1) - (members - inside.sum(dim=1))
+
+
 class KLStream(Stream):
-    """Running log-sum-exp: the largest loss so far, and Σ w e^{(l - largest)/γ}."""
+    """Running log-sum-exp: the largest loss so far, and Σ w e^{(l - largest)/γ}, with and without its Σ w."""
 
     def __init__(
         self,
@@ -40,24 +65,32 @@ class KLStream(Stream):
 
     def _start(self) -> None:
         self._top = self._full(-torch.inf)
-        self._sum = self._full(0.0, wide=True)
+        self._sum, self._rise, self._seen = (self._full(0.0, wide=True) for _ in range(3))
 
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        top = torch.maximum(self._top, hidden(l, w).amax(dim=1))
-        level = torch.where(top == -torch.inf, 0.0, top)  # nothing has come yet: any finite level will do
-        raw = weighted(gentle((l - level[:, None]) / self._gamma), w).sum(dim=1, dtype=torch.float64)
-        self._sum = self._sum * torch.exp((self._top.double() - level.double()) / self._gamma) + raw
-        self._top = top
+        level = self._lift(torch.maximum(self._top, hidden(l, w).amax(dim=1)))
+        z = (l - level[:, None]) / self._gamma
+        self._sum += weighted(gentle(z), w).sum(dim=1, dtype=torch.float64)
+        if self._normalised:
+            self._rise += weighted(torch.expm1(z), w).sum(dim=1, dtype=torch.float64)
+            self._seen += total(w, self._seen)
 
     def _merge(self, ranks: Ranks) -> None:
-        top = ranks.largest(self._top)
-        level = torch.where(top == -torch.inf, 0.0, top)
-        self._sum = ranks.sum(self._sum * torch.exp((self._top.double() - level.double()) / self._gamma))
+        self._lift(ranks.largest(self._top))
+        self._sum, self._rise, self._seen = ranks.sum(torch.stack([self._sum, self._rise, self._seen])).unbind()
+
+    def _lift(self, top: Tensor) -> Tensor:
+        """Take the sums about a larger loss; what that is where there is one, else 0."""
+        level = torch.where(top == -torch.inf, 0.0, top)  # nothing has come yet: any finite level will do
+        down = (self._top.double() - level.double()) / self._gamma
+        self._sum = self._sum * torch.exp(down)
+        self._rise = self._rise * torch.exp(down) + self._seen * torch.expm1(down)
         self._top = top
+        return level
 
     def value(self) -> Tensor:  # noqa: D102
-        lowered = self._sum / self.size if self._normalised else self._sum
-        return self._narrow(self._top.double() + self._gamma * lowered.log())
+        log = log_mean(self._sum.log(), self._rise, self.size) if self._normalised else self._sum.log()
+        return self._narrow(self._top.double() + self._gamma * log)
 
     def _weights(self, l: Tensor, w: Tensor) -> Tensor:
         raw = weighted(gentle((l - self._top[:, None]) / self._gamma), w)
@@ -80,7 +113,7 @@ class KLBallStream(Stream):
         self._gamma = self._low = self._high = self._full(1.0, wide=True)
 
     def _start(self) -> None:
-        self._sum, self._first, self._second = (self._full(0.0, wide=True) for _ in range(3))
+        self._sum, self._rise, self._first, self._second = (self._full(0.0, wide=True) for _ in range(4))
 
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         if not self.sweep:
@@ -93,12 +126,14 @@ class KLBallStream(Stream):
         z = hidden((l.double() - self._level[:, None]) / self._gamma[:, None], w, 0.0)
         e = weighted(gentle(z), w)
         self._sum += e.sum(dim=1)
+        self._rise += weighted(torch.expm1(z), w).sum(dim=1)
         self._first += (e * z).sum(dim=1)
         self._second += (e * z * z).sum(dim=1)
 
     def _merge(self, ranks: Ranks) -> None:
         if self.sweep:
-            self._sum, self._first, self._second = ranks.sum(torch.stack([self._sum, self._first, self._second]))
+            mine = torch.stack([self._sum, self._rise, self._first, self._second])
+            self._sum, self._rise, self._first, self._second = ranks.sum(mine).unbind()
             return
         top = self._moments.top
         self._moments.merge(ranks)
@@ -109,21 +144,22 @@ class KLBallStream(Stream):
             return self._begin()
         norm = torch.where(self.size == 0, 1.0, self._sum)
         mean = self._first / norm
-        divergence = mean - norm.log() + log_of(self.size)
+        log = log_mean(norm.log(), self._rise, self.size)
+        divergence = mean - log
         spread = (self._second / norm - mean * mean).clamp_min(0.0)
-        log = self._gamma.log()
+        at = self._gamma.log()
         outside = divergence > self._rho
-        self._low, self._high = torch.where(outside, log, self._low), torch.where(outside, self._high, log)
+        self._low, self._high = torch.where(outside, at, self._low), torch.where(outside, self._high, at)
         # Newton on log D against log γ, which is a straight line of slope -2 for large γ
         step = over((torch.where(divergence > 0, divergence, 1.0) / max(self._rho, 1e-300)).log() * divergence, spread)
-        new = log + torch.where(divergence > 0, step, math.inf)
+        new = at + torch.where(divergence > 0, step, math.inf)
         inside = (new > self._low) & (new < self._high)
         # what the divergence's own rounding moves γ by is as near as one can come
-        near = (new - log).abs() < 1e-13 + over(torch.full_like(log, 32 * torch.finfo(torch.float64).eps), spread)
+        near = (new - at).abs() < 1e-13 + over(torch.full_like(at, 32 * torch.finfo(torch.float64).eps), spread)
         new = torch.where(inside, new, (self._low + self._high) / 2)
         done = self._still | near | (self._high - self._low < 1e-14)
         self._gamma = torch.where(done, self._gamma, new.exp())
-        self._norm = norm
+        self._norm, self._log = norm, log
         # the last sweep must have been taken with the γ that stays
         return not bool(done.all()) and self.sweep < 100
 
@@ -140,11 +176,11 @@ class KLBallStream(Stream):
         guess = (over(found.energy, self.size) / (2 * max(self._rho, 1e-300))).sqrt()
         guess = torch.minimum(torch.maximum(guess.log(), self._low), self._high).exp()
         self._gamma = torch.where(self._still, unit, guess)
-        self._norm = torch.ones_like(unit)
+        self._norm, self._log = torch.ones_like(unit), torch.zeros_like(unit)
         return not bool(self._still.all())
 
     def value(self) -> Tensor:  # noqa: D102
-        inside = self._level + self._gamma * (self._rho + self._norm.log() - log_of(self.size))
+        inside = self._level + self._gamma * (self._rho + self._log)
         return self._narrow(torch.where(self._flat, self._moments.mean, torch.where(self._corner, self._level, inside)))
 
     def _weights(self, l: Tensor, w: Tensor) -> Tensor:

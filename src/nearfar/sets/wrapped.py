@@ -156,9 +156,9 @@ class CalibratedKL(UncertaintySet):
         return top, floor, self._raw(l, w, top, floor).sum(dim=1), total(w, l)
 
     def _raw(self, l: Tensor, w: Tensor, top: Tensor, floor: Tensor) -> Tensor:
-        """(e^{l/γ} - 1)·e^{-top/γ}, written so that nothing overflows."""
-        raw = torch.exp((l - top[:, None]) / self.gamma) - torch.exp(-top[:, None].clamp_min(0.0) / self.gamma)
-        return weighted(raw.clamp_min(0.0), w * (l >= floor[:, None]) * (l > 0))
+        """(e^{l/γ} - 1)·e^{-top/γ} = (1 - e^{-l/γ})·e^{(l - top)/γ}: nothing overflows, no γ costs digits."""
+        raw = torch.expm1(-l / self.gamma) * -torch.exp((l - top[:, None]) / self.gamma)
+        return weighted(raw, w * (l >= floor[:, None]) * (l > 0))
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         top, floor, norm, size = dual
