@@ -51,8 +51,21 @@ def test_wrong_folders(tmp_path):
     with pytest.raises(ValueError, match="holds train/ alone"):
         open_data("folder", tmp_path)
     (tmp_path / "test" / "b").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"class folder .*test/b holds no images"):
+    with pytest.raises(ValueError, match=r"class folders of .*test hold no images"):
         open_data("folder", tmp_path)
+
+
+def test_an_empty_class_folder_is_a_warning(tmp_path):
+    for name in "bdf":
+        image(tmp_path / name / "0.png")
+    for name in ("a", "c\x1b[2J", "e"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "e" / "notes.txt").write_text("no image")
+    with pytest.warns(UserWarning, match=r"3 of 6 class folders of .* are left out: a, c\\x1b\[2J, e\.") as told:
+        data = open_data("folder", tmp_path)
+    assert len(told) == 1
+    assert sorted(data.train.classes + data.test.classes) == ["b", "d", "f"]
+    assert sorted(np.concatenate([data.train.labels, data.test.labels]).tolist()) in ([0, 0, 1], [0, 1, 0])
 
 
 def test_one_class_cannot_be_halved(tmp_path):
@@ -117,6 +130,28 @@ def test_manifest_without_split_is_halved_by_class(tmp_path):
 def test_wrong_manifests(tmp_path, text, told):
     with pytest.raises(ValueError, match=told):
         open_data("manifest", manifest(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["../secret/s.png", "SECRET", "link.png", "linked/s.png", "in/../../secret/s.png"])
+def test_manifests_lead_nowhere_else_unless_asked(tmp_path, name):
+    secret = image(tmp_path / "secret" / "s.png", 9)
+    path = manifest(tmp_path / "data", "")
+    (tmp_path / "data" / "link.png").symlink_to(secret)
+    (tmp_path / "data" / "linked").symlink_to(secret.parent)
+    name = str(secret) if name == "SECRET" else name
+    path.write_text(f"path,label,split\na.png,1,train\n{name},2,test\n")
+    with pytest.raises(ValueError, match=r"leads out of .*data, .* set data\.outside: true") as told:
+        open_data("manifest", path)
+    assert name in str(told.value)
+    assert open_data("manifest", path, outside=True).test[0].getpixel((0, 0)) == (9, 0, 0)
+
+
+def test_manifests_may_go_up_and_down_inside(tmp_path):
+    path = manifest(tmp_path, "path,label,split\nin/../a.png,1,train\nlinked/c.png,2,test\nover.png,1,test\n")
+    (tmp_path / "linked").symlink_to(tmp_path / "in")
+    (tmp_path / "over.png").symlink_to(tmp_path / "b.png")
+    (tmp_path / "far").symlink_to(tmp_path)
+    assert len(open_data("manifest", tmp_path / "far" / path.name).test) == 2
 
 
 def test_missing_images_are_counted(tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bombs import bomb
 from PIL import Image
 
 import nearfar as nf
@@ -249,8 +250,7 @@ def test_write_is_whole_or_nothing(tmp_path, monkeypatch):
             report.write(path, some_data(seed=1), **QUICK)
     assert path.read_text(encoding="utf-8") == before
     assert [found.name for found in tmp_path.iterdir()] == ["report.html"]
-    with pytest.raises(FileNotFoundError):
-        report.write(tmp_path / "nowhere" / "report.html", some_data(), **QUICK)
+    assert report.write(tmp_path / "new" / "report.html", some_data(), **QUICK).is_file()
 
 
 def test_same_seed_same_page(run):
@@ -287,7 +287,7 @@ def test_bad_sources_are_told_in_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"embeddings\.npz is not there"):
         report.build(tmp_path)
     (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(ValueError, match=r"cannot be read as an \.npz file"):
+    with pytest.raises(ValueError, match=r"is no \.npz file, or it was cut short"):
         report.build(tmp_path / "text.npz")
     np.savez(tmp_path / "half.npz", x=np.eye(3))
     with pytest.raises(ValueError, match="must hold y"):
@@ -296,6 +296,37 @@ def test_bad_sources_are_told_in_a_sentence(tmp_path):
         report.build(3)
     with pytest.raises(FileNotFoundError, match="images must be a folder"):
         report.build(some_data(), images=tmp_path / "absent")
+
+
+@pytest.mark.parametrize("name", ["../secret/s.png", "SECRET", "link.png", "linked/s.png", "in\0side.png"])
+def test_names_lead_nowhere_else_unless_asked(tmp_path, name):
+    secret, folder = tmp_path / "secret" / "s.png", tmp_path / "pictures"
+    for home in (secret.parent, folder):
+        home.mkdir()
+    Image.new("RGB", (8, 8), "red").save(secret)
+    (folder / "link.png").symlink_to(secret)
+    (folder / "linked").symlink_to(secret.parent)
+    x, y = some_data(classes=2, each=3)
+    names = [str(secret) if name == "SECRET" else name] * len(x)
+    with pytest.raises(ValueError, match=r"leads out of .*pictures, .* pass --outside|holds a null character"):
+        report.build((x, y), names=names, images=folder, **QUICK)
+    if "\0" not in name:
+        assert "could not be read" not in report.build((x, y), names=names, images=folder, outside=True, **QUICK)
+
+
+def test_pictures_that_mean_harm_are_counted(tmp_path):
+    """A bomb, a pipe, a loop, a program for a printer, a folder, an absent file and a name that no file can have."""
+    x, y = some_data(classes=2, each=4)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "good.png")
+    (tmp_path / "bomb.png").write_bytes(bomb(60_000))
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    (tmp_path / "printer.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n")
+    (tmp_path / "folder.png").mkdir()
+    names = [f"{word}.png" for word in ("good", "bomb", "pipe", "loop", "printer", "folder", "absent", "x" * 5000)]
+    assert "7 pictures could not be read" in report.build((x, y), names=names, images=tmp_path, **QUICK)
+    mapped = dict.fromkeys(names) | {"good.png": tmp_path / "good.png"}
+    assert "7 pictures could not be read" in report.build((x, y), names=names, images=mapped, **QUICK)
 
 
 def test_class_names_by_mapping_by_place_and_by_order():

@@ -74,13 +74,14 @@ def check_labels(owner: str, name: str, labels: Tensor, rows: int, device: torch
         raise ValueError(f"{owner}: {name} is on {labels.device} but the embeddings are on {device}; move one of them.")
 
 
-def printable(text: object) -> str:
-    r"""Words that a terminal shows and does not obey: control characters and the like as their escapes.
+def printable(text: object, most: int = 200) -> str:
+    r"""Words that a terminal shows and does not obey, `most` of them: control characters and the like as their escapes.
 
     >>> printable("caf\u00e9 \x1b[2J")
     'café \\x1b[2J'
     """
     words = str(text)
+    words = words if len(words) <= most else words[:most] + "..."
     if words.isprintable():
         return words
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)

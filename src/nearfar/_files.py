@@ -15,12 +15,14 @@ import secrets
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+
+from nearfar._checks import printable
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -30,6 +32,8 @@ DIGEST = 64
 ROOM = 1 << 30
 """Bytes that any archive may unpack to; a larger one may hold up to `GROWTH` times its own size."""
 GROWTH = 20
+SMALL = 1 << 20
+"""Bytes that a configuration or the like may have."""
 LIMIT = "NEARFAR_UNPACK_LIMIT"
 """The environment variable that raises `ROOM`, in bytes."""
 
@@ -130,6 +134,63 @@ def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
     except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{owner}: {path} is damaged ({_first_line(error)}); write it again.") from None
     return found
+
+
+def read_text(owner: str, path: Path, most: int = SMALL) -> str:
+    """A text file in UTF-8 that is known to be small: its size is looked at before it is read.
+
+    Raises:
+        ValueError: it has more than `most` bytes, is no plain file, or is no UTF-8.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{owner}: there is no file {path}.")
+    with path.open("rb") as stream:
+        found = stream.read(most + 1)
+    if len(found) > most:
+        raise ValueError(f"{owner}: {path} has more than {most:,} bytes, far more than such a file needs.")
+    try:
+        return found.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{owner}: {path} is no text in UTF-8; save it so.") from None
+
+
+def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = False, switch: str) -> list[Path]:
+    """Each name as a file of `folder`; names come from a file, which may be somebody else's.
+
+    Args:
+        owner: whom messages name.
+        folder: what the names are relative to.
+        names: as they were read.
+        outside: let names lead out of the folder; otherwise such a name, or one over a link that does, is refused.
+        switch: how a user allows it, in words.
+
+    Raises:
+        ValueError: a name leads out of the folder, or holds a null character.
+    """
+    home = os.path.join(os.path.realpath(folder), "")
+    real: dict[str, str] = {}
+    found = []
+    for name in names:
+        path = folder / name
+        if "\0" in name:
+            raise ValueError(f"{owner}: {printable(name)!r} holds a null character, and no file is called so.")
+        if not outside and not _place(path, real).startswith(home):
+            raise ValueError(
+                f"{owner}: {printable(name)!r} leads out of {folder}, and only files in it are read; "
+                f"where you trust the names, {switch}."
+            )
+        found.append(path)
+    return found
+
+
+def _place(path: Path, real: dict[str, str]) -> str:
+    """Where a path really is; links are followed once a folder, as `real` remembers."""
+    if path.name in ("", "..") or path.is_symlink():
+        return os.path.join(os.path.realpath(path), "")
+    parent = str(path.parent)
+    if parent not in real:
+        real[parent] = os.path.realpath(parent)
+    return os.path.join(real[parent], path.name, "")
 
 
 def _seal(path: Path) -> None:

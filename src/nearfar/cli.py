@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar.commands import bench, diagnosis, evaluation, reproduction, training
+from nearfar.commands.shared import one_sentence
 
 app = typer.Typer(
     help="Deep metric learning: alike things near, unlike things far.",
@@ -59,6 +60,7 @@ def report(
     source: Annotated[Path, typer.Argument(help="A vectors.npz (x, y, and name or images), or a run folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     images: Annotated[Path | None, typer.Option(help="Folder that holds the pictures called `name`.")] = None,
+    outside: Annotated[bool, typer.Option("--outside", help="Let names lead out of the folder --images.")] = False,
     queries: Annotated[int, typer.Option(help="How many queries the gallery shows.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn at random.")] = 0,
 ) -> None:
@@ -66,11 +68,9 @@ def report(
     from nearfar import report as package
 
     console = Console()
-    try:
+    with one_sentence("report"):
         shown = images or pictures_of(source)
-        package.write(output, source, images=shown, queries=queries, seed=seed, watch=console.print)
-    except (OSError, ValueError, TypeError) as error:
-        raise SystemExit(f"nearfar report: {error}") from None
+        package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=console.print)
     console.print(f"page: {output}")
 
 

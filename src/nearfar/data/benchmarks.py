@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from nearfar.data.pictures import Member, OnCorrupt, Pictures, demand_files
+from nearfar._checks import printable
+from nearfar.data.pictures import Member, OnCorrupt, Pictures, listed_files
 from nearfar.data.samples import DataSet, Samples, numbered
+from nearfar.data.tables import whole_number, words
 from nearfar.ks import KS
 
 Count = tuple[int, int]
 """Images and classes."""
+MAT_ERRORS = (
+    OSError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    EOFError,
+    MemoryError,
+    zlib.error,
+)
+"""What scipy raises besides its own error for a .mat file that is damaged, or holds something else."""
 
 
 def demand_counts(owner: str, found: Mapping[str, Samples], expected: Mapping[str, Count]) -> None:
@@ -24,21 +39,6 @@ def demand_counts(owner: str, found: Mapping[str, Samples], expected: Mapping[st
                 f"{owner}: {side} must hold {images:,} images of {classes:,} classes, but {len(have):,} of "
                 f"{len(have.classes):,} were found; unpack the data again, or pass check=False for a part of it."
             )
-
-
-def lines(owner: str, path: Path, columns: int, *, skip: int = 0) -> list[list[str]]:
-    """The words of each line of an official text file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{owner}: there is no file {path}; name the folder that holds the unpacked data.")
-    rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()[skip:] if line.strip()]
-    wrong = next((row for row, words in enumerate(rows) if len(words) != columns), None)
-    if wrong is not None:
-        raise ValueError(
-            f"{owner}: line {wrong + skip + 1} of {path} must hold {columns} words, but holds {len(rows[wrong])}."
-        )
-    if not rows:
-        raise ValueError(f"{owner}: {path} holds no rows.")
-    return rows
 
 
 def by_class_number(
@@ -62,7 +62,7 @@ def by_class_number(
     return sides
 
 
-def cars(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> DataSet:
+def cars(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False, check: bool = True) -> DataSet:
     """Read Cars-196: `cars_annos.mat` and the folder `car_ims` beside it.
 
     Classes 1 to 98 are for training (8,054 images), 99 to 196 for the test (8,131).
@@ -76,39 +76,40 @@ def cars(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> D
     try:
         found = loadmat(file, squeeze_me=True)
         annotations = np.atleast_1d(found["annotations"])
-        images, numbers = annotations["relative_im_path"], annotations["class"]
-        words = [str(name) for name in np.atleast_1d(found["class_names"])]
-    except (LookupError, ValueError, TypeError, RuntimeError, MatReadError) as error:
+        images = [str(name) for name in annotations["relative_im_path"]]
+        numbers = [int(number) for number in annotations["class"]]
+        classes = [str(name) for name in np.atleast_1d(found["class_names"])]
+    except (*MAT_ERRORS, MatReadError) as error:
         raise ValueError(
             f"cars: {file} must hold annotations (relative_im_path, class) and class_names, but reading it failed "
-            f"({error}); download it again."
+            f"({printable(error)}); download it again."
         ) from None
-    rows = [(path / str(name), str(name), int(number)) for name, number in zip(images, numbers, strict=True)]
-    demand_files("cars", [row[0] for row in rows])
-    sides = by_class_number("cars", rows, dict(enumerate(words, start=1)), 98, on_corrupt)
+    files = listed_files("cars", path, images, outside=outside)
+    rows = list(zip(files, images, numbers, strict=True))
+    sides = by_class_number("cars", rows, dict(enumerate(classes, start=1)), 98, on_corrupt)
     if check:
         demand_counts("cars", sides, {"train": (8054, 98), "test": (8131, 98)})
     return DataSet("cars", sides["train"], sides["test"], ks=KS["cars"])
 
 
-def sop(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> DataSet:
+def sop(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False, check: bool = True) -> DataSet:
     """Read Stanford Online Products: `Ebay_train.txt` and `Ebay_test.txt` (image_id class_id super_class_id path).
 
     59,551 images of 11,318 classes are for training, 60,502 of 11,316 others for the test.
     """
     sides = {}
     for side in ("train", "test"):
-        rows = lines("sop", path / f"Ebay_{side}.txt", 4, skip=1)
-        files = [path / row[3] for row in rows]
-        demand_files("sop", files)
-        labels, classes = numbered(int(row[1]) for row in rows)
+        file = path / f"Ebay_{side}.txt"
+        rows = words("sop", file, 4, skip=1)
+        files = listed_files("sop", path, [row[3] for row in rows], outside=outside)
+        labels, classes = numbered(whole_number("sop", file, row[1]) for row in rows)
         sides[side] = Pictures(files, labels, [row[3] for row in rows], classes, on_corrupt=on_corrupt)
     if check:
         demand_counts("sop", sides, {"train": (59_551, 11_318), "test": (60_502, 11_316)})
     return DataSet("sop", sides["train"], sides["test"], ks=KS["sop"])
 
 
-def inshop(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) -> DataSet:
+def inshop(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False, check: bool = True) -> DataSet:
     """Read In-Shop: `list_eval_partition.txt` (image item status), in `path` or in its folder Eval; images in `path`.
 
     25,882 images of 3,997 items are for training; 14,218 queries look for their item in a gallery of 12,612 images of
@@ -117,25 +118,25 @@ def inshop(path: Path, *, on_corrupt: OnCorrupt = "stop", check: bool = True) ->
     file = path / "list_eval_partition.txt"
     if not file.is_file() and (path / "Eval" / file.name).is_file():
         file = path / "Eval" / file.name
-    rows = lines("inshop", file, 3, skip=2)
+    rows = words("inshop", file, 3, skip=2)
     if wrong := {row[2] for row in rows} ^ {"train", "query", "gallery"}:
         raise ValueError(
             f"inshop: the status in {file} must be train, query or gallery, and each must occur, but that fails for "
-            f"{', '.join(sorted(wrong))}."
+            f"{printable(', '.join(sorted(wrong)))}."
         )
-    demand_files("inshop", [path / row[0] for row in rows])
+    files = listed_files("inshop", path, [row[0] for row in rows], outside=outside)
     sides = {}
     for side in ("train", "query", "gallery"):
-        chosen = [row for row in rows if row[2] == side]
-        labels, classes = numbered(row[1] for row in chosen)
-        files = [path / row[0] for row in chosen]
-        sides[side] = Pictures(files, labels, [row[0] for row in chosen], classes, on_corrupt=on_corrupt)
+        chosen = [i for i, row in enumerate(rows) if row[2] == side]
+        labels, classes = numbered(rows[i][1] for i in chosen)
+        names = [rows[i][0] for i in chosen]
+        sides[side] = Pictures([files[i] for i in chosen], labels, names, classes, on_corrupt=on_corrupt)
     if check:
         demand_counts("inshop", sides, {"train": (25_882, 3997), "query": (14_218, 3985), "gallery": (12_612, 3985)})
     lonely = set(sides["query"].classes) ^ set(sides["gallery"].classes)
     if lonely:
         raise ValueError(
             f"inshop: queries and gallery must show the same items, but {len(lonely)} stand on one side alone, such as "
-            f"{min(lonely)}; unpack the data again."
+            f"{printable(min(lonely))}; unpack the data again."
         )
     return DataSet("inshop", sides["train"], sides["query"], sides["gallery"], ks=KS["inshop"])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from nearfar._checks import printable
 from nearfar._files import read_arrays
-from nearfar.data.pictures import OnCorrupt, Pictures, demand_files
+from nearfar.data.pictures import OnCorrupt, Pictures, listed_files
 from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
+from nearfar.data.tables import table
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SIDES = ("train", "test")
@@ -24,11 +25,12 @@ def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
     """Read a folder of class folders of images.
 
     Where it holds the folders `train` and `test`, the classes stand in these; else half of the classes are for the
-    test. Hidden files and files that are no images by their suffix are passed over.
+    test. Hidden files and files that are no images by their suffix are passed over; a class folder without any image
+    is left out, with a warning. Links are followed: whoever made the folder made them.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: a class folder holds no image, there are fewer than two classes, or one side of the split is empty.
+        ValueError: there are fewer than two classes with images, or one side of the split is empty.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"folder: there is no folder {path}.")
@@ -49,40 +51,42 @@ def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
         raise ValueError(
             f"folder: {path} holds no class folders; put the images of each class into a folder of its own."
         )
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, place in enumerate(folders):
-        images = sorted(file for file in place.iterdir() if _is_image(file))
-        if not images:
-            raise ValueError(
-                f"folder: the class folder {place} holds no images ({', '.join(sorted(SUFFIXES))}); "
-                "fill it or remove it."
-            )
-        paths += images
-        labels += [label] * len(images)
+    held = {place: sorted(file for file in place.iterdir() if _is_image(file)) for place in folders}
+    empty = [place.name for place, images in held.items() if not images]
+    about = f"no images ({', '.join(sorted(SUFFIXES))})"
+    if len(empty) == len(folders):
+        raise ValueError(f"folder: the class folders of {path} hold {about}; fill one of them.")
+    if empty:
+        first = printable(", ".join(empty[:5]) + (", ..." if len(empty) > 5 else ""))
+        warnings.warn(
+            f"folder: {len(empty)} of {len(folders)} class folders of {path} hold {about} and are left out: {first}.",
+            stacklevel=4,
+        )
+    full = [place for place in folders if held[place]]
+    paths = [file for place in full for file in held[place]]
+    labels = [label for label, place in enumerate(full) for _ in held[place]]
     names = [str(file.relative_to(path)) for file in paths]
-    return Pictures(paths, labels, names, [place.name for place in folders], on_corrupt=on_corrupt)
+    return Pictures(paths, labels, names, [place.name for place in full], on_corrupt=on_corrupt)
 
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
-def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
+def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False) -> DataSet:
     """Read a CSV file with the columns path, label and, if it likes, split (train or test).
 
-    Paths are relative to the folder of the file. Without a split half of the classes are for the test.
+    Paths are relative to the folder of the file, and lie in it unless `outside` says that they need not. Without a
+    split half of the classes are for the test.
 
     Raises:
         FileNotFoundError: the manifest or an image is missing.
-        ValueError: a column is missing or unknown, a value is empty, a path stands twice, or one side is empty.
+        ValueError: a column is missing or unknown, a value is empty, a path stands twice or leads out of the folder,
+            or one side is empty.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"manifest: there is no file {path}.")
     rows = _table(path)
-    files = [path.parent / row["path"] for row in rows]
-    demand_files("manifest", files)
     names = [row["path"] for row in rows]
+    files = listed_files("manifest", path.parent, names, outside=outside)
 
     def samples(chosen: Sequence[int]) -> Pictures:
         labels, classes = numbered(rows[i]["label"] for i in chosen)
@@ -95,32 +99,17 @@ def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
 
 
 def _table(path: Path) -> list[dict[str, str]]:
-    """The rows of a manifest, with every column checked."""
-    with path.open(newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream, skipinitialspace=True, strict=True)
-        columns = reader.fieldnames or []
-        if not {"path", "label"} <= set(columns) <= {"path", "label", "split"}:
-            raise ValueError(
-                f"manifest: {path} must have the columns path, label and, if it likes, split, "
-                f"but has {', '.join(columns) or 'none'}; name them in the first line."
-            )
-        rows = list(reader)
-    if not rows:
-        raise ValueError(f"manifest: {path} holds no rows below its first line.")
+    """The rows of a manifest; no file stands twice."""
+    rows = table("manifest", path, ("path", "label"), ("split",))
     seen: dict[str, int] = {}
     for line, row in enumerate(rows, start=2):
-        if None in row or any(not row[column] for column in columns):
-            raise ValueError(f"manifest: row {line} of {path} must fill {', '.join(columns)}, but holds {_told(row)}.")
         if row["path"] in seen:
             raise ValueError(
-                f"manifest: {row['path']} stands in rows {seen[row['path']]} and {line} of {path}; keep one of them."
+                f"manifest: {printable(row['path'])} stands in rows {seen[row['path']]} and {line} of {path}; "
+                "keep one of them."
             )
         seen[row["path"]] = line
     return rows
-
-
-def _told(row: Mapping[Any, Any]) -> str:
-    return ", ".join(str(value) for value in row.values() if value)
 
 
 def vectors(path: Path) -> DataSet:
@@ -179,7 +168,9 @@ def _sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
     """The rows of train and of test."""
     wrong = next((row for row, side in enumerate(split) if side not in SIDES), None)
     if wrong is not None:
-        raise ValueError(f"{owner}: split in {path} must be train or test, but sample {wrong} says {split[wrong]!r}.")
+        raise ValueError(
+            f"{owner}: split in {path} must be train or test, but sample {wrong} says {printable(split[wrong])!r}."
+        )
     sides = [[row for row, side in enumerate(split) if side == wanted] for wanted in SIDES]
     for wanted, rows in zip(SIDES, sides, strict=True):
         if not rows:

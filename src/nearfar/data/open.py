@@ -14,17 +14,20 @@ from nearfar.data.omniglot import omniglot
 from nearfar.data.pictures import OnCorrupt, check_on_corrupt
 from nearfar.data.samples import DataSet, Tensors
 
-Reader = Callable[[Path, OnCorrupt], DataSet]
+Reader = Callable[[Path, OnCorrupt, bool], DataSet]
 
 
-def open_data(name: str, path: str | Path | None = None, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
+def open_data(
+    name: str, path: str | Path | None = None, *, on_corrupt: OnCorrupt = "stop", outside: bool = False
+) -> DataSet:
     """The data set of a name.
 
     Args:
         name: glyphs, omniglot, cub, cars, sop, inshop, folder, manifest or vectors.
         path: the folder or file that holds it; for glyphs the folder of the cache, which may be None.
-        on_corrupt: what to do about an image that cannot be read: "stop", or "skip" (another sample of its class
-            stands in, with a warning).
+        on_corrupt: what to do about an image that cannot be read: "stop", or "skip" (in training another sample of
+            its class stands in, elsewhere it is left out; with a warning).
+        outside: let a manifest or a list of files name what lies outside its own folder.
 
     Raises:
         ValueError: the name is unknown, or the files are not what they should be.
@@ -38,7 +41,7 @@ def open_data(name: str, path: str | Path | None = None, *, on_corrupt: OnCorrup
         raise ValueError(
             f"open_data: {name!r} needs a path, but none came; name the folder or file that holds the data."
         )
-    return READERS[name](Path(path), on_corrupt)
+    return READERS[name](Path(path), on_corrupt, outside)
 
 
 def _glyphs(cache: Path | None) -> DataSet:
@@ -55,13 +58,13 @@ def _glyphs(cache: Path | None) -> DataSet:
 
 
 READERS: dict[str, Reader] = {
-    "omniglot": lambda path, on_corrupt: omniglot(path),
-    "cub": lambda path, on_corrupt: cub(path, on_corrupt=on_corrupt),
-    "cars": lambda path, on_corrupt: cars(path, on_corrupt=on_corrupt),
-    "sop": lambda path, on_corrupt: sop(path, on_corrupt=on_corrupt),
-    "inshop": lambda path, on_corrupt: inshop(path, on_corrupt=on_corrupt),
-    "folder": lambda path, on_corrupt: folder(path, on_corrupt=on_corrupt),
-    "manifest": lambda path, on_corrupt: manifest(path, on_corrupt=on_corrupt),
-    "vectors": lambda path, on_corrupt: vectors(path),
+    "omniglot": lambda path, on_corrupt, outside: omniglot(path),
+    "cub": lambda path, on_corrupt, outside: cub(path, on_corrupt=on_corrupt, outside=outside),
+    "cars": lambda path, on_corrupt, outside: cars(path, on_corrupt=on_corrupt, outside=outside),
+    "sop": lambda path, on_corrupt, outside: sop(path, on_corrupt=on_corrupt, outside=outside),
+    "inshop": lambda path, on_corrupt, outside: inshop(path, on_corrupt=on_corrupt, outside=outside),
+    "folder": lambda path, on_corrupt, outside: folder(path, on_corrupt=on_corrupt),
+    "manifest": lambda path, on_corrupt, outside: manifest(path, on_corrupt=on_corrupt, outside=outside),
+    "vectors": lambda path, on_corrupt, outside: vectors(path),
 }
 NAMES = ("glyphs", *READERS)

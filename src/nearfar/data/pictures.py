@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from nearfar._checks import check_choice
+from nearfar._checks import check_choice, printable
+from nearfar._files import inside
 from nearfar.data.samples import described
 
 OnCorrupt = Literal["stop", "skip"]
-UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error, Image.DecompressionBombError)
 """What PIL raises for files that are no image, are cut short, or unpack to something enormous."""
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 
 
 class CorruptImageError(ValueError):
@@ -40,11 +44,11 @@ class Member:
     def __str__(self) -> str:
         return f"{self.archive}:{self.name}"
 
-    def read_bytes(self) -> bytes:
+    def open(self) -> io.BytesIO:
         """The bytes of the file; the archive is opened anew, so that workers never share a position in it."""
         with self.archive.open("rb") as stream:
             stream.seek(self.offset)
-            return stream.read(self.size)
+            return io.BytesIO(stream.read(min(self.size, self.archive.stat().st_size)))
 
 
 class Pictures:
@@ -93,16 +97,16 @@ class Pictures:
         try:
             return _opened(path)
         except UNREADABLE as error:
-            reason = str(error).partition(" <_io")[0] or type(error).__name__  # not which buffer held it
+            reason = _reason(error)
         if self.on_corrupt == "stop":
             raise CorruptImageError(
-                f"Pictures: the image {path} cannot be read ({reason}); mend or remove it, "
+                f"Pictures: the image {printable(path)} cannot be read ({reason}); mend or remove it, "
                 'or pass on_corrupt="skip" to go on without it.'
             )
         if not self.corrupt:
             warnings.warn(
-                f"Pictures: the image {path} cannot be read ({reason}): in training another of its class stands in, "
-                "elsewhere it is left out; `corrupt` of these samples counts all such images.",
+                f"Pictures: the image {printable(path)} cannot be read ({reason}): in training another of its class "
+                "stands in, elsewhere it is left out; `corrupt` of these samples counts all such images.",
                 CorruptImageWarning,
                 stacklevel=3,
             )
@@ -120,14 +124,41 @@ class Pictures:
                 self.corrupt.add(other)
         raise CorruptImageError(
             f"Pictures: no image of the class {self.classes[self.labels[index]]!r} can be read "
-            f"(the last tried was {self.paths[index]}); mend or remove the class."
+            f"(the last tried was {printable(self.paths[index])}); mend or remove the class."
         )
 
 
 def _opened(path: Path | Member) -> Image.Image:
     """The image, read whole: PIL would read it late, and fail where nobody knows its name."""
-    with Image.open(io.BytesIO(path.read_bytes())) as picture:
+    with open_picture(path) as picture:
         return picture.convert("RGB")
+
+
+@contextmanager
+def open_picture(path: Path | Member) -> Iterator[Image.Image]:
+    """A picture file of a format that is only ever decoded: PIL would start a program for some others.
+
+    Raises:
+        OSError: no plain file, or no picture of such a format; `UNREADABLE` has what reading it may raise besides.
+    """
+    if isinstance(path, Path) and not path.is_file():  # opening a pipe would wait for ever
+        raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
+    Image.init()
+    known = [name for name in FORMATS if name in Image.OPEN]
+    stream = path.open() if isinstance(path, Member) else path.open("rb")
+    with stream, Image.open(stream, formats=known) as picture:
+        yield picture
+
+
+def _reason(error: Exception) -> str:
+    """Why, in few words."""
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
+    if isinstance(error, UnidentifiedImageError):
+        return "no picture of a known format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return printable(str(error) or type(error).__name__)
 
 
 def check_on_corrupt(owner: str, value: object) -> None:
@@ -135,11 +166,26 @@ def check_on_corrupt(owner: str, value: object) -> None:
     check_choice(owner, "on_corrupt", value, get_args(OnCorrupt))
 
 
-def demand_files(owner: str, paths: Sequence[Path]) -> None:
-    """Demand that all files are there; the error counts those that are not and names the first."""
-    missing = [path for path in paths if not path.is_file()]
+def listed_files(owner: str, folder: Path, names: Sequence[str], *, outside: bool = False) -> list[Path]:
+    """The files that a list names, relative to `folder`: all of them in it (but with `outside`) and all of them there.
+
+    Raises:
+        ValueError: a name leads out of the folder.
+        FileNotFoundError: files are missing; the error counts them and names the first.
+    """
+    switch = "set data.outside: true (outside=True of open_data)"
+    paths = inside(owner, folder, names, outside=outside, switch=switch)
+    missing = [path for path in paths if not _is_there(path)]
     if missing:
         raise FileNotFoundError(
-            f"{owner}: {len(missing)} of {len(paths)} images are missing, the first is {missing[0]}; "
+            f"{owner}: {len(missing)} of {len(paths)} images are missing, the first is {printable(missing[0])}; "
             "unpack the data again, or correct the path."
         )
+    return paths
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than any file system allows, a folder that may not be looked into
+        return False

@@ -7,7 +7,6 @@ folder (config.yaml, journal.jsonl, embeddings.npz). What a source lacks is left
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._files import inside, read_arrays
 from nearfar.report.journal import Journal, read_journal
 
 Source = str | os.PathLike[str] | tuple[Any, Any]
@@ -56,9 +56,10 @@ def gather(
     names: Sequence[str] | None = None,
     classes: Names | None = None,
     images: Any = None,
+    outside: bool = False,
     title: str | None = None,
 ) -> Material:
-    """Read a source; what is given by keyword goes before what the source holds."""
+    """Read a source; what is given by keyword goes before what the source holds. `outside`: see `opener`."""
     stored: dict[str, Any]
     journal, config = Journal((), ()), ""
     if isinstance(source, tuple):
@@ -80,7 +81,7 @@ def gather(
         y=y,
         names=rows,
         classes=_class_names(stored.get("classes") if classes is None else classes, y),
-        picture=opener(stored.get("images") if images is None else images, rows),
+        picture=opener(stored.get("images") if images is None else images, rows, outside=outside),
         journal=journal,
         config=config,
         title=title or word,
@@ -98,11 +99,7 @@ def _vectors(path: Path) -> Path:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            stored = {key: archive[key] for key in archive.files if key in KEYS}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"report: {path} cannot be read as an .npz file of plain arrays: {error}.") from None
+    stored: dict[str, Any] = {key: value for key, value in read_arrays("report", path).items() if key in KEYS}
     for key, what in (("x", "vectors [n, d]"), ("y", "integer labels [n]")):
         if key not in stored:
             raise ValueError(f"report: {path} must hold {key}, the {what}, but does not.")
@@ -148,8 +145,12 @@ def _class_names(given: Any, y: Tensor) -> dict[int, str]:
     )
 
 
-def opener(images: Any, names: Sequence[str]) -> Opener | None:
-    """A function row -> picture, from a folder, a mapping by name, an array, a list, or such a function."""
+def opener(images: Any, names: Sequence[str], *, outside: bool = False) -> Opener | None:
+    """A function row -> picture, from a folder, a mapping by name, an array, a list, or such a function.
+
+    Names come from the file of vectors, so that those that lead out of the folder are an error unless `outside` allows
+    it: a page would show whatever picture they point at.
+    """
     if images is None:
         return None
     if callable(images):
@@ -161,7 +162,8 @@ def opener(images: Any, names: Sequence[str]) -> Opener | None:
             raise FileNotFoundError(
                 f"report: images must be a folder, a mapping, an array, a list or a function; {folder} is none."
             )
-        return lambda row: folder / names[row]
+        allow = "pass --outside (outside=True)"
+        return lambda row: inside("report", folder, (names[row],), outside=outside, switch=allow)[0]
     if isinstance(images, Mapping):
         return lambda row: images[names[row]]
     if len(images) != len(names):

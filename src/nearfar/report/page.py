@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -21,6 +20,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from nearfar._checks import check_choice
+from nearfar._files import whole
 from nearfar.evaluation.summary import Evaluation, evaluate
 from nearfar.report import sections
 from nearfar.report.confusion import confusion
@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     names: Sequence[str] | None
     classes: Names | None
     images: Any
+    outside: bool
     findings: Iterable[Any] | None
     title: str | None
     similarity: Metric
@@ -60,6 +61,7 @@ def build(
     names: Sequence[str] | None = None,
     classes: Names | None = None,
     images: Any = None,
+    outside: bool = False,
     findings: Iterable[Any] | None = None,
     title: str | None = None,
     similarity: Metric = "cosine",
@@ -80,7 +82,9 @@ def build(
         classes: names of the classes: a mapping from labels, one for each of 0..max, or one for each label that there
             is, in ascending order.
         images: a folder in which `names` are files, an array [n, h, w] or [n, h, w, 3] of uint8, a list of arrays or
-            paths, or a function row -> PIL image, array or path. What cannot be read is left out and counted.
+            paths, a mapping from names, or a function row -> PIL image, array or path. What cannot be read is left
+            out and counted.
+        outside: let names lead out of the folder `images`, by `..` or over a link; otherwise such a name is an error.
         findings: the doctor's, each with name, severity, evidence and remedy; of a run folder, where none are given,
             those of its journal.
         title: of the page; by default the name of the file or folder.
@@ -102,7 +106,7 @@ def build(
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"report: {name} must be a whole number from 1 on, but came as {value!r}.")
     say: Watch = watch or (lambda _: None)
-    material = gather(source, names=names, classes=classes, images=images, title=title)
+    material = gather(source, names=names, classes=classes, images=images, outside=outside, title=title)
     say("ranking every query")
     evaluation = evaluate(
         material.x, material.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
@@ -133,14 +137,8 @@ def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Option
     """Write the page to `path`, whole or not at all (under a temporary name first); keywords as of `build`."""
     target = Path(path)
     text = build(source, **options)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as stream:
-            stream.write(text)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole(target) as temporary, temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as stream:
+        stream.write(text)
     return target
 
 

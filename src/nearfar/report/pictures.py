@@ -12,9 +12,12 @@ import io
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from nearfar._checks import printable
 
 LADDER = ((128, 60), (112, 56), (96, 54), (96, 42), (80, 40), (64, 36), (48, 32), (32, 25))
 ATLAS = ((48, 40), (40, 36), (32, 32), (24, 28), (16, 25))
@@ -112,15 +115,12 @@ class Pictures:
 
 def as_picture(thing: Any) -> Any:
     """A PIL image, grey or RGB, of whatever came: an array, a tensor, a path or an image; None for None."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     if thing is None:
         return None
     if isinstance(thing, str | os.PathLike):
-        with Image.open(thing) as opened:
-            opened.draft("RGB", (2 * LADDER[0][0], 2 * LADDER[0][0]))  # JPEG decodes at a fraction of its size
-            image = ImageOps.exif_transpose(opened)
-            image.load()
+        image = _file(Path(thing))
     elif isinstance(thing, Image.Image):
         image = thing.copy()
     else:
@@ -129,6 +129,22 @@ def as_picture(thing: Any) -> Any:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == "L" else image.convert("L" if image.mode in ("1", "I", "F", "I;16") else "RGB")
+
+
+def _file(path: Path) -> Any:
+    """A picture file; an OSError where it cannot be read."""
+    from PIL import ImageOps
+
+    from nearfar.data.pictures import UNREADABLE, open_picture
+
+    try:
+        with open_picture(path) as opened:
+            opened.draft("RGB", (2 * LADDER[0][0], 2 * LADDER[0][0]))  # JPEG decodes at a fraction of its size
+            image = ImageOps.exif_transpose(opened)
+            image.load()
+    except UNREADABLE:
+        raise OSError(f"report: {printable(path)} cannot be read as a picture.") from None
+    return image
 
 
 def _array(thing: Any) -> np.ndarray:

@@ -13,8 +13,8 @@ from typing import Any, Literal, Union, cast
 
 import yaml
 
-from nearfar._checks import check_positive, check_whole, nearest
-from nearfar._files import write_text
+from nearfar._checks import check_positive, check_whole, nearest, printable
+from nearfar._files import read_text, write_text
 
 
 def option(default: Any, doc: str) -> Any:
@@ -40,6 +40,7 @@ class DataConfig:
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
     workers: int = option(0, "processes that load pictures")
     on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what a broken picture does")
+    outside: bool = option(False, "let a manifest or list name files outside its own folder")
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
@@ -137,7 +138,13 @@ class Config:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML that reads 1e-3 as a number: the standard wants 1.0e-3, people do not."""
+    """YAML that reads 1e-3 as a number: the standard wants 1.0e-3, people do not. Nothing in it is made twice."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse aliases: a few lines of them make a tree of any size."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it holds an alias (*name); write the value out")
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(
@@ -152,7 +159,9 @@ def read_yaml(owner: str, text: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader with one more number format
     except yaml.YAMLError as error:
-        raise ValueError(f"{owner}: this is not YAML: {' '.join(str(error).split())}.") from None
+        raise ValueError(f"{owner}: this is not YAML: {printable(' '.join(str(error).split()))}.") from None
+    except RecursionError:
+        raise ValueError(f"{owner}: this is nested too deeply for a configuration.") from None
 
 
 def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
@@ -161,7 +170,7 @@ def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
     if path is not None:
         if not path.is_file():
             raise FileNotFoundError(f"config: there is no file {path}; `nearfar config > {path}` writes one to change.")
-        tree = read_yaml(str(path), path.read_text(encoding="utf-8")) or {}
+        tree = read_yaml(str(path), read_text("config", path)) or {}
     for name, value in flags:
         _put(tree, name.split("."), read_yaml(f"--{name}", value), name)
     return parse(tree)

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nearfar.data import DataSet, Samples, open_data
+from nearfar.data import DataSet, Samples
 from nearfar.data.samples import Transform
 from nearfar.train import checkpoint
 from nearfar.train.config import Config, load
 from nearfar.train.setting import Input, open_model
+from nearfar.train.source import opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +36,7 @@ class Run:
 
     def data(self) -> DataSet:
         """The data it was trained and tested on, opened as the configuration says."""
-        spec = self.config.data
-        return open_data(spec.name, spec.path, on_corrupt=spec.on_corrupt)
+        return opened(self.config.data)
 
 
 def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
@@ -60,6 +60,6 @@ def samples_of_test(folder: Path) -> Samples | None:
     """The samples behind a run's embeddings.npz, row for row; None where its data are no longer there."""
     spec = load(folder / "config.yaml").data
     try:
-        return open_data(spec.name, spec.path, on_corrupt="skip").test
+        return opened(spec, "skip").test
     except (OSError, ValueError):
         return None

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from nearfar import models
 from nearfar.batches import Proximal, Representatives
-from nearfar.data import DataSet, Samples, Tensors, View, class_disjoint, open_data, part, transforms
+from nearfar.data import DataSet, Samples, Tensors, View, class_disjoint, part, transforms
 from nearfar.data.samples import Transform
 from nearfar.relations import Relation
 from nearfar.scale import Gathered, Memory
 from nearfar.train import parts
 from nearfar.train.config import Config
 from nearfar.train.rates import optimiser
+from nearfar.train.source import opened
 from nearfar.train.step import Step
 
 
@@ -150,7 +151,7 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
     """Read the data, build network, loss and optimiser, and hand them to the machine."""
     seed = config.training.seed
     seed_everything(seed)
-    given = data or open_data(config.data.name, config.data.path, on_corrupt=config.data.on_corrupt)
+    given = data or opened(config.data)
     train, validation = given.train, None
     if config.training.protocol == "validation" and config.data.validation > 0:
         rest, held_out = class_disjoint(given.train, config.data.validation, seed=0)

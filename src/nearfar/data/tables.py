@@ -1,0 +1,84 @@
+"""Lists of pictures in text files, read with care: they are often somebody else's, and one line may be enormous."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from nearfar._checks import printable
+
+LONGEST = 1 << 20
+"""Characters that a line may have."""
+
+
+def text_lines(owner: str, path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file with their ends; a line longer than `LONGEST` is an error, before it is read whole."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{owner}: there is no file {path}; name the place of the unpacked data.")
+    with path.open(newline="", encoding="utf-8-sig") as stream:
+        number = 0
+        while True:
+            number += 1
+            try:
+                line = stream.readline(LONGEST + 1)
+            except UnicodeDecodeError:
+                raise ValueError(f"{owner}: {path} is no text in UTF-8 (from line {number} on); save it so.") from None
+            if not line:
+                return
+            if len(line) > LONGEST:
+                raise ValueError(
+                    f"{owner}: line {number} of {path} has more than {LONGEST:,} characters; this is no list of files."
+                )
+            yield line
+
+
+def words(owner: str, path: Path, columns: int, *, skip: int = 0) -> list[list[str]]:
+    """The words of each line of an official text file; `skip` lines of headings are left out."""
+    rows = []
+    for number, line in enumerate(text_lines(owner, path), start=1):
+        if number <= skip or not line.strip():
+            continue
+        rows.append(line.split())
+        if len(rows[-1]) != columns:
+            raise ValueError(f"{owner}: line {number} of {path} must hold {columns} words, but holds {len(rows[-1])}.")
+    if not rows:
+        raise ValueError(f"{owner}: {path} holds no rows.")
+    return rows
+
+
+def table(owner: str, path: Path, needed: tuple[str, ...], more: tuple[str, ...] | None = ()) -> list[dict[str, str]]:
+    """The rows of a CSV file, by the names of its columns.
+
+    Args:
+        owner: whom messages name.
+        path: the file.
+        needed: columns that must be there.
+        more: columns that may be there as well; None for any.
+    """
+    try:
+        reader = csv.DictReader(text_lines(owner, path), skipinitialspace=True, strict=True)
+        columns = list(reader.fieldnames or [])
+        if not set(needed) <= set(columns) or (more is not None and not set(columns) <= {*needed, *more}):
+            told = ", ".join(needed) + (f" and, if it likes, {', '.join(more)}" if more else "")
+            raise ValueError(
+                f"{owner}: {path} must have the columns {told}, but has {printable(', '.join(columns)) or 'none'}; "
+                "name them in the first line."
+            )
+        rows = list(reader)
+    except csv.Error as error:
+        raise ValueError(f"{owner}: {path} is no CSV file that can be read ({error}).") from None
+    if not rows:
+        raise ValueError(f"{owner}: {path} holds no rows below its first line.")
+    for line, row in enumerate(rows, start=2):
+        if None in row or any(not row[column] for column in columns):
+            held = printable(", ".join(str(value) for value in row.values() if value))
+            raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(columns)}, but holds {held}.")
+    return rows
+
+
+def whole_number(owner: str, path: Path, word: str) -> int:
+    """The number of a class."""
+    if not (word.isascii() and word.isdigit() and len(word) < 19):
+        raise ValueError(f"{owner}: {path} must number its classes, but {printable(word, 40)!r} came.")
+    return int(word)

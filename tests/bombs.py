@@ -1,0 +1,16 @@
+"""Small files that claim to be enormous."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of a few bytes that claims `side` x `side` pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
