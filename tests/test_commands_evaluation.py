@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from runs import config, tiny
-from typer.testing import CliRunner
+from shell import TRUST, Flat, alone, run, saved
 
 import nearfar as nf
-from nearfar.cli import app
 from nearfar.evaluation import Index, Vectors
 from nearfar.train import fit
-
-COMMAND = str(Path(sys.executable).parent / "nearfar")
-
-
-def run(folder: Path, *words: object, code: int = 0) -> str:
-    """What the command prints; on an error its one sentence."""
-    with contextlib.chdir(folder):
-        shown = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "160"}, catch_exceptions=False)
-    return checked(shown.exit_code, shown.stdout, shown.stdout + shown.stderr if code else shown.stderr, code)
-
-
-def alone(folder: Path, *words: object, code: int = 0) -> str:
-    """The same in a process of its own, as a user runs it: what libraries write past Python's streams shows, too."""
-    wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "160", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    told = {"cwd": folder, "capture_output": True, "text": True, "env": wide, "timeout": 300}
-    shown = subprocess.run([COMMAND, *map(str, words)], **told)
-    return checked(shown.returncode, shown.stdout, shown.stderr, code)
-
-
-def checked(came: int, stdout: str, stderr: str, code: int) -> str:
-    assert came == code, stdout + stderr
-    if code:
-        assert "Traceback" not in stderr
-        assert len(stderr.strip().splitlines()) == 1, stderr
-        return stderr.strip()
-    assert not stderr, stderr
-    return stdout
 
 
 def blobs(noise=1.0, seed=0, classes=30, each=6):
@@ -143,28 +111,6 @@ def test_compare_refuses_other_samples(tmp_path):
     assert "recall@K" in run(tmp_path, "compare", "a.npz", "a.npz", "--score", "recal", code=1)
 
 
-class Flat(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = torch.nn.Linear(width, 6)
-
-    def forward(self, x):
-        return self.linear(x.flatten(1))
-
-
-def saved(model, example, path):
-    """The same model as ONNX, torch.export or TorchScript."""
-    if path.suffix == ".onnx":
-        pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
-        nf.evaluation.export_onnx(model, example, path)
-    elif path.suffix == ".pt2":
-        shapes = ({0: torch.export.Dim("batch")},)
-        torch.export.save(torch.export.export(model.eval(), (example,), dynamic_shapes=shapes), path)
-    else:
-        torch.jit.save(torch.jit.trace(model, example), str(path))
-
-
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".pt"])
 @pytest.mark.filterwarnings("ignore")  # of torch's own exporters
 def test_embed_an_npz_with_every_kind_of_model(tmp_path, suffix):
@@ -172,7 +118,7 @@ def test_embed_an_npz_with_every_kind_of_model(tmp_path, suffix):
     saved(model, torch.randn(5, 3, 4), tmp_path / f"model{suffix}")
     x = np.random.default_rng(0).standard_normal((700, 3, 4))
     np.savez(tmp_path / "d.npz", x=x, y=np.arange(700) % 9, name=np.array([f"n{i}" for i in range(700)]))
-    shown = run(tmp_path, "embed", f"model{suffix}", "d.npz", "-o", "out/v.npz", "--batch-size", 16)
+    shown = run(tmp_path, "embed", f"model{suffix}", TRUST, "d.npz", "-o", "out/v.npz", "--batch-size", 16)
     assert "700 vectors of width 6" in shown
     found = Vectors.load(tmp_path / "out" / "v.npz")
     with torch.no_grad():
@@ -186,7 +132,7 @@ def test_embed_an_npz_with_every_kind_of_model(tmp_path, suffix):
 @pytest.mark.filterwarnings("ignore")
 def test_embed_glyphs_then_evaluate_index_and_search(tmp_path):
     saved(Flat(32 * 32), torch.randn(2, 1, 32, 32), tmp_path / "m.pt2")
-    shown = run(tmp_path, "embed", "m.pt2", "glyphs:test", "-o", "v.npz")
+    shown = run(tmp_path, "embed", "m.pt2", TRUST, "glyphs:test", "-o", "v.npz")
     assert "6,808 vectors of width 6" in shown
     found = Vectors.load(tmp_path / "v.npz")
     assert found.images.shape == (6808, 32, 32)
@@ -214,15 +160,15 @@ def test_embed_a_folder_of_images(tmp_path):
             picture.save(tmp_path / "birds" / label / f"{i}.png")
     (tmp_path / "birds" / "auk" / "notes.txt").write_text("no image")
     saved(Flat(3 * 8 * 8), torch.randn(2, 3, 8, 8), tmp_path / "m.pt2")
-    run(tmp_path, "embed", "m.pt2", "birds", "-o", "v.npz", "--size", 8, "--thumbnails", 5)
+    run(tmp_path, "embed", "m.pt2", TRUST, "birds", "-o", "v.npz", "--size", 8, "--thumbnails", 5)
     found = Vectors.load(tmp_path / "v.npz")
     assert found.name == ("auk/0.png", "auk/1.png", "auk/2.png", "wren/0.png", "wren/1.png", "wren/2.png")
     assert found.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.images.shape == (6, 5, 5, 3)
-    run(tmp_path, "embed", "m.pt2", "birds", "-o", "w.npz", "--size", 8, "--imagenet")
+    run(tmp_path, "embed", "m.pt2", TRUST, "birds", "-o", "w.npz", "--size", 8, "--imagenet")
     assert not torch.equal(Vectors.load(tmp_path / "w.npz").x, found.x)
     (tmp_path / "birds" / "auk" / "9.png").write_text("broken")
-    assert "9.png cannot be read" in run(tmp_path, "embed", "m.pt2", "birds", "-o", "v.npz", "--size", 8, code=1)
+    assert "9.png cannot be read" in run(tmp_path, "embed", "m.pt2", TRUST, "birds", "-o", "v.npz", "--size", 8, code=1)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -231,7 +177,7 @@ def test_export_writes_what_gives_the_same_vectors(tmp_path):
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     model = Flat(12)
     saved(model, torch.randn(5, 3, 4), tmp_path / "m.pt2")
-    shown = run(tmp_path, "export", "m.pt2", "-o", "out/m.onnx")
+    shown = run(tmp_path, "export", "m.pt2", TRUST, "-o", "out/m.onnx")
     assert re.search(r"out/m\.onnx: onnxruntime agrees within \d", shown)
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "m.onnx"), providers=["CPUExecutionProvider"])
     x = torch.randn(9, 3, 4)
@@ -239,8 +185,8 @@ def test_export_writes_what_gives_the_same_vectors(tmp_path):
         wanted = model(x).numpy()
     np.testing.assert_allclose(session.run(None, {"input": x.numpy()})[0], wanted, atol=1e-5)
     assert "cannot be exported again" in run(tmp_path, "export", "out/m.onnx", "-o", "n.onnx", code=1)
-    assert "whole numbers" in run(tmp_path, "export", "m.pt2", "-o", "n.onnx", "--shape", "3,x", code=1)
-    assert "itself fails" in run(tmp_path, "export", "m.pt2", "-o", "n.onnx", "--shape", "5,5", code=1)
+    assert "whole numbers" in run(tmp_path, "export", "m.pt2", TRUST, "-o", "n.onnx", "--shape", "3,x", code=1)
+    assert "itself fails" in run(tmp_path, "export", "m.pt2", TRUST, "-o", "n.onnx", "--shape", "5,5", code=1)
     assert not (tmp_path / "n.onnx").exists()
 
 
@@ -347,10 +293,10 @@ def test_embed_refuses_what_does_not_fit(tmp_path):
     Vectors(torch.ones(4, 5)).save(tmp_path / "d.npz")
     np.savez(tmp_path / "short.npz", x=np.ones((4, 3, 4)), y=np.arange(3))
     np.savez(tmp_path / "none.npz", z=np.ones(3))
-    shown = run(tmp_path, "embed", "m.pt2", "d.npz", "-o", "o.npz", code=1)
+    shown = run(tmp_path, "embed", "m.pt2", TRUST, "d.npz", "-o", "o.npz", code=1)
     assert "cannot take a batch of shape [4, 5]" in shown
-    assert "one entry per sample" in run(tmp_path, "embed", "m.pt2", "short.npz", "-o", "o.npz", code=1)
-    assert "must hold the key x" in run(tmp_path, "embed", "m.pt2", "none.npz", "-o", "o.npz", code=1)
+    assert "one entry per sample" in run(tmp_path, "embed", "m.pt2", TRUST, "short.npz", "-o", "o.npz", code=1)
+    assert "must hold the key x" in run(tmp_path, "embed", "m.pt2", TRUST, "none.npz", "-o", "o.npz", code=1)
     for data in ("glyph:test", "glyphs:all", "nowhere"):
-        assert "not" in run(tmp_path, "embed", "m.pt2", data, "-o", "o.npz", code=1)
+        assert "not" in run(tmp_path, "embed", "m.pt2", TRUST, data, "-o", "o.npz", code=1)
     assert not (tmp_path / "o.npz").exists()

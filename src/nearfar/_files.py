@@ -41,6 +41,7 @@ LIMIT = "NEARFAR_UNPACK_LIMIT"
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`; it takes the name when the block ends, and is removed when the block fails."""
+    path = plain_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
@@ -50,6 +51,19 @@ def whole(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def plain_target(path: Path) -> Path:
+    """Where a file of this name is written: a link stays and the file it points to is replaced.
+
+    Raises:
+        FileExistsError: something stands there that is no plain file (a folder, a device), which is never replaced.
+    """
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        what = "a folder" if target.is_dir() else "no plain file"
+        raise FileExistsError(f"{path} is {what}, which is never replaced; name a file.")
+    return target
 
 
 @contextmanager

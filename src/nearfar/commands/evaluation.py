@@ -9,12 +9,12 @@ import typer
 
 from nearfar._checks import check_choice
 from nearfar.commands import search
-from nearfar.commands.shared import labelled, one_sentence, save_json, waiting
+from nearfar.commands.shared import Extra, labelled, one_only, one_sentence, save_json, waiting
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nearfar.evaluation import Comparison, Evaluation
+    from nearfar.evaluation import Comparison, Evaluation, Vectors
 
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
@@ -27,6 +27,7 @@ Seed = Annotated[int, typer.Option(help="Of the bootstrap and of k-means.")]
 
 def evaluate(
     vectors: Source,
+    more: Extra = None,
     k: Annotated[
         list[int] | None, typer.Option("-k", help="Which recall@K; may be given several times. Else 1, 2, 4, 8.")
     ] = None,
@@ -49,8 +50,9 @@ def evaluate(
 
         from nearfar.evaluation import evaluate as judge
 
+        one_only("VECTORS", vectors, more)
         queries = labelled(vectors)
-        found_in = None if gallery is None else labelled(gallery)
+        found_in = None if gallery is None else in_terms_of(queries, labelled(gallery), str(vectors), str(gallery))
         options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
         with waiting(f"evaluating {len(queries):,} vectors") as watch:
             found = judge(
@@ -65,10 +67,10 @@ def evaluate(
             )
         if json is not None:
             about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
-            save_json(json, about | found.to_dict())
+            save_json(json, about | with_names(found.to_dict(), queries.class_names()))
         console = Console()
         console.print(score_table(found, str(vectors)))
-        console.print(class_table(found))
+        console.print(class_table(found, queries.class_names()))
         console.print(left_out(found), highlight=False)
 
 
@@ -99,16 +101,41 @@ def score_table(found: Evaluation, title: str) -> Table:
     return table
 
 
-def class_table(found: Evaluation) -> Table:
-    """The ten classes that fare worst."""
+def in_terms_of(queries: Vectors, gallery: Vectors, first: str, second: str) -> Vectors:
+    """A gallery of the same network; where both sides name their classes, a class is what bears its name."""
+    from nearfar.evaluation import Vectors
+    from nearfar.evaluation.fingerprint import check_same_network
+
+    check_same_network("evaluate", (first, queries.fingerprint), (second, gallery.fingerprint))
+    ours, theirs = queries.class_names(), gallery.class_names()
+    number = {name: label for label, name in ours.items()}
+    if not theirs or len(number) < max(1, len(ours)) or gallery.y is None or queries.y is None:
+        return gallery
+    after = int(queries.y.max()) + 1
+    for name in theirs.values():
+        number.setdefault(name, after + len(number))
+    return Vectors(gallery.x, [number[theirs[label]] for label in gallery.y.tolist()])  # type: ignore[arg-type]
+
+
+def with_names(record: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
+    """The record of an evaluation, each class with its name where it has one."""
+    for row in record["per_class"]:
+        if row["label"] in names:
+            row["name"] = names[row["label"]]
+    return record
+
+
+def class_table(found: Evaluation, names: dict[int, str]) -> Table:
+    """The ten classes that fare worst, by name where they have one."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"The worst {len(found.worst)} of {found.classes:,} classes", title_justify="left")
     for column in ("class", "queries", "recall@1 %", "R-precision %", "MAP@R %"):
         table.add_column(column, justify="right")
     for row in found.worst:
         shares = (f"{100 * share:.1f}" for share in (row.recall_at_1, row.r_precision, row.map_at_r))
-        table.add_row(str(row.label), str(row.queries), *shares)
+        table.add_row(Text(names.get(row.label, str(row.label))), str(row.queries), *shares)
     return table
 
 

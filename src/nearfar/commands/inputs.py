@@ -1,32 +1,24 @@
-"""What `nearfar embed` and `export` take: a model of a run or a file; samples from glyphs, an .npz, or images."""
+"""What `nearfar embed` takes: samples from glyphs, an .npz, or a folder of pictures with or without class folders."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nearfar.evaluation.export import first_cause, quiet
+from nearfar.data.samples import numbered
 
 if TYPE_CHECKING:
-    from nearfar.data.pictures import Pictures
     from nearfar.data.samples import Transform
 
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-_ONNX_TYPES = {
-    "tensor(float)": torch.float32,
-    "tensor(float16)": torch.float16,
-    "tensor(double)": torch.float64,
-    "tensor(uint8)": torch.uint8,
-    "tensor(int64)": torch.int64,
-}
+SIZE = 224
+"""Pixels a side of pictures, where neither the network's file nor the user says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +30,9 @@ class Samples:
         raw: the same as data sets give them: pictures, or tensors as they are stored.
         y: classes [n], or None.
         name: one word a sample, or None.
+        classes: the name of each class, or None.
         images: thumbnails [n, h, w] or [n, h, w, 3], or None.
-        digest: equal for equal samples.
+        digest: equal for equal samples; of pictures only their names and order count, see `Transformed.digest`.
     """
 
     data: Any
@@ -48,6 +41,7 @@ class Samples:
     name: tuple[str, ...] | None
     images: Tensor | None
     digest: str
+    classes: tuple[str, ...] | None = None
 
     def ready(self, transform: Transform | None) -> Any:
         """What goes into a model."""
@@ -66,125 +60,55 @@ class Transformed:
     def __getitem__(self, row: int) -> Tensor:
         return self.transform(self.raw[row], np.random.default_rng(0))
 
+    def digest(self, rows: range) -> str:
+        """Of the bytes of some picture files: read again rather than decoded; empty of samples in memory."""
+        if isinstance(self.raw, Tensor):
+            return ""
+        found = hashlib.sha256()
+        for row in rows:
+            content = self.raw.paths[row].read_bytes()
+            found.update(f"{len(content)} ".encode() + content)
+        return found.hexdigest()
 
-@dataclass(frozen=True, eq=False)
-class Model:
-    """What turns a batch [b, ...] into vectors [b, d].
 
-    Attributes:
-        run: takes a batch, gives vectors.
-        digest: tells the model from others.
-        module: the same as a module, for export; None where there is none (ONNX, TorchScript).
-        example: a batch that fits, or None where the file holds none.
-        transform: of a run: what turns a raw sample into the network's input; None where samples go in as they are.
+@dataclass(frozen=True)
+class Assumed:
+    """What is done to a picture for a network that does not say: the short side scaled, the middle cut out.
+
+    Args:
+        size: pixels a side.
+        imagenet: shift and scale by ImageNet's mean and deviation.
+        pixels: leave it in 0..255 as uint8, which is what the network takes; otherwise it comes to 0..1.
     """
 
-    run: Callable[[Tensor], Any]
-    digest: str
-    module: nn.Module | None = None
-    example: Tensor | None = None
-    transform: Transform | None = None
+    size: int
+    imagenet: bool = False
+    pixels: bool = False
+
+    def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
+        """One picture: [3, size, size]."""
+        x = torch.from_numpy(square(picture, self.size)).permute(2, 0, 1)
+        if self.pixels:
+            return x
+        x = x.float() / 255
+        if self.imagenet:
+            mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+            x = (x - mean[:, None, None]) / std[:, None, None]
+        return x
+
+    def __str__(self) -> str:
+        values = "0..255" if self.pixels else "0..1"
+        more = ", then shifted and scaled by ImageNet's mean" if self.imagenet else ""
+        return f"3 x {self.size} x {self.size}, the middle cut out, in {values}{more}"
 
 
-def load_model(path: Path) -> Model:
-    """The model of a run folder, an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2)."""
-    if path.is_dir():
-        return _run(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no model {path}; name a run folder or an .onnx, .pt or .pt2 file.")
-    if path.suffix not in READERS:
-        raise ValueError(f"{path} must end in .onnx, .pt (TorchScript) or .pt2 (torch.export).")
-    return READERS[path.suffix](path, hashlib.sha256(path.read_bytes()).hexdigest())
-
-
-def _run(folder: Path) -> Model:
-    """The network of a run with its best weights, and the transform that its samples go through."""
-    from nearfar.train import open_run
-
-    run, best = open_run(folder), folder / "checkpoints" / "best.pt"
-    digest = hashlib.sha256((folder / "config.yaml").read_bytes() + best.read_bytes()).hexdigest()
-    example = torch.rand(2, *run.shape)
-    return Model(_careful(folder, run.model), digest, run.model, example, run.transform)
-
-
-def _exported(path: Path, digest: str) -> Model:
-    with _reading(path, "torch.export"):
-        program = torch.export.load(path)
-        module: Any = program.module()
-    module.train = module.eval = lambda mode=True: module  # the mode is fixed; torch would raise where it is asked for
-    inputs: Any = program.example_inputs  # (positional, by name), or None
-    example: Any = inputs[0] if inputs else ()
-    fits = example[0] if len(example) == 1 and isinstance(example[0], Tensor) else None
-    return Model(_careful(path, lambda batch: module(batch)), digest, module, fits)
-
-
-def _script(path: Path, digest: str) -> Model:
-    with _reading(path, "TorchScript"):
-        module = torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
-    return Model(_careful(path, lambda batch: module(batch)), digest)
-
-
-def _onnx(path: Path, digest: str) -> Model:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ImportError('reading .onnx needs onnxruntime; run pip install "nearfar[onnx]".') from None
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    with _reading(path, "ONNX"):
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    feed, out = session.get_inputs()[0], session.get_outputs()[0].name
-    kind = _ONNX_TYPES.get(feed.type, torch.float32)
-    return Model(
-        _careful(path, lambda batch: session.run([out], {feed.name: batch.to(kind).numpy()})[0]),
-        digest,
-    )
-
-
-READERS: dict[str, Callable[[Path, str], Model]] = {
-    ".onnx": _onnx,
-    ".pt": _script,
-    ".pth": _script,
-    ".ts": _script,
-    ".pt2": _exported,
-}
-
-
-@contextmanager
-def _reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever a runtime says of a file it cannot read into one sentence; they share no error."""
-    try:
-        with quiet():
-            yield
-    except Exception as error:
-        raise ValueError(
-            f"{path} is not a file of {kind} that can be run here ({type(error).__name__}); plain state dicts hold no "
-            "model, so export one with export_onnx or torch.export.save."
-        ) from None
-
-
-def _careful(path: Path, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """The model, with one sentence for a batch that does not fit; the runtimes share no error."""
-
-    def careful(batch: Tensor) -> Any:
-        try:
-            return run(batch)
-        except Exception as error:
-            raise ValueError(
-                f"{path} cannot take a batch of shape {list(batch.shape)} ({first_cause(error)}); "
-                "look at the shape of the samples."
-            ) from None
-
-    return careful
-
-
-def read_samples(source: str, *, size: int, imagenet: bool, thumbnails: int) -> Samples:
-    """Samples from "glyphs:train", "glyphs:test", an .npz file with x, or a folder with a subfolder a class."""
+def read_samples(source: str, *, assumed: Assumed, thumbnails: int) -> Samples:
+    """Samples from "glyphs:train", "glyphs:test", an .npz file with x, or a folder of pictures."""
     if source.startswith("glyphs"):
         return _glyphs(source)
     path = Path(source)
     if path.is_dir():
-        return _folder(path, size, imagenet, thumbnails)
+        return _folder(path, assumed, thumbnails)
     if path.suffix == ".npz":
         return _npz(path)
     raise ValueError(f'DATA must be "glyphs:train", "glyphs:test", an .npz file or a folder of images, not {source!r}.')
@@ -205,6 +129,7 @@ def _glyphs(source: str) -> Samples:
         name=tuple(f"{split.names[label]} / {data.faces[face]}" for label, face in names),
         images=split.images,
         digest=hashlib.sha256(split.images.numpy().tobytes()).hexdigest(),
+        classes=tuple(split.names),
     )
 
 
@@ -215,29 +140,24 @@ def _npz(path: Path) -> Samples:
     if "x" not in arrays:
         raise ValueError(f"{path} must hold the key x, the samples [n, ...], but holds {', '.join(arrays)}.")
     x = arrays["x"]
+    if x.dtype.kind not in "biuf" or not x.ndim:
+        raise ValueError(f"{path}: x must hold numbers [n, ...], but came as {x.dtype} of shape {list(x.shape)}.")
     for key in ("y", "name"):
-        if key in arrays and len(arrays[key]) != len(x):
-            raise ValueError(f"{path}: {key} must have one entry per sample, but {len(arrays[key])} for {len(x)} came.")
-    name = tuple(str(word) for word in arrays["name"]) if "name" in arrays else None
+        if key in arrays and arrays[key].shape[:1] != x.shape[:1]:
+            came = f"{key} of shape {list(arrays[key].shape)} for {len(x)} samples"
+            raise ValueError(f"{path}: {key} must have one entry per sample, but {came} came.")
+    name, classes = (_words(arrays.get(key)) for key in ("name", "classes"))
+    y = arrays.get("y")
+    if y is not None and y.dtype.kind in "US":
+        y, classes = numbered(_words(y) or ())
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(x), arrays.get("y"), name, None, digest)
+    return Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(x), y, name, None, digest, classes)
 
 
-class Fitted:
-    """Pictures as [3, size, size] in 0..1, the short side scaled, the middle cut out."""
-
-    def __init__(self, pictures: Pictures, size: int, imagenet: bool) -> None:
-        self.pictures, self.size, self.imagenet = pictures, size, imagenet
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, row: int) -> Tensor:
-        x = torch.from_numpy(square(self.pictures[row], self.size)).permute(2, 0, 1).float() / 255
-        if self.imagenet:
-            mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-            x = (x - mean[:, None, None]) / std[:, None, None]
-        return x
+def _words(array: np.ndarray | None) -> tuple[str, ...] | None:
+    if array is None:
+        return None
+    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in array.tolist())
 
 
 def square(picture: Any, size: int) -> np.ndarray:
@@ -247,24 +167,43 @@ def square(picture: Any, size: int) -> np.ndarray:
     return np.array(ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC), dtype=np.uint8)
 
 
-def _folder(folder: Path, size: int, imagenet: bool, thumbnails: int) -> Samples:
-    """A subfolder a class, in the order of their names."""
+def _folder(folder: Path, assumed: Assumed, thumbnails: int) -> Samples:
+    """Pictures in the order of their names: a subfolder a class, or all beside each other and of no class."""
     from nearfar.data.pictures import Pictures
 
-    files = [
-        file
-        for home in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        for file in sorted(home.rglob("*"))
-        if file.suffix.lower() in PICTURES
-    ]
-    if not files:
-        raise ValueError(f"{folder} holds no images in subfolders; a class is a subfolder with its images.")
+    files = _files(folder)
     names = tuple(file.relative_to(folder).as_posix() for file in files)
-    y = np.unique([name.split("/")[0] for name in names], return_inverse=True)[1].astype(np.int64)
-    pictures = Pictures(files, y, names)
-    about = f"{size} {imagenet} " + " ".join(f"{n}:{f.stat().st_size}" for n, f in zip(names, files, strict=True))
+    flat = files[0].parent == folder
+    y, classes = numbered(["" if flat else name.split("/")[0] for name in names])
+    pictures = Pictures(files, y, names, classes)
     images = None
     if thumbnails:
         images = torch.from_numpy(np.stack([square(pictures[row], thumbnails) for row in range(len(pictures))]))
-    digest = hashlib.sha256(about.encode()).hexdigest()
-    return Samples(Fitted(pictures, size, imagenet), pictures, y, names, images, digest)
+    digest = hashlib.sha256(repr((assumed, names)).encode()).hexdigest()
+    labels = (None, None) if flat else (y, classes)
+    return Samples(Transformed(pictures, assumed), pictures, labels[0], names, images, digest, labels[1])
+
+
+def _files(folder: Path) -> list[Path]:
+    """Every picture in class folders, or, where there are none, in the folder itself."""
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    homes = [path for path in entries if path.is_dir()]
+    if {home.name for home in homes} == {"train", "test"} and any(path.is_dir() for path in homes[0].iterdir()):
+        raise ValueError(
+            f"{folder} holds the folders train and test, which are no classes; name one of them, such as "
+            f"{folder / 'test'}."
+        )
+    loose = [path for path in entries if _is_picture(path)]
+    inside = [file for home in homes for file in sorted(home.rglob("*")) if _is_picture(file)]
+    if loose and inside:
+        raise ValueError(
+            f"{folder} holds {len(loose)} images of its own ({loose[0].name} is the first) beside {len(inside)} in "
+            "class folders; move them apart, so that it is clear which have a class."
+        )
+    if not loose and not inside:
+        raise ValueError(f"{folder} holds no images ({', '.join(sorted(PICTURES))}), nor do its folders.")
+    return loose or inside
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in PICTURES and not path.name.startswith(".") and path.is_file()

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearfar.commands.shared import one_sentence, save_json, waiting
+from nearfar._files import plain_target
+from nearfar.commands.shared import Extra, one_only, one_sentence, save_json, waiting
 
 if TYPE_CHECKING:
     from nearfar.evaluation import Index, Neighbours, Vectors
 
 SHOWN = 10
 """Queries whose neighbours are printed."""
+NAMED = 3
+"""Classes that are named in one line."""
 JUDGED = 1000
 """Queries on which an approximate index is measured at most."""
+
+
+Trust = Annotated[
+    bool, typer.Option("--trust-model", help="Read a .pt or .pt2 file, which can run code of whoever wrote it.")
+]
 
 
 def embed(
@@ -31,42 +39,75 @@ def embed(
         str,
         typer.Argument(
             metavar="DATA",
-            help="glyphs:train, glyphs:test, an .npz with x (y, name), or a folder of images with a subfolder a class.",
+            help="glyphs:train, glyphs:test, an .npz with x (y, name), or a folder of images, flat or with a subfolder "
+            "a class.",
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the vectors go.")],
+    more: Extra = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
-    size: Annotated[int, typer.Option(min=1, help="Side of the images of a folder, in pixels.")] = 224,
-    imagenet: Annotated[bool, typer.Option("--imagenet", help="Shift and scale images by ImageNet's mean.")] = False,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Side of the images of a folder, in pixels, where the model does not say; else 224."),
+    ] = None,
+    imagenet: Annotated[
+        bool, typer.Option("--imagenet", help="Shift and scale images by ImageNet's mean, where the model does not.")
+    ] = False,
     thumbnails: Annotated[int, typer.Option(min=0, help="Keep thumbnails of this side; 0 for none.")] = 0,
+    trust_model: Trust = False,
 ) -> None:
     """Turn samples into vectors, in order.
 
     If it is killed, the same command goes on where it stood.
 
-    The network of a run gets its samples as in training. A model from a file gets glyphs as 1 x 32 x 32 and images as
-    3 x size x size, both in 0..1, and an .npz as its x in float32.
+    The network of a run, and one that `nearfar export` wrote, get their samples as in training. Another model gets
+    glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
     """
     with one_sentence("embed"):
         from torch import Tensor
 
-        from nearfar.commands.inputs import load_model, read_samples
+        from nearfar.commands.inputs import read_samples
+        from nearfar.commands.networks import load_model
         from nearfar.evaluation import Vectors
         from nearfar.evaluation import embed as run
 
-        network = load_model(model)
+        one_only("DATA", data, more)
+        plain_target(output)
+        network = load_model(model, trust_model=trust_model)
+        assumed = network.assumed(size, imagenet)
         with waiting(f"reading {data}"):
-            samples = read_samples(data, size=size, imagenet=imagenet, thumbnails=thumbnails)
+            samples = read_samples(data, assumed=assumed, thumbnails=thumbnails)
         key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
         parts = output.with_name(f".{output.name}.{key}.parts")
         x = run(network.run, samples.ready(network.transform), batch_size=batch_size, resume=parts)
         assert isinstance(x, Tensor)  # noqa: S101 - labels are kept beside the samples, not in them
-        fields: dict[str, Any] = {"y": samples.y, "name": samples.name, "images": samples.images}
-        found = Vectors(x, **fields)
+        pictures = Path(data).is_dir()
+        fields: dict[str, Any] = {key: getattr(samples, key) for key in ("y", "name", "images", "classes")}
+        found = Vectors(x, **fields, fingerprint=network.mark(assumed if pictures else None))
         found.save(output)
-        for rest in output.parent.glob(f".{output.name}.*.parts"):
-            shutil.rmtree(rest, ignore_errors=True)
-        typer.echo(f"{output}: {len(found):,} vectors of width {x.shape[1]}")
+        clear_parts(output)
+        typer.echo(f"{output}: {len(found):,} vectors of width {x.shape[1]}{of_classes(found)}")
+        if pictures and network.transform is None:
+            typer.echo(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
+
+
+def of_classes(found: Vectors) -> str:
+    """How many classes, and what the first are called."""
+    if found.y is None:
+        return ", without classes"
+    count, names = len(set(found.y.tolist())), list(found.class_names().values())
+    shown = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    return f", {count:,} {'class' if count == 1 else 'classes'}{f' ({shown})' if names else ''}"
+
+
+def clear_parts(output: Path) -> None:
+    """Remove the chunks that `embed` kept for this output, of this and of former attempts, and nothing else."""
+    from nearfar.evaluation.embed import clear
+
+    for folder in output.parent.iterdir():
+        key = folder.name.removeprefix(f".{output.name}.").removesuffix(".parts")
+        if folder.name == f".{output.name}.{key}.parts" and re.fullmatch("[0-9a-f]{16}", key) and folder.is_dir():
+            clear(folder)
 
 
 def index(
@@ -81,6 +122,7 @@ def index(
     with one_sentence("index"):
         from nearfar.evaluation import Index, Vectors
 
+        plain_target(output)
         found = Vectors.load(vectors)
         options: dict[str, Any] = {"similarity": similarity, "kind": kind, "cells": cells, "probes": probes}
         with waiting(f"indexing {len(found):,} vectors"):
@@ -161,25 +203,31 @@ def export(
         float, typer.Option(min=0, help="Largest difference allowed, as a share of the largest entry.")
     ] = 1e-4,
     seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
+    trust_model: Trust = False,
 ) -> None:
     """Write a model as ONNX, once onnxruntime has given the same vectors on fresh random batches.
 
     The batch dimension is left free. If the vectors differ, no file is written.
+
+    Of a run the mean and deviation go into the graph, which takes photographs as uint8 in 0..255; size and crop go into
+    the metadata, where `nearfar embed` finds them.
     """
     with one_sentence("export"):
         import torch
 
-        from nearfar.commands.inputs import load_model
+        from nearfar.commands.networks import load_model
         from nearfar.evaluation import export_onnx
 
-        network = load_model(model)
+        plain_target(output)
+        network = load_model(model, trust_model=trust_model)
         if network.module is None:
             raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
         example = network.example if shape is None else torch.randn(2, *sides(shape))
         if example is None:
             raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
         with waiting("exporting and comparing"):
-            written = export_onnx(network.module, example, output, tolerance=tolerance, seed=seed)
+            options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
+            written = export_onnx(network.module, example, output, **options)
         typer.echo(str(written))
 
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
+
+Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
+"""Words after the last argument, taken so that a command can say what it does with one of them."""
+
+
+def one_only(what: str, first: object, more: list[str] | None) -> None:
+    """Refuse a second folder or file where a command takes one."""
+    if more:
+        raise ValueError(f"one {what} is taken, but {' and '.join([str(first), *more])} came; run it once for each.")
 
 
 @contextmanager

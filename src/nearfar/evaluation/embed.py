@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._files import read_arrays, write_arrays, write_text
+from nearfar.evaluation.fingerprint import of_weights
 from nearfar.evaluation.vectors import Vectors
 
 CHUNK = 16
@@ -41,10 +42,12 @@ def embed(
         device: where to run; a module is moved there. None: where the module is, else the CPU.
         progress: show a bar, where the terminal is interactive.
         resume: a folder for finished chunks, one file each. A run that was killed goes on after the last of them and
-            gives the same bytes as one that was not. The folder is left in place.
+            gives the same bytes as one that was not. The folder is left in place. A chunk is taken up only if its
+            samples are still the same: those of a tensor or array by their bytes, those of a dataset by what its
+            method `digest(rows)` says of a range of rows; of a dataset without such a method only the length counts.
 
     Returns:
-        [n, d] on the CPU; `Vectors` with y (and name) where the dataset gives labels.
+        [n, d] on the CPU; `Vectors` with y (and name, and a module's fingerprint) where the dataset gives labels.
 
     >>> embed(torch.nn.Identity(), torch.eye(3), batch_size=2)[2]
     tensor([0., 0., 1.])
@@ -53,22 +56,37 @@ def embed(
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"embed: batch_size must be a whole number from 1 on, but came as {batch_size!r}.")
     place = _device(model, device)
-    store = None if resume is None else _Store(Path(resume), rows, batch_size, _fingerprint(model))
+    weights = of_weights(model) if isinstance(model, nn.Module) else None
+    store = None if resume is None else _Store(Path(resume), rows, batch_size, weights)
     step = CHUNK * batch_size
     parts: list[Part] = []
     with evaluating(model, place), _bar(rows, shown=progress) as tell:
         for number, start in enumerate(range(0, rows, step)):
-            part = None if store is None else store.read(number, min(step, rows - start))
+            chosen = range(start, min(start + step, rows))
+            # before the samples are read for the network: one that changes in between then counts as changed
+            digest = "" if store is None else _digest(data, chosen)
+            part = None if store is None else store.read(number, len(chosen), digest)
             if part is None:
-                part = _chunk(model, data, range(start, min(start + step, rows)), batch_size, place, tell)
+                part = _chunk(model, data, chosen, batch_size, place, tell)
                 if store is not None:
-                    store.write(number, part)
+                    store.write(number, part, digest)
             else:
-                tell(len(part["x"]))
+                tell(len(chosen))
             parts.append(part)
-    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    whole: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     x = torch.from_numpy(whole["x"])
-    return x if "y" not in whole else Vectors(x, whole["y"], whole.get("name"))  # type: ignore[arg-type]
+    return x if "y" not in whole else Vectors(x, whole["y"], whole.get("name"), fingerprint=weights or None)
+
+
+def _digest(data: Any, rows: range) -> str:
+    """Of the contents of some samples; empty where the data cannot tell without running everything behind them."""
+    if isinstance(data, Tensor | np.ndarray):
+        samples = data[rows.start : rows.stop]
+        if isinstance(samples, Tensor):
+            samples = samples.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return hashlib.sha256(np.ascontiguousarray(samples).tobytes()).hexdigest()
+    told = getattr(data, "digest", None)
+    return str(told(rows)) if callable(told) else ""
 
 
 def _chunk(
@@ -183,16 +201,12 @@ def _bar(rows: int, *, shown: bool) -> Iterator[Tell]:
         yield lambda count: progress.advance(task, count)
 
 
-def _fingerprint(model: object) -> str | None:
-    """Of a module's weights: chunks of two models must not meet in one result."""
-    if not isinstance(model, nn.Module):
-        return None
-    digest = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def clear(folder: Path) -> None:
+    """Remove the chunks of a resumable run, and their folder unless it holds something else."""
+    for file in (folder / "plan.json", *folder.glob("chunk-[0-9]*.npz")):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 class _Store:
@@ -203,7 +217,8 @@ class _Store:
         plan = {"samples": rows, "batch_size": batch_size, "weights": weights}
         path = folder / "plan.json"
         try:
-            before = json.loads(path.read_text())
+            before = json.loads(path.read_text(encoding="utf-8"))
+            before = before if isinstance(before, dict) else None
         except FileNotFoundError:
             write_text(path, json.dumps(plan))
             return
@@ -218,16 +233,18 @@ class _Store:
     def _path(self, number: int) -> Path:
         return self.folder / f"chunk-{number:06d}.npz"
 
-    def read(self, number: int, rows: int) -> Part | None:
-        """A finished chunk; None if it is not there or not sound."""
+    def read(self, number: int, rows: int, digest: str) -> Part | None:
+        """A finished chunk; None if it is not there, not sound, or of samples that have changed since."""
         try:
             part = read_arrays("embed", self._path(number))
         except (FileNotFoundError, ValueError):
             return None
-        return part if "x" in part and all(len(column) == rows for column in part.values()) else None
+        if str(part.pop("digest", "")) != digest:
+            return None
+        return part if "x" in part and all(column.shape[:1] == (rows,) for column in part.values()) else None
 
-    def write(self, number: int, part: Part) -> None:
-        write_arrays(self._path(number), part)
+    def write(self, number: int, part: Part, digest: str) -> None:
+        write_arrays(self._path(number), {**part, "digest": np.array(digest)})
 
 
 def _told(plan: dict[str, Any] | None) -> str:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearfar._files import whole
+from nearfar.evaluation.fingerprint import of_weights
 
 TOLERANCE = 1e-4
 """Largest difference allowed, as a share of the largest entry of the vectors."""
+TRANSFORM, FINGERPRINT = "nearfar.transform", "nearfar.fingerprint"
+"""Keys of the metadata: what to do to a sample before it goes in, and which network this is."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,13 @@ class Exported:
 
 
 def export_onnx(
-    model: nn.Module, example: Tensor, path: str | os.PathLike[str], *, tolerance: float = TOLERANCE, seed: int = 0
+    model: nn.Module,
+    example: Tensor,
+    path: str | os.PathLike[str],
+    *,
+    transform: Any = None,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
 ) -> Exported:
     """Write a model as ONNX with a free batch dimension, after onnxruntime has agreed on fresh random batches.
 
@@ -58,6 +69,9 @@ def export_onnx(
         model: gives vectors [b, d] for a batch [b, ...]; exported in evaluation mode, left in the mode it came in.
         example: a batch [b, ...] of the right shape and type; b may be any.
         path: the file; it appears only if the check passes.
+        transform: what turns a sample into the model's input, one of `nearfar.data.transforms` for evaluation. Its mean
+            and deviation go into the graph, which then takes pixels (uint8, 0..255) if it is for photographs; size and
+            crop go into the metadata, where `nearfar embed` finds them.
         tolerance: see `TOLERANCE`.
         seed: of the random batches.
 
@@ -68,17 +82,42 @@ def export_onnx(
     _needed()
     if not isinstance(example, Tensor) or example.ndim < 1 or not len(example):
         raise ValueError("export_onnx: example must be a batch [b, ...] of one sample or more.")
+    graph, example, about = _with_preprocessing(model, example, transform)
     modes = [(part, part.training) for part in model.modules()]
-    model.eval()
+    graph.eval()
     try:
-        trials = _trials(model, example, seed)
+        trials = _trials(graph, example, seed)
         with whole(Path(path)) as temporary:
-            _write(model, example, temporary)
+            _write(graph, example, temporary)
+            _describe(temporary, about)
             difference, feed, out = _compare(trials, temporary, tolerance)
     finally:
         for part, training in modes:
             part.training = training
     return Exported(Path(path), difference, tolerance, tuple(len(batch) for batch, _ in trials), feed, out)
+
+
+def _with_preprocessing(model: nn.Module, example: Tensor, transform: Any) -> tuple[nn.Module, Tensor, dict[str, str]]:
+    """The graph to write, a batch that it takes, and what its metadata say."""
+    if transform is None:
+        return model, example, {FINGERPRINT: of_weights(model)}
+    from nearfar.evaluation.preprocessing import Graph, beside_graph, described, fingerprint_of
+
+    about = {
+        TRANSFORM: json.dumps(beside_graph(described(transform))),
+        FINGERPRINT: fingerprint_of(model, transform),
+    }
+    graph = Graph(model, transform)
+    return graph, graph.example(example), about
+
+
+def _describe(path: Path, about: Mapping[str, str]) -> None:
+    """Add metadata to an ONNX file."""
+    import onnx
+
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, dict(about))
+    onnx.save(model, path)
 
 
 def _needed() -> None:

@@ -6,10 +6,10 @@ much is lost.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_choice, check_embeddings
-from nearfar._files import read_arrays, write_arrays
+from nearfar._files import check_seal, read_arrays, write_arrays
 from nearfar.evaluation.faiss_backend import faiss
+from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.neighbours import Neighbours, neighbours
 from nearfar.evaluation.spaces import METRICS, Metric
 from nearfar.evaluation.vectors import Vectors
@@ -78,6 +79,11 @@ class Index:
     def __len__(self) -> int:
         return len(self.vectors)
 
+    @property
+    def inner(self) -> bool:
+        """Whether rows are compared by inner products: those of unit rows for the cosine."""
+        return self.similarity != "euclidean"
+
     def __repr__(self) -> str:
         return f"Index({len(self)} vectors of width {self.vectors.x.shape[1]}, {self.similarity}, {self.kind})"
 
@@ -87,6 +93,9 @@ class Index:
         An approximate index may come back with fewer: then places are -1 and scores -inf.
         """
         x = queries.x if isinstance(queries, Vectors) else queries
+        if isinstance(queries, Vectors):
+            sides = ("the index", self.vectors.fingerprint), ("the queries", queries.fingerprint)
+            check_same_network("Index", *sides)
         check_embeddings("Index", "queries", x)
         if x.shape[1] != self.vectors.x.shape[1]:
             raise ValueError(
@@ -97,6 +106,8 @@ class Index:
         if self._faiss is None:
             return neighbours(x, self.vectors.x, k=k, similarity=self.similarity)
         found, listed = self._faiss.search(self._ready(x), k)
+        if listed.max(initial=-1) >= len(self):
+            raise ValueError(f"Index: faiss found row {listed.max()} of {len(self)}; make the index again.")
         scores, places = torch.from_numpy(found), torch.from_numpy(listed)
         if self.similarity == "euclidean":
             scores = -scores.clamp_min(0).sqrt()
@@ -122,14 +133,10 @@ class Index:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the index to one file: complete, or not at all. Gives its path."""
         about = json.dumps({"similarity": self.similarity, "kind": self.kind})
-        arrays = {"about": np.array(about), "x": self.vectors.x.numpy()}
-        if self.vectors.y is not None:
-            arrays["y"] = self.vectors.y.numpy()
-        if self.vectors.name is not None:
-            arrays["name"] = np.array(self.vectors.name, dtype=np.str_)
+        arrays = {"about": np.array(about), **replace(self.vectors, images=None).to_arrays()}
         if self._faiss is not None:
             arrays["faiss"] = faiss("").serialize_index(self._faiss)
-        write_arrays(Path(path), {**arrays, "checksum": np.array(_checksum(arrays))})
+        write_arrays(Path(path), arrays)
         return Path(path)
 
     @classmethod
@@ -137,18 +144,17 @@ class Index:
         """Read an index that `save` wrote; a damaged file is an error."""
         place = Path(path)
         arrays = read_arrays("Index", place)
-        wanted = str(arrays.pop("checksum", ""))
         if not {"about", "x"} <= arrays.keys():
             raise ValueError(f"Index: {place} is not an index; make one with `nearfar index` or Index.save.")
-        if _checksum(arrays) != wanted:
-            raise ValueError(f"Index: {place} does not match its checksum; it is damaged, so write it again.")
-        about = json.loads(str(arrays["about"]))
+        check_seal("Index", place, needed=True)
         index = cls.__new__(cls)
-        fields: dict[str, Any] = {key: arrays[key] for key in ("x", "y", "name") if key in arrays}
-        index.vectors, index.similarity, index.kind = Vectors(**fields), about["similarity"], about["kind"]
+        index.vectors = Vectors.from_arrays(arrays, place)
+        index.similarity, index.kind = _described(str(arrays["about"]), place)
         index._faiss = None
-        if "faiss" in arrays:
-            index._faiss = faiss(_REBUILD).deserialize_index(arrays["faiss"])
+        if not len(index.vectors) or ("faiss" in arrays) != (index.kind != "exact"):
+            raise _wrong(place, f"a kind {index.kind!r} of {len(index.vectors)} vectors does not fit what it holds")
+        if index.kind != "exact":
+            index._faiss = _restored(arrays["faiss"], index, place)
         return index
 
     def _ready(self, x: Tensor) -> np.ndarray:
@@ -160,9 +166,9 @@ class Index:
         rows, width = self.vectors.x.shape
         # faiss wants 39 rows a cell to place its centres well, and says so on the error stream
         cells = max(1, min(rows, cells or min(round(4 * math.sqrt(rows)), rows // 39)))
-        inner = self.similarity != "euclidean"
-        coarse = module.IndexFlatIP(width) if inner else module.IndexFlatL2(width)
-        index = module.IndexIVFFlat(coarse, width, cells, module.METRIC_INNER_PRODUCT if inner else module.METRIC_L2)
+        coarse = module.IndexFlatIP(width) if self.inner else module.IndexFlatL2(width)
+        metric = module.METRIC_INNER_PRODUCT if self.inner else module.METRIC_L2
+        index = module.IndexIVFFlat(coarse, width, cells, metric)
         index.cp.min_points_per_centroid = 1
         index.cp.max_points_per_centroid = 64  # a quarter of faiss's own: built four times sooner, as good to search
         x = self._ready(self.vectors.x)
@@ -173,7 +179,7 @@ class Index:
 
     def _hnsw(self, links: int, effort: int) -> Any:
         module = faiss(_REBUILD)
-        metric = module.METRIC_INNER_PRODUCT if self.similarity == "cosine" else module.METRIC_L2
+        metric = module.METRIC_INNER_PRODUCT if self.inner else module.METRIC_L2
         index = module.IndexHNSWFlat(self.vectors.x.shape[1], links, metric)
         index.hnsw.efConstruction = 200
         index.hnsw.efSearch = effort
@@ -184,10 +190,38 @@ class Index:
 _REBUILD = 'choose kind="exact"'
 
 
-def _checksum(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+def _wrong(place: Path, why: str) -> ValueError:
+    return ValueError(f"Index: {place} is damaged or was made by hand ({why}); make it again with `nearfar index`.")
+
+
+def _described(text: str, place: Path) -> tuple[Metric, Kind]:
+    """Similarity and kind, from the description in a file."""
+    try:
+        about = json.loads(text)
+        similarity, kind = about["similarity"], about["kind"]
+        check_choice("Index", "similarity", similarity, METRICS)
+        check_choice("Index", "kind", kind, KINDS)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise _wrong(place, f"it describes itself as {text[:60]!r}") from None
+    return similarity, kind
+
+
+def _restored(blob: np.ndarray, index: Index, place: Path) -> Any:
+    """The part of a file that faiss wrote, checked to be of the rows, width and measure of the vectors beside it."""
+    module = faiss(_REBUILD)
+    if blob.dtype != np.uint8 or blob.ndim != 1:
+        raise _wrong(place, f"its faiss part is {blob.dtype} of shape {list(blob.shape)}")
+    try:
+        found = module.deserialize_index(blob)
+    except Exception as error:  # faiss has errors of its own, and MemoryError for a size that cannot be
+        raise _wrong(place, f"faiss cannot read its part: {type(error).__name__}") from None
+    rows, width = index.vectors.x.shape
+    inner = module.METRIC_INNER_PRODUCT if index.inner else module.METRIC_L2
+    expected = (module.IndexIVFFlat if index.kind == "ivf" else module.IndexHNSWFlat, rows, width, inner)
+    came = (type(found), found.ntotal, found.d, found.metric_type)
+    if came != expected:
+        raise _wrong(
+            place,
+            f"its faiss part is a {came[0].__name__} of {came[1]:,} rows of width {came[2]} for {rows:,} of {width}",
+        )
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nearfar._files import read_arrays, write_arrays
+from nearfar.evaluation.fingerprint import checked
 
 RUN_FILE = "embeddings.npz"
 
@@ -25,6 +27,9 @@ class Vectors:
         y: int64 [n], the classes, or None.
         name: n strings, one a sample, or None.
         images: uint8 [n, h, w] or [n, h, w, 3], thumbnails, or None.
+        classes: the name of each class, or None: of class 0, 1, ..., or, where there are as many names as classes in y,
+            of these in ascending order.
+        fingerprint: which network made them (`nearfar.evaluation.fingerprint`), or None where that is not known.
 
     >>> Vectors([[1.0, 0.0], [0.0, 1.0]], y=[3, 5])
     Vectors(2 vectors of width 2, with y)
@@ -34,9 +39,11 @@ class Vectors:
     y: Tensor | None = None
     name: tuple[str, ...] | None = None
     images: Tensor | None = None
+    classes: tuple[str, ...] | None = None
+    fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        for field, convert in (("x", _x), ("y", _y), ("name", _name), ("images", _images)):
+        for field, convert in CONVERTED.items():
             value: Any = getattr(self, field)
             if value is not None or field == "x":
                 object.__setattr__(self, field, convert(value))
@@ -46,17 +53,36 @@ class Vectors:
                 raise ValueError(
                     f"Vectors: {field} must have one entry per row of x, but {len(value)} came for {len(self.x)} rows."
                 )
+        self.class_names()
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __repr__(self) -> str:
-        more = [field for field in ("y", "name", "images") if getattr(self, field) is not None]
+        more = [field for field in ("y", "name", "images", "classes") if getattr(self, field) is not None]
         return f"Vectors({len(self)} vectors of width {self.x.shape[1]}{', with ' + ', '.join(more) if more else ''})"
+
+    def class_names(self) -> dict[int, str]:
+        """The name of each class in y that has one.
+
+        >>> Vectors([[1.0], [2.0]], y=[3, 5], classes=["ant", "bee"]).class_names()
+        {3: 'ant', 5: 'bee'}
+        """
+        if self.y is None or self.classes is None:
+            return {}
+        labels = sorted(set(self.y.tolist()))
+        if len(labels) == len(self.classes):
+            return dict(zip(labels, self.classes, strict=True))
+        if labels and not 0 <= labels[0] <= labels[-1] < len(self.classes):
+            raise ValueError(
+                f"Vectors: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
+                f"but {len(self.classes)} names came."
+            )
+        return {label: self.classes[label] for label in labels}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vectors:
-        """Read `vectors.npz` (keys x, and where present y, name, images), or the embeddings.npz of a run folder."""
+        """Read `vectors.npz` (x, and where present the other fields), or the embeddings.npz of a run folder."""
         place = Path(path)
         if place.is_dir():
             place = place / RUN_FILE
@@ -69,23 +95,32 @@ class Vectors:
             raise ValueError(
                 f"Vectors: {place} must hold the key x, the vectors [n, d], but holds {', '.join(arrays) or 'nothing'}."
             )
-        fields: dict[str, Any] = {key: arrays[key] for key in ("x", "y", "name", "images") if key in arrays}
+        return cls.from_arrays(arrays, place)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], place: Path) -> Vectors:
+        """The fields among the arrays of a file; messages name the file."""
+        fields: dict[str, Any] = {key: arrays[key] for key in CONVERTED if key in arrays}
         try:
             return cls(**fields)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{error} (in {place})") from None
 
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Every field that is there, as an array."""
+        fields = {field: getattr(self, field) for field in CONVERTED}
+        return {field: _array(value) for field, value in fields.items() if value is not None}
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `vectors.npz`: complete, or not at all. Gives its path."""
-        arrays = {"x": self.x.numpy()}
-        if self.y is not None:
-            arrays["y"] = self.y.numpy()
-        if self.name is not None:
-            arrays["name"] = np.array(self.name, dtype=np.str_) if self.name else np.zeros(0, dtype="<U1")
-        if self.images is not None:
-            arrays["images"] = self.images.numpy()
-        write_arrays(Path(path), arrays)
+        write_arrays(Path(path), self.to_arrays())
         return Path(path)
+
+
+def _array(value: Tensor | tuple[str, ...] | str) -> np.ndarray:
+    if isinstance(value, Tensor):
+        return value.numpy()
+    return np.array(value, dtype=np.str_) if len(value) else np.zeros(0, dtype="<U1")
 
 
 def _x(value: Any) -> Tensor:
@@ -116,9 +151,9 @@ def _y(value: Any) -> Tensor:
     return y.long()
 
 
-def _name(value: Any) -> tuple[str, ...]:
+def _words(field: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, np.ndarray) and value.ndim != 1:
-        raise ValueError(f"Vectors: name must have shape [n], but came with shape {list(value.shape)}.")
+        raise ValueError(f"Vectors: {field} must have shape [n], but came with shape {list(value.shape)}.")
     return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in value)
 
 
@@ -141,3 +176,14 @@ def _tensor(value: Any) -> Tensor:
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     return torch.from_numpy(np.array(array, order="C", copy=True))
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "x": _x,
+    "y": _y,
+    "name": lambda value: _words("name", value),
+    "images": _images,
+    "classes": lambda value: _words("classes", value),
+    "fingerprint": lambda value: checked("Vectors", str(value)),
+}
+"""The fields, each with what turns any form of it into ours."""

@@ -21,6 +21,7 @@ from nearfar.data import DataSet, Tensors
 from nearfar.data.samples import Batch
 from nearfar.doctor import Doctor, diagnose_run
 from nearfar.evaluation import Evaluation
+from nearfar.evaluation.preprocessing import fingerprint_of
 from nearfar.losses.annealing import advance
 from nearfar.relations import Relation
 from nearfar.train import journal, parts
@@ -278,6 +279,7 @@ def _test(setting: Setting, keeper: Keeper, show: Show) -> Evaluation | None:
     scores, names = found.evaluation, [data.test.names[row] for row in found.rows.tolist()]
     arrays = {"x": found.x.cpu().numpy(), "y": data.test.labels[found.rows], "name": np.array(names, dtype=np.str_)}
     arrays["classes"] = np.array(data.test.classes, dtype=np.str_)
+    arrays["fingerprint"] = np.array(fingerprint_of(model, setting.plain))
     if isinstance(data.test, Tensors) and data.test.x.dtype == torch.uint8:
         arrays["images"] = data.test.x.numpy()
     write_arrays(keeper.folder / "embeddings.npz", arrays)

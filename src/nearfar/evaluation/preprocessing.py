@@ -1,0 +1,115 @@
+"""What happens to a sample before the network reads it, in words that a file can carry.
+
+An exported network takes pictures as they are cut out, in whole numbers from 0 to 255: the division by 255, the mean
+and the deviation are part of its graph, so that nobody can forget them. Size and crop cannot be part of a graph that
+takes batches; they travel as a description beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nearfar.data.transforms import Photograph, Plain
+from nearfar.evaluation.fingerprint import of_preprocessing, of_weights
+
+KINDS: dict[str, type[Plain] | type[Photograph]] = {"plain": Plain, "photograph": Photograph}
+OF_TRAINING = ("train", "area")
+IN_GRAPH = ("mean", "std")
+LARGEST = 1 << 14
+"""Pixels a side that a description may ask for."""
+
+
+def described(transform: object) -> dict[str, Any]:
+    """A transform of evaluation in plain words and numbers; every setting that changes what the network reads.
+
+    >>> described(Plain(mean=(0.5,)))
+    {'name': 'plain', 'mean': [0.5], 'std': [1.0]}
+    """
+    name = next((name for name, kind in KINDS.items() if type(transform) is kind), None)
+    if name is None or getattr(transform, "train", False):
+        raise ValueError(
+            "export_onnx: transform must be one of nearfar.data.transforms without chance, "
+            f"such as transforms.get('photographs', False), but came as {transform!r}."
+        )
+    fields = {key: value for key, value in vars(transform).items() if key not in OF_TRAINING}
+    more = {"resampling": "bilinear"} if name == "photograph" else {}
+    found: dict[str, Any] = json.loads(json.dumps({"name": name, **fields, **more}))
+    return found
+
+
+def fingerprint_of(model: nn.Module, transform: object) -> str:
+    """The fingerprint of a network with its transform of evaluation."""
+    return f"{of_weights(model)}/{of_preprocessing(described(transform))}"
+
+
+def beside_graph(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a description that is left to whoever feeds the graph."""
+    return {key: value for key, value in description.items() if key not in IN_GRAPH}
+
+
+def from_text(owner: str, text: str) -> Plain | Pixels:
+    """What feeds a graph, from the description that its file carries; nothing in it is believed unchecked."""
+    try:
+        given = json.loads(text)
+        kind = KINDS[given.pop("name")]
+        given.pop("resampling", None)
+        allowed = {field.name for field in dataclasses.fields(kind)} - {*OF_TRAINING, *IN_GRAPH}
+        if not given.keys() <= allowed or not all(type(n) is bool or 0 < int(n) <= LARGEST for n in given.values()):
+            raise ValueError
+        transform = kind(**given)
+        if isinstance(transform, Photograph) and transform.crop > transform.side:
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError(
+            f"{owner} describes its preprocessing in a way that cannot be read ({text[:80]!r}); export it again."
+        ) from None
+    return Pixels(transform) if isinstance(transform, Photograph) else transform
+
+
+@dataclasses.dataclass(frozen=True)
+class Pixels:
+    """A photograph cut out by a transform, as uint8 [3, h, w] in 0..255."""
+
+    transform: Photograph
+
+    def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
+        """One photograph."""
+        return (self.transform(picture, generator) * 255).round().to(torch.uint8)
+
+
+class Graph(nn.Module):
+    """A network with the arithmetic of its preprocessing in front.
+
+    Args:
+        model: the network.
+        transform: its transform of evaluation; of a `Photograph` the graph takes uint8 pixels.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, transform: Plain | Photograph) -> None:
+        super().__init__()
+        self.model, self.pixels = model, isinstance(transform, Photograph)
+        for name in IN_GRAPH:
+            numbers = torch.tensor(getattr(transform, name))
+            self.register_buffer(name, numbers.view(-1, 1, 1) if self.pixels or len(numbers) > 1 else numbers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Vectors of a batch of pixels, or of numbers as they are stored."""
+        x = x.float() / 255 if self.pixels else x
+        vectors: Tensor = self.model((x - self.mean) / self.std)
+        return vectors
+
+    def example(self, example: Tensor) -> Tensor:
+        """A batch as the graph takes it, from one as the network takes it."""
+        if not self.pixels:
+            return example
+        return torch.randint(256, example.shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)
