@@ -60,11 +60,11 @@ def from_text(owner: str, text: str) -> Plain | Pixels:
         given = json.loads(text)
         kind = KINDS[given.pop("name")]
         given.pop("resampling", None)
-        allowed = {field.name for field in dataclasses.fields(kind)} - {*OF_TRAINING, *IN_GRAPH}
-        if not given.keys() <= allowed or not all(type(n) is bool or 0 < int(n) <= LARGEST for n in given.values()):
+        allowed = {f.name: type(f.default) for f in dataclasses.fields(kind) if f.name not in (*OF_TRAINING, *IN_GRAPH)}
+        if any(type(value) is not allowed[key] or not 0 <= value <= LARGEST for key, value in given.items()):
             raise ValueError
         transform = kind(**given)
-        if isinstance(transform, Photograph) and transform.crop > transform.side:
+        if isinstance(transform, Photograph) and not 0 < transform.crop <= transform.side:
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(
