@@ -39,7 +39,6 @@ def environment(world: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
-        "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
 

@@ -44,7 +44,7 @@ def train(
 ) -> None:
     """Train a network as a configuration says; any key can be set by a flag, such as --loss.k 160.
 
-    Several processes or machines: accelerate launch -m nearfar train CONFIG.
+    Several processes or machines: torchrun --nproc_per_node N -m -- nearfar train CONFIG.
     """
     with one_sentence("train"):
         from nearfar.train import fit

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from rich.console import Console
 from torch import Tensor
 
@@ -24,7 +22,7 @@ from nearfar.evaluation import Evaluation
 from nearfar.evaluation.preprocessing import fingerprint_of
 from nearfar.losses.annealing import advance
 from nearfar.relations import Relation
-from nearfar.train import journal, parts
+from nearfar.train import journal, parts, processes
 from nearfar.train.config import Config, save
 from nearfar.train.feed import feed
 from nearfar.train.keeper import Keeper
@@ -98,12 +96,11 @@ def fit(
     keeper = Keeper(folder, resume=resume)
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
-    AcceleratorState._reset_state()  # a second run in one process may ask for another precision
-    mixed = config.training.precision
-    machine = Accelerator(mixed_precision="no" if mixed == "double" else mixed)
+    machine = processes.begin(config.training.precision)
     setting = prepare(config, machine, data)
     keeper.begin()
     show = Show(setting, console, folder=folder, quiet=not machine.is_main_process)
+    show.tell(processes.words(machine))
     done = keeper.restore(setting) if resume else 0
     if machine.is_main_process:
         save(config, folder / "config.yaml")

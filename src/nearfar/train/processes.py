@@ -1,0 +1,147 @@
+"""The processes of a run: how many there are, told by all who count them, before anything is trained."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+"""Where launchers (torchrun, and the MPIs that accelerate knows) tell a process its world and its place there."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many processes there are, and which is this one, by all who count; None where nobody said.
+
+    Attributes:
+        group: torch.distributed; one process where there is no group.
+        accelerate: the `Accelerator`.
+        environment: the launcher's variables.
+    """
+
+    group: tuple[int, int]
+    accelerate: tuple[int, int]
+    environment: tuple[int | None, int | None]
+
+    @staticmethod
+    def of(machine: Any) -> Counts:
+        """As they are now."""
+        there = dist.is_available() and dist.is_initialized()
+        return Counts(
+            (dist.get_world_size(), dist.get_rank()) if there else (1, 0),
+            (machine.num_processes, machine.process_index),
+            (_number(SIZES), _number(RANKS)),
+        )
+
+    @property
+    def agree(self) -> bool:
+        """Whether all tell the same, or nothing."""
+        told = (y if x is None else x for x, y in zip(self.environment, self.accelerate, strict=True))
+        return self.group == self.accelerate == tuple(told)
+
+    def words(self) -> str:
+        """Who counts what."""
+        size, rank = self.environment
+        named = "nothing" if size is None else f"{size} (rank {'unknown' if rank is None else rank})"
+        return (
+            f"torch.distributed counts {self.group[0]} (rank {self.group[1]}), accelerate {self.accelerate[0]} "
+            f"(rank {self.accelerate[1]}), the environment {named}"
+        )
+
+
+def begin(precision: str) -> Any:
+    """The `Accelerator` of this process, after all who count the processes were heard to agree.
+
+    Without a GPU accelerate is told to use the CPU: under torchrun it would otherwise take each process for a run of
+    its own, while `Gathered` sees them all.
+
+    Raises:
+        RuntimeError: they do not agree, or the other processes were not found.
+    """
+    _check_environment(os.environ)
+    AcceleratorState._reset_state()  # a second run in one process may ask for another precision
+    try:
+        machine = Accelerator(cpu=not _has_device(), mixed_precision="no" if precision == "double" else precision)
+    except (dist.DistError, RuntimeError) as problem:
+        size, rank = _number(SIZES), _number(RANKS)
+        if (size or 1) == 1:
+            raise
+        words = str(problem).splitlines()[0]
+        raise RuntimeError(
+            f"train: rank {rank} of {size} did not find the others ({words}); {_advice(size or 2)}"
+        ) from problem
+    _compare(Counts.of(machine))
+    return machine
+
+
+def words(machine: Any) -> str:
+    """How many processes train, and on what."""
+    count = machine.num_processes
+    return f"{count} process{'' if count == 1 else 'es'} on {machine.device.type}"
+
+
+def _check_environment(told: Mapping[str, str]) -> None:
+    """Refuse variables that speak of several processes but give this one no place among them."""
+    size, rank = _number(SIZES, told), _number(RANKS, told)
+    if size is not None and size > 1 and rank is None:
+        raise RuntimeError(
+            f"train: the environment speaks of {size} processes (WORLD_SIZE), but this one has no RANK; unset "
+            f"WORLD_SIZE to train in one process, or {_advice(size)}"
+        )
+    # accelerate launch gives an address only where it was asked for several processes; on a CPU it starts one all
+    # the same, and gives it no rank
+    if "ACCELERATE_DYNAMO_BACKEND" in told and "MASTER_ADDR" in told and size is None and rank is None:
+        raise RuntimeError(
+            "train: accelerate launch was asked for several processes (it set MASTER_ADDR) but started 1, which has "
+            f"no RANK; leave --num_processes out to train in one, or {_advice(2)}"
+        )
+    local, devices = _number(("LOCAL_WORLD_SIZE",), told), torch.cuda.device_count()
+    on_cpu = told.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t")
+    if local is not None and 0 < devices < local and not on_cpu:
+        raise RuntimeError(
+            f"train: {local} processes were started on a machine with {devices} GPU{'' if devices == 1 else 's'}, and "
+            f"each needs its own; {_advice(devices)}"
+        )
+
+
+def _compare(counts: Counts) -> None:
+    """Let every process of the group hear of one whose counts differ."""
+    everyone: list[Counts] = [counts]
+    if counts.group[0] > 1:
+        heard: list[Any] = [None] * counts.group[0]
+        dist.all_gather_object(heard, counts)
+        everyone = heard
+    for rank, theirs in enumerate(everyone):
+        if not theirs.agree:
+            raise RuntimeError(
+                f"train: there is no one number of processes: on rank {rank} {theirs.words()}; "
+                f"{_advice(max(theirs.group[0], theirs.accelerate[0], theirs.environment[0] or 1))}"
+            )
+
+
+def _advice(count: int) -> str:
+    """The command that starts so many processes, with the words of this one."""
+    named = os.path.basename(sys.argv[0]) in ("nearfar", "__main__.py")
+    what = f"-m -- nearfar {shlex.join(sys.argv[1:])}" if named else "your_script.py"
+    cpu = "" if torch.cuda.is_available() or not _has_device() else "ACCELERATE_USE_CPU=true "
+    return f"start several with: {cpu}torchrun --nproc_per_node {count} {what}"
+
+
+def _has_device() -> bool:
+    """Whether something other than the CPU computes here."""
+    return torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
+
+
+def _number(names: tuple[str, ...], told: Mapping[str, str] = os.environ) -> int | None:
+    """The first of these variables that is a whole number."""
+    return next((int(told[name]) for name in names if told.get(name, "").isdigit()), None)

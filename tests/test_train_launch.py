@@ -1,0 +1,130 @@
+"""Every way to start several processes trains as one process would, or stops with a sentence whose command works."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import HERE
+from runs import tiny
+
+from nearfar.train import fit, load, processes
+
+CONFIG = """
+data: {{name: vectors, path: {path}, validation: 0}}
+model: {{name: linear, width: 4}}
+loss: {{name: SupCon}}
+batches: {{name: PerClass, classes: 4, samples: 4}}
+training: {{steps: 2, evaluate_every: 2, doctor: 0, explain_every: 0, tensorboard: false}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Vectors and what to do with them, in files that a command can name."""
+    data = tiny()
+    x, y = torch.cat([data.train.x, data.test.x]).numpy(), np.r_[data.train.labels, data.test.labels + 12]
+    np.savez(tmp_path / "points.npz", x=x, y=y)
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.format(path=tmp_path / "points.npz"), encoding="utf-8")
+    return path
+
+
+def run(words: list[str] | str) -> subprocess.CompletedProcess[str]:
+    """A command as a person types it: the launchers of this Python first, no variable of a launcher left over."""
+    told = {key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "MASTER_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{told['PATH']}"
+    alone = {**told, "PATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(words, shell=isinstance(words, str), env=alone, capture_output=True, text=True, timeout=200)
+
+
+def losses(folder: Path) -> list[float]:
+    lines = (json.loads(line) for line in (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_accelerate_on_a_cpu_is_sent_to_torchrun_which_equals_one_process(config, tmp_path):
+    """`accelerate launch --cpu --num_processes 2` starts one; the command in its sentence, typed as it stands, two."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    refused = run([*launch, "-m", "nearfar", "train", str(config), "--run", str(tmp_path / "two")])
+    assert refused.returncode != 0
+    assert "accelerate launch was asked for several processes (it set MASTER_ADDR) but started 1" in refused.stderr
+    assert not (tmp_path / "two").exists()
+    advised = re.search(r"start several with: (.*)", refused.stderr)
+    assert advised is not None
+    followed = run(advised[1])
+    assert followed.returncode == 0, followed.stderr
+    assert followed.stdout.count("2 processes on cpu") == 1
+    fit(load(config), tmp_path / "one")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
+
+
+APART = """
+import sys, torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meet", rank=int(sys.argv[3]), world_size=2)
+from nearfar.train import fit, load
+try:
+    fit(load(Path(sys.argv[2]) / "config.yaml"), Path(sys.argv[2]) / "run")
+except RuntimeError as problem:
+    print(problem)
+"""
+
+
+def test_a_group_that_accelerate_does_not_see_is_refused_on_every_rank(config, tmp_path):
+    words = [sys.executable, "-c", APART, str(HERE), str(tmp_path)]
+    ranks = [subprocess.Popen([*words, str(r)], stdout=subprocess.PIPE, text=True) for r in range(2)]
+    for process in ranks:
+        heard = process.communicate(timeout=200)[0]
+        assert "on rank 0 torch.distributed counts 2 (rank 0), accelerate 1 (rank 0), the environment nothing" in heard
+        assert "start several with: torchrun --nproc_per_node 2 your_script.py" in heard
+    assert not (tmp_path / "run").exists()
+
+
+LAUNCHED = {"ACCELERATE_DYNAMO_BACKEND": "NO", "MASTER_ADDR": "127.0.0.1"}
+"""What accelerate launch leaves in the environment of the one process that it starts."""
+
+
+@pytest.mark.parametrize(
+    ("told", "devices", "words"),
+    [
+        ({}, 0, None),
+        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 0, None),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, 0, None),
+        ({"MASTER_ADDR": "127.0.0.1"}, 0, None),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", **LAUNCHED}, 0, None),
+        ({"WORLD_SIZE": "2"}, 0, "speaks of 2 processes .WORLD_SIZE., but this one has no RANK; unset WORLD_SIZE"),
+        (LAUNCHED, 0, r"started 1, which has no RANK; leave --num_processes out"),
+        ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "4"}, 1, "4 processes were started .* with 1 GPU,"),
+        ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, 2, None),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}, 1, None),
+    ],
+)  # fmt: skip
+def test_what_the_environment_tells(told, devices, words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    if words is None:
+        processes._check_environment(told)
+        return
+    with pytest.raises(RuntimeError, match=words) as heard:
+        processes._check_environment(told)
+    assert re.search(r"torchrun --nproc_per_node \d", str(heard.value))
+
+
+def test_all_who_count_must_agree():
+    assert processes.Counts((2, 1), (2, 1), (2, 1)).agree
+    assert processes.Counts((1, 0), (1, 0), (None, None)).agree
+    for group, accelerate, environment in (
+        ((2, 1), (1, 0), (2, 1)),
+        ((1, 0), (1, 0), (2, 0)),
+        ((2, 1), (2, 1), (2, 0)),
+        ((2, 0), (2, 1), (2, 0)),
+    ):
+        assert not processes.Counts(group, accelerate, environment).agree
