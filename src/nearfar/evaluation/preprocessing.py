@@ -60,8 +60,8 @@ def from_text(owner: str, text: str) -> Plain | Pixels:
         given = json.loads(text)
         kind = KINDS[given.pop("name")]
         given.pop("resampling", None)
-        allowed = {f.name: type(f.default) for f in dataclasses.fields(kind) if f.name not in (*OF_TRAINING, *IN_GRAPH)}
-        if any(type(value) is not allowed[key] or not 0 <= value <= LARGEST for key, value in given.items()):
+        usual = {field: value for field, value in vars(kind()).items() if field not in (*OF_TRAINING, *IN_GRAPH)}
+        if any(type(value) is not type(usual[key]) or not 0 <= value <= LARGEST for key, value in given.items()):
             raise ValueError
         transform = kind(**given)
         if isinstance(transform, Photograph) and not 0 < transform.crop <= transform.side:
