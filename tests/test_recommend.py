@@ -119,5 +119,5 @@ def test_what_the_measured_network_needed_is_proposed_too():
 
 def test_projections_ask_for_no_more_classes_than_there_are():
     found = recommend(labels(30, 5), rows=(replace(ROWS[2], classes=40),))
-    assert found.config["batches"]["batch_size"] == 60
-    assert found.reasons[1].startswith("The one row measured on data of this shape: Margin (margin 0.2) with")
+    assert found.config["batches"]["batch_size"] == 54  # three of thirty are held out
+    assert found.reasons[2].startswith("The one row measured on data of this shape: Margin (margin 0.2) with")

@@ -24,7 +24,7 @@ from nearfar.train import fit, load
 from nearfar.train.config import to_tree
 from nearfar.train.journal import read
 from nearfar.train.scores import score
-from nearfar.train.setting import Input, open_model
+from nearfar.train.suited import Input, open_model
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,8 @@ from nearfar import report
 from nearfar.data import open_data
 from nearfar.train import Config, Result, fit, parse
 from nearfar.train.scores import score
-from nearfar.train.setting import Input, open_model, seed_everything
+from nearfar.train.setting import seed_everything
+from nearfar.train.suited import Input, open_model
 
 RECIPE = {
     "data": {"name": "glyphs", "validation": 0.1},

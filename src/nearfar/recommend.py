@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nearfar._checks import check_positive, check_whole
+from nearfar.data.splits import Shares
 
 NEAR = math.log(4)
 """A measured data set is near when its number of classes and its samples a class are within a factor of four."""
@@ -98,14 +99,22 @@ def measured() -> tuple[Row, ...]:
 
 
 def recommend(
-    labels: Any, *, batch_size: int = 128, memory: float = 8.0, rows: Sequence[Row] | None = None
+    labels: Any,
+    *,
+    batch_size: int = 128,
+    memory: float = 8.0,
+    validation: float = 0.1,
+    test: int = 0,
+    rows: Sequence[Row] | None = None,
 ) -> Recommendation:
     """Loss, sampler and batch for these labels.
 
     Args:
-        labels: integers [n], of the training samples.
+        labels: integers [n], of the training samples, those that will be held out included.
         batch_size: as many samples as the network can take at once.
         memory: gigabytes that the loss may use.
+        validation: the share of these classes that training holds out, `data.validation` of a configuration.
+        test: further classes that are for the test, for the words alone.
         rows: measured results to choose from; by default those of the package.
 
     >>> recommend([0, 0, 0, 1, 1, 1, 2, 2, 2], batch_size=6).config["batches"]
@@ -114,9 +123,10 @@ def recommend(
     check_whole("recommend", "batch_size", batch_size)
     check_positive("recommend", "memory", memory)
     facts = Facts.of(labels)
+    shares = Shares.of(facts.classes, validation, test=test)
     row, about_row = _choose(facts, measured() if rows is None else rows)
-    reasons = [_about(facts), about_row]
-    batch, about_batch = _batch(facts, row, batch_size, memory)
+    reasons = [_about(facts), f"{shares}.", about_row]
+    batch, about_batch = _batch(facts, shares.learn, row, batch_size, memory)
     loss, about_loss = _loss(row, batch["classes"] * batch["samples"] if "classes" in batch else batch["batch_size"])
     config = {"loss": loss, "batches": batch}
     if row is not None:
@@ -158,8 +168,8 @@ def _choose(facts: Facts, rows: Sequence[Row]) -> tuple[Row | None, str]:
     )
 
 
-def _batch(facts: Facts, row: Row | None, wanted: int, memory: float) -> tuple[dict[str, Any], list[str]]:
-    """Classes and samples of a batch that fits the data, the wish and the memory."""
+def _batch(facts: Facts, there: int, row: Row | None, wanted: int, memory: float) -> tuple[dict[str, Any], list[str]]:
+    """Classes and samples of a batch that fits the classes `there` are to learn from, the wish and the memory."""
     reasons = []
     fits = int(math.sqrt(memory * 2**30 / (4 * MATRICES)))
     size = min(wanted, fits)
@@ -167,7 +177,7 @@ def _batch(facts: Facts, row: Row | None, wanted: int, memory: float) -> tuple[d
         reasons.append(f"A batch of {wanted} would need more than {memory:g} GB of B x B matrices; {size} fits.")
     measured_samples = 5 if row is None else int(row.batches.get("samples", 5))
     samples = max(2, min(facts.median, measured_samples, size // 2))
-    classes = max(2, min(facts.classes, size // samples))
+    classes = max(2, min(there, size // samples))
     if row is not None and row.batches["name"] != PLAIN:
         reasons.append(f"{row.batches['name']}: the measured row above used alternating projections.")
         return {**row.batches, "batch_size": classes * samples, "samples": samples}, reasons
@@ -175,7 +185,7 @@ def _batch(facts: Facts, row: Row | None, wanted: int, memory: float) -> tuple[d
         f"{classes} classes x {samples} samples a batch: every sample meets {samples - 1} alike and "
         f"{(classes - 1) * samples} unlike ones."
     )
-    if classes == facts.classes and classes * samples < size:
+    if classes == there and classes * samples < size:
         reasons.append(f"All {classes} classes give {classes * samples} samples, fewer than the {size} asked for.")
     return {"name": PLAIN, "classes": classes, "samples": samples}, reasons
 

@@ -150,9 +150,12 @@ def recommend(
         import yaml
 
         from nearfar.data import open_data
+        from nearfar.data.splits import classes_apart
         from nearfar.recommend import recommend as propose
 
-        found = propose(open_data(name, path).train.labels, batch_size=batch_size, memory=memory)
+        data = open_data(name, path)
+        apart = classes_apart(data.train, data.test)
+        found = propose(data.train.labels, batch_size=batch_size, memory=memory, test=apart)
         tree = {"data": {"name": name, "path": None if path is None else str(path)}, **found.config}
         for reason in found.reasons:
             typer.echo(f"# {reason}")

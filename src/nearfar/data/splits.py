@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from nearfar.data.samples import Labels, Samples
@@ -30,3 +32,41 @@ def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels
     chosen[np.random.default_rng(seed).permutation(classes)[:count]] = True
     held_out = chosen[samples.labels]
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Where the classes of a data set go; as a string, in words.
+
+    Attributes:
+        learn: to learn from.
+        held_out: of the training classes, to choose the best weights by.
+        test: to be judged by; 0 where they are not known to be others.
+
+    >>> print(Shares.of(15, 0.1, test=15))
+    30 classes: 15 for the test, 2 held out, 13 to learn from
+    """
+
+    learn: int
+    held_out: int = 0
+    test: int = 0
+
+    @staticmethod
+    def of(training: int, share: float, *, test: int = 0) -> Shares:
+        """Hold a share of the training classes out, as long as two are left to learn from.
+
+        Two are held out at least, for a class alone is always found; with fewer than four none is.
+        """
+        count = min(max(round(share * training), 2), training - 2) if share else 0
+        held = count if count >= 2 else 0
+        return Shares(training - held, held, test)
+
+    def __str__(self) -> str:
+        parts = ((self.test, "for the test"), (self.held_out, "held out"), (self.learn, "to learn from"))
+        total = self.test + self.held_out + self.learn
+        return f"{total:,} classes: " + ", ".join(f"{count:,} {words}" for count, words in parts if count)
+
+
+def classes_apart(train: Samples, test: Samples) -> int:
+    """How many classes are for the test alone; 0 where names do not tell them from those to learn from."""
+    return len(test.classes) if set(train.classes).isdisjoint(test.classes) else 0

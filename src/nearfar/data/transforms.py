@@ -17,13 +17,13 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearfar._checks import check_choice
+from nearfar._checks import check_choice, check_whole
 from nearfar.data.samples import Transform
 
 Numbers = Sequence[float]
 
 
-def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,)) -> Transform:
+def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,), *, size: int | None = None) -> Transform:
     """The transform of a name, for training or for evaluation.
 
     Args:
@@ -34,8 +34,20 @@ def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,)) -
         train: with the random part, or without.
         mean: taken from each channel of a picture with values in 0..1.
         std: what each channel is then divided by.
+        size: pixels a side of the crop in place of those above; the sides before the crop change in proportion.
     """
-    check_choice("transforms", "name", name, NAMED)
+    check_choice("transforms", "name", name, (*NAMED, *CROPS))
+    if name in CROPS:
+        crop, options = CROPS[name]
+        if size is not None:
+            check_whole("transforms", "size", size)
+        side = round(SIDE * (size or crop) / crop)
+        return Photograph(crop=size or crop, side=side, train=train, mean=tuple(mean), std=tuple(std), **options)
+    if size is not None:
+        raise ValueError(
+            f"transforms: {name!r} leaves pictures as large as they are, but size={size} came; take one of "
+            f"{', '.join(CROPS)}, or leave size out."
+        )
     return NAMED[name](train, tuple(mean), tuple(std))
 
 
@@ -202,22 +214,15 @@ def _glyphs(train: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> Tra
     return Moved(mean=mean, std=std) if train else Plain(mean, std)
 
 
-def _as_in_002(train: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> Transform:
-    return Photograph(crop=227, train=train, area=(0.16, 1.0), mean=mean, std=std)
-
-
-def _photographs(train: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> Transform:
-    return Photograph(crop=224, train=train, area=(0.16, 1.0), mean=mean, std=std)
-
-
-def _as_in_004(train: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> Transform:
-    return Photograph(crop=224, square=True, train=train, mean=mean, std=std)
-
-
 NAMED: dict[str, Callable[[bool, tuple[float, ...], tuple[float, ...]], Transform]] = {
     "none": lambda train, mean, std: Plain(mean, std),
     "glyphs": _glyphs,
-    "002": _as_in_002,
-    "004": _as_in_004,
-    "photographs": _photographs,
 }
+SIDE = 256
+"""Pixels that the short side of a photograph has before it is cropped, at the usual size."""
+CROPS: dict[str, tuple[int, dict[str, Any]]] = {
+    "002": (227, {"area": (0.16, 1.0)}),
+    "004": (224, {"square": True}),
+    "photographs": (224, {"area": (0.16, 1.0)}),
+}
+"""Transforms of photographs: pixels a side of the crop, and how it is taken."""

@@ -196,7 +196,7 @@ def risk(history: History) -> Iterator[Finding]:
     if history.case.margin == 0:
         evidence = "With hard mining and a margin of 0 all rows on one point are a global minimum of the loss."
         yield Finding("margin of zero", "note", evidence, "Set --loss.margin 0.2.", flags=(("loss.margin", "0.2"),))
-    if batch is not None and batch > config.model.width:
+    if batch > config.model.width:
         evidence = (
             f"Hard mining with {batch} rows a batch in {config.model.width} dimensions: the more rows meet in few "
             "dimensions, the nearer a collapsed space is to the one you have (a trend, not a threshold)."

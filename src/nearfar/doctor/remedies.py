@@ -73,12 +73,12 @@ def level(worse: bool) -> Severity:
     return "alarm" if worse else "warning"
 
 
-def batch_of(config: Config) -> int | None:
-    """Rows of a batch, where the configuration says."""
-    options = config.batches.options
-    if "batch_size" in options:
-        return int(options["batch_size"])
-    return int(options["classes"]) * int(options["samples"]) if {"classes", "samples"} <= options.keys() else None
+def batch_of(config: Config, classes: int | None = None) -> int:
+    """Rows of a batch, for so many training classes where that is known."""
+    from nearfar.train.parts import CLASSES, shape_of_batch
+
+    shape = shape_of_batch(config, classes or CLASSES)
+    return int(shape["batch_size"]) if "batch_size" in shape else int(shape["classes"]) * int(shape["samples"])
 
 
 def margin_of(config: Config | None) -> float | None:
@@ -135,8 +135,7 @@ def _blamed(config: Config, classes: int | None) -> Iterator[tuple[str, str]]:
         yield from slower(config)
     if config.optimiser.weight_decay > STRONG:
         yield "optimiser.weight_decay", "0.0001"
-    rows = batch_of(config)
-    if rows is not None and rows < FEW_ROWS:
+    if batch_of(config, classes) < FEW_ROWS:
         yield "batches.name", "PerClass"
         yield "batches.classes", str(min(32, classes or 32))
         yield "batches.samples", "4"

@@ -37,6 +37,7 @@ class DataConfig:
     name: str = option("glyphs", "glyphs | omniglot | cub | cars | sop | inshop | folder | manifest | vectors")
     path: str | None = option(None, "where it lies; glyphs needs none")
     transform: str | None = option(None, "none | glyphs | photographs | 002 | 004; null: what suits the data")
+    size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
     workers: int = option(0, "processes that load pictures")
     on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what a broken picture does")
@@ -46,20 +47,22 @@ class DataConfig:
         if not 0 <= self.validation < 1:
             raise ValueError(f"config: data.validation must be from 0 to below 1, but came as {self.validation}.")
         check_positive("config", "data.workers", self.workers, zero=True)
+        if self.size is not None:
+            check_whole("config", "data.size", self.size)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The network: a trunk, and a head that ends in the embedding."""
 
-    name: str = option("small", "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME")
+    name: str | None = option(None, "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME; null: what suits")
     width: int = option(128, "dimensions of the embedding")
     pool: Literal["avg", "max", "both"] = option("avg", "avg | max | both: how a picture's features become one vector")
     hidden: int | None = option(None, "width of mlp's hidden layer")
     neck: bool = option(False, "a batch norm after the head")
     normalise: bool = option(True, "embeddings of length 1")
     pretrained: bool = option(True, "start from published weights, where the network has some")
-    weights: str | None = option(None, "a file of weights for lite0, where its package is not installed")
+    weights: str | None = option(None, "a file of weights for the trunk, as timm and torchvision publish them")
     freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")
     group_norms: bool = option(False, "group norms in place of batch norms: a sample then depends on no other")
 
@@ -122,7 +125,7 @@ class TrainingConfig:
 
 
 LOSS = Part("DroTopK", MappingProxyType({"k": 160, "pair": MappingProxyType({"name": "Logistic"})}))
-BATCHES = Part("PerClass", MappingProxyType({"classes": 32, "samples": 4}))
+BATCHES = Part("PerClass", MappingProxyType({"classes": None, "samples": 4}))
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: Part = field(default=LOSS, metadata={"doc": "any of `nearfar losses`, with its arguments"})
-    batches: Part = field(default=BATCHES, metadata={"doc": "PerClass | Representatives, with their arguments"})
+    batches: Part = field(default=BATCHES, metadata={"doc": "PerClass | Representatives; classes null: 32, or all"})
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

@@ -31,6 +31,7 @@ from nearfar.train.readings import NotFiniteError, Readings
 from nearfar.train.scores import score, violation
 from nearfar.train.setting import Setting, prepare
 from nearfar.train.show import Show, stopping
+from nearfar.train.suited import told
 
 LOOKS, LEAST_APART = 30, 20
 """The doctor looks so often in a run, as it did where it was calibrated, with at least so many steps between."""
@@ -106,6 +107,7 @@ def fit(
         save(config, folder / "config.yaml")
         journal.cut(folder / "journal.jsonl", done)
     machine.wait_for_everyone()
+    show.tell(told(config, setting.shares, setting.inputs, setting.bare_model, machine.device))
     callbacks, path = _with_doctor(config, show, callbacks), folder / "journal.jsonl"
     with (
         journal.Journal(path, quiet=not machine.is_main_process) as lines,

@@ -26,6 +26,14 @@ def _classes(module: ModuleType) -> Catalogue:
 
 LOSSES = _classes(losses)
 SAMPLERS: Catalogue = {"PerClass": batches.PerClass, "Representatives": batches.Representatives}
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "PerClass": {"classes": None, "samples": 4},
+    # each rank then holds whole classes, with their representatives
+    "Representatives": {"batch_size": 128, "order": "classes"},
+}
+"""What a sampler gets where the configuration says nothing."""
+CLASSES = 32
+"""Classes of a batch where none are told, or all, where there are fewer."""
 INNER: Mapping[str, Catalogue] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),
@@ -62,9 +70,15 @@ def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
     """The batch sampler over the training labels, for one rank of so many."""
     given: dict[str, Any] = {"seed": config.training.seed, "rank": rank, "world": world}
     kind = _kind("batches", config.batches, SAMPLERS)
-    if kind is batches.Representatives:
-        given["order"] = "classes"  # each rank then holds whole classes, with their representatives
-    return kind(labels, **{**given, **config.batches.options})
+    return kind(labels, **{**given, **shape_of_batch(config, len(set(labels.tolist())))})
+
+
+def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
+    """The sampler's arguments, with what is left open filled in for so many training classes."""
+    given = {**USUAL[config.batches.name], **config.batches.options}
+    if config.batches.name == "PerClass" and given["classes"] is None:
+        given["classes"] = min(CLASSES, classes)
+    return given
 
 
 def _kind(place: str, part: Part, catalogue: Catalogue) -> Callable[..., Any]:

@@ -12,8 +12,8 @@ from nearfar.data import DataSet, Samples
 from nearfar.data.samples import Transform
 from nearfar.train import checkpoint
 from nearfar.train.config import Config, load
-from nearfar.train.setting import Input, open_model
 from nearfar.train.source import opened
+from nearfar.train.suited import Input, open_model
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,10 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from nearfar import models
 from nearfar.batches import Proximal, Representatives
-from nearfar.data import DataSet, Samples, Tensors, View, class_disjoint, part, transforms
+from nearfar.data import DataSet, Samples, View, class_disjoint, part
 from nearfar.data.samples import Transform
+from nearfar.data.splits import Shares
 from nearfar.relations import Relation
 from nearfar.scale import Gathered, Memory
 from nearfar.train import parts
@@ -23,6 +23,7 @@ from nearfar.train.config import Config
 from nearfar.train.rates import optimiser
 from nearfar.train.source import opened
 from nearfar.train.step import Step
+from nearfar.train.suited import Input, open_model, shares_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,7 @@ class Setting:
     view: View
     plain: Transform
     inputs: Input
+    shares: Shares
 
     @property
     def bare_model(self) -> nn.Module:
@@ -92,54 +94,6 @@ def takes_relations(loss: Any) -> bool:
     return not hasattr(loss, "proxies")
 
 
-@dataclass(frozen=True)
-class Input:
-    """What goes into the network: the name of the transform, and the shape [...] that it gives one sample."""
-
-    transform: str
-    shape: tuple[int, ...]
-
-    @staticmethod
-    def of(config: Config, data: DataSet) -> Input:
-        """As the configuration says, or as suits the data; the shape is read from the first sample."""
-        name = config.data.transform or default_transform(data)
-        return Input(name, tuple(transforms.get(name, False)(data.train[0], np.random.default_rng(0)).shape))
-
-
-def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:
-    """The network, and the transforms of training and of evaluation.
-
-    Without `fresh`, published weights are not looked for: a checkpoint will bring others.
-    """
-    spec = config.model
-    model = models.build(
-        spec.name,
-        width=spec.width,
-        inputs=given.shape,
-        pool=spec.pool,
-        normalise=spec.normalise,
-        pretrained=spec.pretrained and fresh,
-        weights=spec.weights if fresh else None,
-        hidden=spec.hidden,
-        neck=spec.neck,
-    )
-    if spec.group_norms:
-        models.group_norms(model)
-    if spec.freeze_norms:
-        models.freeze_norms(model.trunk)
-    if config.training.precision == "double":
-        model.double()
-    augmented, plain = (transforms.get(given.transform, train, model.mean, model.std) for train in (True, False))
-    return model, augmented, plain
-
-
-def default_transform(data: DataSet) -> str:
-    """What suits the samples: small drawings are moved a little, vectors stay, photographs are cropped."""
-    if not isinstance(data.train, Tensors):
-        return "photographs"
-    return "glyphs" if data.train.x.dtype == torch.uint8 else "none"
-
-
 def seed_everything(seed: int) -> None:
     """Python's, NumPy's and torch's generators."""
     random.seed(seed)
@@ -152,9 +106,10 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
     seed = config.training.seed
     seed_everything(seed)
     given = data or opened(config.data)
+    shares = shares_of(config, given)
     train, validation = given.train, None
-    if config.training.protocol == "validation" and config.data.validation > 0:
-        rest, held_out = class_disjoint(given.train, config.data.validation, seed=0)
+    if shares.held_out:
+        rest, held_out = class_disjoint(given.train, shares.held_out / len(given.train.classes), seed=0)
         train, validation = part(given.train, rest), part(given.train, held_out)
     inputs = Input.of(config, given)
     bare, augmented, plain = open_model(config, inputs)
@@ -189,4 +144,5 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
         view=View(train, augmented, seed=seed),
         plain=plain,
         inputs=inputs,
+        shares=shares,
     )

