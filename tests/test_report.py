@@ -329,6 +329,53 @@ def test_pictures_that_mean_harm_are_counted(tmp_path):
     assert "7 pictures could not be read" in report.build((x, y), names=names, images=mapped, **QUICK)
 
 
+KINDS = {
+    "truth values": np.zeros(12, dtype=bool),
+    "complex numbers": np.zeros(12, dtype=complex),
+    "words": np.full(12, "a"),
+    "bytes": np.full(12, b"a"),
+    "records": np.zeros(12, dtype=[("a", "i4")]),
+    "dates": np.zeros(12, dtype="M8[D]"),
+    "spans of time": np.zeros(12, dtype="m8[s]"),
+    "fractions": np.zeros(12),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_every_kind(tmp_path, kind):
+    """Each wrong column is one sentence that names it; no message of torch's own, and no file that a column names."""
+    x, y = (part.numpy() for part in some_data(classes=3, each=4))
+    column, path = KINDS[kind], tmp_path / "v.npz"
+
+    def told(**arrays):
+        np.savez(path, **{"x": x, "y": y, **arrays})
+        with pytest.raises(TypeError) as error:
+            report.build(path, **QUICK)
+        return str(error.value)
+
+    assert told(y=column).startswith(f"report: y must be integers [n], but came as {kind}")
+    if kind != "fractions":
+        assert told(x=np.stack([column, column], 1)).startswith(
+            f"report: x must hold real numbers [n, d], but came as {kind}"
+        )
+    if kind not in ("words", "bytes", "dates"):
+        assert (
+            told(name=column) == f"report: names must be words [n], but came as {kind} ({column.dtype}) of shape [12]."
+        )
+        assert told(classes=column[:3]).startswith(f"report: classes must be words [n], but came as {kind}")
+    assert f"must be uint8 [n, h, w] or [n, h, w, 3], but are {kind}" in told(images=column)
+    assert "names must be words [n]" in told(name=np.full((12, 2), "a"))
+
+
+def test_vectors_make_a_page():
+    x, y = some_data(classes=3, each=4)
+    held = nf.evaluation.Vectors(x, y, [f"<{i}>" for i in range(12)], classes=("a", "b", "c"))
+    assert report.build(held, **QUICK) == report.build((x, y), names=held.name, classes=held.classes, **QUICK)
+    assert report.build((x.tolist(), y.tolist()), **QUICK) == report.build((x.double(), y), **QUICK)
+    with pytest.raises(ValueError, match="these Vectors hold no y"):
+        report.build(nf.evaluation.Vectors(x))
+
+
 def test_class_names_by_mapping_by_place_and_by_order():
     x, y = some_data(classes=3)
     assert gather((x, y)).classes == {0: "class 0", 1: "class 1", 2: "class 2"}

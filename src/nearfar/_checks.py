@@ -22,8 +22,8 @@ def readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def check_embeddings(owner: str, name: str, x: Tensor) -> None:
-    """Demand a floating [n, d] matrix, finite where that can be read for free."""
+def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -> None:
+    """Demand a floating [n, d] matrix; and finite, where that can be read for free and is asked for."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{owner}: {name} must be a torch.Tensor of shape [n, d], but came as {type(x).__name__}.")
     if x.ndim != 2:
@@ -33,7 +33,7 @@ def check_embeddings(owner: str, name: str, x: Tensor) -> None:
         )
     if not x.is_floating_point():
         raise TypeError(f"{owner}: {name} must be floating point, but came as {x.dtype}; call .float() on it.")
-    if readable(x):
+    if finite and readable(x):
         _check_finite(owner, name, x)
 
 

@@ -99,6 +99,11 @@ class Relation(ABC):
         """Whose rows are anchors, where there are representatives."""
         return None if self._projection is None else self._projection.anchors
 
+    @property
+    def weighted(self) -> bool:
+        """Whether some pairs count more than others."""
+        return self._weights is not None
+
     def projected(self, anchors: Anchors, *, among: bool = False) -> Relation:
         """The same relation as a loss wants it: see `from_labels`; without representatives nothing changes.
 

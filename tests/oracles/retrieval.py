@@ -96,6 +96,37 @@ def map_at_r(S, y, ref_y, itself):
     return sum(ap_at_r_of(S, y, ref_y, i, itself) for i in queries) / len(queries)
 
 
+def related(S, alike, counts, i, ties="place"):
+    """(R, rank, R-precision, AP@R) of query i where alike[i, j] says what is right, and counts[i, j] what is there.
+
+    A query without a right answer has R = 0 and nothing else.
+    """
+    there = [j for j in range(S.shape[1]) if counts[i, j]]
+    order = sorted(there, key=lambda j: (-S[i, j], j))
+    right = [j for j in there if alike[i, j]]
+    if not right:
+        return 0, None, None, None
+    if ties == "place":
+        place = min(order.index(j) for j in right) + 1
+    else:
+        best = max(S[i, j] for j in right)
+        place = 1 + sum(1 for j in there if j not in right and S[i, j] > best)
+    first = order[: len(right)]
+    precision = [sum(j in right for j in first[:k]) / k for k in range(1, len(first) + 1)]
+    hits = [j in right for j in first]
+    ap = sum(p for p, hit in zip(precision, hits, strict=True) if hit) / len(right)
+    return len(right), place, sum(hits) / len(right), ap
+
+
+def shared_label(hot, ref_hot):
+    """alike[i, j]: whether two rows of 0 and 1 have a 1 in one place."""
+    alike = np.zeros((len(hot), len(ref_hot)), dtype=bool)
+    for i in range(len(hot)):
+        for j in range(len(ref_hot)):
+            alike[i, j] = any(a and b for a, b in zip(hot[i], ref_hot[j], strict=True))
+    return alike
+
+
 def pair_f1(found, wanted):
     """F1 of `in one cluster` as a guess of `of one class`, pair by pair."""
     both = clusters = classes = 0

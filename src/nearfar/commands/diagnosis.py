@@ -51,9 +51,7 @@ def looks(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis]:
 
 def of_vectors(source: Path, options: dict[str, Any]) -> Diagnosis:
     """The diagnosis of a file of vectors; rows that are not finite are a finding, so that `Vectors` is not asked."""
-    import numpy as np
-    import torch
-
+    from nearfar._arrays import labels_of, rows_of
     from nearfar._files import read_arrays
     from nearfar.doctor import diagnose as judge
 
@@ -62,8 +60,8 @@ def of_vectors(source: Path, options: dict[str, Any]) -> Diagnosis:
     for key in ("x", "y"):
         if key not in arrays:
             raise ValueError(f"{path} must hold {key}, but holds {', '.join(arrays) or 'nothing'}.")
-    x = torch.from_numpy(np.asarray(arrays["x"], dtype=np.float32))
-    return judge(x, torch.from_numpy(np.asarray(arrays["y"])).long(), **options)
+    x, y = rows_of("diagnose", f"x in {path}", arrays["x"]), labels_of("diagnose", f"y in {path}", arrays["y"])
+    return judge(x, y, **options)
 
 
 def register(app: typer.Typer) -> None:

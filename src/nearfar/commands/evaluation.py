@@ -57,7 +57,7 @@ def evaluate(
         with waiting(f"evaluating {len(queries):,} vectors") as watch:
             found = judge(
                 queries.x,
-                queries.y,  # type: ignore[arg-type]
+                queries.y,
                 ks=chosen(k, data_set),
                 ref_emb=None if found_in is None else found_in.x,
                 ref_labels=None if found_in is None else found_in.y,
@@ -174,7 +174,7 @@ def compare(
         for path, side in zip((a, b), sides, strict=True):
             with waiting(f"evaluating {path}") as watch:
                 options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
-                found.append(score_of(side.x, side.y, ks=(1,), **options))  # type: ignore[arg-type]
+                found.append(score_of(side.x, side.y, ks=(1,), **options))
         options = {"score": score, "unit": unit, "seed": seed}
         typer.echo(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice, check_labels, check_tensor
+from nearfar._checks import check_choice, check_embeddings, check_labels
 from nearfar.doctor import remedies
 from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded, listed
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.evaluation import neighbours
+from nearfar.evaluation.taken import demand_classes, taken
 from nearfar.geometry import Collapse, Pull, collapse, pull
 from nearfar.geometry.collapse import sample
 from nearfar.losses import Triplet
@@ -73,8 +74,8 @@ class Look:
 
 
 def diagnose(
-    embeddings: Tensor,
-    labels: Tensor,
+    embeddings: Any,
+    labels: Any = None,
     *,
     loss: Any = None,
     margin: float | None = None,
@@ -89,8 +90,9 @@ def diagnose(
     a second for 2,000 rows of width 128. With a loss, the doctor also sees its value and who carries its gradient.
 
     Args:
-        embeddings: [n, d]; rows that are not finite are a finding, not an error.
-        labels: [n] integers.
+        embeddings: [n, d], a tensor, an array, lists or `Vectors`; rows that are not finite are a finding, not an
+            error.
+        labels: [n] integers; of `Vectors`, where none are given, their y.
         loss: any loss of `nf.losses`; its `explain` is read on 256 rows.
         margin: α of the triplets; where none is given, that of a `Triplet` loss.
         metric: "cosine", or "euclidean" where rows are compared as they are.
@@ -102,7 +104,11 @@ def diagnose(
     >>> diagnose(x, torch.arange(80) // 4).findings[0].name
     'total collapse'
     """
-    _check(embeddings, labels, metric)
+    check_choice("diagnose", "metric", metric, ("cosine", "euclidean"))
+    given = taken("diagnose", embeddings, labels)
+    embeddings, labels = given.x, demand_classes("diagnose", given.y)
+    check_embeddings("diagnose", "embeddings", embeddings, finite=False)
+    check_labels("diagnose", "labels", labels, len(embeddings), embeddings.device)
     limits = thresholds or Thresholds()
     finite = torch.isfinite(embeddings.detach()).all(dim=1)
     found = list(_not_finite(finite))
@@ -157,17 +163,6 @@ def margin_of(loss: Any) -> float | None:
 
 def _rest(raw: Pull) -> tuple[tuple[float, ...], float, int, float]:
     return raw.shares, raw.alike, raw.active, raw.effective
-
-
-def _check(embeddings: Tensor, labels: Tensor, metric: str) -> None:
-    check_tensor("diagnose", "embeddings", embeddings)
-    if embeddings.ndim != 2 or not embeddings.is_floating_point():
-        raise ValueError(
-            f"diagnose: embeddings must be floating point of shape [n, d], but came as {embeddings.dtype} of shape "
-            f"{list(embeddings.shape)}; flatten or pool each sample to one vector first."
-        )
-    check_labels("diagnose", "labels", labels, len(embeddings), embeddings.device)
-    check_choice("diagnose", "metric", metric, ("cosine", "euclidean"))
 
 
 def _neighbourhood(x: Tensor, y: Tensor, metric: str) -> tuple[float, float, Tensor]:

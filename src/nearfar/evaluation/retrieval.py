@@ -23,6 +23,7 @@ from nearfar.evaluation.neighbours import TILE, strips
 from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
 
 Ties = Literal["place", "favourable"]
+TIES: tuple[Ties, ...] = ("place", "favourable")
 Watch = Callable[[str], None]
 DEEPEST = 64
 """Neighbours listed at most for recall@K alone: ranks beyond are counted, which is cheaper than a longer list."""
@@ -37,7 +38,7 @@ class PerQuery:
         r_precision: share of relevant ones among the first R.
         ap_at_r: average precision at R.
         relevant: R, how many right answers exist.
-        labels: the class of each query.
+        labels: the class of each query; -1 where a relation, not labels, says what is right.
     """
 
     rank: Tensor
@@ -76,9 +77,9 @@ def retrieve(
             code, for `rank` only.
         watch: told in words how far it is.
     """
-    check_choice("retrieve", "ties", ties, ("place", "favourable"))
+    check_choice("retrieve", "ties", ties, TIES)
     check_choice("retrieve", "similarity", similarity, METRICS)
-    _check(embeddings, labels, ref_emb, ref_labels)
+    check_sides("evaluate", embeddings, labels, ref_emb, ref_labels)
     names = labels if ref_labels is None else ref_labels
     relevant = _relevant(labels, names, itself=ref_emb is None)
     most = len(names) - (ref_emb is None)
@@ -89,7 +90,7 @@ def retrieve(
     parts = []
     for rows, found in strips(embeddings, ref_emb, k=k, similarity=similarity):
         right = names[found.places] == labels[rows, None]
-        parts.append(_score(right, found.scores, relevant[rows], ties))
+        parts.append(scored(right, found.scores, relevant[rows], ties))
         if watch is not None:
             watch(f"neighbours of {rows.stop} of {len(labels)} queries")
     rank, r_precision, ap = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -101,17 +102,22 @@ def retrieve(
     return PerQuery(rank, r_precision, ap, relevant, labels)
 
 
-def _check(embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> None:
-    check_embeddings("evaluate", "embeddings", embeddings)
-    check_labels("evaluate", "labels", labels, len(embeddings), embeddings.device)
-    if (ref_emb is None) != (ref_labels is None):
-        raise ValueError("evaluate: ref_emb and ref_labels belong together, but only one of them came.")
-    if ref_emb is not None and ref_labels is not None:
-        check_embeddings("evaluate", "ref_emb", ref_emb)
-        check_labels("evaluate", "ref_labels", ref_labels, len(ref_emb), embeddings.device)
+def check_sides(
+    owner: str, embeddings: Tensor, labels: Tensor | None, ref_emb: Tensor | None, ref_labels: Tensor | None
+) -> None:
+    """Demand rows and labels that fit each other; labels are None where a relation stands in their place."""
+    check_embeddings(owner, "embeddings", embeddings)
+    if labels is not None:
+        check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
+        if (ref_emb is None) != (ref_labels is None):
+            raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
+    if ref_emb is not None:
+        check_embeddings(owner, "ref_emb", ref_emb)
+        if ref_labels is not None:
+            check_labels(owner, "ref_labels", ref_labels, len(ref_emb), embeddings.device)
         if ref_emb.shape[1] != embeddings.shape[1]:
             raise ValueError(
-                f"evaluate: ref_emb must be {embeddings.shape[1]} wide like embeddings, but is {ref_emb.shape[1]} wide."
+                f"{owner}: ref_emb must be {embeddings.shape[1]} wide like embeddings, but is {ref_emb.shape[1]} wide."
             )
 
 
@@ -125,7 +131,7 @@ def _relevant(labels: Tensor, names: Tensor, *, itself: bool) -> Tensor:
     return found - 1 if itself else found
 
 
-def _score(right: Tensor, scores: Tensor, relevant: Tensor, ties: Ties) -> tuple[Tensor, Tensor, Tensor]:
+def scored(right: Tensor, scores: Tensor, relevant: Tensor, ties: Ties) -> tuple[Tensor, Tensor, Tensor]:
     """Rank (0: not on the list), R-precision and AP@R of a strip, from which of the listed are right [t, k]."""
     place = torch.arange(1, right.shape[1] + 1, device=right.device)
     first = torch.where(right, place, right.shape[1] + 1).amin(dim=1)

@@ -14,9 +14,13 @@ from torch import Tensor
 from nearfar._checks import check_choice
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores
-from nearfar.evaluation.retrieval import PerQuery, Ties, Watch, retrieve
-from nearfar.evaluation.spaces import Metric
+from nearfar.evaluation.related import retrieve_related
+from nearfar.evaluation.retrieval import TIES, PerQuery, Ties, Watch, check_sides, retrieve
+from nearfar.evaluation.spaces import METRICS, Metric
+from nearfar.evaluation.taken import Taken, demand_classes, taken
+from nearfar.evaluation.vectors import Vectors
 from nearfar.ks import USUAL
+from nearfar.relations import Relation
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,10 @@ class Evaluation:
         f1: pairwise F1, or None.
         intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. Of clustering scores: the lowest
             and highest over k-means starts, under "nmi over starts" and so on, which is no sampling error.
-        per_class: one row a class, worst first.
+        per_class: one row a class, worst first; none where a relation, not labels, says what is right.
         queries: how many queries counted.
         lone: how many had no right answer and were left out.
-        classes: how many classes the counted queries have.
+        classes: how many classes the counted queries have; 0 with a relation.
         unit: what the intervals draw anew: "class" or "query".
         per_query: the raw results behind it all.
     """
@@ -105,7 +109,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         lines = [
-            f"{self.queries} queries of {self.classes} classes"
+            f"{self.queries} queries"
+            + (f" of {self.classes} classes" if self.classes else "")
             + (f"; {self.lone} lone queries left out" if self.lone else "")
             + self._about_intervals()
         ]
@@ -132,16 +137,16 @@ def _pandas() -> Any:
 
 
 def evaluate(
-    embeddings: Tensor,
-    labels: Tensor,
+    embeddings: Any,
+    labels: Any = None,
     *,
     ks: Sequence[int] = USUAL,
-    ref_emb: Tensor | None = None,
-    ref_labels: Tensor | None = None,
+    ref_emb: Any = None,
+    ref_labels: Any = None,
     similarity: Metric = "cosine",
     clustering: bool = False,
     ties: Ties = "place",
-    unit: Unit = "class",
+    unit: Unit | None = None,
     resamples: int = 2000,
     seed: int = 0,
     watch: Watch | None = None,
@@ -149,16 +154,19 @@ def evaluate(
     """Retrieval (and on request clustering) scores of a space, with error bars.
 
     Args:
-        embeddings: [n, d] queries; NaN rows are an error that names them.
-        labels: [n] integers.
+        embeddings: [n, d] queries: a tensor, an array, lists or `Vectors`; NaN rows are an error that names them.
+        labels: [n] integers; of `Vectors`, where none are given, their y. Or an `nf.Relation` that says what is right
+            for each query (several labels a sample, a matrix, ignored pairs, which are left out of the ranking).
         ks: which recall@K; `nearfar.evaluation.KS` holds those customary for known data sets.
         ref_emb: [m, d] gallery (In-Shop's protocol); None searches the queries themselves, no row finding itself.
-        ref_labels: [m] integers.
+        ref_labels: [m] integers; None where `labels` is a relation of queries and gallery.
         similarity: "cosine", "dot" or "euclidean".
-        clustering: add NMI, AMI and F1: k-means with k = number of classes, k-means++, 3 restarts, `seed`.
+        clustering: add NMI, AMI and F1: k-means with k = number of classes, k-means++, 3 restarts, `seed`; refused for
+            a relation, which has no classes to compare clusters with.
         ties: "place": of equal scores the earlier reference comes first; "favourable": a right one does (002's rule).
         unit: what the intervals draw anew. Classes are right where the question is about unseen classes: queries
-            of one class fail together; "query" gives narrower intervals that speak of these classes only.
+            of one class fail together; "query" gives narrower intervals that speak of these classes only. By default
+            classes, and queries of a relation, which has no classes.
         resamples: draws of the bootstrap; 0 for no intervals. There are none either where one unit is all there is.
         seed: of the bootstrap and of k-means.
         watch: told in words how far it is.
@@ -170,23 +178,24 @@ def evaluate(
     {1: 0.8, 2: 0.8}
     """
     ks = _checked(ks)
-    check_choice("evaluate", "unit", unit, ("class", "query"))
-    found = retrieve(
-        embeddings, labels, ref_emb, ref_labels, depth=max(ks), similarity=similarity, ties=ties, watch=watch
-    )
+    given = taken("evaluate", embeddings, labels, ref_emb, ref_labels)
+    unit = _unit("evaluate", unit, isinstance(given.y, Relation))
+    if clustering:
+        demand_classes("evaluate: clustering (nmi, ami, f1)", given.y)
+    found = _found(given, max(ks), similarity, ties, watch)
     keep = ~found.lone
     if not bool(keep.any()):
-        raise ValueError(
-            "evaluate: no query has a right answer; every class has a single sample, so nothing can be retrieved."
-        )
+        raise ValueError("evaluate: no query has a right answer (no other sample is alike), so nothing can be scored.")
     names, values = _columns(found, ks, keep)
     groups = found.labels[keep].cpu().numpy()
     means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))
     bars = intervals(values, groups, unit=unit, resamples=resamples, seed=seed) if resamples else []
     kept = {name: bar for name, bar in zip(names, bars, strict=False) if not math.isnan(bar.error)}
+    rows = () if isinstance(given.y, Relation) else _per_class(found)
     clusters = None
     if clustering:
-        x, y = (embeddings, labels) if ref_emb is None or ref_labels is None else (ref_emb, ref_labels)
+        x, y = (given.x, given.y) if given.ref is None or given.ref_y is None else (given.ref, given.ref_y)
+        y = demand_classes("evaluate", y)
         clusters = clustering_scores(x, y, normalize=similarity == "cosine", seed=seed, watch=watch)
         kept |= {f"{name} over starts": spread for name, spread in clusters.spread.items()}
     return Evaluation(
@@ -199,13 +208,35 @@ def evaluate(
         ami=clusters.ami if clusters else None,
         f1=clusters.f1 if clusters else None,
         intervals=kept,
-        per_class=_per_class(found),
+        per_class=rows,
         queries=len(values),
         lone=int(found.lone.sum()),
-        classes=len(np.unique(groups)),
+        classes=len(rows),
         unit=unit,
         per_query=found,
     )
+
+
+def _found(given: Taken, depth: int, similarity: Metric, ties: Ties, watch: Watch | None) -> PerQuery:
+    """What each query finds, by labels or by a relation."""
+    if not isinstance(given.y, Relation):
+        return retrieve(
+            given.x, given.y, given.ref, given.ref_y, depth=depth, similarity=similarity, ties=ties, watch=watch
+        )
+    check_choice("evaluate", "ties", ties, TIES)
+    check_choice("evaluate", "similarity", similarity, METRICS)
+    check_sides("evaluate", given.x, None, given.ref, None)
+    return retrieve_related(given.x, given.y, given.ref, similarity=similarity, ties=ties, watch=watch)
+
+
+def _unit(owner: str, unit: Unit | None, related: bool) -> Unit:
+    """What to draw anew: as asked for, else classes where there are any."""
+    if unit is None:
+        return "query" if related else "class"
+    check_choice(owner, "unit", unit, ("class", "query"))
+    if related and unit == "class":
+        raise ValueError(f'{owner}: unit="class" needs one class a sample, which a relation has not; say unit="query".')
+    return unit
 
 
 def _checked(ks: Sequence[int]) -> tuple[int, ...]:
@@ -265,22 +296,35 @@ class Comparison:
         )
 
 
+def _evaluated(a: Evaluation | Vectors, b: Evaluation | Vectors) -> tuple[Evaluation, Evaluation]:
+    for one in (a, b):
+        if not isinstance(one, Evaluation | Vectors):
+            raise TypeError(f"compare: evaluations or Vectors are compared, but {type(one).__name__} came.")
+    if isinstance(a, Vectors) and isinstance(b, Vectors) and None not in (a.name, b.name) and a.name != b.name:
+        raise ValueError("compare: the two are not of the same samples in the same order: their names differ.")
+    left, right = (evaluate(one, ks=(1,), resamples=0) if isinstance(one, Vectors) else one for one in (a, b))
+    return left, right
+
+
 def compare(
-    a: Evaluation,
-    b: Evaluation,
+    a: Evaluation | Vectors,
+    b: Evaluation | Vectors,
     *,
     score: str = "recall@1",
-    unit: Unit = "class",
+    unit: Unit | None = None,
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
     """A paired bootstrap between two evaluations of the same queries: is b better, worse, or can we not tell?
 
-    Both spaces meet the same resampled classes, so what they share cancels. The verdict follows from whether the
-    interval of the difference holds 0.
+    Both spaces meet the same resampled classes (queries, where a relation says what is right), so what they share
+    cancels. The verdict follows from whether the interval of the difference holds 0. `Vectors` are evaluated first.
     """
-    if not torch.equal(a.per_query.labels, b.per_query.labels):
+    a, b = _evaluated(a, b)
+    unit = _unit("compare", unit, not a.classes)
+    both = (a.per_query, b.per_query)
+    if not torch.equal(both[0].labels, both[1].labels) or not torch.equal(both[0].relevant, both[1].relevant):
         raise ValueError(
             "compare: the two evaluations are not of the same queries in the same order; evaluate both on one set."
         )

@@ -6,14 +6,16 @@ TAR at FAR = f:  the share of alike pairs accepted by the lowest threshold that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nearfar._checks import check_choice
-from nearfar.evaluation.retrieval import _check
+from nearfar.evaluation.retrieval import check_sides
 from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
+from nearfar.evaluation.taken import demand_classes, taken
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Verification:
 
 
 def verification(
-    embeddings: Tensor,
-    labels: Tensor,
+    embeddings: Any,
+    labels: Any = None,
     *,
     far: tuple[float, ...] = (0.1, 0.01, 0.001),
     pairs: int | None = None,
@@ -49,8 +51,8 @@ def verification(
     """ROC AUC and TAR at FAR over all unordered pairs, or over `pairs` drawn alike and as many unlike ones.
 
     Args:
-        embeddings: [n, d].
-        labels: [n] integers.
+        embeddings: [n, d], a tensor, an array, lists or `Vectors`.
+        labels: [n] integers; of `Vectors`, where none are given, their y.
         far: false accept rates.
         pairs: how many pairs of each kind to draw with replacement; None judges all n(n-1)/2 (n up to 20,000).
         similarity: "cosine", "dot" or "euclidean".
@@ -61,7 +63,9 @@ def verification(
     {0.1: 1.0}
     """
     check_choice("verification", "similarity", similarity, METRICS)
-    _check(embeddings, labels, None, None)
+    given = taken("verification", embeddings, labels)
+    embeddings, labels = given.x, demand_classes("verification", given.y)
+    check_sides("verification", embeddings, labels, None, None)
     if any(not 0 <= rate <= 1 for rate in far):
         raise ValueError(f"verification: far must hold shares in 0..1, such as (0.1, 0.01), but came as {far!r}.")
     if pairs is not None and pairs < 1:

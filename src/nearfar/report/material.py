@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from nearfar._arrays import labels_of, rows_of, told
+from nearfar._checks import check_embeddings, check_labels
 from nearfar._files import inside, read_arrays
+from nearfar.evaluation.vectors import Vectors
 from nearfar.report.journal import Journal, read_journal
 
-Source = str | os.PathLike[str] | tuple[Any, Any]
+Source = str | os.PathLike[str] | tuple[Any, Any] | Vectors
 Names = Mapping[int, str] | Sequence[str]
 Opener = Callable[[int], Any]
 KEYS = ("x", "y", "name", "classes", "images")
@@ -64,8 +66,15 @@ def gather(
     journal, config = Journal((), ()), ""
     if isinstance(source, tuple):
         if len(source) != 2:
-            raise ValueError(f"report: source must be (embeddings, labels) or a path, but came as {len(source)} parts.")
+            raise ValueError(
+                f"report: source must be (embeddings, labels), Vectors or a path, but came as {len(source)} parts."
+            )
         stored, word = {"x": source[0], "y": source[1]}, "Embedding"
+    elif isinstance(source, Vectors):
+        stored = {key: getattr(source, key, None) for key in KEYS}
+        word = "Embedding"
+        if source.y is None:
+            raise ValueError("report: these Vectors hold no y, the classes; only labelled vectors can be shown.")
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
         word = path.resolve().name if path.is_dir() else path.stem
@@ -73,8 +82,13 @@ def gather(
         if path.is_dir():
             journal, config = read_journal(path / "journal.jsonl"), _text(path / "config.yaml")
     else:
-        raise TypeError(f"report: source must be (embeddings, labels) or a path, but came as {type(source).__name__}.")
-    x, y = _vectors_and_labels(stored["x"], stored["y"])
+        raise TypeError(
+            f"report: source must be (embeddings, labels), Vectors or a path, but came as {type(source).__name__}."
+        )
+    x, y = rows_of("report", "x", stored["x"]).detach().cpu(), labels_of("report", "y", stored["y"]).detach().cpu()
+    check_embeddings("report", "x", x)
+    check_labels("report", "y", y, len(x), x.device)
+    y = y.long()
     rows = _sample_names(stored.get("name") if names is None else names, len(x))
     return Material(
         x=x,
@@ -103,6 +117,10 @@ def _load(path: Path) -> dict[str, Any]:
     for key, what in (("x", "vectors [n, d]"), ("y", "integer labels [n]")):
         if key not in stored:
             raise ValueError(f"report: {path} must hold {key}, the {what}, but does not.")
+    images = stored.get("images")
+    if images is not None and (images.ndim not in (3, 4) or images.dtype.kind not in "bu"):
+        # words would be taken for the paths of files, which a stranger's file must not choose
+        raise TypeError(f"report: images in {path} must be uint8 [n, h, w] or [n, h, w, 3], but are {told(images)}.")
     return stored
 
 
@@ -110,20 +128,20 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def _vectors_and_labels(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    vectors = torch.as_tensor(x).detach().cpu()
-    labels = torch.as_tensor(y.astype(np.int64) if isinstance(y, np.ndarray) and y.dtype.kind == "u" else y)
-    if labels.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8):
-        labels = labels.long()
-    return vectors, labels.detach().cpu()  # `evaluate` checks shapes, types and NaN, and says so in a sentence
-
-
 def _sample_names(given: Any, rows: int) -> tuple[str, ...]:
     if given is None:
         return tuple(f"row {row}" for row in range(rows))
-    if len(given) != rows:
-        raise ValueError(f"report: names must have one entry per row, but {len(given)} came for {rows} rows.")
-    return tuple(str(name) for name in given)
+    words = _words("names", given)
+    if len(words) != rows:
+        raise ValueError(f"report: names must have one entry per row, but {len(words)} came for {rows} rows.")
+    return words
+
+
+def _words(name: str, given: Any) -> tuple[str, ...]:
+    """Words from a list or an array [n]; numbers and dates are written out."""
+    if isinstance(given, np.ndarray) and (given.ndim != 1 or given.dtype.kind not in "USiuM"):
+        raise TypeError(f"report: {name} must be words [n], but came as {told(given)}.")
+    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in given)
 
 
 def _class_names(given: Any, y: Tensor) -> dict[int, str]:
@@ -134,7 +152,7 @@ def _class_names(given: Any, y: Tensor) -> dict[int, str]:
         return plain
     if isinstance(given, Mapping):
         return plain | {int(label): str(name) for label, name in given.items()}
-    words = [str(name) for name in given]
+    words = _words("classes", given)
     if len(words) == len(labels):
         return dict(zip(labels, words, strict=True))
     if not labels or (min(labels) >= 0 and max(labels) < len(words)):

@@ -76,8 +76,9 @@ def build(
     """The page as text.
 
     Args:
-        source: `(embeddings, labels)`, the path of a `vectors.npz` (x, y; name, classes, images where there are any),
-            or the path of a run folder (embeddings.npz; journal.jsonl, config.yaml where there are any).
+        source: `(embeddings, labels)` (tensors, arrays or lists), `Vectors`, the path of a `vectors.npz` (x, y; name,
+            classes, images where there are any), or the path of a run folder (embeddings.npz; journal.jsonl,
+            config.yaml where there are any).
         names: one per row, such as file names.
         classes: names of the classes: a mapping from labels, one for each of 0..max, or one for each label that there
             is, in ascending order.
@@ -144,7 +145,7 @@ def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Option
 
 def _found_in(source: Source) -> list[Any] | None:
     """What the doctor finds in the journal of a run folder; None where there is none, or it is not one of ours."""
-    if isinstance(source, tuple) or not (Path(source) / "journal.jsonl").is_file():
+    if not isinstance(source, str | os.PathLike) or not (Path(source) / "journal.jsonl").is_file():
         return None
     try:
         from nearfar.doctor import diagnose_run  # it reads the configuration through `train`, which a page may lack
