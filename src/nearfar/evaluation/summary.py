@@ -323,8 +323,10 @@ def compare(
     """
     a, b = _evaluated(a, b)
     unit = _unit("compare", unit, not a.classes)
-    both = (a.per_query, b.per_query)
-    if not torch.equal(both[0].labels, both[1].labels) or not torch.equal(both[0].relevant, both[1].relevant):
+    same = torch.equal(a.per_query.labels, b.per_query.labels)
+    if not a.classes:  # no labels: how many right answers each query has tells one relation from another
+        same = same and torch.equal(a.per_query.relevant, b.per_query.relevant)
+    if not same:
         raise ValueError(
             "compare: the two evaluations are not of the same queries in the same order; evaluate both on one set."
         )
