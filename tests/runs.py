@@ -57,7 +57,7 @@ def config(**changes: dict[str, Any]) -> Config:
 
 def journal(folder: Path) -> list[dict[str, Any]]:
     """Every line without its time."""
-    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
     return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 

@@ -98,7 +98,7 @@ def test_the_command_writes_what_train_takes(classes, test, tmp_path):
     written = command("recommend", "folder", "--path", there)
     assert written.exit_code == 0, written.output
     assert f"# {classes} classes: {test} for the test, " in written.output
-    (tmp_path / "c.yaml").write_text(written.output)
+    (tmp_path / "c.yaml").write_text(written.output, encoding="utf-8")
     config = load(tmp_path / "c.yaml", [("training.steps", "2"), ("training.tensorboard", "false")])
     assert fit(config, tmp_path / "run", console=QUIET).finished
 
@@ -120,7 +120,7 @@ def test_too_many_classes_are_refused_with_a_number_that_works(tmp_path):
         fit(parse(tree), tmp_path / "run", console=QUIET)
     assert not (tmp_path / "run").exists()
     flag, value = re.search(r"--(batches\.classes) (\d+)", str(caught.value)).groups()
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     assert fit(load(tmp_path / "c.yaml", [(flag, value)]), tmp_path / "run", console=QUIET).finished
 
 

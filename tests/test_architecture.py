@@ -17,7 +17,7 @@ ORACLES = sorted((Path(__file__).parent / "oracles").glob("*.py"))
 
 # Read top to bottom: a module imports only from modules above it (or from its own folder's files above it).
 LAYERS = (
-    ("_checks", "_arrays", "_files", "ks", "generators", "ranks"),
+    ("_checks", "_arrays", "_console", "_files", "ks", "generators", "ranks"),
     ("similarity", "pairs", "projection", "given", "relations", "indices"),
     ("sets",),
     ("pairing",),
@@ -57,7 +57,7 @@ PUBLIC = {
 def imports(path: Path) -> set[str]:
     """The top modules of nearfar that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             deeper = node.module == "nearfar"
@@ -75,7 +75,7 @@ def owner(path: Path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_file_is_one_idea(path):
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 400, f"{path.name} has {len(lines)} lines: two ideas?"
     assert ast.get_docstring(ast.parse("\n".join(lines))), f"{path.name} says not what it is for"
     for node in ast.walk(ast.parse("\n".join(lines))):
@@ -133,7 +133,7 @@ def test_import_is_lean():
         "heavy = {'matplotlib', 'sklearn', 'scipy', 'rich', 'typer', 'pytorch_metric_learning'} & set(sys.modules); "
         "print(sorted(heavy))"
     )
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
     assert shown.strip() == "[]"
 
 
@@ -141,7 +141,7 @@ def test_oracles_know_nothing_of_the_library():
     """An oracle that called the code it judges would agree with any mistake."""
     assert len(ORACLES) >= 5
     for path in ORACLES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -155,7 +155,7 @@ def test_oracles_know_nothing_of_the_library():
 
 def test_no_unfinished_words():
     for path in FILES:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         for word in ("TODO", "FIXME", "NotImplementedError"):
             assert word not in text, f"{path.name}: {word}"
 

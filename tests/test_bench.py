@@ -344,11 +344,11 @@ def test_three_files_are_written(tmp_path):
     files = write(tmp_path / "new", ROWS, plan)
     assert [file.name for file in files] == ["bench.json", "bench.md", "bench.png"]
     assert sorted(file.name for file in (tmp_path / "new").iterdir()) == sorted(file.name for file in files)
-    told = json.loads(files[0].read_text())
+    told = json.loads(files[0].read_text(encoding="utf-8"))
     assert [each["rows"] for each in told["results"]] == [128, 1024, 4096]
     assert told["versions"]["torch"] == torch.__version__
     assert told["exponents"]["auto"]["SupCon"]["time"] > 0
-    text = files[1].read_text()
+    text = files[1].read_text(encoding="utf-8")
     assert "| SupCon | 1,024 | 5.0 | 2.5 | 3.0 | 17 | 96 |" in text
     assert "| SupCon | 4,096 | 60.0 | 1.5 | memory | 30 | memory |" in text
     assert files[2].read_bytes().startswith(b"\x89PNG")
@@ -402,7 +402,7 @@ def test_the_command(app, tmp_path):
     assert "SupCon" in done.output
     assert "x as long" in done.output
     assert (tmp_path / "b" / "bench.png").is_file()
-    (found,) = json.loads((tmp_path / "b" / "bench.json").read_text())["results"]
+    (found,) = json.loads((tmp_path / "b" / "bench.json").read_text(encoding="utf-8"))["results"]
     assert found["cells"]["auto"]["megabytes"] is not None
     assert found["cells"][PEER]["failed"] == ""
 
@@ -425,7 +425,7 @@ def test_bad_options_are_one_sentence(app, tmp_path, options, said):
 
 
 def test_a_folder_that_cannot_be_made(app, tmp_path):
-    (tmp_path / "b").write_text("a file")
+    (tmp_path / "b").write_text("a file", encoding="utf-8")
     done = CliRunner().invoke(app, ["bench", "--loss", "SupCon", "--out", str(tmp_path / "b")])
     assert done.exit_code == 1
     assert str(done.exception).startswith("nearfar bench: File exists")
@@ -436,10 +436,10 @@ def test_it_says_so_where_the_peer_is_missing(app, tmp_path, monkeypatch, no_pro
     asked = ["bench", "--loss", "SupCon", "--sizes", "32", "--width", "8", "--quick", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, asked)
     assert "is not installed" in done.output
-    assert "is not installed" in (tmp_path / "bench.md").read_text()
+    assert "is not installed" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
 
 def test_the_peer_is_not_imported_to_know_its_version():
     script = "import sys, nearfar.bench as b; print(b.study.peer_version(), 'pytorch_metric_learning' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
     assert shown.split() == [study.peer_version() or "None", "False"]

@@ -19,7 +19,7 @@ COMMAND = str(Path(sys.executable).parent / "nearfar")
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "200", "HOME": str(folder)}
-    return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, text=True, env=wide, timeout=300)
+    return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, encoding="utf-8", env=wide, timeout=300)
 
 
 def test_losses_lists_every_loss(tmp_path):
@@ -38,18 +38,18 @@ def test_demo_trains_tests_and_writes_a_page(tmp_path):
     assert re.fullmatch(r"R@1 before: \d+\.\d", last[0])
     assert re.fullmatch(r"R@1 after: \d+\.\d", last[1])
     folder = tmp_path / "nearfar-demo"
-    assert "<html" in (folder / "report.html").read_text()
+    assert "<html" in (folder / "report.html").read_text(encoding="utf-8")
     assert {"config.yaml", "journal.jsonl", "embeddings.npz"} <= {path.name for path in folder.iterdir()}
 
 
 def test_demo_leaves_other_peoples_folders_alone(tmp_path):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
     shown = run("demo", "--steps", "1", "--folder", "mine", folder=tmp_path)
     assert shown.returncode != 0
     assert "holds no demo; choose another --folder" in shown.stderr
     assert "Traceback" not in shown.stderr
-    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / "mine" / "thesis.txt").read_text(encoding="utf-8") == "years of work"
 
 
 def test_train_resumes_and_refuses(tmp_path, monkeypatch):
@@ -59,14 +59,17 @@ def test_train_resumes_and_refuses(tmp_path, monkeypatch):
     np.savez(tmp_path / "v.npz", x=rng.normal(size=(16, 8))[labels] + 0.3 * rng.normal(size=(80, 8)), y=labels)
     (tmp_path / "c.yaml").write_text(
         "data: {name: vectors, path: v.npz}\nmodel: {name: linear, width: 4}\nloss: {name: SupCon}\n"
-        "batches: {classes: 4, samples: 4}\ntraining: {steps: 6, evaluate_every: 3, checkpoint_every: 3}\n"
+        "batches: {classes: 4, samples: 4}\ntraining: {steps: 6, evaluate_every: 3, checkpoint_every: 3}\n",
+        encoding="utf-8",
     )
     shown = run("train", "c.yaml", "--run", "r", "--training.tensorboard", "false", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run: r" in shown.stdout
     longer = run("train", "--run", "r", "--resume", "--training.steps", "9", folder=tmp_path)
     assert longer.returncode == 0, longer.stderr
-    steps = [json.loads(line)["step"] for line in (tmp_path / "r" / "journal.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "r" / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert max(steps) == 9
     for words, said in (
         (("c.yaml", "--run", "r"), "already holds a run"),
@@ -87,7 +90,7 @@ def test_train_resumes_and_refuses(tmp_path, monkeypatch):
 def test_config_prints_what_train_reads(tmp_path):
     shown = run("config", "--loss.name", "Triplet", "--loss.margin", "1e-1", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    (tmp_path / "c.yaml").write_text(shown.stdout)
+    (tmp_path / "c.yaml").write_text(shown.stdout, encoding="utf-8")
     again = run("config", "c.yaml", folder=tmp_path)
     assert again.stdout == shown.stdout
     assert "margin: 0.1" in shown.stdout

@@ -44,7 +44,7 @@ def test_evaluate_prints_and_writes_what_evaluate_says(vectors):
     assert "over k-means starts" in shown
     assert "The worst 10 of 30 classes" in shown
     assert "1 lone query (no other sample of its class) was left out" in shown
-    record = json.loads((folder / "out" / "e.json").read_text())
+    record = json.loads((folder / "out" / "e.json").read_text(encoding="utf-8"))
     assert record["scores"] == pytest.approx(found.scores())
     assert record["similarity"] == "cosine"
     assert len(record["per_class"]) == 30
@@ -57,7 +57,7 @@ def test_evaluate_with_options_and_a_gallery(vectors):
     words = ["--similarity", "euclidean", "--ties", "favourable", "--unit", "query", "--seed", 3, "--json", "e.json"]
     shown = run(folder, "evaluate", "v.npz", "--gallery", "g.npz", *words)
     wanted = nf.evaluate(x, y, ref_emb=g, ref_labels=z, similarity="euclidean", ties="favourable", unit="query", seed=3)
-    record = json.loads((folder / "e.json").read_text())
+    record = json.loads((folder / "e.json").read_text(encoding="utf-8"))
     assert record["scores"] == pytest.approx(wanted.scores())
     assert record["intervals"]["mrr"]["low"] == pytest.approx(wanted.intervals["mrr"].low)
     assert "over queries" in shown
@@ -75,10 +75,10 @@ def test_evaluate_with_options_and_a_gallery(vectors):
 def test_a_data_set_brings_its_ks(vectors, data_set, ks):
     folder, *_ = vectors
     run(folder, "evaluate", "v.npz", "--data-set", data_set, "--json", "e.json")
-    record = json.loads((folder / "e.json").read_text())
+    record = json.loads((folder / "e.json").read_text(encoding="utf-8"))
     assert [name for name in record["scores"] if "@" in name] == [f"recall@{k}" for k in ks]
     run(folder, "evaluate", "v.npz", "--data-set", data_set, "-k", 3, "--json", "e.json")  # -k goes before it
-    assert "recall@3" in json.loads((folder / "e.json").read_text())["scores"]
+    assert "recall@3" in json.loads((folder / "e.json").read_text(encoding="utf-8"))["scores"]
 
 
 def test_evaluate_reads_a_run_folder(vectors):
@@ -143,7 +143,7 @@ def test_embed_glyphs_then_evaluate_index_and_search(tmp_path):
     shown = run(tmp_path, "search", "i.npz", "q.npz", "-k", 3, "--json", "s.json")
     assert "(1.000)" in shown
     assert "2 more queries" in shown
-    record = json.loads((tmp_path / "s.json").read_text())
+    record = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
     assert [row["query"] for row in record] == list(found.name[:12])
     wanted = Index(found).search(found.x[:12], 3)
     assert [[near["row"] for near in row["neighbours"]] for row in record] == wanted.places.tolist()
@@ -158,7 +158,7 @@ def test_embed_a_folder_of_images(tmp_path):
         for i in range(3):
             picture = Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8))
             picture.save(tmp_path / "birds" / label / f"{i}.png")
-    (tmp_path / "birds" / "auk" / "notes.txt").write_text("no image")
+    (tmp_path / "birds" / "auk" / "notes.txt").write_text("no image", encoding="utf-8")
     saved(Flat(3 * 8 * 8), torch.randn(2, 3, 8, 8), tmp_path / "m.pt2")
     run(tmp_path, "embed", "m.pt2", TRUST, "birds", "-o", "v.npz", "--size", 8, "--thumbnails", 5)
     found = Vectors.load(tmp_path / "v.npz")
@@ -167,7 +167,7 @@ def test_embed_a_folder_of_images(tmp_path):
     assert found.images.shape == (6, 5, 5, 3)
     run(tmp_path, "embed", "m.pt2", TRUST, "birds", "-o", "w.npz", "--size", 8, "--imagenet")
     assert not torch.equal(Vectors.load(tmp_path / "w.npz").x, found.x)
-    (tmp_path / "birds" / "auk" / "9.png").write_text("broken")
+    (tmp_path / "birds" / "auk" / "9.png").write_text("broken", encoding="utf-8")
     assert "9.png cannot be read" in run(tmp_path, "embed", "m.pt2", TRUST, "birds", "-o", "v.npz", "--size", 8, code=1)
 
 
@@ -282,7 +282,7 @@ def broken(tmp_path):
     Vectors(x, y).save(tmp_path / "v.npz")
     Vectors(x).save(tmp_path / "bare.npz")
     Index(x).save(tmp_path / "i.npz")
-    (tmp_path / "text.npz").write_text("text")
+    (tmp_path / "text.npz").write_text("text", encoding="utf-8")
     for suffix in (".pt", ".pt2", ".onnx"):
         torch.save({"weight": torch.ones(2)}, tmp_path / f"state{suffix}")
 

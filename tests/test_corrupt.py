@@ -134,9 +134,9 @@ def test_a_run_leaves_them_out_and_says_so(photographs, tmp_path):
         batches={"name": "PerClass", "classes": 2, "samples": 2},
         training={"steps": 1, "tensorboard": False, "doctor": 0},
     )
-    with (tmp_path / "told").open("w") as stream:
+    with (tmp_path / "told").open("w", encoding="utf-8") as stream:
         fit(plan, tmp_path / "run", console=Console(file=stream, width=200))
-    told = (tmp_path / "told").read_text()
+    told = (tmp_path / "told").read_text(encoding="utf-8")
     assert "left out, as 8 samples cannot be read: bee/0\\x1b[2J.png, bee/01.png" in told
     with np.load(tmp_path / "run" / "embeddings.npz") as stored:
         assert (len(stored["x"]), len(stored["y"]), len(stored["name"])) == (16, 16, 16)
@@ -144,7 +144,7 @@ def test_a_run_leaves_them_out_and_says_so(photographs, tmp_path):
             f"fox/{i:02}.png" for i in range(12)
         ]
         assert stored["y"].tolist() == [0] * 4 + [1] * 12
-    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text(encoding="utf-8"))
     assert len(scores["left_out"]) == CUT
     assert scores["queries"] == 16
 
@@ -159,7 +159,7 @@ def test_the_page_shows_each_row_its_own_picture(photographs, tmp_path):
     fit(plan, tmp_path / "run", console=Console(quiet=True))
     answer = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")])
     assert answer.exit_code == 0, answer.output
-    by_command = (tmp_path / "page.html").read_text()
+    by_command = (tmp_path / "page.html").read_text(encoding="utf-8")
     by_folder = report.build(tmp_path / "run", images=photographs / "test")
     assert "pictures could not be read" not in by_command
     assert by_command == by_folder

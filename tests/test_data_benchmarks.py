@@ -33,9 +33,13 @@ def birds(tmp_path):
     images = [(f"{n:03d}.Bird_{n}/Bird_{i}.jpg", n) for n in numbers for i in range(2)]
     for name, number in images:
         image(tmp_path / "images" / name, number)
-    (tmp_path / "images.txt").write_text("".join(f"{i} {name}\n" for i, (name, _) in enumerate(images, 1)))
-    (tmp_path / "image_class_labels.txt").write_text("".join(f"{i} {n}\n" for i, (_, n) in enumerate(images, 1)))
-    (tmp_path / "classes.txt").write_text("".join(f"{n} {n:03d}.Bird_{n}\n" for n in numbers))
+    (tmp_path / "images.txt").write_text(
+        "".join(f"{i} {name}\n" for i, (name, _) in enumerate(images, 1)), encoding="utf-8"
+    )
+    (tmp_path / "image_class_labels.txt").write_text(
+        "".join(f"{i} {n}\n" for i, (_, n) in enumerate(images, 1)), encoding="utf-8"
+    )
+    (tmp_path / "classes.txt").write_text("".join(f"{n} {n:03d}.Bird_{n}\n" for n in numbers), encoding="utf-8")
     return tmp_path
 
 
@@ -53,7 +57,7 @@ def shards(tmp_path):
                 stream.seek(0)
                 archive.addfile(entry, stream)
                 rows.append(f"{entry.name},{number},{number:03d}.Bird_{number},train,8,8")
-    (tmp_path / "cub200_full_labels.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "cub200_full_labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return tmp_path
 
 
@@ -83,7 +87,7 @@ def products(tmp_path):
                 rows.append(f"{number} {label} 1 bicycle_final/{label}_{i}.JPG")
                 (tmp_path / "bicycle_final").mkdir(exist_ok=True)
                 Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "bicycle_final" / f"{label}_{i}.JPG", "JPEG")
-        (tmp_path / f"Ebay_{side}.txt").write_text("\n".join(rows) + "\n")
+        (tmp_path / f"Ebay_{side}.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return tmp_path
 
 
@@ -103,7 +107,7 @@ def shop(folder, rows=SHOP, place="Eval"):
         image(folder / name, i)
     (folder / place).mkdir(exist_ok=True)
     lines = [str(len(rows)), "image_name item_id evaluation_status", *("   ".join(row) for row in rows)]
-    (folder / place / "list_eval_partition.txt").write_text("\n".join(lines) + "\n")
+    (folder / place / "list_eval_partition.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 
@@ -211,13 +215,13 @@ def test_a_corrupt_member_is_named(shards):
 
 
 def test_broken_lists(birds):
-    (birds / "image_class_labels.txt").write_text("1 99\n2 99\n")
+    (birds / "image_class_labels.txt").write_text("1 99\n2 99\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"gives no class for 100\.Bird_100/Bird_0\.jpg"):
         cub(birds)
-    (birds / "images.txt").write_text("1 a.jpg\n2\n")
+    (birds / "images.txt").write_text("1 a.jpg\n2\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 2 of .*images\.txt must hold 2 words, but holds 1"):
         cub(birds)
-    (birds / "images.txt").write_text("")
+    (birds / "images.txt").write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no rows"):
         cub(birds)
 
@@ -246,7 +250,7 @@ def test_broken_partitions(tmp_path, rows, told):
 
 
 def test_one_side_alone_is_told(birds):
-    (birds / "image_class_labels.txt").write_text("".join(f"{i} 5\n" for i in range(1, 9)))
+    (birds / "image_class_labels.txt").write_text("".join(f"{i} 5\n" for i in range(1, 9)), encoding="utf-8")
     with pytest.raises(ValueError, match=r"no image is for test \(classes above 100\)"):
         cub(birds, check=False)
 

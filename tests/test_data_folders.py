@@ -21,7 +21,7 @@ def test_folders_with_train_and_test(tmp_path):
         for name in names:
             for i in range(2):
                 image(tmp_path / side / name / f"{i}.PNG", i)
-    (tmp_path / "train" / "ant" / "notes.txt").write_text("no image")
+    (tmp_path / "train" / "ant" / "notes.txt").write_text("no image", encoding="utf-8")
     (tmp_path / "train" / ".hidden").mkdir()
     data = open_data("folder", tmp_path)
     assert data.name == tmp_path.name
@@ -60,7 +60,7 @@ def test_an_empty_class_folder_is_a_warning(tmp_path):
         image(tmp_path / name / "0.png")
     for name in ("a", "c\x1b[2J", "e"):
         (tmp_path / name).mkdir()
-    (tmp_path / "e" / "notes.txt").write_text("no image")
+    (tmp_path / "e" / "notes.txt").write_text("no image", encoding="utf-8")
     with pytest.warns(UserWarning, match=r"3 of 6 class folders of .* are left out: a, c\\x1b\[2J, e\.") as told:
         data = open_data("folder", tmp_path)
     assert len(told) == 1
@@ -93,7 +93,7 @@ def manifest(folder, text, images=("a.png", "b.png", "in/c.png")):
     for name in images:
         image(folder / name)
     path = folder / "list.csv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -139,7 +139,7 @@ def test_manifests_lead_nowhere_else_unless_asked(tmp_path, name):
     (tmp_path / "data" / "link.png").symlink_to(secret)
     (tmp_path / "data" / "linked").symlink_to(secret.parent)
     name = str(secret) if name == "SECRET" else name
-    path.write_text(f"path,label,split\na.png,1,train\n{name},2,test\n")
+    path.write_text(f"path,label,split\na.png,1,train\n{name},2,test\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"leads out of .*data, .* set data\.outside: true") as told:
         open_data("manifest", path)
     assert name in str(told.value)

@@ -197,7 +197,7 @@ FLAGS = {name: value for name, value in FLAGS.items() if value and isinstance(va
 def test_remedies_as_flags_make_a_configuration(flags, tmp_path):
     from nearfar.train import load, parts
 
-    (tmp_path / "config.yaml").write_text(to_yaml(config()))
+    (tmp_path / "config.yaml").write_text(to_yaml(config()), encoding="utf-8")
     parts.check(load(tmp_path / "config.yaml", flags))
 
 
@@ -305,7 +305,7 @@ def test_the_command_reads_a_run(watched, tmp_path):
     out = CliRunner().invoke(command(), [str(watched), "--json", str(tmp_path / "found.json")])
     assert "The run: " in out.output
     assert "The space: " in out.output
-    record = json.loads((tmp_path / "found.json").read_text())
+    record = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     healthy = record["The run"]["healthy"] and record["The space"]["healthy"]
     assert out.exit_code == (0 if healthy else 2)
 

@@ -223,7 +223,7 @@ Vectors(found).save(sys.argv[2])
 def test_kill_minus_nine_in_the_middle(tmp_path):
     def start(parts, output, pause):
         words = [sys.executable, "-c", SCRIPT, str(parts), str(output), str(pause)]
-        return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        return subprocess.Popen(words, stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True)
 
     parts, output = tmp_path / "parts", tmp_path / "killed.npz"
     running = start(parts, output, 0.003)

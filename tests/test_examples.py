@@ -30,7 +30,7 @@ def ran(code: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-c", f"import runpy, sys; from vision import mend; mend()\n{code}"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         cwd=folder,
         timeout=300,
         env={

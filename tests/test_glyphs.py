@@ -247,7 +247,7 @@ def test_another_process_draws_the_same_bytes(data: Glyphs, folder: Path, tmp_pa
     program = "import sys; from nearfar.data import glyphs; glyphs(cache=sys.argv[1])"
     environment = os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, encoding="utf-8"
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == run.stderr == ""  # no bar where nobody watches
@@ -300,7 +300,7 @@ def test_broken_cache_file_is_made_again_with_one_warning(
 
 
 def test_unwritable_folder_costs_one_warning_and_not_the_data(data: Glyphs, tmp_path: Path, drawn: list[bool]) -> None:
-    (tmp_path / "file").write_text("a regular file")
+    (tmp_path / "file").write_text("a regular file", encoding="utf-8")
     with pytest.warns(UserWarning, match="could not be written") as caught:
         result = glyphs(cache=tmp_path / "file" / "below")
     assert len(caught) == 1

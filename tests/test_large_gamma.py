@@ -1,8 +1,8 @@
 """`KL` with any γ, from the worst case to the mean: value and gradient beside the long-double oracle, on every engine.
 
 The error is stated beside the largest loss, because F = largest + γ·log mean e^{(l - largest)/γ}: 8 roundings of it for
-the value, 64 for the gradient (beside its own largest entry). Without log1p and expm1 it grows with γ: in float32 to the
-size of the value at γ = 1e6, in float64 to 1e-7 of it at 1e8.
+the value, 64 for the gradient (beside its own largest entry). Without log1p and expm1 it grows with γ: in float32 to
+the size of the value at γ = 1e6, in float64 to 1e-7 of it at 1e8.
 """
 
 from __future__ import annotations

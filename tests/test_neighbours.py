@@ -186,7 +186,7 @@ def test_memory_is_that_of_a_tile():
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; neighbours(x, k=3);"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
     assert int(shown) < 100_000  # kB
 
 

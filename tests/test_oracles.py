@@ -44,7 +44,7 @@ def imported_modules(tree):
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
 def test_oracle_files_use_numpy_and_the_standard_library_only(path):
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     for name in imported_modules(tree):
         assert name == "numpy" or name in sys.stdlib_module_names
     # __import__ would lose the independence; float(), .item() the extended precision that gradients of losses need

@@ -339,5 +339,6 @@ def test_pml_is_not_imported():
 
     script = "import sys, nearfar.pml; print('pytorch_metric_learning' in sys.modules)"
     assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"
+        subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
+        == "False\n"
     )

@@ -77,8 +77,8 @@ def run(tmp_path):
     images[:, 4:9, 4:9] = 200
     np.savez(folder / "embeddings.npz", x=x, y=y, name=[f"n{i}" for i in range(len(x))], images=images)
     lines = [{"step": s, "loss": 2.0 - s / 20, "rate": 0.1, "metrics": {"recall@1": s / 40}} for s in range(0, 30, 3)]
-    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "config.yaml").write_text("loss: DroTopK\n")
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / "config.yaml").write_text("loss: DroTopK\n", encoding="utf-8")
     return folder
 
 
@@ -123,8 +123,8 @@ def test_lone_queries_are_told():
 
 def test_whatever_comes_as_text_is_escaped(run):
     names = [HOSTILE + str(i) for i in range(96)]
-    (run / "config.yaml").write_text(HOSTILE)
-    (run / "journal.jsonl").write_text(json.dumps({"step": 1, HOSTILE + "loss": 2.0}))
+    (run / "config.yaml").write_text(HOSTILE, encoding="utf-8")
+    (run / "journal.jsonl").write_text(json.dumps({"step": 1, HOSTILE + "loss": 2.0}), encoding="utf-8")
     finding = {"name": HOSTILE, "severity": HOSTILE, "evidence": {HOSTILE: HOSTILE}, "remedy": HOSTILE}
     classes = [HOSTILE] * 12
     page = report.build(run, names=names, classes=classes, title=HOSTILE, findings=[finding], **QUICK)
@@ -286,7 +286,7 @@ def test_bad_sources_are_told_in_a_sentence(tmp_path):
         report.build(tmp_path / "absent.npz")
     with pytest.raises(FileNotFoundError, match=r"embeddings\.npz is not there"):
         report.build(tmp_path)
-    (tmp_path / "text.npz").write_text("no archive")
+    (tmp_path / "text.npz").write_text("no archive", encoding="utf-8")
     with pytest.raises(ValueError, match=r"is no \.npz file, or it was cut short"):
         report.build(tmp_path / "text.npz")
     np.savez(tmp_path / "half.npz", x=np.eye(3))
@@ -484,7 +484,7 @@ def test_journal_is_read_whatever_it_holds(tmp_path):
     lines[502]["loss"] = 99.0
     lines[700]["loss"] = float("nan")
     lines[10]["metrics"] = {"recall@1": 0.5, "comment": "good"}
-    path.write_text("\n".join(map(json.dumps, lines)) + '\n[1]\n{"step": 1000, "lo')
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n[1]\n{"step": 1000, "lo', encoding="utf-8")
     journal = read_journal(path)
     panels = {panel.title: panel.series for panel in journal.panels}
     assert {title: [one.name for one in series] for title, series in panels.items()} == {
@@ -504,7 +504,7 @@ def test_journal_is_read_whatever_it_holds(tmp_path):
 
 
 def test_curves_are_drawn_inside_their_frame(run):
-    (run / "journal.jsonl").write_text('{"step": 5, "loss": 0.0}\n')  # one point, no range at all
+    (run / "journal.jsonl").write_text('{"step": 5, "loss": 0.0}\n', encoding="utf-8")  # one point, no range at all
     page = report.build(run, **QUICK)
     drawn = re.search(r'<section id="curves".*?</section>', page, re.S)[0]
     assert not re.search(r"\b(nan|inf)\b", drawn)
@@ -534,8 +534,8 @@ def test_style_and_scripts_are_packaged():
     here = files("nearfar.report")
     beside = [part.name for part in here.iterdir() if part.name.endswith((".css", ".js", ".html"))]
     assert {"page.css", "page.html", "page.js", "gallery.js", "map.js"} == set(beside)
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
     packaged = project["tool"]["setuptools"]["package-data"]["nearfar"]
     assert {"report/*.css", "report/*.js", "report/*.html"} <= set(packaged)
     for name in beside:
-        assert len(here.joinpath(name).read_text().splitlines()) <= 400
+        assert len(here.joinpath(name).read_text(encoding="utf-8").splitlines()) <= 400

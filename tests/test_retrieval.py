@@ -75,7 +75,7 @@ def test_memory_stays_that_of_a_tile_where_most_answers_lie_deep():
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; retrieve(x, y);"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
     assert int(shown) < 130_000  # kB
 
 

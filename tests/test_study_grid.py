@@ -42,7 +42,7 @@ def test_a_line_tells_the_run(vectors, tmp_path):
     one = trial(vectors, clustering=30)
     known = grid.run([one, one], tmp_path / "runs.jsonl", console=QUIET)
     assert list(known) == [one.key]
-    line = json.loads((tmp_path / "runs.jsonl").read_text())
+    line = json.loads((tmp_path / "runs.jsonl").read_text(encoding="utf-8"))
     assert line == known[one.key]
     assert line["error"] is None
     assert line["steps"] == 3
@@ -57,16 +57,16 @@ def test_what_is_done_is_not_done_again(vectors, tmp_path, monkeypatch):
     file = tmp_path / "runs.jsonl"
     trials = [trial(vectors, seed) for seed in range(3)]
     grid.run(trials[:2], file, console=QUIET)
-    whole = file.read_text()
+    whole = file.read_text(encoding="utf-8")
     lines = whole.splitlines(keepends=True)
-    file.write_text(lines[0] + lines[1][:50])  # a crash tore the last line
+    file.write_text(lines[0] + lines[1][:50], encoding="utf-8")  # a crash tore the last line
     tried = []
     real = grid.attempt
     monkeypatch.setattr(grid, "attempt", lambda each: (tried.append(each.key), real(each))[1])
     known = grid.run(trials, file, console=QUIET)
     assert tried == [trials[1].key, trials[2].key]
     assert set(known) == {each.key for each in trials}
-    again = [json.loads(line) for line in file.read_text().splitlines()]
+    again = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert len(again) == 3
     assert again[1]["scores"] == json.loads(lines[1])["scores"]  # the same run gives the same numbers
     assert again[1]["scores"] != again[2]["scores"]
@@ -81,7 +81,7 @@ def test_a_failing_run_is_a_line_and_is_tried_again(vectors, tmp_path):
         assert known[bad.key]["error"].startswith("ValueError: TopK")
         assert known[bad.key]["scores"] == {}
         assert known[good.key]["error"] is None
-        written = (tmp_path / "runs.jsonl").read_text().splitlines()
+        written = (tmp_path / "runs.jsonl").read_text(encoding="utf-8").splitlines()
         assert len(written) == lines
 
 

@@ -21,7 +21,7 @@ def test_everything_is_written(study):
     folder, found = study
     pictures = {f"isometry-{name}.png" for name in ("triplet", "toy", "collapse", "shrink", "descent")}
     assert {path.name for path in folder.iterdir()} == pictures | {"isometry.json"}
-    assert json.loads((folder / "isometry.json").read_text()) == json.loads(json.dumps(found))
+    assert json.loads((folder / "isometry.json").read_text(encoding="utf-8")) == json.loads(json.dumps(found))
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 
 

@@ -13,7 +13,7 @@ from nearfar.train.parts import LOSSES, check, make_loss
 
 
 def test_the_printed_default_reads_back_equal(tmp_path):
-    (tmp_path / "c.yaml").write_text(to_yaml(Config()))
+    (tmp_path / "c.yaml").write_text(to_yaml(Config()), encoding="utf-8")
     assert to_tree(load(tmp_path / "c.yaml")) == to_tree(Config()) == to_tree(parse({}))
 
 
@@ -24,7 +24,9 @@ def test_every_key_is_explained():
 
 
 def test_flags_change_single_keys_and_numbers_may_be_written_short(tmp_path):
-    (tmp_path / "c.yaml").write_text("optimiser: {rate: 1e-4, betas: [0.9, 0.99]}\nloss: {name: DroKL, gamma: 1}\n")
+    (tmp_path / "c.yaml").write_text(
+        "optimiser: {rate: 1e-4, betas: [0.9, 0.99]}\nloss: {name: DroKL, gamma: 1}\n", encoding="utf-8"
+    )
     config = load(tmp_path / "c.yaml", [("loss.gamma", "1e-2"), ("training.steps", "7"), ("data.transform", "002")])
     assert config.optimiser.rate == 1e-4
     assert config.optimiser.betas == (0.9, 0.99)
@@ -34,7 +36,7 @@ def test_flags_change_single_keys_and_numbers_may_be_written_short(tmp_path):
 
 
 def test_a_flag_that_names_another_loss_drops_the_arguments_of_the_old_one(tmp_path):
-    (tmp_path / "c.yaml").write_text("loss: {name: DroKL, gamma: 1}\n")
+    (tmp_path / "c.yaml").write_text("loss: {name: DroKL, gamma: 1}\n", encoding="utf-8")
     assert load(tmp_path / "c.yaml", [("loss.name", "SupCon")]).loss == Part("SupCon", {})
 
 
@@ -88,7 +90,7 @@ def test_unknown_parts_are_refused_before_data_are_read(tree, words):
 
 
 def test_a_configuration_never_makes_objects(tmp_path):
-    (tmp_path / "c.yaml").write_text("loss: !!python/object/apply:os.system ['echo no']\n")
+    (tmp_path / "c.yaml").write_text("loss: !!python/object/apply:os.system ['echo no']\n", encoding="utf-8")
     with pytest.raises(ValueError, match="not YAML"):
         load(tmp_path / "c.yaml")
     with pytest.raises(ValueError, match=r"loss.pair.name is 'os.system'"):

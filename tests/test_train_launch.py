@@ -42,7 +42,9 @@ def run(words: list[str] | str) -> subprocess.CompletedProcess[str]:
     told = {key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "MASTER_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{told['PATH']}"
     alone = {**told, "PATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, shell=isinstance(words, str), env=alone, capture_output=True, text=True, timeout=200)
+    return subprocess.run(
+        words, shell=isinstance(words, str), env=alone, capture_output=True, encoding="utf-8", timeout=200
+    )
 
 
 def losses(folder: Path) -> list[float]:
@@ -81,7 +83,7 @@ except RuntimeError as problem:
 
 def test_a_group_that_accelerate_does_not_see_is_refused_on_every_rank(config, tmp_path):
     words = [sys.executable, "-c", APART, str(HERE), str(tmp_path)]
-    ranks = [subprocess.Popen([*words, str(r)], stdout=subprocess.PIPE, text=True) for r in range(2)]
+    ranks = [subprocess.Popen([*words, str(r)], stdout=subprocess.PIPE, encoding="utf-8") for r in range(2)]
     for process in ranks:
         heard = process.communicate(timeout=200)[0]
         assert "on rank 0 torch.distributed counts 2 (rank 0), accelerate 1 (rank 0), the environment nothing" in heard

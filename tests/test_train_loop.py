@@ -188,7 +188,7 @@ try:
 except OSError as error:
     print("SAID", error)
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=120)
     assert "SAID train: cannot write" in ended.stdout, ended.stderr
     assert "(step 5)" in ended.stdout
     assert torch.load(tmp_path / "a/checkpoints/last.pt", weights_only=True)["step"] == 5
@@ -198,7 +198,9 @@ except OSError as error:
 def test_folders_that_cannot_serve_are_refused(tmp_path):
     with pytest.raises(OSError, match="train: cannot make /proc/nearfar"):
         fit(config(), Path("/proc/nearfar"), data=tiny())
-    with pytest.raises(ValueError, match=r"batches\.classes is 500, more than there are to draw from .* 9 to learn from"):
+    with pytest.raises(
+        ValueError, match=r"batches\.classes is 500, more than there are to draw from .* 9 to learn from"
+    ):
         fit(config(batches={"classes": 500}), tmp_path / "wrong", data=tiny())
     assert not (tmp_path / "wrong").exists()
     with pytest.raises(FileNotFoundError, match="no checkpoint to resume from"):

@@ -32,7 +32,7 @@ def launch(settings: dict, folder: Path, world: int = 2, data: str = "tiny", **m
     ranks = start(["-c", SCRIPT, str(HERE), json.dumps(settings), str(folder), data, json.dumps(more)], world)
     errors = [process.communicate(timeout=200)[1].decode() for process in ranks]
     assert [process.returncode for process in ranks] == [0] * world, errors
-    return [json.loads(folder.with_name(f"{folder.name}-{r}.json").read_text()) for r in range(world)]
+    return [json.loads(folder.with_name(f"{folder.name}-{r}.json").read_text(encoding="utf-8")) for r in range(world)]
 
 
 PROFS = {

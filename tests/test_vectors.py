@@ -68,7 +68,7 @@ def broken(path, kind):
     if kind == "missing":
         return "there is no file"
     if kind == "text":
-        path.write_text("x, y\n1, 2\n")
+        path.write_text("x, y\n1, 2\n", encoding="utf-8")
         return "is no .npz file"
     if kind == "empty":
         path.write_bytes(b"")

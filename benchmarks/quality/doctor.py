@@ -44,7 +44,7 @@ READ = {
 
 def ill_settings(file):
     """One setting for each kind of collapse and each data set: the first that collapsed, in the order of the plan."""
-    lines = {line["name"]: line for line in json.loads(file.read_text()) if "truth" in line}
+    lines = {line["name"]: line for line in json.loads(file.read_text(encoding="utf-8")) if "truth" in line}
     chosen = {}
     for trial in plan.calibration():
         line = lines.get(trial.name)
@@ -75,7 +75,7 @@ def train(args):
 
 def pages(args):
     """From JSON files of runs: the lines, the tables, results/doctor.json and doctor.md."""
-    lines = [line for file in args.made for line in json.loads(file.read_text()) if "truth" in line]
+    lines = [line for file in args.made for line in json.loads(file.read_text(encoding="utf-8")) if "truth" in line]
     part = {name: [line for line in lines if line["part"] in names] for name, names in READ.items()}
     found = {
         "machine": args.machine,

@@ -25,7 +25,7 @@ def seconds(steps: int, every: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         config = load(ROOT / "configs" / "glyphs.yaml", [(name, str(value)) for name, value in flags.items()])
         fit(config, Path(folder))
-        lines = [json.loads(line) for line in (Path(folder) / "journal.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (Path(folder) / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
     times = {line["step"]: line["time"] for line in lines if "time" in line}
     return (times[steps] - times[steps // 5]) / (steps - steps // 5)
 

@@ -112,8 +112,8 @@ def main() -> None:
     }
     record = {"config": config, "versions": versions, "load": os.getloadavg(), "summary": found, "results": entries}
     given.out.mkdir(exist_ok=True)
-    (given.out / "isometry_starts.json").write_text(json.dumps(record, indent=1) + "\n")
-    (given.out / "isometry_starts.md").write_text(page(config, versions, found))
+    (given.out / "isometry_starts.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (given.out / "isometry_starts.md").write_text(page(config, versions, found), encoding="utf-8")
     print(json.dumps(found, indent=1))
 
 

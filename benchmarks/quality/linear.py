@@ -166,8 +166,8 @@ def table(results):
 def memory(entry, reset=False):
     """VmRSS (held now) or VmHWM (the peak since the last reset) of this process in MB; Linux only."""
     if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    lines = Path("/proc/self/status").read_text().splitlines()
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
 
 
@@ -220,7 +220,7 @@ def main():
     parser.add_argument("--out", type=Path, default=RESULTS / "linear_cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    report = json.loads(args.out.read_text()) if args.out.exists() else {"sets": {}, "scale": []}
+    report = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}, "scale": []}
     report["versions"] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -251,7 +251,7 @@ def main():
 
 def write(out, report):
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
+    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     parts = [
         "# Linear learners: 3-NN accuracy and fit time",
@@ -261,7 +261,7 @@ def write(out, report):
     ]
     if report["scale"]:
         parts += ["## Large problems", scale_table(report["scale"])]
-    out.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    out.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(table(report["sets"]))
 
 

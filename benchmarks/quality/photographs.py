@@ -42,7 +42,7 @@ class Utilisation:
     def _watch(self) -> None:
         words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
         while not self._end.wait(0.5):
-            told = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+            told = subprocess.run(words, capture_output=True, encoding="utf-8", check=False).stdout.strip()
             if told.isdigit():
                 self.busy.append(int(told) / 100)
 

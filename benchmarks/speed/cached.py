@@ -68,8 +68,10 @@ def main() -> None:
     lines += [f"| {row['batch']:,} | {row['chunk'] or '-'} | {row['MB']:.0f} | {row['CPU s']:.1f} |" for row in rows]
     text = "\n".join(lines) + "\n"
     print(text)
-    (RESULTS / "cached_cpu.md").write_text(text)
-    (RESULTS / "cached_cpu.json").write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+    (RESULTS / "cached_cpu.md").write_text(text, encoding="utf-8")
+    (RESULTS / "cached_cpu.json").write_text(
+        json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -114,13 +114,15 @@ def main() -> None:
     }
     RESULTS.mkdir(exist_ok=True)
     record = {"config": vars(given), "versions": versions, "results": entries}
-    (RESULTS / "dense_cpu.json").write_text(json.dumps(record, indent=1) + "\n")
+    (RESULTS / "dense_cpu.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     lines = ["| loss | B | ms | x limit | peer / ours |", "|---|---|---|---|---|"]
     lines += [
         f"| {e['loss']} | {e['B']} | {e['ms']} | {e['x_limit']} | {e['peer_over_ours'] or '-'} |" for e in entries
     ]
     note = f"Medians of {given.rounds}, {given.threads} thread, d = {given.width}, forward and backward; {versions}.\n"
-    (RESULTS / "dense_cpu.md").write_text(f"# Dense losses, CPU\n\n{note}\n" + "\n".join(lines) + "\n")
+    (RESULTS / "dense_cpu.md").write_text(
+        f"# Dense losses, CPU\n\n{note}\n" + "\n".join(lines) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ Run = Callable[[], object]
 def help_faiss() -> str:
     """The OpenBLAS inside faiss's wheel is of 2021 and takes newer processors for old ones: five times slower."""
     cpu = Path("/proc/cpuinfo")
-    if cpu.exists() and "avx512f" in cpu.read_text():
+    if cpu.exists() and "avx512f" in cpu.read_text(encoding="utf-8"):
         os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")  # read when faiss is imported, later
     return os.environ.get("OPENBLAS_CORETYPE", "as detected")
 
@@ -134,7 +134,7 @@ def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
 
 def held(entry: str) -> float:
     """VmRSS (held now) or VmHWM (the peak) of this process in MB; Linux only."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
 
 
@@ -146,7 +146,7 @@ def growth(task: tuple[str, int]) -> tuple[str, float]:
     small = slice(0, 2000)
     runs = {"neighbours": lambda x, y: neighbours(x, k=K), "evaluate": lambda x, y: nf.evaluate(x, y)}
     runs[name](x[small], y[small])  # what is loaded once is not counted
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = held("VmRSS")
     runs[name](x, y)
     return name, held("VmHWM") - before
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "evaluate_cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    report = json.loads(args.out.read_text()) if args.out.exists() else {"parts": {}}
+    report = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"parts": {}}
     report["versions"] = versions()
     report["config"] = {"width": WIDTH, "k": K, "samples per class": {str(n): e for n, e in EACH.items()}, "threads": 1}
     report["config"]["OPENBLAS_CORETYPE"] = help_faiss()
@@ -223,7 +223,7 @@ def main() -> None:
             print(f"{part}, {rows:,} rows", flush=True)
             report["parts"][f"{part} {rows}"] = measure(part, rows, args)
             write(args.out, report)
-    print(args.out.with_suffix(".md").read_text())
+    print(args.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
 def versions() -> dict[str, str]:
@@ -240,7 +240,7 @@ def versions() -> dict[str, str]:
 
 def write(out: Path, report: dict) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
+    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     told = ", ".join(f"{name} {word}" for name, word in report["versions"].items())
     tables = []
     for part in PARTS:
@@ -253,7 +253,7 @@ def write(out: Path, report: dict) -> None:
         f"One thread, CPU seconds, runs interleaved in one process, medians. {told}.",
         *tables,
     ]
-    out.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    out.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

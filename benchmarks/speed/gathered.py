@@ -63,7 +63,7 @@ def work(rank: int, world: int, file: str, size: int, width: int, rounds: int) -
         name: seconds(nf.Gathered(make()) if world > 1 else make(), rows[mine], labels[mine], rounds)
         for name, make in LOSSES.items()
     }
-    Path(f"{file}.{rank}.json").write_text(json.dumps(found))
+    Path(f"{file}.{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -72,7 +72,7 @@ def run(world: int, size: int, width: int, rounds: int) -> list[dict[str, float]
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/meet"
         mp.spawn(work, args=(world, file, size, width, rounds), nprocs=world)
-        return [json.loads(Path(f"{file}.{rank}.json").read_text()) for rank in range(world)]
+        return [json.loads(Path(f"{file}.{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 
 
 def main() -> None:
@@ -102,10 +102,10 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "gathered_cpu.md").write_text(text)
+    (RESULTS / "gathered_cpu.md").write_text(text, encoding="utf-8")
     versions = {"torch": torch.__version__, "nearfar": nf.__version__}
     found = {"setting": vars(given), **versions, "rows": table}
-    (RESULTS / "gathered_cpu.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / "gathered_cpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

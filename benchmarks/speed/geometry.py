@@ -53,7 +53,7 @@ def drawn(rows: int, width: int) -> tuple[Tensor, Tensor]:
 
 def held(key: str) -> float:
     """VmRSS (held now) or VmHWM (the peak) of this process in MB; Linux only."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(key):
             return int(line.split()[1]) / 1024
     raise OSError(f"no {key} in /proc/self/status")
@@ -63,7 +63,7 @@ def one(name: str, rows: int, width: int) -> dict[str, Any]:
     x, y = drawn(rows, width)
     geometry.hardness(x[:2000], y[:2000])  # libraries are loaded before memory is looked at
     before = held("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
     clock, cpu = time.perf_counter(), time.process_time()
     found = CALLS[name](x, y)
     seconds = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu}
@@ -82,13 +82,13 @@ def main() -> None:
     entries = []
     for name in CALLS:
         again = [sys.executable, __file__, "--one", name, "--rows", str(given.rows), "--width", str(given.width)]
-        entries.append(json.loads(subprocess.run(again, check=True, capture_output=True, text=True).stdout))
+        entries.append(json.loads(subprocess.run(again, check=True, capture_output=True, encoding="utf-8").stdout))
         print(entries[-1], flush=True)
     versions = {"nearfar": nf.__version__, "torch": torch.__version__, "python": platform.python_version()}
     config = {"rows": given.rows, "width": given.width, "threads": torch.get_num_threads()}
     record = {"config": config, "versions": versions, "bars": BARS, "load": os.getloadavg(), "results": entries}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "geometry_cpu.json").write_text(json.dumps(record, indent=1) + "\n")
+    (RESULTS / "geometry_cpu.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     lines = [
         f"# Geometry, CPU: {given.rows:,} x {given.width}",
         "",
@@ -100,7 +100,7 @@ def main() -> None:
         "|---|---:|---:|---:|",
     ]
     lines += [f"| {e['call']} | {e['seconds']:.1f} | {e['cpu_seconds']:.1f} | {e['MB']:.0f} |" for e in entries]
-    (RESULTS / "geometry_cpu.md").write_text("\n".join(lines) + "\n")
+    (RESULTS / "geometry_cpu.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def main() -> None:
     print(versions)
     RESULTS.mkdir(exist_ok=True)
     record = {"config": vars(given), "versions": versions, "bar_ms": BAR, "results": entries}
-    (RESULTS / "samplers_cpu.json").write_text(json.dumps(record, indent=1) + "\n")
+    (RESULTS / "samplers_cpu.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     lines = ["| sampler | batches a round | median ms | worst ms |", "|---|---:|---:|---:|"]
     lines += [f"| {e['sampler']} | {e['steps']} | {e['ms']} | {e['worst_ms']} |" for e in entries]
     note = (
@@ -99,7 +99,7 @@ def main() -> None:
         f"batches, one thread; hard classes: a table {given.width} wide. The bar is {BAR} ms, hard classes apart. "
         f"{versions}.\n"
     )
-    (RESULTS / "samplers_cpu.md").write_text(f"# Samplers, CPU\n\n{note}\n" + "\n".join(lines) + "\n")
+    (RESULTS / "samplers_cpu.md").write_text(f"# Samplers, CPU\n\n{note}\n" + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

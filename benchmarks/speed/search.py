@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "search_cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    report = json.loads(args.out.read_text()) if args.out.exists() else {"sets": {}}
+    report = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}}
     report["versions"] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -132,7 +132,7 @@ def main() -> None:
     for name in args.sets:
         report["sets"][name] = study(name, args.rows, args.kinds)
         write(args.out, report)
-    print(args.out.with_suffix(".md").read_text())
+    print(args.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
 def write(out: Path, report: dict) -> None:
@@ -142,8 +142,8 @@ def write(out: Path, report: dict) -> None:
     for name, found in report["sets"].items():
         parts += [f"## {name.capitalize()}", table(found)]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
-    out.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ DENSE_UP_TO = {"Triplet all": 1024, "Triplet smooth": 1024, "Triplet semihard": 
 
 
 def known(file: Path) -> list[dict[str, Any]]:
-    return json.loads(file.read_text())["results"] if file.exists() else []
+    return json.loads(file.read_text(encoding="utf-8"))["results"] if file.exists() else []
 
 
 def keep(file: Path, new: dict[str, Any], keys: tuple[str, ...], head: dict[str, Any]) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def write_sweep(file: Path, found: list[Row], plan: Plan) -> None:
             shown = [row for row in rows if SUBJECTS[row.loss].usual]
             draw(file.with_suffix(".png"), shown or rows, "auto", setting=about(plan))
     write_text(file.with_suffix(".md"), "\n\n".join(parts) + "\n")
-    record = json.loads(file.read_text())
+    record = json.loads(file.read_text(encoding="utf-8"))
     main = [row for row in found if setup(row) == (1, 128)]
     write_text(file, as_json({**record, "exponents": growth(main, "auto")}))
 

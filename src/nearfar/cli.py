@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from nearfar._console import Terminal, guard_streams, say
 from nearfar.commands import bench, diagnosis, evaluation, reproduction, training
 from nearfar.commands.shared import one_sentence
 
@@ -38,7 +38,7 @@ def losses() -> None:
     for name in sorted(package.__all__):
         value, algebra, defaults = describe(getattr(package, name))
         table.add_row(name, value, algebra, defaults)
-    Console().print(table)
+    Terminal().print(table)
 
 
 def describe(loss: type) -> tuple[str, str, str]:
@@ -67,11 +67,10 @@ def report(
     """Write one self-contained page about a space: scores, gallery, map, confusion."""
     from nearfar import report as package
 
-    console = Console()
     with one_sentence("report"):
         shown = images or pictures_of(source)
-        package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=console.print)
-    console.print(f"page: {output}")
+        package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=say)
+        say(f"page: {output}")
 
 
 def pictures_of(source: Path) -> Mapping[str, Any] | None:
@@ -94,4 +93,5 @@ bench.register(app)
 
 def main() -> None:
     """Entry point of the `nearfar` command."""
+    guard_streams()
     app()

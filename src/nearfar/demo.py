@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from nearfar import report
+from nearfar._console import Terminal
 from nearfar.data import open_data
 from nearfar.train import Config, Result, fit, parse
 from nearfar.train.scores import score
@@ -34,7 +35,7 @@ def recipe(*, steps: int | None = None, seed: int = 0) -> Config:
 
 def run(folder: Path, *, steps: int | None = None, seed: int = 0, console: Console | None = None) -> Result:
     """Draw the data, train, test on unseen scripts, write the page; the last lines say R@1 before and after."""
-    console = console or Console()
+    console = console or Terminal()
     config = recipe(steps=steps, seed=seed)
     _clear(folder)
     begun = time.monotonic()

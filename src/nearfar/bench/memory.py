@@ -178,7 +178,7 @@ def _from_now() -> float:
     if not STATUS.exists():
         return _highest()
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:  # not allowed in some containers: then the peak of the small step stands
         return _resident("VmHWM")
     return _resident("VmRSS")
@@ -195,7 +195,7 @@ def _highest() -> float:
 
 
 def _resident(key: str) -> float:
-    line = next(x for x in STATUS.read_text().splitlines() if x.startswith(f"{key}:"))
+    line = next(x for x in STATUS.read_text(encoding="utf-8").splitlines() if x.startswith(f"{key}:"))
     return int(line.split()[1]) / 1024
 
 

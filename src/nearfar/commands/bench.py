@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nearfar._console import say
 from nearfar.commands.shared import one_sentence, waiting
 
 if TYPE_CHECKING:
@@ -33,15 +34,15 @@ def bench(
         plan = planned(tuple(loss or ()), sizes, width, threads, device, quick=quick)
         out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is told of now, not in two minutes
         if peer_version() is None:
-            typer.echo("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
+            say("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
         rows = []
         with waiting("measuring") as tell:
             for row in measure(plan, tell):
                 rows.append(row)
                 for engine in plan.engines:
-                    typer.echo(line(row, engine))
+                    say(line(row, engine))
         for file in write(out, rows, plan):
-            typer.echo(f"written: {file}")
+            say(f"written: {file}")
 
 
 def planned(losses: tuple[str, ...], sizes: str | None, width: int, threads: int, device: str, *, quick: bool) -> Plan:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nearfar._console import say
 from nearfar.commands.shared import one_sentence, save_json, waiting
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def diagnose(
         if json is not None:
             save_json(json, {"source": str(source), **{name: each.to_dict() for name, each in found.items()}})
         for name, each in found.items():
-            typer.echo(f"{name}: {each.text()}")
+            say(f"{name}: {each.text()}")
     if not all(each.healthy for each in found.values()):
         raise typer.Exit(2)
 

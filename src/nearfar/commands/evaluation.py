@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nearfar._checks import check_choice
+from nearfar._console import Terminal, say
 from nearfar.commands import search
 from nearfar.commands.shared import Extra, labelled, one_only, one_sentence, save_json, waiting
 
@@ -46,8 +47,6 @@ def evaluate(
 ) -> None:
     """Score vectors: recall@K, MAP@R and more, with intervals and the worst classes."""
     with one_sentence("evaluate"):
-        from rich.console import Console
-
         from nearfar.evaluation import evaluate as judge
 
         one_only("VECTORS", vectors, more)
@@ -68,10 +67,10 @@ def evaluate(
         if json is not None:
             about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
             save_json(json, about | with_names(found.to_dict(), queries.class_names()))
-        console = Console()
+        console = Terminal()
         console.print(score_table(found, str(vectors)))
         console.print(class_table(found, queries.class_names()))
-        console.print(left_out(found), highlight=False)
+        console.print(left_out(found))
 
 
 def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
@@ -176,7 +175,7 @@ def compare(
                 options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
                 found.append(score_of(side.x, side.y, ks=(1,), **options))
         options = {"score": score, "unit": unit, "seed": seed}
-        typer.echo(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
+        say(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
 
 
 def verdict(found: Comparison, a: str, b: str, classes: int) -> str:

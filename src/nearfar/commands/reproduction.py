@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nearfar._checks import check_choice
+from nearfar._console import say
 from nearfar.commands.shared import one_sentence
 
 STUDIES = ("descent", "isometry", "profs", "dro", "noise")
@@ -39,7 +40,7 @@ def reproduce(
         if study in TRAINED:
             options |= {"data": data, "path": path, "seeds": seeds, "steps": steps, "jobs": jobs}
         import_module(f"nearfar.studies.{study}").reproduce(target, **options)
-        typer.echo(f"figures and numbers: {target}")
+        say(f"figures and numbers: {target}")
 
 
 def register(app: typer.Typer) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nearfar._console import Terminal, say
 from nearfar._files import plain_target
 from nearfar.commands.shared import Extra, one_only, one_sentence, save_json, waiting
 
@@ -86,9 +87,9 @@ def embed(
         found = Vectors(x, **fields, fingerprint=network.mark(assumed if pictures else None))
         found.save(output)
         clear_parts(output)
-        typer.echo(f"{output}: {len(found):,} vectors of width {x.shape[1]}{of_classes(found)}")
+        say(f"{output}: {len(found):,} vectors of width {x.shape[1]}{of_classes(found)}")
         if pictures and network.transform is None:
-            typer.echo(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
+            say(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
 
 
 def of_classes(found: Vectors) -> str:
@@ -128,7 +129,7 @@ def index(
         with waiting(f"indexing {len(found):,} vectors"):
             made = Index(found, **options)
             made.save(output)
-        typer.echo(f"{output}: {made!r}")
+        say(f"{output}: {made!r}")
 
 
 def search(
@@ -154,16 +155,12 @@ def search(
             few = asked.x[:JUDGED]
             with waiting("measuring the recall against exact search"):
                 recall = made.measured_recall(few, k)
-            typer.echo(
-                f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries)."
-            )
+            say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
 
 
 def show(made: Index, asked: Vectors, found: Neighbours) -> None:
     """The neighbours of the first queries, one row each."""
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title=f"Nearest of {len(made):,} vectors ({made.similarity})", title_justify="left", show_lines=True)
     table.add_column("query", overflow="fold")
@@ -172,11 +169,11 @@ def show(made: Index, asked: Vectors, found: Neighbours) -> None:
     for row in range(min(SHOWN, len(asked))):
         scores = found.scores[row].tolist()
         line = ", ".join(f"{name} ({score:.3f})" for name, score in zip(names[row], scores, strict=True))
-        table.add_row(Text(str(row) if asked.name is None else asked.name[row]), Text(line))
-    console = Console()
+        table.add_row(str(row) if asked.name is None else asked.name[row], line)
+    console = Terminal()
     console.print(table)
     if len(asked) > SHOWN:
-        console.print(f"... and {len(asked) - SHOWN:,} more queries; --json FILE keeps them all.", highlight=False)
+        console.print(f"... and {len(asked) - SHOWN:,} more queries; --json FILE keeps them all.")
 
 
 def records(made: Index, asked: Vectors, found: Neighbours) -> list[dict[str, Any]]:
@@ -228,7 +225,7 @@ def export(
         with waiting("exporting and comparing"):
             options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
             written = export_onnx(network.module, example, output, **options)
-        typer.echo(str(written))
+        say(str(written))
 
 
 def sides(shape: str) -> list[int]:

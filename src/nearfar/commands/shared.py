@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nearfar._console import Terminal, visible
+
 if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
 
@@ -37,20 +39,20 @@ def one_sentence(command: str) -> Iterator[None]:
 def _said(command: str, reason: str) -> str:
     """One line; where the function behind the command has put its own name in front, it is not said twice."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    return f"nearfar {command}: {lines[0].removeprefix(f'{command}: ') if lines else 'failed'}"
+    return visible(f"nearfar {command}: {lines[0].removeprefix(f'{command}: ') if lines else 'failed'}")
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
     """A spinner on the error stream, if that is a terminal; gives what may be told of the progress."""
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     if not console.is_terminal:
         yield lambda text: None
         return
-    with console.status(what) as status:
-        yield lambda text: status.update(f"{what}: {text}")
+    with console.status(Text(what)) as status:
+        yield lambda text: status.update(Text(f"{what}: {text}"))
 
 
 def labelled(path: Path) -> Vectors:

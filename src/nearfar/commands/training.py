@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearfar._checks import nearest
+from nearfar._console import say
 from nearfar.commands.shared import one_sentence
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def train(
             flags.append(("training.protocol", protocol))
         folder = run or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         fit(_chosen(run, config, flags, resume, apply_remedy), folder, resume=resume)
-        typer.echo(f"run: {folder}")
+        say(f"run: {folder}")
 
 
 def _chosen(
@@ -77,7 +78,7 @@ def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
     from nearfar.train.config import changed
 
     remedy = prescribe(ill)
-    typer.echo(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
+    say(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
     return changed(remedy.config, flags)
 
 
@@ -122,7 +123,7 @@ def config(words: Words = None) -> None:
 
         chosen = load(*read_words(words or ()))
         check(chosen)
-        typer.echo(to_yaml(chosen), nl=False)
+        say(to_yaml(chosen), end="")
 
 
 def demo(
@@ -158,8 +159,8 @@ def recommend(
         found = propose(data.train.labels, batch_size=batch_size, memory=memory, test=apart)
         tree = {"data": {"name": name, "path": None if path is None else str(path)}, **found.config}
         for reason in found.reasons:
-            typer.echo(f"# {reason}")
-        typer.echo(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), nl=False)
+            say(f"# {reason}")
+        say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")
 
 
 def register(app: typer.Typer) -> None:

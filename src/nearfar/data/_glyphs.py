@@ -141,15 +141,16 @@ def _stem(fonts: Sequence[Path]) -> str:
 def _draw(fonts: Sequence[Path], progress: bool) -> Arrays:
     """Apply the rule of `glyphs`: pictures, classes, look-alikes."""
     from matplotlib.ft2font import FT2Font
-    from rich.console import Console
     from rich.progress import track
+
+    from nearfar._console import Terminal
 
     opened = [FT2Font(str(font)) for font in fonts]
     maps = [_charmap(font, face) for font, face in zip(opened, FACES, strict=True)]
     spread = np.unique(np.concatenate([list(chars) for chars in maps]), return_counts=True)
     codes: NDArray[np.int64] = spread[0][spread[1] >= FEWEST]
     pictures = np.zeros((len(fonts), len(codes), SIZE, SIZE), dtype=np.uint8)
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     work = track(
         range(len(fonts)),
         "Drawing glyphs",

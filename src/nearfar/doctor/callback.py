@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -114,4 +113,6 @@ def _drawn(setting: Setting, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _to_error_stream(text: str) -> None:
-    print(f"doctor: {text}", file=sys.stderr)
+    from nearfar._console import say
+
+    say(f"doctor: {text}", error=True)

@@ -192,10 +192,11 @@ def evaluating(model: object, device: torch.device) -> Iterator[None]:
 @contextmanager
 def _bar(rows: int, *, shown: bool) -> Iterator[Tell]:
     """A bar on the error stream, if that is a terminal; gives what is to be told of finished samples."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    from nearfar._console import Terminal
+
+    console = Terminal(stderr=True)
     with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
         task = progress.add_task("embedding", total=rows)
         yield lambda count: progress.advance(task, count)

@@ -169,7 +169,9 @@ class Run:
     def _record(self, steps: list[Step]) -> None:
         self.history.extend(steps)
         if self.verbose and steps:
+            from nearfar._console import say
+
             last = steps[-1]
             sure = f"certified decrease {sum(s.decrease for s in steps):.3g}" if last.certified else "stochastic"
-            print(f"{last.stage:>6} round {self.round:3d}  loss {last.value:.5f}  |A| {last.norm:.3g}  {sure}")
+            say(f"{last.stage:>6} round {self.round:3d}  loss {last.value:.5f}  |A| {last.norm:.3g}  {sure}")
         self.round += 1

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from nearfar._checks import check_whole
+from nearfar._console import Terminal
 from nearfar._files import read_arrays, write_text
 from nearfar.data import DataSet, Samples, class_disjoint, open_data, part
 from nearfar.evaluation.clustering import clustering_scores
@@ -187,7 +188,7 @@ def _train(trial: Trial) -> Line | None:
     data, share = _judged(trial)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as place:
         folder = Path(place) / "run"
-        result = fit(config, folder, data=data, console=Console(quiet=True))
+        result = fit(config, folder, data=data, console=Terminal(quiet=True))
         if result.test is None:
             return None
         scores = result.test.scores()
@@ -260,13 +261,13 @@ def _progress(console: Console | None, total: int, done: int) -> Iterator[Any]:
         TextColumn("runs"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[state]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     failed = 0
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console or Terminal()) as bar:
         task = bar.add_task("runs", total=total, completed=done, state="")
 
         def advance(line: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from nearfar._console import Terminal, visible
 from nearfar.evaluation import Evaluation
 from nearfar.train.setting import Setting
 
@@ -21,7 +22,7 @@ class Show:
     """Progress in the terminal and in TensorBoard; silent on every rank but the first."""
 
     def __init__(self, setting: Setting, console: Console | None, *, folder: Any, quiet: bool) -> None:
-        self.console = Console(quiet=True) if quiet else console or Console()
+        self.console = Terminal(quiet=True) if quiet else console or Terminal()
         self.total = setting.config.training.steps
         columns = (
             TextColumn("training"),
@@ -67,7 +68,7 @@ class Show:
 
     def tell(self, words: str) -> None:
         """A line above the bar."""
-        self.console.print(words, highlight=False, markup=False)
+        self.console.print(visible(words, self.console.encoding), highlight=False, markup=False)
 
     def _plot(self, step: int, values: dict[str, Any]) -> None:
         if self._board is not None:
