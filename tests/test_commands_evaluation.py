@@ -208,11 +208,16 @@ def test_a_run_is_embedded_as_it_was_judged_and_exported(tmp_path):
     found, kept = Vectors.load(tmp_path / "v.npz"), Vectors.load(tmp_path / "run")
     torch.testing.assert_close(found.x, kept.x, atol=1e-5, rtol=1e-4)
     assert torch.equal(found.y, kept.y)
+    assert found.fingerprint == kept.fingerprint is not None
     assert "recall@1" in run(tmp_path, "evaluate", "run")
     assert run(tmp_path, "compare", "run", "v.npz").startswith("Cannot tell v.npz from run")
     assert "vectors of width" in run(tmp_path, "index", "run", "-o", "i.npz")
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     assert "agrees within" in run(tmp_path, "export", "run", "-o", "m.onnx")
+    run(tmp_path, "embed", "m.onnx", "d.npz", "-o", "w.npz")
+    again = Vectors.load(tmp_path / "w.npz")
+    torch.testing.assert_close(again.x, kept.x, atol=1e-4, rtol=1e-3)
+    assert again.fingerprint == kept.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])

@@ -1,6 +1,5 @@
 """The embedded data set: its rule, its determinism and its cache."""
 
-import hashlib
 import importlib
 import os
 import subprocess
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from nearfar._files import check_seal
 from nearfar.data import Glyphs, Split, glyphs
 
 # The package attribute of the same name is the function, so the modules are fetched by name.
@@ -256,11 +256,11 @@ def test_another_process_draws_the_same_bytes(data: Glyphs, folder: Path, tmp_pa
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_file_name_carries_checksum_and_what_the_data_depends_on(data: Glyphs, folder: Path) -> None:
+def test_the_file_is_sealed_and_its_name_carries_what_the_data_depends_on(data: Glyphs, folder: Path) -> None:
     import matplotlib
 
     (stored,) = folder.glob("*")
-    assert stored.stem.endswith(hashlib.sha256(stored.read_bytes()).hexdigest())
+    check_seal("test", stored, needed=True)
     assert stored.name.startswith(f"glyphs-{module.FORMAT}-matplotlib-{matplotlib.__version__}-")
 
 
@@ -288,7 +288,7 @@ def test_broken_cache_file_is_made_again_with_one_warning(
         payload[len(payload) // 2] ^= 1
     broken = tmp_path / good.name
     broken.write_bytes({"flipped": payload, "truncated": payload[:-1], "empty": b""}[damage])
-    with pytest.warns(UserWarning, match="does not match its checksum") as caught:
+    with pytest.warns(UserWarning, match="does not match its seal") as caught:
         again = glyphs(cache=tmp_path)
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -331,13 +331,13 @@ def test_no_reader_ever_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.Mon
 
     def spy(source: Path, target: Path) -> None:
         assert Path(source).parent == Path(target).parent == tmp_path
-        seen.append(cache._files(tmp_path, "stem"))
+        seen.append(list(tmp_path.glob("*.npz")))
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", spy)
     cache.cached(tmp_path, "stem", lambda: {"x": np.arange(3)})
     assert seen == [[]]
-    assert len(cache._files(tmp_path, "stem")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["stem.npz"]
 
 
 def test_processes_that_draw_at_once_share_one_sound_file(tmp_path: Path) -> None:
@@ -349,20 +349,38 @@ def test_processes_that_draw_at_once_share_one_sound_file(tmp_path: Path) -> Non
     runs = [subprocess.Popen([sys.executable, "-W", "error", "-c", program, str(tmp_path)]) for _ in range(2)]
     assert [run.wait(timeout=60) for run in runs] == [0, 0]
     (stored,) = tmp_path.iterdir()
-    assert stored.stem == f"stem-{hashlib.sha256(stored.read_bytes()).hexdigest()}"
+    assert stored.name == "stem.npz"
+    check_seal("test", stored, needed=True)
 
 
 def test_other_stems_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "stem2-0.npz").write_bytes(b"another data set, another version")
+    (tmp_path / "stem-2.npz").write_bytes(b"another data set, another version")
     cache.cached(tmp_path, "stem", lambda: {"x": np.arange(3)})
-    assert (tmp_path / "stem2-0.npz").exists()
+    assert (tmp_path / "stem-2.npz").read_bytes() == b"another data set, another version"
 
 
-def test_broken_file_beside_a_sound_one_is_removed_in_silence(tmp_path: Path) -> None:
-    cache.cached(tmp_path, "stem", lambda: {"x": np.arange(3)})
-    (tmp_path / f"stem-{'0' * 64}.npz").write_bytes(b"half a file")
-    assert cache.cached(tmp_path, "stem", dict)["x"].tolist() == [0, 1, 2]
-    assert len(list(tmp_path.iterdir())) == 1
+def test_every_flipped_bit_of_a_cache_makes_it_anew(tmp_path: Path) -> None:
+    path, made = tmp_path / "stem.npz", []
+
+    def make() -> cache.Arrays:
+        made.append(True)
+        return {"x": np.arange(300)}
+
+    cache.cached(tmp_path, "stem", make)
+    good = path.read_bytes()
+    places = range(0, len(good), 41)
+    for at in places:
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
+        with pytest.warns(UserWarning, match="made again"):
+            assert cache.cached(tmp_path, "stem", make)["x"].tolist() == list(range(300))
+        assert path.read_bytes() == good
+    assert len(made) == 1 + len(places)
+
+
+def test_a_cache_that_another_program_wrote_is_not_taken(tmp_path: Path) -> None:
+    np.savez(tmp_path / "stem.npz", x=np.zeros(3))
+    with pytest.warns(UserWarning, match="made again"):
+        assert cache.cached(tmp_path, "stem", lambda: {"x": np.ones(3)})["x"].tolist() == [1, 1, 1]
 
 
 def test_default_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

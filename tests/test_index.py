@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from nearfar._files import read_arrays, write_arrays
 from nearfar.evaluation import Index, Vectors, neighbours
 
 torch.set_num_threads(1)
@@ -112,6 +113,132 @@ def test_an_altered_file_is_refused(tmp_path):
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match="no intact seal"):
         Index.load(path)
+
+
+def altered(path, **changes):
+    """The index with other parts, sealed anew; a part that is None is left out."""
+    arrays = read_arrays("test", path)
+    arrays |= changes
+    write_arrays(path, {key: np.asarray(value) for key, value in arrays.items() if value is not None})
+
+
+def refused(path):
+    with pytest.raises(ValueError, match="Index: ") as error:
+        Index.load(path)
+    assert len(str(error.value).splitlines()) == 1
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        "{}",
+        '{"similarity": "cosine"}',
+        '{"similarity": "cosine", "kind": "flat"}',
+        '{"similarity": 3, "kind": "exact"}',
+        '{"similarity": ["cosine"], "kind": "exact"}',
+        '{"similarity": "cosine", "kind": {"a": 1}}',
+        '{"similarity": "cosine", "kind": "ivf"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_wrong_description_is_one_sentence(tmp_path, about):
+    path = Index(rows()).save(tmp_path / "i.npz")
+    altered(path, about=about)
+    assert "damaged or was made by hand" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": np.ones((0, 3), "f4")}, "of 0 vectors"),
+        ({"x": np.ones(3)}, "must have shape [n, d]"),
+        ({"name": np.array(["a"])}, "name must have one entry per row"),
+        ({"faiss": np.zeros(9, "u1")}, "does not fit what it holds"),
+        ({"fingerprint": "not one"}, "fingerprint must be hexadecimal"),
+        ({"y": np.zeros(600)}, "y must be integers"),
+    ],
+)
+def test_parts_that_do_not_fit_are_one_sentence(tmp_path, changes, words):
+    path = Index(rows()).save(tmp_path / "i.npz")
+    altered(path, **changes)
+    with pytest.raises(ValueError) as error:
+        Index.load(path)
+    assert words in str(error.value)
+
+
+def test_a_faiss_part_of_other_vectors_is_refused(faiss, tmp_path):
+    """More rows, another width, another kind, another measure, no part at all, and bytes that are none."""
+    path = tmp_path / "i.npz"
+    small = rows(400)
+    others = {
+        "900 rows of width 12, measure 0, for 400 vectors of width 12": Index(rows(900), kind="ivf"),
+        "400 rows of width 5, measure 0, for 400 vectors of width 12": Index(rows(400, 5), kind="ivf"),
+        "IndexHNSWFlat": Index(small, kind="hnsw"),
+        "IndexIVFFlat of 400 rows of width 12, measure 1": Index(small, "euclidean", "ivf"),
+    }
+    for words, other in others.items():
+        Index(small, kind="ivf").save(path)
+        altered(path, faiss=faiss.serialize_index(other._faiss))
+        assert words in refused(path)
+    for part, words in (
+        (None, "does not fit"),
+        (np.zeros(50, "u1"), "faiss cannot read its part"),
+        (np.zeros(0, "u1"), "faiss cannot read its part"),
+        (np.zeros((5, 2), "u1"), "uint8 of shape [5, 2]"),
+        (np.zeros(5), "float64"),
+    ):
+        Index(small, kind="ivf").save(path)
+        altered(path, faiss=part)
+        assert words in refused(path)
+
+
+@pytest.mark.parametrize("kind", ["exact", "ivf", "hnsw"])
+def test_flipped_bits_over_the_whole_file_are_noticed(faiss, tmp_path, kind):
+    path = Index(Vectors(rows(120, 6), name=[f"n{i}" for i in range(120)]), kind=kind).save(tmp_path / "i.npz")
+    good = path.read_bytes()
+    generator = np.random.default_rng(0)
+    for at, bit in zip(generator.integers(len(good), size=150), generator.integers(8, size=150), strict=True):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+        with pytest.raises(ValueError):
+            Index.load(path)
+    path.write_bytes(good)
+    Index.load(path)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_flipped_bits_under_a_fresh_seal_do_no_harm(faiss, tmp_path, kind):
+    """Without the seal's help: what loads finds rows that are there, or says that it does not."""
+    x = rows(120, 6)
+    path = Index(x, kind=kind).save(tmp_path / "i.npz")
+    blob = read_arrays("test", path)["faiss"]
+    generator = np.random.default_rng(0)
+    for at in generator.integers(len(blob), size=60):
+        flipped = blob.copy()
+        flipped[at] ^= 1 << at % 8
+        altered(path, faiss=flipped)
+        try:
+            found = Index.load(path).search(x, 5)
+        except ValueError:
+            continue
+        assert found.places.max() < 120
+
+
+def test_the_network_is_remembered_and_another_refused(tmp_path):
+    index = Index(Vectors(torch.eye(3), fingerprint="aa/bb", classes=["a", "b"], y=[0, 1, 1]))
+    index = Index.load(index.save(tmp_path / "i.npz"))
+    assert index.vectors.class_names() == {0: "a", 1: "b"}
+    for good in (None, "aa", "aa/bb"):
+        index.search(Vectors(torch.eye(3), fingerprint=good), 1)
+    index.search(torch.eye(3), 1)
+    for bad, what in (("ab/bb", "weights"), ("ab", "weights"), ("aa/bc", "preprocessing")):
+        with pytest.raises(ValueError, match=f"networks with different {what}"):
+            index.search(Vectors(torch.eye(3), fingerprint=bad), 1)
 
 
 def test_other_files_are_refused(tmp_path):

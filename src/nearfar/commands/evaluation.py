@@ -127,14 +127,13 @@ def with_names(record: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
 def class_table(found: Evaluation, names: dict[int, str]) -> Table:
     """The ten classes that fare worst, by name where they have one."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title=f"The worst {len(found.worst)} of {found.classes:,} classes", title_justify="left")
     for column in ("class", "queries", "recall@1 %", "R-precision %", "MAP@R %"):
         table.add_column(column, justify="right")
     for row in found.worst:
         shares = (f"{100 * share:.1f}" for share in (row.recall_at_1, row.r_precision, row.map_at_r))
-        table.add_row(Text(names.get(row.label, str(row.label))), str(row.queries), *shares)
+        table.add_row(names.get(row.label, str(row.label)), str(row.queries), *shares)
     return table
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.data.samples import numbered
+from nearfar.data.samples import genuine, numbered
 
 if TYPE_CHECKING:
+    from nearfar.data.pictures import OnCorrupt, Pictures
     from nearfar.data.samples import Transform
 
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -43,13 +44,20 @@ class Samples:
     digest: str
     classes: tuple[str, ...] | None = None
 
+    def fields(self, rows: Tensor | None) -> dict[str, Any]:
+        """What `Vectors` keeps beside the vectors of some rows, or of all."""
+        at = slice(None) if rows is None else rows.numpy()
+        name = None if self.name is None else np.array(self.name, dtype=object)[at].tolist()
+        y, images = (None if value is None else value[at] for value in (self.y, self.images))
+        return {"y": y, "name": name, "images": images, "classes": self.classes}
+
     def ready(self, transform: Transform | None) -> Any:
         """What goes into a model."""
         return self.data if transform is None else Transformed(self.raw, transform)
 
 
 class Transformed:
-    """Raw samples through a transform without chance."""
+    """Raw samples through a transform without chance, each with its row; None where it is skipped."""
 
     def __init__(self, raw: Any, transform: Transform) -> None:
         self.raw, self.transform = raw, transform
@@ -57,8 +65,9 @@ class Transformed:
     def __len__(self) -> int:
         return len(self.raw)
 
-    def __getitem__(self, row: int) -> Tensor:
-        return self.transform(self.raw[row], np.random.default_rng(0))
+    def __getitem__(self, row: int) -> tuple[Tensor, int] | None:
+        sample = genuine(self.raw, row)
+        return None if sample is None else (self.transform(sample, np.random.default_rng(0)), row)
 
     def digest(self, rows: range) -> str:
         """Of the bytes of some picture files: read again rather than decoded; empty of samples in memory."""
@@ -66,7 +75,10 @@ class Transformed:
             return ""
         found = hashlib.sha256()
         for row in rows:
-            content = self.raw.paths[row].read_bytes()
+            try:
+                content = self.raw.paths[row].read_bytes()
+            except OSError:  # whether that is skipped is decided where the picture is read
+                content = b""
             found.update(f"{len(content)} ".encode() + content)
         return found.hexdigest()
 
@@ -102,13 +114,13 @@ class Assumed:
         return f"3 x {self.size} x {self.size}, the middle cut out, in {values}{more}"
 
 
-def read_samples(source: str, *, assumed: Assumed, thumbnails: int) -> Samples:
+def read_samples(source: str, *, assumed: Assumed, thumbnails: int, on_corrupt: OnCorrupt = "stop") -> Samples:
     """Samples from "glyphs:train", "glyphs:test", an .npz file with x, or a folder of pictures."""
     if source.startswith("glyphs"):
         return _glyphs(source)
     path = Path(source)
     if path.is_dir():
-        return _folder(path, assumed, thumbnails)
+        return _folder(path, assumed, thumbnails, on_corrupt)
     if path.suffix == ".npz":
         return _npz(path)
     raise ValueError(f'DATA must be "glyphs:train", "glyphs:test", an .npz file or a folder of images, not {source!r}.')
@@ -167,7 +179,7 @@ def square(picture: Any, size: int) -> np.ndarray:
     return np.array(ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC), dtype=np.uint8)
 
 
-def _folder(folder: Path, assumed: Assumed, thumbnails: int) -> Samples:
+def _folder(folder: Path, assumed: Assumed, thumbnails: int, on_corrupt: OnCorrupt) -> Samples:
     """Pictures in the order of their names: a subfolder a class, or all beside each other and of no class."""
     from nearfar.data.pictures import Pictures
 
@@ -175,13 +187,21 @@ def _folder(folder: Path, assumed: Assumed, thumbnails: int) -> Samples:
     names = tuple(file.relative_to(folder).as_posix() for file in files)
     flat = files[0].parent == folder
     y, classes = numbered(["" if flat else name.split("/")[0] for name in names])
-    pictures = Pictures(files, y, names, classes)
-    images = None
-    if thumbnails:
-        images = torch.from_numpy(np.stack([square(pictures[row], thumbnails) for row in range(len(pictures))]))
-    digest = hashlib.sha256(repr((assumed, names)).encode()).hexdigest()
+    pictures = Pictures(files, y, names, classes, on_corrupt=on_corrupt)
+    images = _thumbnails(pictures, thumbnails) if thumbnails else None
+    digest = hashlib.sha256(repr((assumed, names, on_corrupt)).encode()).hexdigest()
     labels = (None, None) if flat else (y, classes)
     return Samples(Transformed(pictures, assumed), pictures, labels[0], names, images, digest, labels[1])
+
+
+def _thumbnails(pictures: Pictures, size: int) -> Tensor:
+    """uint8 [n, size, size, 3]; black where a picture cannot be read and is skipped."""
+    found = torch.zeros(len(pictures), size, size, 3, dtype=torch.uint8)
+    for row in range(len(pictures)):
+        picture = pictures.genuine(row)
+        if picture is not None:
+            found[row] = torch.from_numpy(square(picture, size))
+    return found
 
 
 def _files(folder: Path) -> list[Path]:

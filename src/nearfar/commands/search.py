@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nearfar._checks import printable
 from nearfar._console import Terminal, say
 from nearfar._files import plain_target
 from nearfar.commands.shared import Extra, one_only, one_sentence, save_json, waiting
@@ -55,6 +59,9 @@ def embed(
         bool, typer.Option("--imagenet", help="Shift and scale images by ImageNet's mean, where the model does not.")
     ] = False,
     thumbnails: Annotated[int, typer.Option(min=0, help="Keep thumbnails of this side; 0 for none.")] = 0,
+    on_corrupt: Annotated[
+        str, typer.Option(help="An image that cannot be read: stop, or skip it and list it at the end.")
+    ] = "stop",
     trust_model: Trust = False,
 ) -> None:
     """Turn samples into vectors, in order.
@@ -65,8 +72,6 @@ def embed(
     glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
     """
     with one_sentence("embed"):
-        from torch import Tensor
-
         from nearfar.commands.inputs import read_samples
         from nearfar.commands.networks import load_model
         from nearfar.evaluation import Vectors
@@ -76,19 +81,21 @@ def embed(
         plain_target(output)
         network = load_model(model, trust_model=trust_model)
         assumed = network.assumed(size, imagenet)
-        with waiting(f"reading {data}"):
-            samples = read_samples(data, assumed=assumed, thumbnails=thumbnails)
+        with waiting(f"reading {data}"), advised():
+            options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
+            samples = read_samples(data, assumed=assumed, **options)
         key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
         parts = output.with_name(f".{output.name}.{key}.parts")
-        x = run(network.run, samples.ready(network.transform), batch_size=batch_size, resume=parts)
-        assert isinstance(x, Tensor)  # noqa: S101 - labels are kept beside the samples, not in them
+        with advised():
+            made = run(network.run, samples.ready(network.transform), batch_size=batch_size, resume=parts)
+        x, rows = (made.x, made.y) if isinstance(made, Vectors) else (made, None)
         pictures = Path(data).is_dir()
-        fields: dict[str, Any] = {key: getattr(samples, key) for key in ("y", "name", "images", "classes")}
-        found = Vectors(x, **fields, fingerprint=network.mark(assumed if pictures else None))
+        found = Vectors(x, **samples.fields(rows), fingerprint=network.mark(assumed if pictures else None))
         found.save(output)
         clear_parts(output)
         say(f"{output}: {len(found):,} vectors of width {x.shape[1]}{of_classes(found)}")
         if pictures and network.transform is None:
+from nearfar._checks import printable
             say(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
 
 
@@ -97,7 +104,7 @@ def of_classes(found: Vectors) -> str:
     if found.y is None:
         return ", without classes"
     count, names = len(set(found.y.tolist())), list(found.class_names().values())
-    shown = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    shown = ", ".join(map(printable, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
     return f", {count:,} {'class' if count == 1 else 'classes'}{f' ({shown})' if names else ''}"
 
 

@@ -1,22 +1,15 @@
-"""Arrays kept between runs: one `.npz` file whose name carries the SHA-256 of its bytes.
+"""Arrays kept between runs: one sealed `.npz` file for each name.
 
-The name makes a torn or altered file visible without a second file that could disagree with the first:
-two processes that write at once write equal bytes under an equal name, and each write is one rename.
+The seal makes a torn or altered file visible, and each write is one rename: of two processes that write at once the
+later replaces equal bytes by equal bytes.
 """
 
-import hashlib
-import io
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nearfar._files import whole
-
-Arrays = Mapping[str, NDArray[np.generic]]
+from nearfar._files import Arrays, check_seal, read_arrays, write_arrays
 
 
 def default_folder() -> Path:
@@ -40,23 +33,24 @@ def default_folder() -> Path:
 def cached(folder: Path, stem: str, make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays stored under `stem`, or make and store them.
 
-    A file whose bytes do not have the checksum in its name is made again, with one warning. A folder that
-    cannot be written costs one warning and never the arrays.
+    A file whose seal is broken is made again, with one warning. A folder that cannot be written costs one warning and
+    never the arrays.
 
     Args:
         folder: Where the file lives; made when missing.
-        stem: Start of the file name; whatever the arrays depend on belongs in it.
+        stem: The name of the file; whatever the arrays depend on belongs in it.
         make: Called without arguments when no sound file is there.
 
     Returns:
         The arrays by name.
     """
-    stored = _load(folder, stem)
+    path = folder / f"{stem}.npz"
+    stored = _load(path)
     if stored is not None:
         return stored
     arrays = make()
     try:
-        _store(folder, stem, arrays)
+        write_arrays(path, arrays)
     except OSError as error:
         warnings.warn(
             f"The cache folder {folder} could not be written ({error.strerror or error}), so the next run "
@@ -66,44 +60,15 @@ def cached(folder: Path, stem: str, make: Callable[[], Arrays]) -> Arrays:
     return arrays
 
 
-def _load(folder: Path, stem: str) -> Arrays | None:
-    """Return the arrays of the first sound file, after removing every broken one."""
-    broken: list[Path] = []
-    found: Arrays | None = None
-    for path in _files(folder, stem):
-        try:
-            payload = path.read_bytes()
-        except OSError:
-            continue
-        if hashlib.sha256(payload).hexdigest() != path.stem.rpartition("-")[2]:
-            broken.append(path)
-        elif found is None:
-            with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
-                found = {name: archive[name] for name in archive.files}
-    if found is None and broken:
-        warnings.warn(
-            f"The cache file {broken[0]} does not match its checksum, so the data is made again.",
-            stacklevel=4,
-        )
-    for path in broken:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError:  # a read-only folder: the file is simply passed over again next time
-            continue
-    return found
-
-
-def _files(folder: Path, stem: str) -> list[Path]:
+def _load(path: Path) -> Arrays | None:
+    """The arrays of a sound file; None where there is none."""
     try:
-        names = sorted(os.listdir(folder))
-    except OSError:  # missing, unreadable or no folder at all: nothing is stored there
-        return []
-    return [folder / name for name in names if name.startswith(f"{stem}-") and name.endswith(".npz")]
-
-
-def _store(folder: Path, stem: str, arrays: Arrays) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **dict(arrays))
-    payload = buffer.getvalue()
-    with whole(folder / f"{stem}-{hashlib.sha256(payload).hexdigest()}.npz") as temporary:
-        temporary.write_bytes(payload)
+        if not path.is_file():
+            return None
+        check_seal("cache", path, needed=True)
+        return read_arrays("cache", path)
+    except OSError:  # it cannot be read, as if it were not there
+        return None
+    except ValueError:
+        warnings.warn(f"The cache file {path} does not match its seal, so the data is made again.", stacklevel=4)
+        return None

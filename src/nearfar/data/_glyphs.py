@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearfar.data._cache import Arrays, cached, default_folder
+from nearfar._files import Arrays
+from nearfar.data._cache import cached, default_folder
 
 if TYPE_CHECKING:
     from matplotlib.ft2font import FT2Font

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearfar._files import read_arrays, write_arrays, write_text
+from nearfar._files import check_seal, read_arrays, write_arrays, write_text
 from nearfar.evaluation.fingerprint import of_weights
 from nearfar.evaluation.vectors import Vectors
 
@@ -37,7 +37,7 @@ def embed(
     Args:
         model: a module or any callable; a batch [b, ...] goes in, vectors [b, d] come out. Its modes are put back.
         data: a tensor or array [n, ...], or a dataset with a length whose items are samples, or (sample, label), or
-            (sample, label, name).
+            (sample, label, name); a sample that is None is left out.
         batch_size: samples of a batch.
         device: where to run; a module is moved there. None: where the module is, else the CPU.
         progress: show a bar, where the terminal is interactive.
@@ -65,7 +65,7 @@ def embed(
             chosen = range(start, min(start + step, rows))
             # before the samples are read for the network: one that changes in between then counts as changed
             digest = "" if store is None else _digest(data, chosen)
-            part = None if store is None else store.read(number, len(chosen), digest)
+            part = None if store is None else store.read(number, digest)
             if part is None:
                 part = _chunk(model, data, chosen, batch_size, place, tell)
                 if store is not None:
@@ -73,7 +73,10 @@ def embed(
             else:
                 tell(len(chosen))
             parts.append(part)
-    whole: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    sound = [part for part in parts if part]
+    if not sound:
+        raise ValueError(f"embed: all {rows} samples were left out, so there is nothing to embed.")
+    whole: dict[str, Any] = _joined(sound)
     x = torch.from_numpy(whole["x"])
     return x if "y" not in whole else Vectors(x, whole["y"], whole.get("name"), fingerprint=weights or None)
 
@@ -97,34 +100,43 @@ def _chunk(
     device: torch.device,
     tell: Callable[[int], None],
 ) -> Part:
+    """The vectors of some samples with their labels and names; nothing where all of them are left out."""
     parts: list[Part] = []
     for start in range(rows.start, rows.stop, batch_size):
-        batch, extra = _batch(data, start, min(start + batch_size, rows.stop))
-        with torch.no_grad():
-            out = model(batch.to(device))
-        parts.append({"x": _checked(out, len(batch), start), **extra})
-        tell(len(batch))
+        chosen = range(start, min(start + batch_size, rows.stop))
+        batch, extra, kept = _batch(data, chosen)
+        if kept:
+            with torch.no_grad():
+                out = model(batch.to(device))
+            parts.append({"x": _checked(out, kept), **extra})
+        tell(len(chosen))
+    return _joined(parts) if parts else {}
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """One after the other."""
     try:
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     except KeyError as error:
         raise ValueError(f"embed: some items of the dataset carry {error.args[0]!r} and others do not.") from None
 
 
-def _batch(data: Any, start: int, stop: int) -> tuple[Tensor, Part]:
-    """Samples start..stop-1 as one tensor, and their labels and names where they have any."""
+def _batch(data: Any, rows: range) -> tuple[Tensor, Part, Sequence[int]]:
+    """Samples as one tensor, their labels and names where they have any, and which rows are not left out."""
     if isinstance(data, Tensor):
-        return data[start:stop], {}
+        return data[rows.start : rows.stop], {}, rows
     if isinstance(data, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(data[start:stop])), {}
-    items = [data[i] for i in range(start, stop)]
-    if not isinstance(items[0], tuple | list):
-        return _stack(items), {}
+        return torch.from_numpy(np.ascontiguousarray(data[rows.start : rows.stop])), {}, rows
+    read = [(row, data[row]) for row in rows]
+    kept, items = [row for row, item in read if item is not None], [item for _, item in read if item is not None]
+    if not kept or not isinstance(items[0], tuple | list):
+        return _stack(items) if kept else torch.empty(0), {}, kept
     extra: Part = {}
     if len(items[0]) > 1:
         extra["y"] = np.array([int(item[1]) for item in items], dtype=np.int64)
     if len(items[0]) > 2:
         extra["name"] = np.array([str(item[2]) for item in items], dtype=np.str_)
-    return _stack([item[0] for item in items]), extra
+    return _stack([item[0] for item in items]), extra, kept
 
 
 def _stack(samples: Sequence[Any]) -> Tensor:
@@ -136,8 +148,9 @@ def _stack(samples: Sequence[Any]) -> Tensor:
         ) from None
 
 
-def _checked(out: Any, rows: int, start: int) -> np.ndarray:
-    """The vectors of a batch as float32 [b, d], or one sentence."""
+def _checked(out: Any, samples: Sequence[int]) -> np.ndarray:
+    """The vectors of a batch of these samples as float32 [b, d], or one sentence."""
+    rows = len(samples)
     if isinstance(out, np.ndarray):
         out = torch.from_numpy(out)
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != rows or not out.is_floating_point():
@@ -146,7 +159,7 @@ def _checked(out: Any, rows: int, start: int) -> np.ndarray:
     x = out.detach().float().cpu()
     bad = (~torch.isfinite(x).all(dim=1)).nonzero().flatten().tolist()
     if bad:
-        shown = ", ".join(str(start + row) for row in bad[:8]) + (", ..." if len(bad) > 8 else "")
+        shown = ", ".join(str(samples[row]) for row in bad[:8]) + (", ..." if len(bad) > 8 else "")
         raise ValueError(
             f"embed: the vectors of {len(bad)} samples hold NaN or infinity (samples {shown}); "
             "look at these samples or at the network."
@@ -234,15 +247,15 @@ class _Store:
     def _path(self, number: int) -> Path:
         return self.folder / f"chunk-{number:06d}.npz"
 
-    def read(self, number: int, rows: int, digest: str) -> Part | None:
+    def read(self, number: int, digest: str) -> Part | None:
         """A finished chunk; None if it is not there, not sound, or of samples that have changed since."""
+        path = self._path(number)
         try:
-            part = read_arrays("embed", self._path(number))
+            check_seal("embed", path, needed=True)
+            part = read_arrays("embed", path)
         except (FileNotFoundError, ValueError):
             return None
-        if str(part.pop("digest", "")) != digest:
-            return None
-        return part if "x" in part and all(column.shape[:1] == (rows,) for column in part.values()) else None
+        return part if str(part.pop("digest", None)) == digest else None
 
     def write(self, number: int, part: Part, digest: str) -> None:
         write_arrays(self._path(number), {**part, "digest": np.array(digest)})

@@ -216,12 +216,9 @@ def _restored(blob: np.ndarray, index: Index, place: Path) -> Any:
     except Exception as error:  # faiss has errors of its own, and MemoryError for a size that cannot be
         raise _wrong(place, f"faiss cannot read its part: {type(error).__name__}") from None
     rows, width = index.vectors.x.shape
-    inner = module.METRIC_INNER_PRODUCT if index.inner else module.METRIC_L2
-    expected = (module.IndexIVFFlat if index.kind == "ivf" else module.IndexHNSWFlat, rows, width, inner)
-    came = (type(found), found.ntotal, found.d, found.metric_type)
-    if came != expected:
-        raise _wrong(
-            place,
-            f"its faiss part is a {came[0].__name__} of {came[1]:,} rows of width {came[2]} for {rows:,} of {width}",
-        )
+    kind = module.IndexIVFFlat if index.kind == "ivf" else module.IndexHNSWFlat
+    metric = module.METRIC_INNER_PRODUCT if index.inner else module.METRIC_L2
+    if type(found) is not kind or (found.ntotal, found.d, found.metric_type) != (rows, width, metric):
+        held = f"{type(found).__name__} of {found.ntotal:,} rows of width {found.d}, measure {found.metric_type}"
+        raise _wrong(place, f"its faiss part is {held}, for {rows:,} vectors of width {width}, measure {metric}")
     return found
