@@ -211,22 +211,16 @@ def test_flipped_bits_over_the_whole_file_are_noticed(faiss, tmp_path, kind):
     Index.load(path)
 
 
-@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_flipped_bits_under_a_fresh_seal_do_no_harm(faiss, tmp_path, kind):
-    """Without the seal's help: what loads finds rows that are there, or says that it does not."""
+def test_rows_that_are_not_there_are_not_found(faiss, tmp_path):
+    """A faiss part that fits in every measure, and whose numbers of rows do not."""
     x = rows(120, 6)
-    path = Index(x, kind=kind).save(tmp_path / "i.npz")
-    blob = read_arrays("test", path)["faiss"]
-    generator = np.random.default_rng(0)
-    for at in generator.integers(len(blob), size=60):
-        flipped = blob.copy()
-        flipped[at] ^= 1 << at % 8
-        altered(path, faiss=flipped)
-        try:
-            found = Index.load(path).search(x, 5)
-        except ValueError:
-            continue
-        assert found.places.max() < 120
+    path = Index(x, "dot", "ivf").save(tmp_path / "i.npz")
+    other = faiss.IndexIVFFlat(faiss.IndexFlatIP(6), 6, 3, faiss.METRIC_INNER_PRODUCT)
+    other.train(x.numpy())
+    other.add_with_ids(x.numpy(), np.arange(1000, 1120))
+    altered(path, faiss=faiss.serialize_index(other))
+    with pytest.raises(ValueError, match=r"found row 1\d+ of 120; make the index again"):
+        Index.load(path).search(x, 5)
 
 
 def test_the_network_is_remembered_and_another_refused(tmp_path):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearfar._checks import printable
+from nearfar._checks import check_choice, printable
 from nearfar._console import Terminal, say
 from nearfar._files import plain_target
 from nearfar.commands.shared import Extra, one_only, one_sentence, save_json, waiting
@@ -78,6 +78,7 @@ def embed(
         from nearfar.evaluation import embed as run
 
         one_only("DATA", data, more)
+        check_choice("embed", "--on-corrupt", on_corrupt, ("stop", "skip"))
         plain_target(output)
         network = load_model(model, trust_model=trust_model)
         assumed = network.assumed(size, imagenet)
