@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from shell import TRUST, Flat, run, saved
 
+import nearfar as nf
 from nearfar._files import plain_target
 from nearfar.commands import search
 from nearfar.evaluation import Vectors
@@ -74,6 +75,8 @@ def test_a_gallery_is_matched_by_the_names_of_its_classes(tmp_path):
     x = torch.eye(4)
     Vectors(x[[0, 1, 1]], [0, 1, 1], classes=["auk", "wren"]).save(tmp_path / "q.npz")
     Vectors(x[[2, 0, 1]], [0, 1, 2], classes=["aaa", "auk", "wren"]).save(tmp_path / "g.npz")
+    queries, gallery = (Vectors.load(tmp_path / name) for name in ("q.npz", "g.npz"))
+    assert nf.evaluate(queries, ref_emb=gallery, ks=(1,)).recall == {1: 1.0}
     run(tmp_path, "evaluate", "q.npz", "--gallery", "g.npz", "-k", 1, "--json", "e.json")
     assert json.loads((tmp_path / "e.json").read_text())["scores"]["recall@1"] == 1.0
     Vectors(x[[2, 0, 1]], [0, 1, 2]).save(tmp_path / "h.npz")  # without names the numbers count

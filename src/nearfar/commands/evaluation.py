@@ -15,7 +15,7 @@ from nearfar.commands.shared import Extra, labelled, one_only, one_sentence, sav
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nearfar.evaluation import Comparison, Evaluation, Vectors
+    from nearfar.evaluation import Comparison, Evaluation
 
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
@@ -48,10 +48,14 @@ def evaluate(
     """Score vectors: recall@K, MAP@R and more, with intervals and the worst classes."""
     with one_sentence("evaluate"):
         from nearfar.evaluation import evaluate as judge
+        from nearfar.evaluation.fingerprint import check_same_network
 
         one_only("VECTORS", vectors, more)
         queries = labelled(vectors)
-        found_in = None if gallery is None else in_terms_of(queries, labelled(gallery), str(vectors), str(gallery))
+        found_in = None if gallery is None else labelled(gallery)
+        if found_in is not None:
+            check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
+            found_in = found_in.in_terms_of(queries)
         options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
         with waiting(f"evaluating {len(queries):,} vectors") as watch:
             found = judge(
@@ -98,22 +102,6 @@ def score_table(found: Evaluation, title: str) -> Table:
             ends = f"{100 * starts.low:.1f} to {100 * starts.high:.1f} over k-means starts"
         table.add_row(name, f"{100 * value:.1f}", ends)
     return table
-
-
-def in_terms_of(queries: Vectors, gallery: Vectors, first: str, second: str) -> Vectors:
-    """A gallery of the same network; where both sides name their classes, a class is what bears its name."""
-    from nearfar.evaluation import Vectors
-    from nearfar.evaluation.fingerprint import check_same_network
-
-    check_same_network("evaluate", (first, queries.fingerprint), (second, gallery.fingerprint))
-    ours, theirs = queries.class_names(), gallery.class_names()
-    number = {name: label for label, name in ours.items()}
-    if not theirs or len(number) < max(1, len(ours)) or gallery.y is None or queries.y is None:
-        return gallery
-    after = int(queries.y.max()) + 1
-    for name in theirs.values():
-        number.setdefault(name, after + len(number))
-    return Vectors(gallery.x, [number[theirs[label]] for label in gallery.y.tolist()])  # type: ignore[arg-type]
 
 
 def with_names(record: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:

@@ -96,8 +96,29 @@ def embed(
         clear_parts(output)
         say(f"{output}: {len(found):,} vectors of width {x.shape[1]}{of_classes(found)}")
         if pictures and network.transform is None:
-from nearfar._checks import printable
             say(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
+        if rows is not None and len(rows) < len(samples.name or ()):
+            say(left_out(samples.name or (), set(rows.tolist())))
+
+
+@contextmanager
+def advised() -> Iterator[None]:
+    """Advice in terms of the command; images that are skipped are listed at the end and need no warning before."""
+    from nearfar.data.pictures import CorruptImageError, CorruptImageWarning
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CorruptImageWarning)
+            yield
+    except CorruptImageError as error:
+        raise ValueError(str(error).replace('pass on_corrupt="skip"', "pass --on-corrupt skip")) from None
+
+
+def left_out(names: Sequence[str], kept: set[int]) -> str:
+    """The images that could not be read, one a line."""
+    missing = [printable(name) for row, name in enumerate(names) if row not in kept]
+    count = "1 image" if len(missing) == 1 else f"{len(missing):,} images"
+    return "\n".join([f"{count} could not be read and {'was' if len(missing) == 1 else 'were'} left out:", *missing])
 
 
 def of_classes(found: Vectors) -> str:

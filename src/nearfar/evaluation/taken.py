@@ -37,12 +37,14 @@ def taken(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_lab
         TypeError: something is of a type that is not known here; the sentence names it.
         ValueError: labels are missing, or a relation does not fit the rows.
     """
+    if isinstance(embeddings, Vectors) and isinstance(ref_emb, Vectors):
+        check_same_network(owner, ("the queries", embeddings.fingerprint), ("the gallery", ref_emb.fingerprint))
+        if labels is None and ref_labels is None:
+            ref_emb = ref_emb.in_terms_of(embeddings)
     x, labels = _side(owner, "embeddings", embeddings, labels)
     ref = None
     if ref_emb is not None:
         ref, ref_labels = _side(owner, "ref_emb", ref_emb, ref_labels)
-    if isinstance(embeddings, Vectors) and isinstance(ref_emb, Vectors):
-        check_same_network(owner, ("the queries", embeddings.fingerprint), ("the gallery", ref_emb.fingerprint))
     if isinstance(ref_labels, Relation):
         raise TypeError(f"{owner}: a relation of queries and gallery goes in as labels, not as ref_labels.")
     if isinstance(labels, Relation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,23 @@ class Vectors:
                 f"but {len(self.classes)} names came."
             )
         return {label: self.classes[label] for label in labels}
+
+    def in_terms_of(self, queries: Vectors) -> Vectors:
+        """These vectors with their classes numbered as those of the queries, where both sides name their classes.
+
+        >>> gallery = Vectors([[1.0], [2.0]], y=[0, 1], classes=["ant", "bee"])
+        >>> gallery.in_terms_of(Vectors([[1.0]], y=[0], classes=["bee"])).y
+        tensor([2, 0])
+        """
+        ours, theirs = self.class_names(), queries.class_names()
+        number = {name: label for label, name in theirs.items()}
+        if not ours or len(number) < max(1, len(theirs)) or self.y is None:
+            return self
+        after = max(theirs) + 1
+        for name in ours.values():
+            number.setdefault(name, after + len(number))
+        y = torch.tensor([number[ours[label]] for label in self.y.tolist()])
+        return replace(self, y=y, classes=None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vectors:
