@@ -22,6 +22,8 @@ PANELS = (
     ("Learning rate", re.compile(r"rate|^lr")),
     ("Constraints violated", re.compile(r"violation")),
 )
+LARGEST = 1e300
+"""Numbers beyond are as good as infinite: no axis can hold them."""
 SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*|training classes)$")
 
 
@@ -57,7 +59,7 @@ def read_journal(path: Path) -> Journal:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line) if line.strip() else None
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             broken += 1
             continue
         if isinstance(entry, dict):
@@ -72,10 +74,15 @@ def _flat(entry: dict[str, Any]) -> dict[str, float]:
     flat: dict[str, float] = {}
     for key, value in entry.items():
         if isinstance(value, dict):
-            flat |= {str(inner): float(v) for inner, v in value.items() if _is_number(v)}
+            flat |= {str(inner): _float(v) for inner, v in value.items() if _is_number(v)}
         elif _is_number(value):
-            flat[str(key)] = float(value)
+            flat[str(key)] = _float(value)
     return flat
+
+
+def _float(value: int | float) -> float:
+    """A whole number of any length, too; what no curve can show is infinite."""
+    return float(value) if abs(value) <= LARGEST else math.copysign(math.inf, value) if value == value else math.nan
 
 
 def _is_number(value: Any) -> bool:

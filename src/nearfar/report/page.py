@@ -151,7 +151,7 @@ def _found_in(source: Source) -> list[Any] | None:
         from nearfar.doctor import diagnose_run  # it reads the configuration through `train`, which a page may lack
 
         return list(diagnose_run(Path(source)).findings)
-    except (ImportError, ValueError, TypeError, KeyError):
+    except (ImportError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
 
 

@@ -1,0 +1,289 @@
+"""Files that mean harm, handed to every command that reads such a file: one sentence, nothing run, nothing outside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from bombs import bomb
+from PIL import Image
+from shell import run
+from test_trust import Payload
+
+from nearfar.data import open_data, tables
+from nearfar.report.journal import read_journal
+from nearfar.train import Config
+from nearfar.train.config import save
+
+torch.set_num_threads(1)
+X, Y = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32), np.repeat(np.arange(4), 3)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder to work in; beside it a secret, and the mark that code would leave if it were run."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "secret").mkdir()
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "secret" / "s.png")
+    np.savez(tmp_path / "work" / "good.npz", x=X, y=Y, name=[f"{i}.png" for i in range(12)])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    yield tmp_path / "work"
+    assert not (tmp_path / "mark").exists(), "code in a file was run"
+    outside = {path for path in tmp_path.rglob("*") if "work" not in path.relative_to(tmp_path).parts}
+    assert outside == {path for path in before if "work" not in path.relative_to(tmp_path).parts}
+
+
+def payload(place):
+    return Payload(place.parent / "mark")
+
+
+# ------------------------------------------------------------------------------------------- pickled arrays
+
+READERS = {
+    "report": ("report", "FILE"),
+    "evaluate": ("evaluate", "FILE"),
+    "gallery": ("evaluate", "good.npz", "--gallery", "FILE"),
+    "compare": ("compare", "good.npz", "FILE"),
+    "index": ("index", "FILE", "-o", "index.npz"),
+    "search": ("search", "FILE", "good.npz"),
+    "queries": ("search", "sound.npz", "FILE"),
+    "diagnose": ("diagnose", "FILE"),
+    "vectors": ("train", "--data.name", "vectors", "--data.path", "FILE", "--run", "run"),
+    "omniglot": ("train", "--data.name", "omniglot", "--data.path", "FILE", "--run", "run"),
+    "recommend": ("recommend", "vectors", "--path", "FILE"),
+}
+
+
+def hostile_arrays(place, kind):
+    path = place / "bad.npz"
+    thing = np.empty(12, dtype=object)
+    thing[:] = [payload(place)] * 12
+    arrays = {"x": X, "y": Y}
+    if kind == "a bare pickle":
+        path.write_bytes(pickle.dumps(payload(place)))
+    elif kind == "a pickle in a zip":
+        np.savez(path, **{**arrays, "y": thing})
+    elif kind == "pickled vectors":
+        np.savez(path, x=thing, y=Y, images=thing, labels=thing, class_names=thing, background=thing)
+    return path.name
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("kind", ["a bare pickle", "a pickle in a zip", "pickled vectors"])
+def test_pickled_arrays_are_never_loaded(place, command, kind):
+    if command == "queries":
+        run(place, "index", "good.npz", "-o", "sound.npz")
+    name = hostile_arrays(place, kind)
+    said = run(place, *(name if word == "FILE" else word for word in READERS[command]), code=1)
+    assert "pickled objects, which are never loaded" in said or "is no .npz file" in said, said
+    assert not (place / "report.html").exists()
+    assert not (place / "index.npz").exists()
+
+
+# --------------------------------------------------------------------------------------- pickled checkpoints
+
+
+@pytest.mark.parametrize("words", [("embed", "run", "good.npz", "-o", "out.npz"), ("export", "run", "-o", "out.onnx"),
+                                   ("train", "--run", "run", "--resume")])  # fmt: skip
+@pytest.mark.parametrize("kind", ["a bare pickle", "a pickle in a checkpoint"])
+def test_pickled_checkpoints_are_never_loaded(place, words, kind):
+    home = place / "run" / "checkpoints"
+    home.mkdir(parents=True)
+    save(Config(), place / "run" / "config.yaml")
+    for name in ("best.pt", "last.pt"):
+        if kind == "a bare pickle":
+            (home / name).write_bytes(pickle.dumps(payload(place)))
+        else:
+            torch.save({"format": 1, "model": payload(place)}, home / name)
+    said = run(place, *words, code=1)
+    assert "best.pt" in said or "last.pt" in said
+    assert not list(place.glob("out.*"))
+
+
+def test_pickled_weights_are_never_loaded(place):
+    torch.save(payload(place), place / "weights.pth")
+    said = run(place, "train", "--model.weights", "weights.pth", "--run", "run", "--training.steps", "1", code=1)
+    assert "weights.pth" in said
+
+
+# ------------------------------------------------------------------------------------------- configurations
+
+YAML = {
+    "a tag": "loss: !!python/object/apply:os.system ['touch ../mark']\n",
+    "a module": "loss: !!python/module:os\n",
+    "aliases": "loss:\n  name: DroKL\n  a: &a [1, 1]\n"
+    + "".join(f"  x{i}: &x{i} [{', '.join(['*a' if i == 0 else f'*x{i - 1}'] * 9)}]\n" for i in range(9)),
+    "depth": "loss: " + "[" * 5000 + "\n",
+    "length": "loss: " + "a" * (2 << 20) + "\n",
+    "no text": "loss: \xff\xfe",
+}
+
+
+@pytest.mark.parametrize("kind", YAML)
+@pytest.mark.parametrize("command", ["train", "config", "embed"])
+def test_configurations_run_nothing(place, command, kind):
+    (place / "run").mkdir()
+    for file in (place / "bad.yaml", place / "run" / "config.yaml"):
+        file.write_bytes(YAML[kind].encode("latin1"))
+    words = {"train": ("train", "bad.yaml", "--run", "new"), "config": ("config", "bad.yaml"),
+             "embed": ("embed", "run", "good.npz", "-o", "out.npz")}[command]  # fmt: skip
+    said = run(place, *words, code=1)
+    assert len(said) < 500
+    assert not (place / "new").exists()
+
+
+# ---------------------------------------------------------------------------- lists and archives that lead out
+
+
+def pictures(place, *names):
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (len(name), 0, 0)).save(place / name)
+
+
+@pytest.mark.parametrize("name", ["../secret/s.png", "sub/../../secret/s.png", "link.png"])
+@pytest.mark.parametrize("kind", ["manifest", "sop", "inshop", "cub"])
+def test_lists_lead_nowhere_else(place, kind, name):
+    pictures(place, "sub/a.png", "images/sub/a.png")
+    (place / "link.png").symlink_to(place.parent / "secret" / "s.png")
+    (place / "images" / "link.png").symlink_to(place.parent / "secret" / "s.png")
+    if kind == "cub":
+        name = name.replace("../secret", "../../secret")
+        (place / "images.txt").write_text(f"1 sub/a.png\n2 {name}\n")
+        (place / "image_class_labels.txt").write_text("1 1\n2 150\n")
+        (place / "classes.txt").write_text("1 a\n150 b\n")
+    elif kind == "manifest":
+        (place / "list.csv").write_text(f"path,label\nsub/a.png,1\n{name},2\n")
+    elif kind == "sop":
+        for side in ("train", "test"):
+            (place / f"Ebay_{side}.txt").write_text(f"image_id class_id super_class_id path\n1 1 1 {name}\n")
+    else:
+        rows = "".join(f"{name} id {side}\n" for side in ("train", "query", "gallery"))
+        (place / "list_eval_partition.txt").write_text(f"3\nimage item status\n{rows}")
+    path = "list.csv" if kind == "manifest" else "."
+    said = run(place, "recommend", kind, "--path", path, code=1)
+    assert "leads out of" in said
+    assert "data.outside: true" in said
+
+
+@pytest.mark.parametrize(("entry", "told"), [
+    ("../../secret/s.png", "leads out of the archive"),
+    ("/secret/s.png", "leads out of the archive"),
+    ("link", "are in none of the archives"),
+    ("cut", "is no sound tar archive"),
+])  # fmt: skip
+def test_archives_lead_nowhere_else(place, entry, told):
+    with tarfile.open(place / "cub200_full-00.tar", "w") as archive:
+        member = tarfile.TarInfo("s.png" if entry in ("link", "cut") else entry)
+        if entry == "link":
+            member.type, member.linkname = tarfile.SYMTYPE, str(place.parent / "secret" / "s.png")
+            archive.addfile(member)
+        else:
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+    if entry == "cut":
+        (place / "cub200_full-00.tar").write_bytes(b"\1" * 700)
+    (place / "cub200_full_labels.csv").write_text("filename,class_id,class_name\ns.png,1,a\n")
+    assert told in run(place, "recommend", "cub", "--path", ".", code=1)
+
+
+def test_names_of_vectors_lead_nowhere_else(place):
+    np.savez(place / "bad.npz", x=X, y=Y, name=["../../secret/s.png"] * 12)
+    (place / "pictures").mkdir()
+    said = run(place, "report", "bad.npz", "--images", "pictures", code=1)
+    assert "leads out of pictures" in said
+    np.savez(place / "bad.npz", x=X, y=Y, images=[str(place.parent / "secret" / "s.png")] * 12)
+    assert "must be uint8" in run(place, "report", "bad.npz", code=1)
+    assert not (place / "report.html").exists()
+
+
+# ------------------------------------------------------------------------------------- pictures and folders
+
+
+def test_bombs_pipes_and_programs_are_corrupt_pictures(place):
+    pictures(place, *(f"{side}/{c}/{i}.png" for side in ("train", "test") for c in "ab" for i in range(2)))
+    bad = place / "train" / "a" / "0.png"
+    for kind, told in (("bomb", "more than 178,956,970 pixels"), ("printer", "no picture of a known format")):
+        bad.write_bytes(bomb(60_000) if kind == "bomb" else b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+        words = ("train", "--data.name", "folder", "--data.path", ".", "--run", "run", "--data.transform", "none")
+        said = run(place, *words, "--batches.classes", "2", "--batches.samples", "2", "--model.name", "linear", code=1)
+        assert f"a/0.png cannot be read ({told})" in said
+    bad.unlink()
+    os.mkfifo(bad)  # no plain file: it is passed over, and not waited for
+    assert len(open_data("folder", place).train) == 3
+
+
+def test_links_in_circles_end(place):
+    pictures(place, "data/a/0.png", "data/b/0.png")
+    (place / "data" / "a" / "round").symlink_to(place / "data")
+    (place / "data" / "b" / "itself.png").symlink_to(place / "data" / "b" / "itself.png")
+    (place / "data" / "c").symlink_to(place / "data" / "c")
+    data = open_data("folder", place / "data")
+    assert sorted([*data.train.names, *data.test.names]) == ["a/0.png", "b/0.png"]
+
+
+@pytest.mark.parametrize("name", ["new\nline", "'quote\"", "<script>", "\x1b[2J\x1b]0;x\x07", "[/bold]", "\udcff"])
+def test_names_that_mean_harm_are_shown_harmlessly(place, name):
+    pictures(place, *(f"data/{c}/{i}.png" for c in (name, "b", "c", "d") for i in range(2)))
+    for i in range(2):
+        (place / "data" / name / f"{i}.png").write_bytes(b"no picture")
+    data = open_data("folder", place / "data")
+    home = data.train if name in data.train.classes else data.test
+    with pytest.raises(ValueError, match="cannot be read") as error:
+        home[list(home.labels).index(home.classes.index(name))]
+    assert str(error.value).isprintable()
+
+
+# -------------------------------------------------------------------------------------------- enormous lines
+
+
+def test_enormous_lines_are_not_read_whole(place, monkeypatch):
+    monkeypatch.setattr(tables, "LONGEST", 10_000)
+    long = "a" * 20_000
+    (place / "list.csv").write_text(f"path,label\n{long},1\n")
+    assert "line 2 of list.csv has more than 10,000 characters" in run(
+        place, "recommend", "manifest", "--path", "list.csv", code=1
+    )
+    (place / "Ebay_train.txt").write_text(f"heading\n1 1 1 {long}\n")
+    assert "line 2 of Ebay_train.txt has more than 10,000" in run(place, "recommend", "sop", "--path", ".", code=1)
+    (place / "cub200_full_labels.csv").write_text(f"filename,class_id,class_name\n\n{long}")
+    assert "line 3 of cub200_full_labels.csv has more" in run(place, "recommend", "cub", "--path", ".", code=1)
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    (b"path,label\n\"a,1\nb,2\n", "is no CSV file that can be read"),
+    (b"path,label\na.png,1\0\n", "null|NUL|no CSV"),
+    (b"path,label\n\xff\xfe,1\n", "is no text in UTF-8"),
+    (b"path,label\n" + b"a" * 200_000 + b",1\n", "field larger than field limit"),
+    (b"path,label\n" + b"a" * 5_000 + b",1\n", "1 of 1 images are missing"),
+])  # fmt: skip
+def test_lists_that_are_none(place, text, told):
+    (place / "list.csv").write_bytes(text)
+    said = run(place, "recommend", "manifest", "--path", "list.csv", code=1)
+    assert any(word in said for word in told.split("|")), said
+    assert len(said) < 500
+    assert csv.field_size_limit() == 131_072
+
+
+# -------------------------------------------------------------------------------------------------- journals
+
+
+@pytest.mark.parametrize("line", [
+    "[" * 50_000, '{"step": 1, "loss": ' + "9" * 400 + "}", '{"step": 1, "loss": ' + "9" * 9_000 + "}", "\xff\0",
+    '{"step": 1, "loss": 1e308}\n{"step": 2, "loss": -1e308}', '{"step": -1e300, "loss": 1}\n{"step": 1e300, "loss": 2}',
+    '{"step": "<b>", "loss": 1, "metrics": {"<script>": 2}}', "7", '{"doctor": 3, "step": 2, "loss": null}',
+])  # fmt: skip
+def test_journals_of_strangers(place, line):
+    (place / "run").mkdir()
+    sound = "\n".join(f'{{"step": {s}, "loss": {1 / s}, "rate": 0.1, "time": 1}}' for s in range(1, 9))
+    (place / "run" / "journal.jsonl").write_text(f"{sound}\n{line}\n", encoding="latin1")
+    np.savez(place / "run" / "embeddings.npz", x=X, y=Y)
+    assert read_journal(place / "run" / "journal.jsonl").panels
+    run(place, "report", "run")
+    assert "<script>" not in (place / "report.html").read_text().partition("</title>")[2].partition("<script")[0]
