@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -15,7 +16,9 @@ from bombs import bomb
 from PIL import Image
 from shell import run
 from test_trust import Payload
+from typer.testing import CliRunner
 
+from nearfar.cli import app
 from nearfar.data import open_data, tables
 from nearfar.report.journal import read_journal
 from nearfar.train import Config
@@ -37,6 +40,16 @@ def place(tmp_path):
     assert not (tmp_path / "mark").exists(), "code in a file was run"
     outside = {path for path in tmp_path.rglob("*") if "work" not in path.relative_to(tmp_path).parts}
     assert outside == {path for path in before if "work" not in path.relative_to(tmp_path).parts}
+
+
+def refused(place, *words):
+    """The sentence at the end of what a command prints."""
+    with contextlib.chdir(place):
+        shown = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "160"}, catch_exceptions=False)
+    assert shown.exit_code == 1, shown.output
+    said = shown.output.strip().splitlines()[-1]  # above it may stand how far it came
+    assert said.startswith("nearfar ")
+    return said
 
 
 def payload(place):
@@ -66,7 +79,7 @@ def hostile_arrays(place, kind):
     thing[:] = [payload(place)] * 12
     arrays = {"x": X, "y": Y}
     if kind == "a bare pickle":
-        path.write_bytes(pickle.dumps(payload(place)))
+        path.write_bytes(pickle.dumps(payload(place), protocol=2))
     elif kind == "a pickle in a zip":
         np.savez(path, **{**arrays, "y": thing})
     elif kind == "pickled vectors":
@@ -80,7 +93,7 @@ def test_pickled_arrays_are_never_loaded(place, command, kind):
     if command == "queries":
         run(place, "index", "good.npz", "-o", "sound.npz")
     name = hostile_arrays(place, kind)
-    said = run(place, *(name if word == "FILE" else word for word in READERS[command]), code=1)
+    said = refused(place, *(name if word == "FILE" else word for word in READERS[command]))
     assert "pickled objects, which are never loaded" in said or "is no .npz file" in said, said
     assert not (place / "report.html").exists()
     assert not (place / "index.npz").exists()
@@ -98,17 +111,17 @@ def test_pickled_checkpoints_are_never_loaded(place, words, kind):
     save(Config(), place / "run" / "config.yaml")
     for name in ("best.pt", "last.pt"):
         if kind == "a bare pickle":
-            (home / name).write_bytes(pickle.dumps(payload(place)))
+            (home / name).write_bytes(pickle.dumps(payload(place), protocol=2))
         else:
             torch.save({"format": 1, "model": payload(place)}, home / name)
-    said = run(place, *words, code=1)
+    said = refused(place, *words)
     assert "best.pt" in said or "last.pt" in said
     assert not list(place.glob("out.*"))
 
 
 def test_pickled_weights_are_never_loaded(place):
     torch.save(payload(place), place / "weights.pth")
-    said = run(place, "train", "--model.weights", "weights.pth", "--run", "run", "--training.steps", "1", code=1)
+    said = refused(place, "train", "--model.weights", "weights.pth", "--run", "run", "--training.steps", "1")
     assert "weights.pth" in said
 
 
@@ -133,7 +146,7 @@ def test_configurations_run_nothing(place, command, kind):
         file.write_bytes(YAML[kind].encode("latin1"))
     words = {"train": ("train", "bad.yaml", "--run", "new"), "config": ("config", "bad.yaml"),
              "embed": ("embed", "run", "good.npz", "-o", "out.npz")}[command]  # fmt: skip
-    said = run(place, *words, code=1)
+    said = refused(place, *words)
     assert len(said) < 500
     assert not (place / "new").exists()
 
@@ -167,7 +180,7 @@ def test_lists_lead_nowhere_else(place, kind, name):
         rows = "".join(f"{name} id {side}\n" for side in ("train", "query", "gallery"))
         (place / "list_eval_partition.txt").write_text(f"3\nimage item status\n{rows}")
     path = "list.csv" if kind == "manifest" else "."
-    said = run(place, "recommend", kind, "--path", path, code=1)
+    said = refused(place, "recommend", kind, "--path", path)
     assert "leads out of" in said
     assert "data.outside: true" in said
 
@@ -176,7 +189,7 @@ def test_lists_lead_nowhere_else(place, kind, name):
     ("../../secret/s.png", "leads out of the archive"),
     ("/secret/s.png", "leads out of the archive"),
     ("link", "are in none of the archives"),
-    ("cut", "is no sound tar archive"),
+    ("cut", "cannot be read as a tar archive"),
 ])  # fmt: skip
 def test_archives_lead_nowhere_else(place, entry, told):
     with tarfile.open(place / "cub200_full-00.tar", "w") as archive:
@@ -190,16 +203,16 @@ def test_archives_lead_nowhere_else(place, entry, told):
     if entry == "cut":
         (place / "cub200_full-00.tar").write_bytes(b"\1" * 700)
     (place / "cub200_full_labels.csv").write_text("filename,class_id,class_name\ns.png,1,a\n")
-    assert told in run(place, "recommend", "cub", "--path", ".", code=1)
+    assert told in refused(place, "recommend", "cub", "--path", ".")
 
 
 def test_names_of_vectors_lead_nowhere_else(place):
     np.savez(place / "bad.npz", x=X, y=Y, name=["../../secret/s.png"] * 12)
     (place / "pictures").mkdir()
-    said = run(place, "report", "bad.npz", "--images", "pictures", code=1)
+    said = refused(place, "report", "bad.npz", "--images", "pictures")
     assert "leads out of pictures" in said
     np.savez(place / "bad.npz", x=X, y=Y, images=[str(place.parent / "secret" / "s.png")] * 12)
-    assert "must be uint8" in run(place, "report", "bad.npz", code=1)
+    assert "must be uint8" in refused(place, "report", "bad.npz")
     assert not (place / "report.html").exists()
 
 
@@ -212,7 +225,7 @@ def test_bombs_pipes_and_programs_are_corrupt_pictures(place):
     for kind, told in (("bomb", "more than 178,956,970 pixels"), ("printer", "no picture of a known format")):
         bad.write_bytes(bomb(60_000) if kind == "bomb" else b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
         words = ("train", "--data.name", "folder", "--data.path", ".", "--run", "run", "--data.transform", "none")
-        said = run(place, *words, "--batches.classes", "2", "--batches.samples", "2", "--model.name", "linear", code=1)
+        said = refused(place, *words, "--batches.classes", "2", "--batches.samples", "2", "--model.name", "linear")
         assert f"a/0.png cannot be read ({told})" in said
     bad.unlink()
     os.mkfifo(bad)  # no plain file: it is passed over, and not waited for
@@ -228,7 +241,7 @@ def test_links_in_circles_end(place):
     assert sorted([*data.train.names, *data.test.names]) == ["a/0.png", "b/0.png"]
 
 
-@pytest.mark.parametrize("name", ["new\nline", "'quote\"", "<script>", "\x1b[2J\x1b]0;x\x07", "[/bold]", "\udcff"])
+@pytest.mark.parametrize("name", ["new\nline", "'quote\"", "<script>", "\x1b[2J\x1b]0;x\x07", "[bold]x[red]", "\udcff"])
 def test_names_that_mean_harm_are_shown_harmlessly(place, name):
     pictures(place, *(f"data/{c}/{i}.png" for c in (name, "b", "c", "d") for i in range(2)))
     for i in range(2):
@@ -247,26 +260,26 @@ def test_enormous_lines_are_not_read_whole(place, monkeypatch):
     monkeypatch.setattr(tables, "LONGEST", 10_000)
     long = "a" * 20_000
     (place / "list.csv").write_text(f"path,label\n{long},1\n")
-    assert "line 2 of list.csv has more than 10,000 characters" in run(
-        place, "recommend", "manifest", "--path", "list.csv", code=1
+    assert "line 2 of list.csv has more than 10,000 characters" in refused(
+        place, "recommend", "manifest", "--path", "list.csv"
     )
     (place / "Ebay_train.txt").write_text(f"heading\n1 1 1 {long}\n")
-    assert "line 2 of Ebay_train.txt has more than 10,000" in run(place, "recommend", "sop", "--path", ".", code=1)
+    assert "line 2 of Ebay_train.txt has more than 10,000" in refused(place, "recommend", "sop", "--path", ".")
     (place / "cub200_full_labels.csv").write_text(f"filename,class_id,class_name\n\n{long}")
-    assert "line 3 of cub200_full_labels.csv has more" in run(place, "recommend", "cub", "--path", ".", code=1)
+    assert "line 3 of cub200_full_labels.csv has more" in refused(place, "recommend", "cub", "--path", ".")
 
 
 @pytest.mark.parametrize(("text", "told"), [
     (b"path,label\n\"a,1\nb,2\n", "is no CSV file that can be read"),
-    (b"path,label\na.png,1\0\n", "null|NUL|no CSV"),
+    (b"path,label\na\0.png,1\n", "holds a null character"),
     (b"path,label\n\xff\xfe,1\n", "is no text in UTF-8"),
     (b"path,label\n" + b"a" * 200_000 + b",1\n", "field larger than field limit"),
     (b"path,label\n" + b"a" * 5_000 + b",1\n", "1 of 1 images are missing"),
 ])  # fmt: skip
 def test_lists_that_are_none(place, text, told):
     (place / "list.csv").write_bytes(text)
-    said = run(place, "recommend", "manifest", "--path", "list.csv", code=1)
-    assert any(word in said for word in told.split("|")), said
+    said = refused(place, "recommend", "manifest", "--path", "list.csv")
+    assert told in said
     assert len(said) < 500
     assert csv.field_size_limit() == 131_072
 
@@ -276,7 +289,7 @@ def test_lists_that_are_none(place, text, told):
 
 @pytest.mark.parametrize("line", [
     "[" * 50_000, '{"step": 1, "loss": ' + "9" * 400 + "}", '{"step": 1, "loss": ' + "9" * 9_000 + "}", "\xff\0",
-    '{"step": 1, "loss": 1e308}\n{"step": 2, "loss": -1e308}', '{"step": -1e300, "loss": 1}\n{"step": 1e300, "loss": 2}',
+    '{"step": 1, "loss": 1e308}\n{"step": 2, "loss": -1e308}', '{"step": -1e300, "loss": 1}\n{"step": 1e300}',
     '{"step": "<b>", "loss": 1, "metrics": {"<script>": 2}}', "7", '{"doctor": 3, "step": 2, "loss": null}',
 ])  # fmt: skip
 def test_journals_of_strangers(place, line):

@@ -199,7 +199,7 @@ def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = Fa
 
 def _place(path: Path, real: dict[str, str]) -> str:
     """Where a path really is; links are followed once a folder, as `real` remembers."""
-    if path.name in ("", "..") or path.is_symlink():
+    if path.name in ("", "..") or os.path.islink(path):
         return os.path.join(os.path.realpath(path), "")
     parent = str(path.parent)
     if parent not in real:

@@ -82,7 +82,9 @@ def _flat(entry: dict[str, Any]) -> dict[str, float]:
 
 def _float(value: int | float) -> float:
     """A whole number of any length, too; what no curve can show is infinite."""
-    return float(value) if abs(value) <= LARGEST else math.copysign(math.inf, value) if value == value else math.nan
+    if value > LARGEST or value < -LARGEST:
+        return math.inf if value > 0 else -math.inf
+    return float(value)
 
 
 def _is_number(value: Any) -> bool:
