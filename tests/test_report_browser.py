@@ -261,6 +261,73 @@ def test_hostile_names_are_only_text(browser):
     assert HOSTILE in browser.ask("document.querySelector('.query').textContent")
 
 
+PAYLOADS = (
+    "<script>window.ran = 1</script>",
+    "</script><script>window.ran = 2</script>",
+    "<img src=x onerror='window.ran = 3'>",
+    '" onmouseover=window.ran=4 autofocus onfocus=window.ran=5 x="',
+    "' onclick='window.ran = 6",
+    "<a href=javascript:window.ran=7>javascript:window.ran=7</a>",
+    "<svg onload=window.ran=8><!--",
+    "]]></style></title></textarea><iframe srcdoc='<script>parent.ran = 9</script>'></iframe>",
+    "${window.ran = 10}\u2028window.ran = 11;//`",
+)
+
+
+@pytest.fixture(scope="module")
+def hostile_run(tmp_path_factory):
+    """A run folder of a stranger: something to be run in every word that a page shows, the name of the run included."""
+    run = tmp_path_factory.mktemp("strange") / PAYLOADS[2].replace("/", "_")
+    run.mkdir()
+    x, y = some_data()
+    words = "".join(PAYLOADS)
+    classes = [f"{PAYLOADS[label % 9]}{label}" for label in range(13)]
+    names = [f"{PAYLOADS[row % 9]}{row}" for row in range(len(x))]
+    np.savez(run / "embeddings.npz", x=x, y=y, name=names, classes=classes, images=pictures(len(x)))
+    lines = [
+        {"step": s, "loss": 1 / (1 + s), f"loss {words}": s, words: 1.5 * s, "metrics": {f"recall {words}": s / 60}}
+        for s in range(50)
+    ]
+    lines.append({"step": words, f"rate {words}": float("nan")})
+    (run / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    (run / "config.yaml").write_text(f"name: {words}\n", encoding="utf-8")
+    return run
+
+
+def test_nothing_in_a_strangers_run_is_run(chromium, hostile_run, tmp_path):
+    """Escaping alone is judged: the policy of the page, which forbids all of it a second time, is taken out first."""
+    words = "".join(PAYLOADS)
+    finding = {"name": words, "severity": words, "evidence": {words: words, "plain": 0.5}, "remedy": words}
+    text = report.build(hostile_run, findings=[finding, {"name": words, "evidence": words}])
+    policy = '<meta http-equiv="Content-Security-Policy"'
+    start = text.index(policy)
+    naked = tmp_path / "naked.html"
+    naked.write_text(text[:start] + text[text.index(">", start) + 1 :], encoding="utf-8")
+    chromium.problems.clear()
+    chromium.requests.clear()
+    chromium.window(1280, 900)
+    chromium.open(naked)
+    assert chromium.ask("document.querySelector('h1').textContent") == hostile_run.name
+    chromium.click(".query")  # the larger view
+    chromium.key("Escape")
+    chromium.click("button.pick")  # a class of the confusion table, as a filter
+    chromium.ask("document.querySelector('[data-value=all]').click()")
+    chromium.ask(f"(() => {{ const i = document.getElementById('filter'); i.value = {json.dumps(PAYLOADS[2])};"
+                 " i.dispatchEvent(new Event('input')); })()")  # fmt: skip
+    assert shown(chromium) > 0
+    chromium.mouse("mouseMoved", *chromium.middle(".field canvas"))
+    chromium.mouse("mouseMoved", *chromium.middle(".curve svg"))
+    chromium.ask("for (const e of document.querySelectorAll('*'))"
+                 " for (const kind of ['mouseover', 'focus']) e.dispatchEvent(new Event(kind))")  # fmt: skip
+    assert chromium.ask("window.ran === undefined")
+    assert chromium.ask("document.querySelectorAll('iframe, a[href^=javascript], img[src=x]').length") == 0
+    assert chromium.ask("document.scripts.length") == 2
+    assert chromium.ask("[...document.querySelectorAll('*')].every((e) => [...e.attributes].every((a) =>"
+                        " !a.name.startsWith('on')))")  # fmt: skip
+    assert chromium.problems == []
+    assert [url[:80] for url in chromium.requests if not url.startswith("data:image/")] == [naked.as_uri()]
+
+
 def test_click_opens_the_larger_view_and_arrows_move_in_it(browser):
     browser.click(".query")
     assert browser.ask("document.getElementById('detail').open")
