@@ -179,8 +179,9 @@ class RobustLoss(Loss):
 
     def _prepared(self, call: Call) -> tuple[Tensor, Tensor]:
         dtype = _work_type(call)
-        rows = self.similarity.prepare(call.embeddings.to(dtype))
-        return rows, rows if call.ref_emb is None else self.similarity.prepare(call.ref_emb.to(dtype))
+        return self.similarity.prepared(
+            call.embeddings.to(dtype), None if call.ref_emb is None else call.ref_emb.to(dtype)
+        )
 
     def _tiles(self, call: Call, relation: Relation) -> bool:
         """Whether this call goes to the tiled engine."""

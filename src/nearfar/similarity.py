@@ -5,12 +5,14 @@ A similarity works in two steps, so that an engine only ever needs a matrix prod
     x' = prepare(x)                        [n, d]   plain autograd, once per row
     s  = finish(x' y'ᵀ, |x'|², |y'|²)      [n, m]   elementwise
 
-Distances enter negated here and nowhere else.
+Distances enter negated here and nowhere else. A distance made of products drowns in |x|² where all rows lie near each
+other; `prepared` then moves the origin among them, which changes no distance and no derivative.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +30,37 @@ def unit(x: Tensor) -> Tensor:
     return torch.where(zero, 0.0, scaled * torch.rsqrt(torch.where(zero, 1.0, square)))
 
 
+def _wide(x: Tensor) -> Tensor:
+    """In float64, which Apple's GPUs alone do not have."""
+    return x if x.device.type == "mps" else x.double()
+
+
 def root(square: Tensor) -> Tensor:
     """√max(x, 0) whose gradient at 0 is 0 instead of infinite; NaN stays NaN."""
     zero = square <= 0
     return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, square)))
+
+
+SAMPLE = 1024
+"""So many rows say where the others lie."""
+BLOCK = 2**22
+"""Entries that are held in float64 at once."""
+CROWD = 64.0
+"""Rows whose squared distance to their mean is so many times below its squared length have the origin among them."""
+
+
+def origin(x: Tensor) -> Tensor:
+    """One of the rows x [n, d] in the midst of them, where most lie near each other but far from 0; else 0.
+
+    A row and not the mean: equal rows then stand at 0 exactly, and a few that lie elsewhere do not pull it away. Rows
+    that are not finite have no say.
+    """
+    finite = torch.isfinite(x).all(dim=1, keepdim=True)
+    x = torch.where(finite, x, 0.0)
+    mean = x.sum(dim=0) / finite.sum().clamp_min(1)
+    far = torch.where(finite[:, 0], (x - mean).square().sum(dim=1), torch.inf)
+    crowded = far.median() * CROWD < mean.square().sum()
+    return torch.where(crowded, x.index_select(0, far.argmin(dim=0, keepdim=True))[0], 0.0)
 
 
 class Similarity(nn.Module, ABC):
@@ -43,6 +72,14 @@ class Similarity(nn.Module, ABC):
 
     norms: bool = True
     """`finish` reads the norms; False where a score is the product itself."""
+    shifts: bool = False
+    """Scores tell differences of rows alone, so that one vector may be taken off all of them."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """A class that scores by itself must say by itself that it may be shifted."""
+        super().__init_subclass__(**more)
+        if "shifts" not in vars(cls):
+            cls.shifts = False
 
     def __init__(self, *, normalize: bool = True) -> None:
         super().__init__()
@@ -66,9 +103,28 @@ class Similarity(nn.Module, ABC):
             return x @ y.T
         return self.finish(x @ y.T, (x * x).sum(dim=1)[:, None], (y * y).sum(dim=1)[None, :])
 
+    def prepared(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Raw rows x [n, d] and y [m, d] (None: the rows themselves) as `scores` takes them."""
+        rows = self.prepare(x)
+        cols = rows if y is None else self.prepare(y)
+        if not self.shifts or not len(rows) or not len(cols):
+            return rows, cols
+        with torch.no_grad():
+            some = [z[:: max(1, len(z) // SAMPLE)] for z in ((x,) if y is None else (x, y))]
+            start = origin(torch.cat([self.prepare(_wide(z)) for z in some]))
+        rows = self._moved(x, rows, start)
+        return rows, rows if y is None else self._moved(y, cols, start)
+
+    def _moved(self, x: Tensor, rows: Tensor, start: Tensor) -> Tensor:
+        """Prepared rows less `start`, to a rounding of what is left; their derivatives are those of `rows`."""
+        with torch.no_grad():
+            blocks = torch.split(x, max(1, BLOCK // max(1, x.shape[1])))
+            moved = torch.cat([(self.prepare(_wide(block)) - start).to(rows.dtype) for block in blocks])
+        return moved + (rows - rows.detach()) if rows.requires_grad else moved
+
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """All scores [n, m] between raw rows x [n, d] and y [m, d]."""
-        return self.scores(self.prepare(x), self.prepare(y))
+        return self.scores(*self.prepared(x, y))
 
     def extra_repr(self) -> str:  # noqa: D102
         return "" if self.normalize else "normalize=False"
@@ -119,6 +175,8 @@ class NegEuclidean(Similarity):
     tensor([[-1.4142, -2.0000]])
     """
 
+    shifts = True
+
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
         return -root(rows + cols - 2 * dot)
 
@@ -128,6 +186,8 @@ class NegEuclidean(Similarity):
 
 class NegSquaredEuclidean(Similarity):
     """s = -|x - y|², of unit rows by default."""
+
+    shifts = True
 
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
         return 2 * dot - rows - cols

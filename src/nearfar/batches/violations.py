@@ -64,7 +64,7 @@ def violations(
     check_positive("violations", "far", far, zero=True)
     relation = _relation(embeddings, labels)
     similarity = similarity or NegEuclidean()
-    rows = similarity.prepare(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)))
+    rows, _ = similarity.prepared(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)))
     tall = max(1, CELLS // max(1, len(rows)))
     # pairs, broken pairs, excess: alike first
     sums = torch.zeros(2, 3, dtype=torch.float64, device=rows.device)

@@ -29,6 +29,14 @@ class Form(ABC):
     def descend_(self, slope: Tensor, scores: Tensor) -> Tensor:
         """dF/ds becomes dF/d⟨x, y⟩, in place; the scores are used up where the form says so."""
 
+    def pull_(self, total: Tensor, slope: Tensor, mine: Tensor, others: Tensor) -> None:
+        """Add what slopes dF/d⟨x, y⟩ [t, u] mean for rows `mine` [t, d], met by `others` [u, d]."""
+        total.addmm_(slope, others)
+
+    def directions(self, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
+        """Where a slope pulls rows [t, d] and single columns cols [t, P, d] of theirs, [t, P, d] each."""
+        return cols, rows[:, None, :]
+
 
 class Plain(Form):
     """s = ⟨x, y⟩."""
@@ -42,7 +50,7 @@ class Plain(Form):
 
 @dataclass(frozen=True, eq=False)
 class SquaredDistance(Form):
-    """s = -|x - y|² of unit rows: what the norms would pull is along the rows, and normalising takes it off again."""
+    """s = -|x - y|² of unit rows, wherever their origin was put: a slope pulls a row towards a column, not along it."""
 
     longer: Tensor = field(init=False)
     """[m, d+2] columns (2y, -1, -|y|²), whose product with rows (x, |x|², 1) is the score."""
@@ -58,6 +66,13 @@ class SquaredDistance(Form):
 
     def descend_(self, slope: Tensor, scores: Tensor) -> Tensor:  # noqa: D102
         return slope.mul_(2.0)
+
+    def pull_(self, total: Tensor, slope: Tensor, mine: Tensor, others: Tensor) -> None:  # noqa: D102
+        total.addmm_(slope, others).addcmul_(mine, slope.sum(dim=1, keepdim=True), value=-1)
+
+    def directions(self, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        away = cols - rows[:, None, :]
+        return away, -away
 
 
 @dataclass(frozen=True, eq=False)

@@ -164,16 +164,18 @@ class _Half:
         """Add the gradient of dF/ds [t, u]."""
         sums.learnt -= slope.sum()
         slope = self.form.descend_(slope, strip.scores)
-        sums.rows[strip.rows].addmm_(slope, self.form.cols[strip.first :])
-        sums.cols[strip.first :].addmm_(slope.T, self.rows[strip.rows])
+        rows, cols = self.rows[strip.rows], self.form.cols[strip.first :]
+        self.form.pull_(sums.rows[strip.rows], slope, rows, cols)
+        self.form.pull_(sums.cols[strip.first :], slope.T, cols, rows)
 
     def pull_near(self, strip: Strip, slope: Tensor, sums: Sums) -> None:
         """Add the gradient of dF/ds [t, P] of alike pairs."""
         sums.learnt -= slope.sum()
         slope = self.form.descend_(slope, strip.near)
         place = strip.place + strip.first
-        sums.rows[strip.rows] += torch.bmm(slope[:, None, :], self.form.cols[place])[:, 0]
-        parts = slope[:, :, None] * self.rows[strip.rows][:, None, :]
+        by_row, by_col = self.form.directions(self.rows[strip.rows], self.form.cols[place])
+        sums.rows[strip.rows] += torch.bmm(slope[:, None, :], by_row)[:, 0]
+        parts = slope[:, :, None] * by_col
         sums.cols.index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))
 
     def merge(self, found: Solver, sums: Sums | None) -> None:

@@ -124,4 +124,4 @@ class _Ends:
         rise, fall = torch.exp((mine - top) / gamma), self.pulls[order] * torch.exp((top - self.values[order]) / gamma)
         both = torch.mul(rise, fall[None, :], out=self.both[: len(losses)]).add_(pulls)
         slope = self.sorted.form.descend_(losses.mul_(both).mul_(2 * self.line[0]), scores)
-        total[here].addmm_(slope, self.sorted.form.cols)
+        self.sorted.form.pull_(total[here], slope, self.rows[here], self.sorted.form.cols)

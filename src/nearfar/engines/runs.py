@@ -97,14 +97,15 @@ class Sorted:
     def many(self, here: slice, slope: Tensor) -> None:
         """Add the gradient of dF/d⟨x, y⟩ [t, m]."""
         if self.slopes.sums[0] is not None:
-            self.slopes.sums[0][here].addmm_(slope, self.form.cols)
+            self.form.pull_(self.slopes.sums[0][here], slope, self.rows[here], self.form.cols)
         if self.cols is not None:
-            self.cols.addmm_(slope.T, self.rows[here])
+            self.form.pull_(self.cols, slope.T, self.form.cols, self.rows[here])
 
     def few(self, here: slice, place: Tensor, slope: Tensor) -> None:
         """Add the gradient of dF/d⟨x, y⟩ [t, P] at the columns `place` [t, P]."""
+        by_row, by_col = self.form.directions(self.rows[here], self.form.cols[place])
         if self.slopes.sums[0] is not None:
-            self.slopes.sums[0][here] += torch.bmm(slope[:, None, :], self.form.cols[place])[:, 0]
+            self.slopes.sums[0][here] += torch.bmm(slope[:, None, :], by_row)[:, 0]
         if self.cols is not None:
-            parts = slope[:, :, None] * self.rows[here][:, None, :]
+            parts = slope[:, :, None] * by_col
             self.cols.index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))

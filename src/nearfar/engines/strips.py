@@ -187,9 +187,9 @@ class Slopes:
         scores = pairs.scores.clone() if self._form.spends else pairs.scores
         slope = self._form.descend_(slope.contiguous(), scores)
         if self.sums[0] is not None:
-            self.sums[0][here].addmm_(slope, self.strips.cols)
+            self._form.pull_(self.sums[0][here], slope, self.strips.rows[here], self.strips.cols)
         if self.sums[1] is not None:
-            self.sums[1].addmm_(slope.T, self.strips.rows[here])
+            self._form.pull_(self.sums[1], slope.T, self.strips.cols, self.strips.rows[here])
 
     def scaled(self, by: Tensor) -> list[Tensor | None]:
         """All sums times a number."""

@@ -115,8 +115,7 @@ class Miner(nn.Module, ABC):
             check_labels(owner, "ref_labels", ref_labels, len(ref_emb), embeddings.device)
         similarity = self.distance.similarity
         dtype = torch.promote_types(embeddings.dtype, torch.float32)
-        rows = similarity.prepare(embeddings.to(dtype))
-        cols = rows if ref_emb is None else similarity.prepare(ref_emb.to(dtype))
+        rows, cols = similarity.prepared(embeddings.to(dtype), None if ref_emb is None else ref_emb.to(dtype))
         relation = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)
         if 0 in relation.shape:
             return None

@@ -15,4 +15,4 @@ MEASURES: dict[str, Similarity] = {"cosine": Cosine(), "dot": Dot(), "euclidean"
 
 def prepared(x: Tensor, similarity: Metric) -> Tensor:
     """Rows as the measure wants them: of unit length for cosine, else as they are; at least float32."""
-    return MEASURES[similarity].prepare(x.to(torch.promote_types(x.dtype, torch.float32)))
+    return MEASURES[similarity].prepared(x.to(torch.promote_types(x.dtype, torch.float32)))[0]
