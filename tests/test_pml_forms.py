@@ -58,6 +58,63 @@ def test_native_recipe(name):
     assert mine(embeddings, labels).item() == pytest.approx(native(embeddings, labels).item(), abs=1e-12)
 
 
+OWN_READING = ("LiftedStructureLoss", "AngularLoss")
+"""Native forms that read a tuple otherwise than PML (docs/from-pml.md)."""
+LISTED = [
+    name for name in NATIVE if name not in (*OWN_READING, "NPairsLoss") and "Proxy" not in name and "Arc" not in name
+]
+
+
+def listed(kind, labels, seed):
+    """A tuple of pairs or of triplets, some of them several times."""
+    rng = torch.Generator().manual_seed(seed)
+    same, other = labels[:, None] == labels, ~torch.eye(len(labels), dtype=torch.bool)
+    alike, unlike = same & other, ~same
+
+    def some(found, count):
+        chosen = torch.randint(len(found[0]), (count,), generator=rng)
+        return tuple(part[torch.cat([chosen, chosen[: count // 2]])] for part in found)
+
+    if kind == "triplets":
+        return some(torch.where(alike[:, :, None] & unlike[:, None, :]), 14)
+    (a, p), (b, n) = some(torch.where(alike), 9), some(torch.where(unlike), 17)
+    # each anchor has an unlike pair: native losses leave those without out, PML's SupCon does not
+    every = torch.arange(len(labels))
+    return a, p, torch.cat([b, every]), torch.cat([n, unlike.int().argmax(dim=1)])
+
+
+@pytest.mark.parametrize("kind", ["pairs", "triplets"])
+@pytest.mark.parametrize("name", LISTED)
+def test_native_recipe_with_a_tuple_that_repeats_itself(name, kind):
+    """Losses that PML makes of masks count a pair once, those that it makes of lists as often as it is listed."""
+    for seed in range(5):
+        embeddings, labels = batch(seed, SIZES[1])
+        indices = listed(kind, labels, seed)
+        native, other = NATIVE[name](), getattr(losses, name)()
+        found, wanted = native(embeddings, labels, indices), other(embeddings, labels, indices)
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-9, abs=1e-12)
+        assert native.explain(embeddings, labels, indices).value.item() == found.item()
+        slopes = (
+            [torch.autograd.grad(x, embeddings)[0] for x in (found, wanted)] if embeddings.requires_grad else [0, 0]
+        )
+        torch.testing.assert_close(*slopes, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "triplets"])
+@pytest.mark.parametrize("name", [*LISTED, *OWN_READING, "MarginLoss"])
+def test_the_names_of_pml_with_a_tuple_that_repeats_itself(name, kind):
+    for seed in range(3):
+        embeddings, labels = batch(seed, SIZES[1])
+        embeddings = torch.nn.functional.normalize(embeddings.detach(), dim=1)
+        indices = listed(kind, labels, seed)
+        if name == "MarginLoss" and kind == "pairs":
+            continue  # drawn into triplets, in both
+        mine, other = (getattr(library.losses, name)() for library in (ours, theirs))
+        assert mine(embeddings, labels, indices).item() == pytest.approx(
+            other(embeddings, labels, indices).item(), rel=1e-8
+        )
+
+
 @rows
 def test_copies_and_pickles_after_a_call(row):
     embeddings, labels = batch(23)

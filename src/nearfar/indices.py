@@ -8,19 +8,21 @@ from torch import Tensor
 from nearfar._checks import INTEGERS, readable
 
 
-def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> tuple[Tensor, Tensor]:
     """Base measures of the alike and unlike pairs in a PML index tuple: how often each pair is listed, [n, m] each.
 
     Args:
         indices: (anchor, positive, negative), or (anchor, positive, anchor, negative).
         shape: (n, m).
+        once: a pair that is listed several times counts once.
     """
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
 
     def listed(rows: Tensor, cols: Tensor) -> Tensor:
-        once = torch.ones(len(rows), device=rows.device)
+        each = torch.ones(len(rows), device=rows.device)
         flat = torch.zeros(shape[0] * shape[1], device=rows.device)
-        return flat.index_add(0, rows.long() * shape[1] + cols.long(), once).reshape(shape)
+        flat = flat.index_add(0, rows.long() * shape[1] + cols.long(), each).reshape(shape)
+        return flat.clamp_max(1.0) if once else flat
 
     return listed(a1, p), listed(a2, n)
 

@@ -73,6 +73,8 @@ class RobustLoss(Loss):
     """Whose rows are anchors under a relation with representatives."""
     among_representatives: bool = False
     """Unlike pairs of two representatives count, even where the relation leaves them out."""
+    listed_once: bool = False
+    """A pair that an index tuple lists several times, as triplets do, counts once."""
     tile: int | None = None
     """Rows in a strip of the tiled engine; None for a height that suits the processor's cache."""
 
@@ -161,7 +163,7 @@ class RobustLoss(Loss):
         # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
         ranks = call.ranks if self.product.draws else None
         with nullcontext() if ranks is None else ranks.same_draws(rows.device):
-            pairs = dense_pairs(self.product, rows, cols, relation, call.indices)
+            pairs = dense_pairs(self.product, rows, cols, relation, call.indices, once=self.listed_once)
             self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
             return dense_value(self.product, pairs)
 
@@ -170,7 +172,8 @@ class RobustLoss(Loss):
         if 0 in call.shape:
             self._warn(call, relation, None)
             return unexplained(_zero(call))
-        pairs = dense_pairs(self.product, *self._prepared(call), relation, call.indices)
+        rows, cols = self._prepared(call)
+        pairs = dense_pairs(self.product, rows, cols, relation, call.indices, once=self.listed_once)
         self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
         return explain(self.product, pairs)
 

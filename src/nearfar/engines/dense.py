@@ -18,14 +18,23 @@ from nearfar.relations import Relation, Tile
 
 
 def dense_pairs(
-    product: Product, rows: Tensor, cols: Tensor, relation: Relation, indices: tuple[Tensor, ...] | None
+    product: Product,
+    rows: Tensor,
+    cols: Tensor,
+    relation: Relation,
+    indices: tuple[Tensor, ...] | None,
+    *,
+    once: bool = False,
 ) -> Pairs:
-    """All scores [n, m] of prepared rows [n, d] and cols [m, d], with the pairs that count after mining."""
+    """All scores [n, m] of prepared rows [n, d] and cols [m, d], with the pairs that count after mining.
+
+    `once`: a pair that `indices` list several times counts once.
+    """
     alike, unlike = measures(relation.dense(), rows)
     triplets = None
     had_alike, had_unlike = present(alike), present(unlike)
     if indices is not None:
-        listed_alike, listed_unlike = indexed(indices, relation.shape)
+        listed_alike, listed_unlike = indexed(indices, relation.shape, once=once)
         alike, unlike = listed_alike.to(rows.dtype), listed_unlike.to(rows.dtype)
         if len(indices) == 3 and product.groups.takes_triplets:
             triplets = (indices[0], indices[1], indices[2])

@@ -73,6 +73,8 @@ class GeneralizedLifted(RobustLoss):
     `DroKLGrouped(gamma=1)` has the same gradient under the conditions stated there.
     """
 
+    listed_once = True
+
     def __init__(
         self,
         *,
@@ -119,6 +121,8 @@ class MultiSimilarity(RobustLoss):
     unhinged loss, the atom and two temperatures; with the hinge, as 002 derives it, one gets two thresholds λ ± m
     (docs/errata.md).
     """
+
+    listed_once = True
 
     def __init__(
         self,

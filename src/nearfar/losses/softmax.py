@@ -76,6 +76,8 @@ class SupCon(RobustLoss):
     Relations: equals pytorch-metric-learning's default. With one positive an anchor it is `NTXent`.
     """
 
+    listed_once = True
+
     def __init__(
         self,
         *,
@@ -117,6 +119,8 @@ class Circle(RobustLoss):
 
     Relations: equals pytorch-metric-learning's default.
     """
+
+    listed_once = True
 
     def __init__(
         self,
