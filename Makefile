@@ -46,6 +46,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed/evaluate.py
 	$(BIN)/python benchmarks/speed/search.py
 
+FIRST ?= 0
+COUNT ?= 10000
+fuzz: $(READY)  # random losses against oracles; make fuzz FIRST=3500 goes on from there, COUNT=1 runs one seed again
+	$(BIN)/python tests/fuzz_run.py --first $(FIRST) --count $(COUNT)
+
 docs: $(READY)
 	$(BIN)/python -m pytest -q $(DOCTESTS)
 

@@ -27,7 +27,8 @@ class Case:
     """One seed's loss and batch.
 
     `exact`: scores are exact, so that ties are ties in every engine and precision. `refused`: what the package must say
-    instead of a value. `shared`: one pair loss serves both signs, and so does its threshold.
+    instead of a value. `shared`: one pair loss serves both signs, and so does its threshold. `rounded`: the type that
+    rows come in, half precision included; they are computed in `dtype`.
     """
 
     seed: int
@@ -35,6 +36,7 @@ class Case:
     product: algebra.Product
     batch: Batch
     dtype: torch.dtype
+    rounded: torch.dtype
     tile: int
     exact: bool
     refused: str = ""
@@ -43,7 +45,8 @@ class Case:
 
     def __str__(self) -> str:
         n, m = self.batch.A.shape
-        lines = [f"seed {self.seed}: {n} x {m} rows of {self.batch.rows.shape[1]}, {self.dtype}, tile={self.tile}"]
+        size = f"{n} x {m} rows of {self.batch.rows.shape[1]}, {self.rounded} in {self.dtype}"
+        lines = [f"seed {self.seed}: {size}, tile={self.tile}"]
         lines += [f"  {key}: {value}" for key, value in self.note.items()]
         return "\n".join([*lines, f"  {self.product}", f"  must be refused: {self.refused}" if self.refused else ""])
 
@@ -248,7 +251,10 @@ def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
         kind, unit, pair[1], other[1], over[1], under[1], groups, link[1], filter_[1], reduction, everyone,
         told if groups in ("positive", "triplets") else {}, least, 30 * eps,
     )  # fmt: skip
-    batch, relation = draw_batch(np.random.default_rng([seed, attempt]), n, dim, rows, dtype)
+    rounded = dtype
+    if dtype == torch.float32 and rng.random() < 0.4:
+        rounded = (torch.bfloat16, torch.float16)[int(rng.integers(2))]
+    batch, relation = draw_batch(np.random.default_rng([seed, attempt]), n, dim, rows, rounded)
     grouping: Any = {"positive": Positive(rule), "triplets": Triplets(rule)}.get(groups, groups)
 
     def make(engine: str) -> nf.RobustLoss:
@@ -261,7 +267,7 @@ def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
 
     note = {"rows": rows, "relation": relation, "attempt": attempt}
     refused, shared = _refused(product, relation), pair is other
-    return Case(seed, make, product, batch, dtype, tile, exact, refused, shared, note)
+    return Case(seed, make, product, batch, dtype, rounded, tile, exact, refused, shared, note)
 
 
 def perturbed(case: Case, by: float) -> Case:

@@ -27,7 +27,7 @@ class Batch:
 
     rows: np.ndarray
     references: np.ndarray | None
-    relation: Callable[[], nf.Relation]
+    relation: Callable[..., nf.Relation]
     A: np.ndarray
     U: np.ndarray
     orders: int
@@ -57,11 +57,11 @@ class Draft:
     way: Any = nf.Relation.from_labels
     place: np.ndarray | None = None
 
-    def relation(self) -> nf.Relation:
-        """As the package takes it."""
-        more = {key: torch.tensor(x) if isinstance(x, np.ndarray) else x for key, x in self.call.items()}
+    def relation(self, lay: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> nf.Relation:
+        """As the package takes it, each tensor as `lay` puts it into memory."""
+        more = {key: lay(torch.tensor(x)) if isinstance(x, np.ndarray) else x for key, x in self.call.items()}
         told = [self.y] if self.square or self.way is nf.Relation.from_matrix else [self.y, self.z]
-        return self.way(*(torch.tensor(x) for x in told), **more)
+        return self.way(*(lay(torch.tensor(x)) for x in told), **more)
 
 
 def _labels(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def _rows(rng: np.random.Generator, n: int, dim: int, kind: str, dtype: torch.dt
     if kind == "lattice":
         return rng.integers(-1, 2, size=(n, dim)) * 1.0
     rows = rng.normal(size=(n, dim)) * rng.choice([0.3, 1.0, 4.0])
-    return rows.astype(np.float32 if dtype == torch.float32 else np.float64).astype(np.float64)
+    return torch.tensor(rows).to(dtype).double().numpy()
 
 
 # ---------------------------------------------------------------- relations

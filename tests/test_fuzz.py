@@ -1,109 +1,28 @@
-"""Five hundred random losses on random batches, on both engines, against the slow oracle of the algebra.
+"""Five hundred random losses on random batches in random manners, against the slow oracle of the algebra.
 
-A failure prints its seed and configuration; `pytest tests/test_fuzz.py -k seed137` runs that one again.
+A failure prints its seed and configuration; `pytest tests/test_fuzz.py -k seed137` runs that one again. `make fuzz`
+runs ten thousand (tests/fuzz_run.py).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 
+import fuzz_run
 import numpy as np
 import pytest
 import torch
-from fuzz import Case, drawn, perturbed
+from fuzz import Case, drawn
+from fuzz_manners import ASKS, ENGINES, LAYOUTS, Manner, laid, manners
+from fuzz_run import CLOSE, check, check_refused, far, found, main, settled, told
 from oracles import algebra
 from oracles.gradient import gradient
 
 import nearfar as nf
 
 SEEDS, LARGE = range(500), range(500, 520)
-CLOSE = {torch.float64: 1e-10, torch.float32: 3e-4}
-"""How far value and gradient may lie from the oracle's, relative to the largest of them."""
 REFUSED = 1 / 3
 """The largest share of configurations that the package may refuse."""
-
-
-def told(case: Case) -> np.ndarray:
-    """What each value counts: unequal shares where there is one an anchor."""
-    return np.linspace(1.0, 2.0, len(case.batch.rows)) if case.product.reduction == "none" else np.ones(())
-
-
-def wanted(case: Case) -> list:
-    """Value, gradient of the rows, of the references and of the thresholds, by the oracle."""
-    batch = case.batch
-    found = algebra.answer(case.product, batch.rows, batch.references, batch.A, batch.U, batch.orders, told(case))
-    rows, references = found.rows, [found.references]
-    if batch.references is None:
-        references = []
-    elif batch.place is not None:  # each reference is a row
-        rows, references = rows.copy(), []
-        np.add.at(rows, batch.place, found.references)
-    thresholds = found.threshold_alike, found.threshold_unlike
-    if case.shared:
-        thresholds = (sum(thresholds),) * 2
-    return [found.value, rows, *references, *thresholds]
-
-
-def found(case: Case, engine: str) -> list:
-    """The same by the package."""
-    batch, loss = case.batch, case.make(engine)
-    rows = torch.tensor(batch.rows, dtype=case.dtype, requires_grad=True)
-    references = None
-    if batch.place is not None:
-        references = rows[torch.tensor(batch.place)]
-    elif batch.references is not None:
-        references = torch.tensor(batch.references, dtype=case.dtype, requires_grad=True)
-    loss.zero_grad()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nf.DegenerateBatchWarning)
-        value = loss(rows, batch.relation(), ref_emb=references)
-    (value * torch.tensor(told(case), dtype=case.dtype)).sum().backward()
-    more = [references.grad] if references is not None and batch.place is None else []
-    thresholds = [getattr(pair, "offset", None) for pair in (loss.pair_alike, loss.pair_unlike)]
-    return [x.detach().numpy() for x in (value, rows.grad, *more)] + [
-        None if x is None or x.grad is None else x.grad.numpy() for x in thresholds
-    ]
-
-
-def far(a: list, b: list) -> float:
-    """The largest difference of value and gradients, each relative to its largest entry (but to 0.01 at least)."""
-    apart = [0.0]
-    for x, y in zip(a, b, strict=True):
-        if x is None or y is None or not np.size(y):
-            continue
-        assert np.shape(x) == np.shape(y)
-        gap = np.max(np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)))
-        apart.append(float(gap) / max(0.01, float(np.max(np.abs(y)))) if np.isfinite(gap) else np.inf)
-    return max(apart)
-
-
-def settled(seed: int) -> tuple[Case, list]:
-    """The case of a seed and its answer, on rows where rounding is felt no more than it must be.
-
-    Not at a jump of the gradient, where it could fall either way, and no pair so near that its distance, made of
-    products, has few digits left.
-    """
-    for attempt in range(20):
-        case = drawn(seed, attempt)
-        grain, close = float(torch.finfo(case.dtype).eps), CLOSE[case.dtype]
-        try:
-            answer = wanted(case)
-        except algebra.UnclearError:
-            continue
-        near = case.product.similarity == "neg_euclidean" and case.batch.crowded(case.product.normalize) * grain
-        if case.exact or not (near > close / 2 or far(wanted(perturbed(case, 30 * grain)), answer) > close / 2):
-            return case, answer
-    raise AssertionError(f"every draw lies at a jump\n{case}")
-
-
-def check_refused(case: Case) -> None:
-    for engine in ("dense", "tiled"):
-        with pytest.raises(ValueError, match=case.refused) as error:
-            found(case, engine)
-        said = str(error.value)
-        assert said.endswith("."), f"{said}\n{case}"
-        assert "\n" not in said, f"{said}\n{case}"
 
 
 def name(seed: int) -> str:
@@ -112,13 +31,7 @@ def name(seed: int) -> str:
 
 @pytest.mark.parametrize("seed", SEEDS, ids=name)
 def test_a_random_loss_equals_the_oracle(seed):
-    if drawn(seed).refused:
-        check_refused(drawn(seed))
-        return
-    case, answer = settled(seed)
-    for engine in ("dense", "tiled"):
-        apart = far(found(case, engine), answer)
-        assert apart < CLOSE[case.dtype], f"{engine} differs from the oracle by {apart:.2g}\n{case}"
+    check(seed)
 
 
 @pytest.mark.parametrize("seed", LARGE, ids=name)
@@ -127,7 +40,7 @@ def test_a_random_loss_of_hundreds_of_rows_is_the_same_on_both_engines(seed):
     if case.refused:
         check_refused(case)
         return
-    apart = far(found(case, "tiled"), found(case, "dense"))
+    apart = far(found(case, Manner("tiled")), found(case, Manner("dense")))
     assert apart < CLOSE[case.dtype], f"tiled differs from dense by {apart:.2g}\n{case}"
 
 
@@ -179,6 +92,41 @@ def test_the_seeds_reach_every_factor_and_few_are_refused():
         seen.update([f"exact {case.exact}", f"shared {case.shared}"])
     assert min(seen.values()) >= 3, seen
     assert len(seen) >= 75
+
+
+def test_the_seeds_reach_every_manner():
+    seen = Counter()
+    for seed in SEEDS:
+        for manner in manners(seed):
+            seen.update([f"engine {manner.engine}", f"asks {manner.asks}", f"{manner.engine} {manner.asks}"])
+            seen.update([f"rows {manner.rows}", f"references {manner.references}", f"told {manner.told}"])
+    assert len(seen) == len(ENGINES) + len(set(ASKS)) * (1 + len(ENGINES)) + 3 * len(LAYOUTS)
+    assert min(seen.values()) >= 5, seen
+    assert {drawn(seed).rounded for seed in SEEDS} == {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+
+
+def test_every_layout_holds_the_same_numbers_in_another_way():
+    x = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
+    for how in LAYOUTS:
+        assert torch.equal(laid(x, how), x)
+    assert laid(x, "transposed").stride() == (1, 2)
+    assert laid(x, "strided").stride() == (12, 2)
+    assert laid(x, "offset").storage_offset() > 0
+    assert laid(x, "negated").is_neg()
+    assert laid(torch.ones(3, 2), "expanded").stride() == (0, 1)
+    assert laid(torch.tensor([7, 7, 7]), "expanded").stride() == (0,)
+
+
+def test_a_seed_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatch, capsys):
+    true = fuzz_run.found
+    monkeypatch.setattr(
+        fuzz_run, "found", lambda case, manner: [x if x is None else x + 1e-2 for x in true(case, manner)]
+    )
+    seed = next(seed for seed in range(20) if not drawn(seed).refused)
+    assert main(["--first", str(seed), "--count", "1"]) == 1
+    said = capsys.readouterr().out
+    assert f"FAILED: python tests/fuzz_run.py --first {seed} --count 1" in said
+    assert f"seed {seed}:" in said
 
 
 # ---------------------------------------------------------------- what longer runs of seeds have found

@@ -387,3 +387,24 @@ def test_hyper_parameters_may_be_numpy_numbers():
     ]:
         torch.testing.assert_close(numpy.value(l), plain.value(l), atol=0, rtol=0)
         torch.testing.assert_close(numpy.weights(l), plain.weights(l), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("rho", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("by", [1, 2, 5, 40, 4000])
+def test_near_ties_at_the_top_of_a_large_chi_square_ball(rho, by):
+    """Two largest losses a few roundings apart, as a pair and its mirror image may be: weights still sum to 1."""
+    rng = torch.Generator().manual_seed(0)
+    for dtype in (torch.float64, torch.float32):
+        losses = 50 * torch.rand(1, 40, generator=rng, dtype=dtype)
+        for top in (88.0, 61.7, 53.3):
+            losses[0, 7] = top
+            losses[0, 9] = losses[0, 7] * (1 - by * torch.finfo(dtype).eps / 2)
+            over, there = nf.sets.ChiSquare(rho), torch.ones_like(losses, dtype=torch.bool)
+            stream = over.stream(1, losses)
+            again = True
+            while again:
+                stream.add(losses, there)
+                again = stream.turn()
+            found = stream.weights(losses, there)
+            assert found.sum().item() == pytest.approx(1, abs=1e-3 if dtype == torch.float32 else 1e-9)
+            assert stream.value().item() == pytest.approx(over.value(losses).item(), rel=1e-6)

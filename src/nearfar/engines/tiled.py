@@ -138,9 +138,10 @@ def _again(tiling: Tiling, inputs: tuple[Tensor, ...], told: Tensor) -> tuple[Te
 def tiled_value(tiling: Tiling, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of prepared rows [n, d] and cols [m, d], and which rows [n] had an alike and an unlike pair."""
     found: list[Tensor] = []
-    if not torch.is_grad_enabled():
-        rows, cols = rows.detach(), cols.detach()
-    value: Tensor = _Value.apply(tiling, found, rows, cols, *tiling.params())  # type: ignore[no-untyped-call]
+    params = tiling.params()
+    if not torch.is_grad_enabled():  # then nothing is asked for, of what is learnt neither
+        rows, cols, params = rows.detach(), cols.detach(), tuple(p.detach() for p in params)
+    value: Tensor = _Value.apply(tiling, found, rows, cols, *params)  # type: ignore[no-untyped-call]
     return value, found[0], found[1]
 
 

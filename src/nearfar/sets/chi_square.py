@@ -110,6 +110,7 @@ class _ChiSquareStream(DualStream):
 
     On any A that holds the right one, the solution's η lies at or below the right η, so nothing is dropped that should
     stay. One sweep where the closed form holds. Whether all groups are done is read from the device after each sweep.
+    η is kept as its distance from the largest loss: between two losses that nearly tie there it has no place else.
     """
 
     over: ChiSquare
@@ -121,25 +122,26 @@ class _ChiSquareStream(DualStream):
 
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         # ~(l < eta): a NaN stays in the set and shows
-        self._moments.add(l, w * ~(l < self._eta[:, None]) if self.sweep else w)
+        self._moments.add(l, w * ~(l - self._top[:, None] < self._eta[:, None]) if self.sweep else w)
 
     def _merge(self, ranks: Ranks) -> None:
         self._moments.merge(ranks)
 
     def _turn(self) -> bool:
         found = self._moments
-        grain = (
-            16 * torch.finfo(self.like.dtype).eps * torch.maximum(found.top - found.start, found.start - found.least)
-        )
+        if self.sweep == 1:
+            self._top = found.top.to(self.like.dtype)
+        spread = torch.maximum(found.top - found.start, found.start - found.least)
+        grain = 16 * torch.finfo(self.like.dtype).eps * spread
         energy = torch.where(found.energy <= found.size * grain**2, 0.0, found.energy)
         room = self.over._room(found.size, self.size).clamp_min(0.0)
         base, slope = over(torch.ones_like(room), found.size), over(root(room), root(energy))
-        eta = torch.where(slope > 0, found.mean - over(base, slope), found.least)
+        mean, least = found.mean_above(found.top), found.least - found.top
+        eta = torch.where(slope > 0, mean - over(base, slope), least)
         self._eta, self._value = torch.maximum(eta, self._eta), found.mean + root(room * energy)
-        top = found.top
-        duals = (eta, torch.maximum(eta, found.least) - top, found.mean - top, base, slope, top)
+        duals = (eta + found.top, torch.maximum(eta, least), mean, base, slope, found.top)
         self.dual = tuple(x.to(self.like.dtype) for x in duals)
-        return bool((eta > found.least).any())
+        return bool((eta > least).any())
 
     def value(self) -> Tensor:
         return self._narrow(self._value)

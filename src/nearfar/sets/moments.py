@@ -27,6 +27,10 @@ class Moments:
         """The mean [g]."""
         return self.start + self._mean
 
+    def mean_above(self, level: Tensor) -> Tensor:
+        """The mean less one of the members [g]; nothing is lost where it lies near that one."""
+        return self.start - level + self._mean
+
     def add(self, l: Tensor, w: Tensor) -> None:
         """One chunk [g, c]; two means and sums of squares merge without cancellation."""
         size = total(w, self.size)
