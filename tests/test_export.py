@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +62,12 @@ def test_it_says_what_was_checked(exported):
 def test_one_file_and_nothing_else(exported):
     _, found = exported
     assert [p.name for p in found.path.parent.iterdir()] == ["model.onnx"]
+
+
+def test_nothing_of_this_machine_is_in_the_file(exported):
+    content = exported[1].path.read_bytes()
+    assert b"stack_trace" not in content
+    assert os.fsencode(Path(torch.__file__).parent) not in content
 
 
 def test_modes_are_put_back(tmp_path):

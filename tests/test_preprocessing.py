@@ -100,16 +100,17 @@ def test_the_graph_takes_pixels_and_its_file_says_how_to_cut_them(tmp_path):
     np.testing.assert_allclose(session.run(None, {"input": pixels.numpy()})[0], wanted, atol=1e-4)
 
 
-def test_the_mean_of_numbers_goes_into_the_graph_too(tmp_path):
+@pytest.mark.parametrize("mean", [(2.0,), (2.0, 0.0, 1.0, -1.0)])
+def test_the_mean_of_numbers_goes_into_the_graph_too(tmp_path, mean):
     import onnxruntime
 
     torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    export_onnx(model, torch.randn(2, 4), tmp_path / "m.onnx", transform=Plain(mean=(2.0,), std=(0.5,)))
+    model, transform = nn.Linear(4, 3), Plain(mean=mean, std=(0.5,))
+    export_onnx(model, torch.randn(2, 4), tmp_path / "m.onnx", transform=transform)
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
     x = torch.randn(6, 4)
     with torch.no_grad():
-        wanted = model((x - 2) / 0.5).numpy()
+        wanted = model(torch.stack([transform(row, np.random.default_rng(0)) for row in x])).numpy()
     np.testing.assert_allclose(session.run(None, {"input": x.numpy()})[0], wanted, atol=1e-5)
 
 
@@ -140,7 +141,7 @@ def test_another_onnx_of_whole_numbers_gets_pixels_and_no_fractions(tmp_path):
     assert "no room for --imagenet" in run(tmp_path, "embed", "m.onnx", "birds", "-o", "w.npz", "--imagenet", code=1)
 
 
-@pytest.mark.parametrize("name", sorted(transforms.NAMED))
+@pytest.mark.parametrize("name", sorted({**transforms.NAMED, **transforms.CROPS}))
 def test_every_transform_of_evaluation_is_described_and_read_back(name):
     transform = transforms.get(name, False, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     back = from_text("m.onnx", json.dumps(beside_graph(described(transform))))

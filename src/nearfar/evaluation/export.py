@@ -112,10 +112,12 @@ def _with_preprocessing(model: nn.Module, example: Tensor, transform: Any) -> tu
 
 
 def _describe(path: Path, about: Mapping[str, str]) -> None:
-    """Add metadata to an ONNX file."""
+    """Add metadata to an ONNX file, and take out the exporter's own, which tells folders of this machine."""
     import onnx
 
     model = onnx.load(path)
+    for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
+        del node.metadata_props[:]
     onnx.helper.set_model_props(model, dict(about))
     onnx.save(model, path)
 

@@ -99,13 +99,13 @@ class Graph(nn.Module):
         super().__init__()
         self.model, self.pixels = model, isinstance(transform, Photograph)
         for name in IN_GRAPH:
-            numbers = torch.tensor(getattr(transform, name))
-            self.register_buffer(name, numbers.view(-1, 1, 1) if self.pixels or len(numbers) > 1 else numbers)
+            self.register_buffer(name, torch.tensor(getattr(transform, name)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Vectors of a batch of pixels, or of numbers as they are stored."""
         x = x.float() / 255 if self.pixels else x
-        vectors: Tensor = self.model((x - self.mean) / self.std)
+        shape = (-1,) if x.ndim < 4 else (-1, 1, 1)  # of numbers, or of channels [c, h, w]
+        vectors: Tensor = self.model((x - self.mean.view(shape)) / self.std.view(shape))
         return vectors
 
     def example(self, example: Tensor) -> Tensor:
