@@ -1,6 +1,7 @@
 """Pictures that cannot be read: training may draw another in their place, everything else leaves them out."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from nearfar import report
 from nearfar.cli import app
 from nearfar.data import ByName, CorruptImageError, Labelled, Pictures, View, genuine, open_data, part, transforms
+from nearfar.doctor.callback import _drawn as drawn
 from nearfar.evaluation import evaluate
 from nearfar.train import fit
 from nearfar.train.scores import score, vectors_of
@@ -147,6 +149,15 @@ def test_a_run_leaves_them_out_and_says_so(photographs, tmp_path):
     scores = json.loads((tmp_path / "run" / "scores.json").read_text(encoding="utf-8"))
     assert len(scores["left_out"]) == CUT
     assert scores["queries"] == 16
+
+
+def test_the_doctor_looks_at_what_can_be_read(photographs):
+    setting = SimpleNamespace(
+        train=open_data("folder", photographs, on_corrupt="skip").test, plain=PLAIN, config=config()
+    )
+    x, y = drawn(setting, 24)
+    assert (len(x), sorted(y.tolist())) == (16, [0] * 4 + [1] * 12)
+    assert len(torch.unique(flat(x), dim=0)) == 16  # no copies
 
 
 def test_the_page_shows_each_row_its_own_picture(photographs, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from bombs import bomb
 from PIL import Image
-from shell import run
+from shell import Flat, run, saved
 from test_trust import Payload
 from typer.testing import CliRunner
 
@@ -230,6 +230,31 @@ def test_names_of_vectors_lead_nowhere_else(place):
     assert not (place / "report.html").exists()
 
 
+# ----------------------------------------------------------------------------------------- columns of each kind
+
+COLUMNS = {
+    "fractions": Y + 0.5,
+    "truth values": Y > 1,
+    "complex numbers": Y + 1j,
+    "words": Y.astype(str),
+    "bytes": Y.astype("S2"),
+    "records": np.zeros(12, dtype=[("a", "i4")]),
+    "dates": Y.astype("M8[D]"),
+    "spans of time": Y.astype("m8[s]"),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_columns_of_each_kind_are_named(place, command, kind):
+    np.savez(place / "bad.npz", x=X, y=COLUMNS[kind])
+    said = refused(place, command, "bad.npz")
+    assert f"must be integers [n], but came as {kind}" in said
+    if kind != "fractions":
+        np.savez(place / "bad.npz", x=np.stack([COLUMNS[kind]] * 2, 1), y=Y)
+        assert f"must hold real numbers [n, d], but came as {kind}" in refused(place, command, "bad.npz")
+
+
 # ------------------------------------------------------------------------------------- pictures and folders
 
 
@@ -253,6 +278,21 @@ def test_links_in_circles_end(place):
     (place / "data" / "c").symlink_to(place / "data" / "c")
     data = open_data("folder", place / "data")
     assert sorted([*data.train.names, *data.test.names]) == ["a/0.png", "b/0.png"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own tracer, and of the pictures that are skipped
+def test_embedding_ends_whatever_the_folder_holds(place):
+    pictures(place, *(f"data/{c}/{i}.png" for c in "ab" for i in range(2)))
+    saved(Flat(3 * 8 * 8), torch.zeros(2, 3, 8, 8), place / "m.pt")
+    (place / "data" / "a" / "bomb.png").write_bytes(bomb(60_000))
+    os.mkfifo(place / "data" / "b" / "pipe.png")
+    (place / "data" / "a" / "round").symlink_to(place / "data")
+    (place / "data" / "b" / "itself.png").symlink_to(place / "data" / "b" / "itself.png")
+    words = ("embed", "m.pt", "data", "-o", "v.npz", "--size", "8", "--trust-model")
+    assert "bomb.png cannot be read (more than 178,956,970 pixels)" in refused(place, *words)
+    run(place, *words, "--on-corrupt", "skip")
+    with np.load(place / "v.npz") as stored:
+        assert stored["name"].tolist() == ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
 
 
 @pytest.mark.parametrize("name", ["new\nline", "'quote\"", "<script>", "\x1b[2J\x1b]0;x\x07", "[bold]x[red]", "\udcff"])

@@ -185,7 +185,7 @@ def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = Fa
     real: dict[str, str] = {}
     found = []
     for name in names:
-        path = folder / name
+        path = os.path.join(folder, name)  # strings: a benchmark lists 100,000 names
         if "\0" in name:
             raise ValueError(f"{owner}: {printable(name)!r} holds a null character, and no file is called so.")
         if not outside and not _place(path, real).startswith(home):
@@ -193,18 +193,18 @@ def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = Fa
                 f"{owner}: {printable(name)!r} leads out of {folder}, and only files in it are read; "
                 f"where you trust the names, {switch}."
             )
-        found.append(path)
+        found.append(Path(path))
     return found
 
 
-def _place(path: Path, real: dict[str, str]) -> str:
+def _place(path: str, real: dict[str, str]) -> str:
     """Where a path really is; links are followed once a folder, as `real` remembers."""
-    if path.name in ("", "..") or os.path.islink(path):
+    parent, name = os.path.split(path)
+    if name in ("", ".", "..") or os.path.islink(path):
         return os.path.join(os.path.realpath(path), "")
-    parent = str(path.parent)
     if parent not in real:
         real[parent] = os.path.realpath(parent)
-    return os.path.join(real[parent], path.name, "")
+    return os.path.join(real[parent], name, "")
 
 
 def _seal(path: Path) -> None:

@@ -76,6 +76,8 @@ class Doctor:
         if self._probe is None:
             self._probe = _drawn(setting, self.rows)
         x, y = self._probe
+        if len(y) < 2:
+            return None  # nothing that was drawn can be read
         device = setting.machine.device
         with evaluating(setting.bare_model, device), torch.inference_mode():
             rows = setting.bare_model(x.to(device, non_blocking=True)).float().cpu().clone()
@@ -108,7 +110,7 @@ def _drawn(setting: Setting, rows: int) -> tuple[Tensor, Tensor]:
     first = np.searchsorted(turn[labels[order]], turn[labels[order]])
     place = np.arange(len(order)) - first
     chosen = order[place < max(EACH, rows // len(classes))][:rows]
-    x, y, _ = View(setting.train, setting.plain).__getitems__(chosen.tolist())
+    x, y, _ = View(setting.train, setting.plain, substitutes=False).__getitems__(chosen.tolist())
     return x, y
 
 
