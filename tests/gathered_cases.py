@@ -213,33 +213,3 @@ def all_cases(rank: int, world: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nf.DegenerateBatchWarning)
         return {name: case(Share(rank, world)) for name, case in cases(world).items()}
-
-
-def complaints(rank: int, world: int) -> dict[str, str]:
-    """What each rank hears when one of them brings something else."""
-    x, y = larger(12)
-    last = rank == world - 1
-    loss = nf.Gathered(L.SupCon().double())
-    tries: dict[str, Callable[[], Any]] = {
-        "width": lambda: loss(x[:, : 3 if last else 4], y),
-        "type": lambda: loss(x.float() if last else x, y),
-        "labels": lambda: loss(x, y[:5] if last else y),
-        "broken": lambda: loss(x * torch.nan if last else x, y),
-        "relation": lambda: loss(x, nf.Relation.from_labels(y) if last else y),
-        "gradient": lambda: loss(x.clone().requires_grad_() if last else x, y),
-        "indices": lambda: loss(x, y, (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))),
-        "matrix": lambda: loss(x, nf.Relation.from_matrix(y[:, None] == y[None, :])),
-        "pair weights": lambda: loss(x, nf.Relation.from_labels(y, weights=torch.ones(12, 12))),
-        "second": lambda: torch.autograd.grad(loss(g := x.clone().requires_grad_(), y), g, create_graph=True),
-        "proxies": lambda: nf.Gathered(L.ProxyNCA(5, 4).double())(x, y),
-    }
-    heard = {}
-    for name, attempt in tries.items():
-        try:
-            attempt()
-            heard[name] = "nothing"
-        except (TypeError, ValueError, RuntimeError) as problem:
-            heard[name] = str(problem)
-    # after all that the ranks still understand each other
-    assert torch.isfinite(loss(x, y))
-    return heard

@@ -49,25 +49,6 @@ def test_ranks_equal_one_process(world, tmp_path):
     assert not wrong, f"{len(wrong)} cases, first: {next(iter(wrong.items()))}; all: {list(wrong)}"
 
 
-def test_every_rank_hears_of_what_one_of_them_brought(tmp_path):
-    first, second = together("gathered_cases", "complaints", 2, tmp_path)
-    assert "rank 0 and rank 1 differ in the width of the embeddings" in first["width"]
-    assert "rank 1 and rank 0 differ in the width of the embeddings" in second["width"]
-    assert "differ in the type" in first["type"]
-    assert "5 came for 12 rows" in second["labels"]
-    assert "NaN" in second["broken"]
-    for name in ("labels", "broken"):
-        assert "rank 1 brought what its loss cannot take" in first[name]
-    assert "the kind of labels" in first["relation"]
-    assert "a gradient" in first["gradient"]
-    for heard in (first, second):
-        assert "an index tuple knows the rows of one rank only" in heard["indices"]
-        assert "says nothing of rows on other ranks" in heard["matrix"]
-        assert "give sample weights [n] instead" in heard["pair weights"]
-        assert "no second derivative" in heard["second"]
-        assert "labels must lie in 0..4" in heard["proxies"]
-
-
 def test_alone_it_is_the_loss_inside():
     embeddings, labels = larger()
     loss = nf.losses.DroTopK(k=9).double()

@@ -112,29 +112,41 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from datetime import timedelta
+import torch
 import torch.distributed as dist
 dist.init_process_group("gloo", timeout=timedelta(seconds=15))
 from runs import DATA, config
 from nearfar.train import fit
 
-def die(moment):
-    if moment.step == 13 and os.environ["RANK"] == "1":
-        os._exit(9)  # as a killed process does: no word, no goodbye
+def fail(moment):
+    if moment.step != 13 or os.environ["RANK"] != "1":
+        return
+    if sys.argv[3] == "killed":
+        os._exit(9)  # no word, no goodbye
+    if sys.argv[3] == "raises":
+        raise KeyError("of this rank alone")
+    with torch.no_grad():
+        next(moment.setting.bare_model.parameters()).fill_(torch.nan)
 
-fit(config(), Path(sys.argv[2]), data=DATA["tiny"](), callbacks=[die])
+try:
+    fit(config(), Path(sys.argv[2]), data=DATA["tiny"](), callbacks=[fail])
+except (RuntimeError, ValueError) as problem:
+    sys.exit(str(problem))
 """
 
 
-@pytest.mark.parametrize("then", [1, 3])
-def test_when_a_rank_dies_the_others_stop_and_another_number_of_ranks_goes_on(tmp_path, then):
+@pytest.mark.parametrize(("how", "then"), [("killed", 1), ("raises", 3), ("NaN", None)])
+def test_when_a_rank_fails_the_others_stop_and_another_number_of_ranks_goes_on(tmp_path, how, then):
     """No hang, one sentence, and the run goes on from its checkpoint as if it had never been stopped."""
-    first, second = start(["-c", FAILING, str(HERE), str(tmp_path / "run")], 2)
-    told = first.communicate(timeout=100)[1].decode()
-    second.communicate(timeout=100)
-    assert second.returncode == 9
-    assert first.returncode not in (0, 9)
-    assert "rank 0 of 2 lost touch with the others" in told
-    assert "go on from the last checkpoint" in told
+    ranks = start(["-c", FAILING, str(HERE), str(tmp_path / "run"), how], 2)
+    first, second = (process.communicate(timeout=100)[1].decode() for process in ranks)
+    assert [process.returncode for process in ranks] == [1, 9 if how == "killed" else 1]
+    if how == "NaN":
+        assert "DroTopK: embeddings must be finite, but 6 of 6 rows hold NaN" in second
+        assert f"Gathered: rank 1 brought what its loss cannot take, which stops all of them: {second.strip()}" in first
+        return
+    assert "rank 0 of 2 lost touch with the others" in first
+    assert "go on from the last checkpoint" in first
     state = torch.load(tmp_path / "run/checkpoints/last.pt", weights_only=True)
     assert state["step"] == 10
     launch({}, tmp_path / "run", world=then, resume=True)

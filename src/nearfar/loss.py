@@ -145,6 +145,10 @@ class Loss(nn.Module, ABC):
         ref_ids: Tensor | None = None,
     ) -> Explanation:
         """The value, and the losses, weights p* and dual variables that produced it. Same arguments as the call."""
-        check_embeddings(self.owner, "embeddings", embeddings)
-        with torch.autocast(device_type=embeddings.device.type, enabled=False):
-            return self._explanation(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
+        return self._examined(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
+
+    def _examined(self, call: Call) -> Explanation:
+        """The explanation of a call that nobody has looked at yet."""
+        check_embeddings(self.owner, "embeddings", call.embeddings)
+        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
+            return self._explanation(call)

@@ -6,7 +6,7 @@ Every rank holds all rows and gets all results, so that a value, a dual or a gra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -51,6 +51,37 @@ class Ranks:
 ALONE = Ranks()
 
 
+@contextmanager
+def in_touch(owner: str, group: Any = None) -> Iterator[None]:
+    """Say in one sentence that other ranks are gone, where torch.distributed says so in words of its own.
+
+    Args:
+        owner: whom the message names.
+        group: the group; None for all processes.
+    """
+    try:
+        yield
+    except RuntimeError as problem:
+        if not several(group) or not _of_the_wire(problem):
+            raise
+        raise RuntimeError(
+            f"{owner}: rank {dist.get_rank(group)} of {dist.get_world_size(group)} lost touch with the others, because "
+            "one of them died, stopped or did not come to the same call in time; look at the other ranks' messages, "
+            "then go on from the last checkpoint."
+        ) from problem
+
+
+def _of_the_wire(problem: RuntimeError) -> bool:
+    """Whether an error comes from the exchange between processes."""
+    words = str(problem).lower()
+    return isinstance(problem, dist.DistError) or "gloo" in words or "nccl" in words
+
+
+def several(group: Any = None) -> bool:
+    """Whether other processes take part."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
 class Group(Ranks):
     """The processes of a `torch.distributed` group.
 
@@ -65,16 +96,21 @@ class Group(Ranks):
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
 
-    @contextmanager
-    def _talk(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as problem:
-            raise RuntimeError(
-                f"{self.owner}: rank {self.rank} of {self.world} lost touch with the others, because one of them died "
-                "or did not come to the same call in time; look at the other ranks' messages, then go on from the last "
-                "checkpoint."
-            ) from problem
+    @property
+    def wire(self) -> torch.device:
+        """Where a message must lie that all ranks can exchange, wherever their rows are."""
+        kinds = [pair.split(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
+        return torch.device("cpu" if "cpu" in kinds else kinds[0])
+
+    def objects(self, x: Any) -> list[Any]:
+        """X of every rank, any object that can be pickled; slow, for what is said once."""
+        found: list[Any] = [None] * self.world
+        with self._talk():
+            dist.all_gather_object(found, x, group=self.group)
+        return found
+
+    def _talk(self) -> AbstractContextManager[None]:
+        return in_touch(self.owner, self.group)
 
     def gather(self, x: Tensor) -> Tensor:  # noqa: D102
         found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.world)]

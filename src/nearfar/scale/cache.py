@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from nearfar._checks import check_choice, check_whole
 from nearfar.generators import State, set_states, states
 from nearfar.loss import Labels
+from nearfar.ranks import in_touch, several
 
 Inputs = Any
 """A tensor [b, ...], or a list, tuple or dict of such, as the encoder takes them."""
@@ -57,7 +58,7 @@ def cached_step(
     check_choice("cached_step", "bn", bn, ("refuse", "frozen"))
     parts = _chunks(inputs, chunk)
     device = next((p.device for p in encoder.parameters()), torch.device("cpu"))
-    with _norms(encoder, bn):
+    with _norms(encoder, bn), in_touch("cached_step"):
         rows, before = list[Tensor](), list[State]()
         with torch.no_grad():
             for part in parts:
@@ -97,12 +98,12 @@ def _chunks(inputs: Inputs, chunk: int) -> list[Inputs]:
     """The inputs, `chunk` samples at a time; what is not a tensor goes with every chunk."""
     tensors = [inputs] if isinstance(inputs, Tensor) else [x for x in _entries(inputs) if isinstance(x, Tensor)]
     sizes = {len(x) for x in tensors if x.ndim}
-    if len(sizes) != 1 or not sum(sizes):
+    if len(sizes) != 1 or not (sum(sizes) or several()):  # a rank may have no rows where others have some
         raise ValueError(
             f"cached_step: inputs must hold tensors of one number of samples, above zero, but hold {sorted(sizes)}."
         )
     count = sizes.pop()
-    return [_some(inputs, slice(i, min(i + chunk, count))) for i in range(0, count, chunk)]
+    return [_some(inputs, slice(i, min(i + chunk, count))) for i in range(0, max(count, 1), chunk)]
 
 
 def _entries(inputs: Inputs) -> Sequence[Any]:

@@ -6,16 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from nearfar._checks import check_embeddings
 from nearfar.explanation import Explanation
 from nearfar.loss import Call, Loss
-from nearfar.ranks import Group, Ranks
+from nearfar.ranks import Group, Ranks, several
 from nearfar.relations import Relation
-
-TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from nearfar.scale.agreement import Looks, agree
 
 
 class Gathered(Loss):
@@ -47,6 +45,7 @@ class Gathered(Loss):
         self.loss = loss
         self.averaged = averaged
         self.group = group
+        self._looks = Looks()
 
     @property
     def exact_gradient(self) -> bool:
@@ -61,9 +60,15 @@ class Gathered(Loss):
         with torch.autocast(device_type=_device(call.embeddings), enabled=False):
             return self._value(replace(call, owner=self.loss.owner))
 
+    def _examined(self, call: Call) -> Explanation:
+        if self._alone:
+            return super()._examined(call)
+        with torch.autocast(device_type=_device(call.embeddings), enabled=False):
+            return self._explanation(replace(call, owner=self.loss.owner))
+
     @property
     def _alone(self) -> bool:
-        return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.group) == 1
+        return not several(self.group)
 
     def _value(self, call: Call) -> Tensor:
         return self.loss._value(self._whole(call))
@@ -77,9 +82,9 @@ class Gathered(Loss):
         if self._alone:
             return call
         ranks = Group("Gathered", self.group)
-        _compare(ranks, call)
-        rows = _Rows(ranks, len(call.embeddings), call.embeddings.device)
-        cols = None if call.ref_emb is None else _Rows(ranks, len(call.ref_emb), call.ref_emb.device)
+        sizes = agree(ranks, self, call, self._looks, _problem(call))
+        rows = _Rows(ranks, sizes.rows)
+        cols = None if call.ref_emb is None else _Rows(ranks, sizes.cols)
         factor = ranks.world if self.averaged else 1
         labels = call.labels
         if isinstance(labels, Relation):
@@ -91,8 +96,8 @@ class Gathered(Loss):
             None,
             None if cols is None or call.ref_emb is None else cols.joined(call.ref_emb, factor),
             None if cols is None or call.ref_labels is None else cols(call.ref_labels),
-            None if call.ids is None else rows(call.ids),
-            None if cols is None or call.ref_ids is None else cols(call.ref_ids),
+            None if call.ids is None else rows(call.ids.to(call.embeddings.device)),
+            None if cols is None or call.ref_ids is None else cols(call.ref_ids.to(call.embeddings.device)),
             ranks,
         )
 
@@ -103,13 +108,15 @@ class Gathered(Loss):
 class _Rows:
     """How the rows of all ranks stand one behind the other; calling it joins a tensor [n_r, ...] of each."""
 
-    def __init__(self, ranks: Ranks, count: int, device: torch.device) -> None:
+    def __init__(self, ranks: Ranks, sizes: list[int]) -> None:
         self.ranks = ranks
-        self.sizes: list[int] = ranks.gather(torch.tensor(count, device=device)).tolist()
-        start = sum(self.sizes[: ranks.rank])
-        self.mine = slice(start, start + count)
+        self.sizes = sizes
+        start = sum(sizes[: ranks.rank])
+        self.mine = slice(start, start + sizes[ranks.rank])
 
     def __call__(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point() and x.dtype != torch.bool:
+            x = x.long()  # ranks may have read their labels and ids in types of their own
         kind = x.dtype
         x = x.to(torch.uint8) if kind == torch.bool else x
         most = max(self.sizes)
@@ -140,43 +147,28 @@ class _Joined(torch.autograd.Function):
         return whole[0][ctx.mine] * ctx.factor, None, None
 
 
-def _compare(ranks: Ranks, call: Call) -> None:
-    """Demand of all ranks the same kind of call, and let all hear of one that cannot take part."""
-    problem: Exception | None = None
+def _problem(call: Call) -> Exception | None:
+    """What is wrong with this rank's call; the others must hear of it before it is raised."""
     try:
         check_embeddings(call.owner, "embeddings", call.embeddings)
         if call.indices is not None:
             raise ValueError(
                 "Gathered: an index tuple knows the rows of one rank only; use filter= on the loss instead."
             )
-        call.relation()
+        _check_ids(call, call.relation())
     except (TypeError, ValueError) as found:
-        problem = found
-    told = _told(call) if problem is None else [-1] * 6
-    everyone = ranks.gather(torch.tensor(told, device=_device(call.embeddings))).tolist()
-    if problem is not None:
-        raise problem
-    for rank, other in enumerate(everyone):
-        if other[0] == -1:
-            raise ValueError(f"Gathered: rank {rank} brought what its loss cannot take; its own message says why.")
-        if other != told:
-            names = ("the width", "the type", "a reference", "the kind of labels", "ids", "a gradient")
-            name = next(name for name, a, b in zip(names, told, other, strict=True) if a != b)
-            raise ValueError(
-                f"Gathered: ranks must bring the same kind of rows, but rank {ranks.rank} and rank {rank} differ in "
-                f"{name} of the embeddings; call the loss alike on every rank."
-            )
+        return found
+    return None
 
 
-def _told(call: Call) -> list[int]:
-    return [
-        call.embeddings.shape[1],
-        TYPES.index(call.embeddings.dtype) if call.embeddings.dtype in TYPES else len(TYPES),
-        int(call.ref_emb is not None),
-        int(isinstance(call.labels, Relation)),
-        int(call.ids is not None),
-        int(call.embeddings.requires_grad and torch.is_grad_enabled()),
-    ]
+def _check_ids(call: Call, relation: Relation) -> None:
+    """Demand an id of each row: one process alone may pass over them, but what is exchanged must fit."""
+    n, m = call.shape
+    given = (call.ids, n), (call.ref_ids, m), (relation._given.ids, n), (relation._given.ref_ids, m)
+    for ids, count in given:
+        if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (count,)):
+            came = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(f"Gathered: ids must be a tensor of shape [{count}], one of each row, but came as {came}.")
 
 
 def _device(x: object) -> str:

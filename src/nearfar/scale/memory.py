@@ -181,6 +181,11 @@ class Memory(Loss):
         return call.labels
 
     @property
+    def _in_step(self) -> str:
+        """What ranks that remember the same rows have alike."""
+        return f"{self._calls} calls, at place {self._position} of the ring"
+
+    @property
     def _holds_any(self) -> bool:
         return bool(self._written.any())
 

@@ -21,6 +21,7 @@ from nearfar.doctor import Doctor, diagnose_run
 from nearfar.evaluation import Evaluation
 from nearfar.evaluation.preprocessing import fingerprint_of
 from nearfar.losses.annealing import advance
+from nearfar.ranks import in_touch
 from nearfar.relations import Relation
 from nearfar.train import journal, parts, processes
 from nearfar.train.config import Config, save
@@ -74,6 +75,7 @@ class Result:
     finished: bool
 
 
+@in_touch("train")
 def fit(
     config: Config,
     folder: Path,
