@@ -40,6 +40,7 @@ def environment(world: int) -> dict[str, str]:
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",  # several processes on CPUs, also where there is one GPU
     }
 
 

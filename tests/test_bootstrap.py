@@ -68,7 +68,9 @@ def evaluation(rank, labels):
     rank, labels = torch.from_numpy(rank), torch.from_numpy(labels)
     ones = torch.ones(len(rank), dtype=torch.float64)
     found = PerQuery(rank, ones, ones, ones.long(), labels)
-    return Evaluation({}, 0.0, 0.0, 0.0, 0.0, None, None, None, {}, (), len(rank), 0, 0, "class", found)
+    return Evaluation(
+        {}, 0.0, 0.0, 0.0, 0.0, None, None, None, {}, (), len(rank), 0, len(labels.unique()), "class", found
+    )
 
 
 def pairs(gap, seed, classes=50):

@@ -40,7 +40,7 @@ def run(words: list[str] | str) -> subprocess.CompletedProcess[str]:
     """A command as a person types it: the launchers of this Python first, no variable of a launcher left over."""
     told = {key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "MASTER_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{told['PATH']}"
-    alone = {**told, "PATH": path, "OMP_NUM_THREADS": "1"}
+    alone = {**told, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         words, shell=isinstance(words, str), env=alone, capture_output=True, encoding="utf-8", timeout=200
     )

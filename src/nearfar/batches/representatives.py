@@ -158,7 +158,7 @@ class Representatives(GlobalBatches):
     def load_state_dict(self, state: State) -> None:  # noqa: D102
         super().load_state_dict(state)
         if self.hard_classes is not None:
-            self._used = state["used"].numpy().copy()
+            self._used = state["used"].cpu().numpy().copy()  # a checkpoint is read onto the device
             self.hard_classes.load_state_dict(state["table"])
 
     def _settings(self) -> list[int]:

@@ -98,6 +98,10 @@ def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
     return torch.zeros_like(p).scatter_add_(1, hit, counted.expand(hit.shape).to(p.dtype))
 
 
+SOFTMAX = KL(1.0)
+"""Made once: `torch.compile` of torch 2.11 cannot make a set while it traces."""
+
+
 @dataclass(frozen=True, eq=False)
 class PowerWeights(UncertaintySet):
     """Weights p ∝ w (1 + l/a)^b, the polynomial weighting of HAP2S.
@@ -119,10 +123,10 @@ class PowerWeights(UncertaintySet):
         return HeldStream(inner, self._height)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        return KL(1.0)._dual(self._height(l), w, mass)
+        return SOFTMAX._dual(self._height(l), w, mass)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        return KL(1.0)._weights(self._height(l), w, dual)
+        return SOFTMAX._weights(self._height(l), w, dual)
 
     def _height(self, l: Tensor) -> Tensor:
         return self.power * torch.log1p(l / self.shift)
