@@ -10,7 +10,16 @@ NUMERICAL := $(filter-out $(patsubst %,tests/test_%.py,architecture bench cli co
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 
-.PHONY: demo test check browser bench docs portable clean
+# $(1) the environment, $(2) the versions. torchvision is built for CUDA in the index; without its dependencies it leaves
+# the pinned torch alone.
+define INSTALL
+test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) torch
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) -e ".[dev]"
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) --no-deps timm torchvision
+endef
+
+.PHONY: demo test check browser bench docs portable lowest clean
 
 demo: $(READY)
 	$(BIN)/nearfar demo
@@ -63,13 +72,15 @@ portable: $(READY)
 	done; \
 	if [ -n "$$failed" ]; then echo "failed under:$$failed (PYTHONHASHSEED=$$PYTHONHASHSEED)"; exit 1; fi
 
+# The oldest releases of all that is needed, none of which may be asked for unless the tests have run on it. They warn of
+# what has since been deprecated under them; that is no failure here.
+lowest:
+	$(call INSTALL,.venv-lowest,constraints-lowest.txt)
+	.venv-lowest/bin/python -m pytest -n $(WORKERS) -W default::DeprecationWarning -W default::FutureWarning
+
 $(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	# The index builds torchvision for CUDA; without its dependencies it leaves the pinned torch alone.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm torchvision
+	$(call INSTALL,.venv,constraints.txt)
 	touch $(READY)
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lowest build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
