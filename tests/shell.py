@@ -30,7 +30,7 @@ def alone(folder: Path, *words: object, code: int = 0) -> str:
     """The same in a process of its own, as a user runs it: what libraries write past Python's streams shows, too."""
     wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "160", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     wide |= {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
-    told = {"cwd": folder, "capture_output": True, "text": True, "env": wide, "timeout": 300}
+    told = {"cwd": folder, "capture_output": True, "encoding": "utf-8", "env": wide, "timeout": 300}
     shown = subprocess.run([COMMAND, *map(str, words)], **told)
     return checked(shown.returncode, shown.stdout, shown.stderr, code)
 

@@ -131,10 +131,7 @@ class Relation(ABC):
         )
 
     def one_a_class(self) -> Relation:
-        """Only the pairs of each class's first row with each class's first column that is alike to such a row.
-
-        Where no class has such a column all columns stay, so that one can tell why nothing is left.
-        """
+        """The pairs of each class's first row and first column alike to such a row; all columns where none is."""
         raise TypeError("NPair: labels must be a 1-D integer tensor, or a Relation made of labels.")
 
     @staticmethod

@@ -7,7 +7,7 @@ never shows. Nothing is downloaded.
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,13 +152,9 @@ def _draw(fonts: Sequence[Path], progress: bool) -> Arrays:
     codes: NDArray[np.int64] = spread[0][spread[1] >= FEWEST]
     pictures = np.zeros((len(fonts), len(codes), SIZE, SIZE), dtype=np.uint8)
     console = Terminal(stderr=True)
-    work = track(
-        range(len(fonts)),
-        "Drawing glyphs",
-        console=console,
-        transient=True,
-        disable=not (progress and console.is_terminal),
-    )
+    work: Iterable[int] = range(len(fonts))
+    if progress and console.is_terminal:
+        work = track(range(len(fonts)), "Drawing glyphs", console=console, transient=True)
     for face in work:
         _draw_face(opened[face], maps[face], codes, pictures[face])
     there: Flags = np.any(pictures, axis=(2, 3))

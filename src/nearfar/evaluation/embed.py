@@ -210,7 +210,12 @@ def _bar(rows: int, *, shown: bool) -> Iterator[Tell]:
     from nearfar._console import Terminal
 
     console = Terminal(stderr=True)
-    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+    if not (
+        shown and console.is_terminal
+    ):  # a bar that is only disabled leaves an empty line in older releases of rich
+        yield lambda count: None
+        return
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task("embedding", total=rows)
         yield lambda count: progress.advance(task, count)
 
