@@ -6,7 +6,7 @@ WORKERS ?= 2
 DOCTESTS := docs README.md src
 # What computes; the others start processes, read files or draw pages.
 NUMERICAL := $(filter-out $(patsubst %,tests/test_%.py,architecture bench cli commands_evaluation data_benchmarks \
-	data_folders examples export files outside report report_browser train_processes vectors), $(wildcard tests/test_*.py))
+	data_folders examples export faults files outside report report_browser train_processes vectors), $(wildcard tests/test_*.py))
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 
@@ -19,10 +19,10 @@ $(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) -e ".
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) --no-deps timm torchvision
 endef
 
-.PHONY: demo test check browser bench docs portable lowest clean
+.PHONY: demo test check browser bench fuzz faults docs portable lowest clean
 
 demo: $(READY)
-	$(BIN)/nearfar demo
+	$(BIN)/nearfar demo --overwrite
 
 test: check browser
 	$(BIN)/python -m pytest -n $(WORKERS) --durations=10
@@ -59,6 +59,9 @@ FIRST ?= 0
 COUNT ?= 10000
 fuzz: $(READY)  # random losses against oracles; make fuzz FIRST=3500 goes on from there, COUNT=1 runs one seed again
 	$(BIN)/python tests/fuzz_run.py --first $(FIRST) --count $(COUNT)
+
+faults: $(READY)  # kills, races, full disks, damaged files; SEED=7 repeats a run
+	$(BIN)/python tests/faults.py $(if $(SEED),--seed $(SEED))
 
 docs: $(READY)
 	$(BIN)/python -m pytest -q $(DOCTESTS)

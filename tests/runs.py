@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from nearfar._journal import read_lines
 from nearfar.data import DataSet, Samples, Tensors, open_data, part
 from nearfar.train import Config, parse
 
@@ -57,8 +57,10 @@ def config(**changes: dict[str, Any]) -> Config:
 
 def journal(folder: Path) -> list[dict[str, Any]]:
     """Every line without its time."""
-    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+    found = read_lines(folder / "journal.jsonl")
+    assert not found.damaged
+    assert not found.torn
+    return [{key: value for key, value in line.items() if key != "time"} for line in found.entries]
 
 
 def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:

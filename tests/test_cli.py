@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ COMMAND = str(Path(sys.executable).parent / "nearfar")
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "200", "HOME": str(folder)}
+    wide |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, encoding="utf-8", env=wide, timeout=300)
 
 

@@ -16,7 +16,7 @@ from nearfar.commands import training
 from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
 from nearfar.doctor.course import Case, Sight, judged, look, seen
 from nearfar.doctor.prescription import against
-from nearfar.train import fit, parse
+from nearfar.train import Result, fit, parse
 from nearfar.train.config import changed
 
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
@@ -196,7 +196,12 @@ def test_a_remedy_is_a_change_of_configuration(ill):
 
 def test_the_command_follows_the_remedy(ill, tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr("nearfar.train.fit", lambda config, folder, **options: trained.append((config, folder)))
+
+    def fit(config, folder, **options):
+        trained.append((config, folder))
+        return Result(folder, 7, 7, None, finished=True)
+
+    monkeypatch.setattr("nearfar.train.fit", fit)
     out = train("--apply-remedy", ill[0], "--run", tmp_path / "new", "--training.steps", "7")
     assert out.exit_code == 0, out.output
     assert "loss.mining: hard -> semihard" in out.output

@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from nearfar.cli import app
 from nearfar.data import open_data, tables
 from nearfar.report.journal import read_journal
-from nearfar.train import parse
+from nearfar.train import checkpoint, parse
 from nearfar.train.config import save
+from nearfar.train.folder import MARK
 
 torch.set_num_threads(1)
 X, Y = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32), np.repeat(np.arange(4), 3)
@@ -110,11 +111,12 @@ def test_pickled_checkpoints_are_never_loaded(place, words, kind):
     home.mkdir(parents=True)
     tree = {"data": {"name": "vectors", "path": "good.npz"}, "model": {"name": "linear"}, "batches": {"classes": 2}}
     save(parse(tree), place / "run" / "config.yaml")
+    (place / "run" / MARK).write_text("")
     for name in ("best.pt", "last.pt"):
         if kind == "a bare pickle":
             (home / name).write_bytes(pickle.dumps(payload(place), protocol=2))
-        else:
-            torch.save({"format": 1, "model": payload(place)}, home / name)
+        else:  # with a seal that is right
+            checkpoint.save(home / name, {"model": payload(place)})
     said = refused(place, *words)
     assert "best.pt" in said or "last.pt" in said
     assert not list(place.glob("out.*"))

@@ -498,7 +498,7 @@ def test_journal_is_read_whatever_it_holds(tmp_path):
     assert max(point[3] for point in points) == 99.0  # a single peak still shows
     assert (points[0][0], points[-1][0]) == (0, 999)
     assert journal.notes == (
-        "1 unreadable line of the journal passed over.",
+        "2 unreadable lines of the journal passed over.",
         "loss is not finite at 1 step, first at step 700.",
     )
 

@@ -44,7 +44,7 @@ def run(tmp_path_factory):
 
 def test_a_run_folder_holds_what_the_commands_read(run):
     names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
-    wanted = {"config.yaml", "journal.jsonl", "embeddings.npz", "scores.json"}
+    wanted = {"nearfar-run.json", "config.yaml", "journal.jsonl", "embeddings.npz", "scores.json"}
     assert names == wanted | {"checkpoints/last.pt", "checkpoints/best.pt"}
     assert run.finished
     assert run.step == 20
@@ -203,7 +203,7 @@ def test_folders_that_cannot_serve_are_refused(tmp_path):
     ):
         fit(config(batches={"classes": 500}), tmp_path / "wrong", data=tiny())
     assert not (tmp_path / "wrong").exists()
-    with pytest.raises(FileNotFoundError, match="no checkpoint to resume from"):
+    with pytest.raises(FileNotFoundError, match="holds no run to resume"):
         fit(config(), tmp_path / "none", data=tiny(), resume=True)
     fit(config(training={"steps": 5}), tmp_path / "a", data=tiny())
     with pytest.raises(FileExistsError, match="already holds a run"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from nearfar import report
 from nearfar._console import Terminal
 from nearfar.data import open_data
 from nearfar.train import Config, Result, fit, parse
+from nearfar.train.folder import is_run
 from nearfar.train.scores import score
 from nearfar.train.setting import seed_everything
 from nearfar.train.suited import Input, open_model
@@ -33,11 +33,16 @@ def recipe(*, steps: int | None = None, seed: int = 0) -> Config:
     return replace(config, training=replace(config.training, seed=seed, steps=steps or config.training.steps))
 
 
-def run(folder: Path, *, steps: int | None = None, seed: int = 0, console: Console | None = None) -> Result:
-    """Draw the data, train, test on unseen scripts, write the page; the last lines say R@1 before and after."""
+def run(
+    folder: Path, *, steps: int | None = None, seed: int = 0, overwrite: bool = False, console: Console | None = None
+) -> Result:
+    """Draw the data, train, test on unseen scripts, write the page; the last lines say R@1 before and after.
+
+    With `overwrite` the files of a run that the folder holds are replaced; files that no run wrote always stay.
+    """
     console = console or Terminal()
     config = recipe(steps=steps, seed=seed)
-    _clear(folder)
+    _check(folder, overwrite=overwrite)
     begun = time.monotonic()
     data = open_data("glyphs")
     console.print(
@@ -48,7 +53,7 @@ def run(folder: Path, *, steps: int | None = None, seed: int = 0, console: Conso
     seed_everything(seed)
     untrained, _, plain = open_model(config, Input.of(config, data))
     before = score(untrained, data.test, plain, ks=(1,)).evaluation
-    result = fit(config, folder, data=data, console=console)
+    result = fit(config, folder, data=data, overwrite=overwrite, console=console)
     if result.test is None:
         return result
     page = folder / "report.html"
@@ -60,10 +65,10 @@ def run(folder: Path, *, steps: int | None = None, seed: int = 0, console: Conso
     return result
 
 
-def _clear(folder: Path) -> None:
-    """Remove an earlier demo; a folder that holds something else is left alone."""
-    if not folder.exists():
-        return
-    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "config.yaml").is_file()):
+def _check(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that holds something else, or a run that nobody asked to replace, before any work is done."""
+    if is_run(folder):
+        if not overwrite:
+            raise FileExistsError(f"{folder} already holds a run; --overwrite replaces it, or choose another --folder.")
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FileExistsError(f"{folder} is there and holds no demo; choose another --folder.")
-    shutil.rmtree(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +33,12 @@ KEYS = {"ignore_unknown_options": True}
 def train(
     words: Words = None,
     run: Folder = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the run's last checkpoint.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on after the run's last checkpoint, or from the start where there is none yet."
+        ),
+    ] = False,
     protocol: Annotated[
         str | None, typer.Option(help="validation (choose by held-out classes) or paper (best test score).")
     ] = None,
@@ -53,9 +57,8 @@ def train(
         config, flags = read_words(words or ())
         if protocol is not None:
             flags.append(("training.protocol", protocol))
-        folder = run or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-        fit(_chosen(run, config, flags, resume, apply_remedy), folder, resume=resume)
-        say(f"run: {folder}")
+        found = fit(_chosen(run, config, flags, resume, apply_remedy), run, resume=resume)
+        say(f"run: {found.folder}")
 
 
 def _chosen(
@@ -83,15 +86,19 @@ def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
 
 
 def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
-    """A run goes on with its own configuration; only its length may be changed."""
+    """A run goes on with its own configuration; what may be changed is in docs/training.md."""
+    from nearfar.train.changes import MAY_CHANGE
+
     if run is None:
         raise ValueError("--resume needs the folder of the run; name it with --run.")
-    other = [name for name, _ in flags if name != "training.steps"]
+    other = [name for name, _ in flags if name not in MAY_CHANGE]
     if config is not None or other:
         what = f"--{other[0]}" if other else str(config)
         raise ValueError(
-            f"a resumed run keeps its own configuration, but {what} came; only --training.steps may change."
+            f"a resumed run keeps its own configuration, but {what} came; what may change: {', '.join(MAY_CHANGE)}."
         )
+    if not (run / "config.yaml").is_file():
+        raise FileNotFoundError(f"{run} holds no run to resume; train without --resume.")
     return run / "config.yaml"
 
 
@@ -127,17 +134,18 @@ def config(words: Words = None) -> None:
 
 
 def demo(
-    folder: Annotated[
-        Path, typer.Option(help="Where the run goes; what an earlier demo left there is replaced.")
-    ] = Path("nearfar-demo"),
+    folder: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("nearfar-demo"),
     steps: Annotated[int | None, typer.Option(help="How many batches; fewer are faster and worse.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Of weights, batches and augmentation.", min=0)] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the files of a run that the folder holds; others stay.")
+    ] = False,
 ) -> None:
     """Learn to retrieve characters of scripts never seen, from data drawn on the spot, and write a page about it."""
     with one_sentence("demo"):
         from nearfar.demo import run
 
-        run(folder, steps=steps, seed=seed)
+        run(folder, steps=steps, seed=seed, overwrite=overwrite)
 
 
 def recommend(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,14 +66,14 @@ def prescribe(folder: Path) -> Prescription:
 
 def against(finding: Finding, config: Config) -> Prescription:
     """The configuration changed by the flags of a finding."""
-    from nearfar.train.config import changed, to_tree
+    from nearfar.train.config import changed, flat, to_tree
     from nearfar.train.parts import check
 
     if not finding.flags:
         raise ValueError(f"doctor: the remedy for {finding.name!r} is no change of configuration: {finding.remedy}")
     cured = changed(config, finding.flags)
     check(cured)
-    before, after = _flat(to_tree(config)), _flat(to_tree(cured))
+    before, after = flat(to_tree(config)), flat(to_tree(cured))
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if not names:
         raise ValueError(
@@ -83,15 +82,6 @@ def against(finding: Finding, config: Config) -> Prescription:
     return Prescription(
         finding, cured, tuple(f"{name}: {_word(before.get(name))} -> {_word(after.get(name))}" for name in names)
     )
-
-
-def _flat(tree: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Nested values by their full name."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{place}{key}"
-        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return found
 
 
 def _word(value: Any) -> str:

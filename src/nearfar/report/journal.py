@@ -6,12 +6,13 @@ bucket keeps its mean, lowest and highest, so that a single peak still shows.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from nearfar._journal import read_lines
 
 BUCKETS = 240
 PANELS = (
@@ -52,19 +53,10 @@ class Journal:
 
 
 def read_journal(path: Path) -> Journal:
-    """Read `journal.jsonl`; a missing file gives no panels, a torn line is passed over and counted."""
-    if not path.is_file():
-        return Journal((), ())
-    lines, broken = [], 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            entry = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
-            broken += 1
-            continue
-        if isinstance(entry, dict):
-            lines.append(_flat(entry))
-    panels, odd = _panels(lines)
+    """Read `journal.jsonl`; a missing file gives no panels, torn and damaged lines are passed over and counted."""
+    found = read_lines(path)
+    panels, odd = _panels([_flat(entry) for entry in found.entries])
+    broken = len(found.damaged) + found.torn
     torn = (f"{broken} unreadable line{'s' * (broken > 1)} of the journal passed over.",) if broken else ()
     return Journal(panels, torn + odd)
 
@@ -96,7 +88,7 @@ def _panels(lines: list[dict[str, float]]) -> tuple[tuple[Panel, ...], tuple[str
     grouped: dict[str, list[Series]] = {title: [] for title in (*(title for title, _ in PANELS), "Other")}
     notes = []
     for name in names:
-        pairs = [(line.get("step", float(i)), line[name]) for i, line in enumerate(lines) if name in line]
+        pairs = [(line["step"], line[name]) for line in lines if name in line]
         good = [(step, value) for step, value in pairs if math.isfinite(value) and math.isfinite(step)]
         if len(good) < len(pairs):
             first = next(step for step, value in pairs if not (math.isfinite(value) and math.isfinite(step)))

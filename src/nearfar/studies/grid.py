@@ -25,11 +25,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from nearfar._checks import check_whole
 from nearfar._console import Terminal
 from nearfar._files import read_arrays, write_text
+from nearfar._journal import read_lines
 from nearfar.data import DataSet, Samples, class_disjoint, open_data, part
 from nearfar.evaluation.clustering import clustering_scores
 from nearfar.train import Config, fit
 from nearfar.train.config import to_tree
-from nearfar.train.journal import Journal, read
+from nearfar.train.journal import Journal
 
 Line = dict[str, Any]
 WRONG_SEED = 77  # which labels are wrong is the same for every loss; the seed of a run changes it
@@ -125,7 +126,7 @@ def run(
     if not left:
         return known
     end = None if seconds is None else time.monotonic() + seconds
-    with Journal(file) as journal, _progress(console, len(wanted), len(wanted) - len(left)) as advance:
+    with Journal(file, checked=False) as journal, _progress(console, len(wanted), len(wanted) - len(left)) as advance:
         for line in (workers or Workers()).results(left, end):
             journal.write(line)
             known[line["key"]] = line
@@ -135,7 +136,7 @@ def run(
 
 def lines(file: Path) -> dict[str, Line]:
     """The lines of a file by key; of a run that was tried twice the last."""
-    return {line["key"]: line for line in read(file)}
+    return {line["key"]: line for line in read_lines(file, lambda line: isinstance(line.get("key"), str)).entries}
 
 
 def _past(end: float | None) -> bool:

@@ -1,45 +1,73 @@
-"""Checkpoints: whole or not at all, plain values and tensors only, read with `weights_only=True`."""
+"""Checkpoints: whole or not at all, sealed, plain values and tensors only, read with `weights_only=True`."""
 
 from __future__ import annotations
 
 import pickle
 import random
+import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nearfar._files import whole
+from nearfar._files import check_seal, sealed
 
-FORMAT = 1
+FORMAT = 2
+"""1 had neither seal nor configuration."""
+LAST = ("step", "config", "model", "loss", "optimiser", "sampler", "proximal", "scaler", "random", "best", "lines")
+"""What `last.pt` holds."""
+BEST = ("step", "config", "model", "score", "inputs")
+"""What `best.pt` holds."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write to a temporary name, then rename: a full disk or a kill leaves the last checkpoint as it was."""
-    with whole(path) as temporary:
+    with sealed(path) as temporary:
         torch.save({"format": FORMAT, **state}, temporary)
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint; nothing in it can run code.
+def load(path: Path, needs: Collection[str]) -> dict[str, Any]:
+    """Read a checkpoint to the CPU; nothing in it can run code, and nothing of a damaged one is used.
+
+    Args:
+        path: the file.
+        needs: the keys that it must have, `LAST` or `BEST`.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged, or of another format.
+        ValueError: it is damaged, or not what was asked for.
     """
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint: there is no {path}; train first, or name another run.")
-    kind = torch.device(device)
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"checkpoint: {path} cannot be read: it was cut short, or is no checkpoint; take another one.")
     try:
-        # a single rank on a CPU calls its device cpu:0, which torch saves but cannot load
-        state: dict[str, Any] = torch.load(path, map_location="cpu" if kind.type == "cpu" else kind, weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"checkpoint: {path} cannot be read ({first[:120]}); take another one.") from None
+        check_seal("checkpoint", path, needed=True)
+    except ValueError:
+        raise ValueError(
+            f"checkpoint: {path} cannot be read: it is damaged, or of an older version of nearfar, which wrote no "
+            "seal; take another one, or train again."
+        ) from None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise ValueError(f"checkpoint: {path} cannot be read ({first_line(error)}); take another one.") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"checkpoint: {path} was not written by this version of nearfar; train again.")
+        raise ValueError(
+            f"checkpoint: {path} is of another format than {FORMAT}, that of this version of nearfar; train again."
+        )
+    missing = [key for key in needs if key not in state]
+    if missing or not isinstance(state["step"], int) or not isinstance(state["config"], dict):
+        what = f"lacks {', '.join(missing)}" if missing else "has no whole step or no configuration"
+        raise ValueError(f"checkpoint: {path} {what}; take another one, or train again.")
     return state
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
 def random_state() -> dict[str, Any]:

@@ -291,6 +291,15 @@ def to_tree(config: Any) -> Any:
     return list(config) if isinstance(config, tuple) else config
 
 
+def flat(tree: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Nested values by their full name, such as "loss.pair.name"."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{place}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return found
+
+
 def to_yaml(config: Config) -> str:
     """The whole configuration as YAML, each key with its meaning as a comment."""
     lines = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from nearfar._files import write_text
+from nearfar._journal import Lines, read_lines, to_line
 
 
 class Journal:
@@ -17,35 +19,74 @@ class Journal:
     Args:
         path: the file; lines already there stay.
         quiet: write nothing: the other ranks of a run.
+        checked: end each line in its checksum.
     """
 
-    def __init__(self, path: Path, *, quiet: bool = False) -> None:
+    def __init__(self, path: Path, *, quiet: bool = False, checked: bool = True) -> None:
+        self.path, self._checked = path, checked
+        self.lines = 0
+        """How many were written here."""
         self._stream = Path(os.devnull if quiet else path).open("a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
 
     def write(self, entry: dict[str, Any]) -> None:
         """Append one line and hand it to the operating system."""
-        self._stream.write(json.dumps(entry) + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(to_line(entry) if self._checked else json.dumps(entry) + "\n")
+            self._stream.flush()
+            self.lines += 1
+        except OSError as error:
+            raise OSError(f"train: cannot write {self.path} ({error.strerror}); make room, then --resume.") from None
+
+    def sync(self) -> None:
+        """See the lines to the disk: a checkpoint relies on those before it, also when the power fails."""
+        if self._stream.name != os.devnull:
+            os.fsync(self._stream.fileno())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stream.close()
+        try:
+            self._stream.close()
+        except OSError:  # what could not be written has been told of
+            if kind is None:
+                raise
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the last one may have been torn by a crash and is then left out."""
-    entries = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return entries
+    """All good lines; one that was torn by a crash or is damaged is left out."""
+    return list(read_lines(path).entries)
 
 
-def cut(path: Path, step: int) -> None:
-    """Drop what was written after `step`, so that a resumed run writes those lines again."""
-    kept = [entry for entry in read(path) if entry["step"] <= step]
-    write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+def cut(path: Path, step: int, lines: int) -> None:
+    """Drop what was written after `step`, so that a resumed run writes those lines again.
+
+    Args:
+        path: the journal.
+        step: the checkpoint's.
+        lines: how many there were when it was written; a warning tells of those that are missing. Damaged ones go to
+            `journal.damaged` beside it, and are told of too. With 0 all go: the run begins anew.
+    """
+    found = read_lines(path)
+    if found.damaged:
+        _set_aside(path, found)
+    kept = [entry for entry in found.entries if lines and entry["step"] <= step]
+    write_text(path, "".join(map(to_line, kept)))
+    if len(kept) != lines:
+        warnings.warn(
+            f"{path} holds {len(kept)} of the {lines} lines that were written up to step {step}; the weights are not "
+            "touched by this.",
+            stacklevel=2,
+        )
+
+
+def _set_aside(path: Path, found: Lines) -> None:
+    aside = path.with_suffix(".damaged")
+    with aside.open("ab") as stream:
+        stream.writelines(line.raw.rstrip(b"\n") + b"\n" for line in found.damaged)
+    numbers = ", ".join(str(line.number) for line in found.damaged[:8]) + (", ..." if len(found.damaged) > 8 else "")
+    warnings.warn(
+        f"{path}: {len(found.damaged)} damaged line{'s' * (len(found.damaged) > 1)} (line {numbers}), kept in {aside}; "
+        "the others stay.",
+        stacklevel=3,
+    )

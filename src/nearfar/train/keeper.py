@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 
+from nearfar._files import whole
 from nearfar.train import checkpoint
+from nearfar.train.changes import check_resumable
+from nearfar.train.config import Config, to_tree
 from nearfar.train.setting import Setting, seed_everything
 
 
 class Keeper:
     """Writes and reads `checkpoints/last.pt` and `checkpoints/best.pt` of a run folder.
 
+    `last.pt` says which step's weights `best.pt` holds. Between two of them a better `best.pt` may come, whose step
+    a killed run may never reach again; so the one that `last.pt` speaks of stays in `best-before.pt` until then.
+
     Args:
         folder: the run.
-        resume: the folder must hold a run; otherwise it must not.
     """
 
-    def __init__(self, folder: Path, *, resume: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.last, self.best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
+        self.last, self.best, self._before = (
+            folder / "checkpoints" / f"{n}.pt" for n in ("last", "best", "best-before")
+        )
         self.best_score, self.best_step = float("-inf"), 0
+        self.lines = 0
+        """How many the journal had when the state that was restored was written."""
         self._kept: int | None = None
-        if resume and not self.last.is_file():
-            raise FileNotFoundError(f"train: {folder} holds no checkpoint to resume from; train without --resume.")
-        if not resume and (folder / "checkpoints").exists():
-            raise FileExistsError(
-                f"train: {folder} already holds a run; go on with --resume, or choose another folder with --run."
-            )
+        self._recorded = 0
+        """The best step that last.pt speaks of."""
+        self._state: dict[str, Any] | None = None
 
-    def begin(self) -> None:
-        """Make the folder, once everything that could be wrong with the configuration has been found right."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(
-                f"train: cannot make {self.folder} ({error.strerror}); choose another folder with --run."
-            ) from None
+    def read(self, config: Config) -> bool:
+        """Read the last state and hold the configuration against it; False where none was written yet.
 
-    def keep(self, setting: Setting, step: int) -> None:
-        """Write the state after `step`, from which a run goes on as if nothing had happened."""
+        Raises:
+            ValueError: it cannot be used, or the configuration is another than then.
+        """
+        if not self.last.is_file():
+            return False
+        self._state = checkpoint.load(self.last, checkpoint.LAST)
+        check_resumable(self._state["config"], config)
+        return True
+
+    def keep(self, setting: Setting, step: int, lines: int) -> None:
+        """Write the state after `step` and `lines` of the journal; from it a run goes on as if nothing had happened."""
         machine = setting.machine
         randoms = [checkpoint.random_state()]
         if machine.num_processes > 1:
@@ -52,6 +65,7 @@ class Keeper:
                 self.last,
                 {
                     "step": step,
+                    "config": to_tree(setting.config),
                     "model": setting.bare_model.state_dict(),
                     "loss": setting.loss.state_dict(),
                     "optimiser": setting.step.optimiser.state_dict(),
@@ -60,51 +74,108 @@ class Keeper:
                     "scaler": None if scaler is None else scaler.state_dict(),
                     "random": randoms,
                     "best": [self.best_score, self.best_step],
+                    "lines": lines,
                 },
             )
+            self._recorded = self.best_step
+            self._before.unlink(missing_ok=True)
         self._kept = step
         machine.wait_for_everyone()
 
     def restore(self, setting: Setting) -> int:
-        """Put everything back as it was; gives the step after which the run goes on."""
-        machine = setting.machine
-        state = checkpoint.load(self.last, machine.device)
+        """Put everything back as it was when `read` read it; gives the step after which the run goes on."""
+        if self._state is None:
+            return 0
+        state, self._state = self._state, None
+        try:
+            self._put(state, setting)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+            raise ValueError(
+                f"checkpoint: {self.last} does not fit this run ({checkpoint.first_line(error)}); train anew."
+            ) from None
+        step: int = state["step"]
+        self._kept = step
+        return step
+
+    def _put(self, state: dict[str, Any], setting: Setting) -> None:
+        machine, moves = setting.machine, setting.step.optimiser
         setting.bare_model.load_state_dict(state["model"])
         setting.loss.load_state_dict(state["loss"])
-        setting.step.optimiser.load_state_dict(state["optimiser"])
+        told = [{key: value for key, value in group.items() if key != "params"} for group in moves.param_groups]
+        moves.load_state_dict(state["optimiser"])
+        for group, options in zip(moves.param_groups, told, strict=True):
+            group.update(options)  # rates and decay as the configuration has them now
         setting.sampler.load_state_dict(state["sampler"])
-        if setting.step.proximal is not None and state["proximal"] is not None:
+        if setting.step.proximal is not None:
             setting.step.proximal.load_state_dict(state["proximal"])
         if machine.scaler is not None and state["scaler"] is not None:
             machine.scaler.load_state_dict(state["scaler"])
-        step: int = state["step"]
         self.best_score, self.best_step = state["best"]
+        self.lines = int(state["lines"])
+        self._recorded = self.best_step
         if len(state["random"]) == machine.num_processes:
             checkpoint.set_random_state(state["random"][machine.process_index])
         else:  # another number of ranks: their generators start anew, each with its own seed
-            seed_everything(setting.config.training.seed + 1000 * step + machine.process_index)
-        self._kept = step
-        return step
+            seed_everything(setting.config.training.seed + 1000 * state["step"] + machine.process_index)
+
+    def check_best(self) -> None:
+        """See to it that `best.pt` is of the step that `last.pt` speaks of; for the first rank alone.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            ValueError: it is damaged, or of another step.
+        """
+        if self.best_step and self._before.is_file():
+            if self._of(self._before) == self.best_step:
+                os.replace(self._before, self.best)
+            self._before.unlink(missing_ok=True)
+        if self.best_step:
+            self._load_best()
 
     def offer(self, setting: Setting, step: int, score: float) -> None:
         """Keep these weights if they score better than all before."""
         if score <= self.best_score:
             return
+        if self._recorded and self.best_step == self._recorded and not self._before.is_file():
+            with self._writing(self._before), whole(self._before) as temporary:
+                shutil.copyfile(self.best, temporary)
         self.best_score, self.best_step = score, step
         self._save_best(setting, score)
 
     def restore_best(self, setting: Setting) -> None:
         """Load the best weights; the last ones are the best where nothing was scored on the way."""
         if self.best_step:
-            setting.bare_model.load_state_dict(checkpoint.load(self.best)["model"])
+            setting.bare_model.load_state_dict(self._load_best()["model"])
             return
         self.best_step = self._kept or 0
         self._save_best(setting, None)
 
+    def _load_best(self) -> dict[str, Any]:
+        state = checkpoint.load(self.best, checkpoint.BEST)
+        if state["step"] != self.best_step:
+            raise ValueError(
+                f"checkpoint: {self.best} is of step {state['step']}, but the best of this run was step "
+                f"{self.best_step}; put back the file that this run wrote, or train anew."
+            )
+        return state
+
+    def _of(self, path: Path) -> int:
+        """Which step's weights a file holds."""
+        step: int = checkpoint.load(path, checkpoint.BEST)["step"]
+        return step
+
     def _save_best(self, setting: Setting, score: float | None) -> None:
-        model, inputs = setting.bare_model.state_dict(), setting.inputs
-        about = {"transform": inputs.transform, "shape": list(inputs.shape)}
-        self._save(self.best, {"step": self.best_step, "score": score, "model": model, "inputs": about})
+        inputs = setting.inputs
+        self._save(
+            self.best,
+            {
+                "step": self.best_step,
+                "config": to_tree(setting.config),
+                "score": score,
+                "model": setting.bare_model.state_dict(),
+                "inputs": {"transform": inputs.transform, "shape": list(inputs.shape)},
+            },
+        )
 
     def last_good(self) -> str:
         """Where the last good checkpoint is, in words."""
@@ -113,10 +184,15 @@ class Keeper:
         )
 
     def _save(self, path: Path, state: dict[str, Any]) -> None:
-        try:
+        with self._writing(path):
             checkpoint.save(path, state)
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-            words = str(error).splitlines()[0]
             raise OSError(
-                f"train: cannot write {path} ({words}); {self.last_good()}; make room, then --resume."
+                f"train: cannot write {path} ({checkpoint.first_line(error)}); {self.last_good()}; "
+                "make room, then --resume."
             ) from None

@@ -26,6 +26,7 @@ from nearfar.relations import Relation
 from nearfar.train import journal, parts, processes
 from nearfar.train.config import Config, save
 from nearfar.train.feed import feed
+from nearfar.train.folder import RunFolder, agreed
 from nearfar.train.keeper import Keeper
 from nearfar.train.rates import rate_factor, set_rates
 from nearfar.train.readings import NotFiniteError, Readings
@@ -78,51 +79,66 @@ class Result:
 @in_touch("train")
 def fit(
     config: Config,
-    folder: Path,
+    folder: Path | None = None,
     *,
     data: DataSet | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
     console: Console | None = None,
 ) -> Result:
-    """Train as the configuration says and keep everything in `folder`.
+    """Train as the configuration says and keep everything in a folder.
 
     Args:
         config: what to do.
-        folder: the run: config.yaml, journal.jsonl, checkpoints/last.pt and best.pt, embeddings.npz.
+        folder: the run: config.yaml, journal.jsonl, checkpoints/last.pt and best.pt, embeddings.npz; None for a new
+            one under runs/, named by the time.
         data: a data set of your own in place of the one the configuration names.
-        resume: go on after checkpoints/last.pt as if nothing had happened.
+        resume: go on after checkpoints/last.pt as if nothing had happened; from the start, where none was written yet.
+        overwrite: replace the files of a run that the folder holds; files that no run wrote always stay.
         callbacks: see `Callback`.
         console: where progress goes.
     """
     parts.check(config)
-    keeper = Keeper(folder, resume=resume)
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     machine = processes.begin(config.training.precision)
-    setting = prepare(config, machine, data)
-    keeper.begin()
+    with RunFolder(folder, resume=resume, overwrite=overwrite) as place:
+        agreed(machine, place.check)
+        if resume:  # nobody else may change it from here on
+            keeper = Keeper(agreed(machine, place.claim))
+            setting = prepare(config, machine, data, fresh=not keeper.read(config))
+        else:  # made once everything that could be wrong with the configuration has been found right
+            setting = prepare(config, machine, data)
+            keeper = Keeper(agreed(machine, place.claim))
+        return _run(setting, keeper, callbacks, console)
+
+
+def _run(setting: Setting, keeper: Keeper, callbacks: Sequence[Callback], console: Console | None) -> Result:
+    """Go on after the checkpoint that the keeper has read, or begin; train, test, and say how it ended."""
+    config, machine, folder = setting.config, setting.machine, keeper.folder
+    done, path = keeper.restore(setting), folder / "journal.jsonl"
+    agreed(machine, keeper.check_best)
     show = Show(setting, console, folder=folder, quiet=not machine.is_main_process)
     show.tell(processes.words(machine))
-    done = keeper.restore(setting) if resume else 0
     if machine.is_main_process:
         save(config, folder / "config.yaml")
-        journal.cut(folder / "journal.jsonl", done)
+        journal.cut(path, done, keeper.lines)
     machine.wait_for_everyone()
     show.tell(told(config, setting.shares, setting.inputs, setting.bare_model, machine.device))
-    callbacks, path = _with_doctor(config, show, callbacks), folder / "journal.jsonl"
+    before, callbacks = journal.read(path), _with_doctor(config, show, callbacks)
     with (
         journal.Journal(path, quiet=not machine.is_main_process) as lines,
         show,
         stopping() as stop,
     ):
         setting.model.train()
-        _first_looks(setting, path, lines, callbacks)
+        _first_looks(setting, before, lines, callbacks)
         try:
-            done = _steps(setting, keeper, lines, show, stop, callbacks, done)
+            done = _steps(setting, keeper, lines, show, stop, callbacks, done, before)
         except NotFiniteError as error:
             raise NotFiniteError(
-                f"{error}; {keeper.last_good()}; lower optimiser.rate or set optimiser.clip."
+                f"{error}; {keeper.last_good()}; lower optimiser.rate or set optimiser.clip, then --resume."
             ) from None
     if done < config.training.steps:
         show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
@@ -131,6 +147,11 @@ def fit(
     if config.training.doctor != 0 and machine.is_main_process:
         show.tell(_verdict(folder, show.console.width))
     return Result(folder, done, keeper.best_step, scores, finished=True)
+
+
+def _spent(before: Iterable[dict[str, Any]]) -> float:
+    """Seconds that a resumed run has trained already."""
+    return max((float(entry["time"]) for entry in before if isinstance(entry.get("time"), int | float)), default=0.0)
 
 
 def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> list[Callback]:
@@ -142,11 +163,13 @@ def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> l
     return [Doctor(every=every, tell=lambda words: show.tell(f"doctor: {words}")), *callbacks]
 
 
-def _first_looks(setting: Setting, path: Path, lines: journal.Journal, callbacks: Sequence[Callback]) -> None:
+def _first_looks(
+    setting: Setting, before: Sequence[dict[str, Any]], lines: journal.Journal, callbacks: Sequence[Callback]
+) -> None:
     """Doctors look before the first step, or take up what they saw before the run was resumed."""
     for each in callbacks:
         if isinstance(each, Doctor):
-            found = each.begin(setting, journal.read(path))
+            found = each.begin(setting, before)
             if found:
                 lines.write({"step": 0, **found})
 
@@ -166,14 +189,14 @@ def _steps(
     stop: Callable[[], bool],
     callbacks: Sequence[Callback],
     done: int,
+    before: Sequence[dict[str, Any]],
 ) -> int:
     """Steps done + 1 ... steps, with all that is looked at and kept on the way; gives the last step made."""
     plan = setting.config.training
-    readings, start = Readings(done), time.monotonic()
+    readings, start = Readings(done), time.monotonic() - _spent(before)  # not the clock on the wall, which may go back
     for step, batch in _batches(setting, done):
         moment = _advance(setting, step, batch)
-        spent = round(time.monotonic() - start, 3)
-        readings.put({"step": step, "rate": moment.rate, "time": spent}, moment.scalars)
+        readings.put({"step": step, "rate": moment.rate, "time": round(time.monotonic() - start, 3)}, moment.scalars)
         _write(lines, show, readings.take())
         for found in _closer_looks(moment, callbacks):
             lines.write({"step": step, **found})
@@ -184,7 +207,8 @@ def _steps(
         if evaluating:
             lines.write({"step": step, **_evaluate(setting, keeper, moment, show)})
         if last or step % plan.checkpoint_every == 0:
-            keeper.keep(setting, step)
+            lines.sync()
+            keeper.keep(setting, step, len(before) + lines.lines)
         done = step
         if last:
             break

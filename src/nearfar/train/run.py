@@ -11,6 +11,7 @@ from torch import nn
 from nearfar.data import DataSet, Samples
 from nearfar.data.samples import Transform
 from nearfar.train import checkpoint
+from nearfar.train.changes import check_network
 from nearfar.train.config import Config, load
 from nearfar.train.source import opened
 from nearfar.train.suited import Input, open_model
@@ -44,15 +45,23 @@ def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
 
     Raises:
         FileNotFoundError: the folder holds no configuration or no best weights.
+        ValueError: the weights are damaged, or config.yaml now describes another network.
     """
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
         raise FileNotFoundError(f"run: {folder} holds no config.yaml; name the folder that `nearfar train` wrote.")
     config = load(folder / "config.yaml")
-    state = checkpoint.load(folder / "checkpoints" / "best.pt")
-    inputs = Input(state["inputs"]["transform"], tuple(state["inputs"]["shape"]))
-    model, _, transform = open_model(config, inputs, fresh=False)
-    model.load_state_dict(state["model"])
+    path = folder / "checkpoints" / "best.pt"
+    state = checkpoint.load(path, checkpoint.BEST)
+    check_network(state["config"], config)
+    try:
+        inputs = Input(state["inputs"]["transform"], tuple(state["inputs"]["shape"]))
+        model, _, transform = open_model(config, inputs, fresh=False)
+        model.load_state_dict(state["model"])
+    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise ValueError(
+            f"checkpoint: {path} does not fit its configuration ({checkpoint.first_line(error)}); train anew."
+        ) from None
     return Run(folder, config, model.to(device).eval(), transform, inputs.shape)
 
 

@@ -101,8 +101,8 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Setting:
-    """Read the data, build network, loss and optimiser, and hand them to the machine."""
+def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True) -> Setting:
+    """Read the data, build network, loss and optimiser, and hand them to the machine; `fresh` as of `open_model`."""
     seed = config.training.seed
     seed_everything(seed)
     given = data or opened(config.data)
@@ -112,7 +112,7 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None) -> Settin
         rest, held_out = class_disjoint(given.train, shares.held_out / len(given.train.classes), seed=0)
         train, validation = part(given.train, rest), part(given.train, held_out)
     inputs = Input.of(config, given)
-    bare, augmented, plain = open_model(config, inputs)
+    bare, augmented, plain = open_model(config, inputs, fresh=fresh)
     loss = parts.make_loss(config, classes=len(train.classes))
     bare.to(machine.device)
     loss.to(next(bare.parameters()).dtype)

@@ -1,0 +1,73 @@
+"""What may change in the configuration of a run that goes on, and what is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nearfar.train.config import Config, flat, parse, to_tree
+
+MAY_CHANGE = (
+    "data.path",
+    "data.workers",
+    "data.on_corrupt",
+    "model.pretrained",
+    "model.weights",
+    "optimiser.rate",
+    "optimiser.head",
+    "optimiser.loss",
+    "optimiser.betas",
+    "optimiser.momentum",
+    "optimiser.weight_decay",
+    "optimiser.warmup",
+    "optimiser.schedule",
+    "optimiser.clip",
+    "training.steps",
+    "training.chunk",
+    "training.threads",
+    "training.evaluate_every",
+    "training.checkpoint_every",
+    "training.explain_every",
+    "training.doctor",
+    "training.near",
+    "training.far",
+    "training.tensorboard",
+)
+"""Keys that a resumed run takes from its configuration as it stands now; every other one is as it was."""
+
+
+def check_resumable(before: Mapping[str, Any], now: Config) -> None:
+    """Refuse to go on with another configuration than the checkpoint's.
+
+    Args:
+        before: the configuration in the checkpoint, as `to_tree` gives it.
+        now: the one to go on with.
+
+    Raises:
+        ValueError: a key differs that may not.
+    """
+    _check(before, now, lambda name: name not in MAY_CHANGE, f"may change in a resumed run are {', '.join(MAY_CHANGE)}")
+
+
+def check_network(before: Mapping[str, Any], now: Config) -> None:
+    """Refuse weights whose network was another than the configuration says.
+
+    Raises:
+        ValueError: a key of the network differs.
+    """
+    which = [name for name in flat(to_tree(now)) if name.startswith("model.") and name not in MAY_CHANGE]
+    _check(before, now, lambda name: name in (*which, "training.precision"), "may change are keys outside model")
+
+
+def _check(before: Mapping[str, Any], now: Config, fixed: Callable[[str], bool], rule: str) -> None:
+    then, today = flat(to_tree(parse(before))), flat(to_tree(now))
+    others = [name for name in {**then, **today} if fixed(name) and then.get(name) != today.get(name)]
+    if others:
+        words = "; ".join(f"{name} was {_word(then.get(name))} and is now {_word(today.get(name))}" for name in others)
+        raise ValueError(
+            f"train: the checkpoint is of another configuration: {words}; put it back (what {rule}), or train anew."
+        )
+
+
+def _word(value: Any) -> str:
+    return "not set" if value is None else repr(value)

@@ -1,0 +1,229 @@
+"""The folder of a run: claimed by one process, marked as ours; what a run did not write is never touched.
+
+A folder becomes a run's when `MARK` is made in it, which only one process can do, and only where none of `FILES` is
+there yet: from then on these names, and no others, are the run's to write and to replace. The process that trains
+holds a lock on the mark, which ends with it, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from accelerate.utils import broadcast_object_list
+
+if sys.platform != "win32":
+    import fcntl
+
+T = TypeVar("T")
+
+MARK = "nearfar-run.json"
+FILES = (
+    "config.yaml",  # first: a marked folder without it has not been begun
+    "journal.jsonl",
+    "journal.damaged",
+    "checkpoints/last.pt",
+    "checkpoints/best.pt",
+    "checkpoints/best-before.pt",
+    "embeddings.npz",
+    "scores.json",
+    "report.html",
+)
+"""What a run writes, besides the event files in `tensorboard/`."""
+RUNS = Path("runs")
+
+_held: set[int] = set()
+
+
+def _forget() -> None:
+    """In a forked process (one that loads pictures): a lock must end with the process that trains."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def agreed(machine: Any, act: Callable[[], T]) -> T:
+    """What `act` gives on the first rank, on every rank; where it fails there, every rank says so."""
+    if machine.num_processes == 1:
+        return act()
+    found: list[Any] = [None, None]
+    if machine.is_main_process:
+        try:
+            found = [act(), None]
+        except (OSError, ValueError) as error:
+            found = [None, error]
+    broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    given: T = found[0]
+    return given
+
+
+class RunFolder:
+    """A folder to train in; `claim` makes it this process's own until the block ends.
+
+    Args:
+        path: the folder; None for a new one under `runs`, named by the time.
+        resume: it must hold a run; otherwise it must not.
+        overwrite: the files of a run that is there are replaced.
+    """
+
+    def __init__(self, path: Path | None, *, resume: bool = False, overwrite: bool = False) -> None:
+        self.given, self.resume, self.overwrite = path, resume, overwrite
+        self._lock: int | None = None
+
+    def check(self) -> None:
+        """Refuse a folder that cannot serve, before anything is read or made.
+
+        Raises:
+            FileNotFoundError: there is no run to go on with.
+            FileExistsError: there is a run, or something that a run would write over.
+        """
+        if self.given is None:
+            if self.resume:
+                raise ValueError("train: a run that goes on needs its folder; name it with --run.")
+            return
+        begun = is_run(self.given) and (self.given / "config.yaml").is_file()
+        if self.resume and not begun:
+            old = (self.given / "checkpoints" / "last.pt").is_file()
+            why = f"a run of an older version of nearfar, or no longer its {MARK}" if old else "no run to resume"
+            raise FileNotFoundError(f"train: {self.given} holds {why}; train without --resume, in another folder.")
+        if self.resume or (begun and self.overwrite):
+            return
+        if begun:
+            raise FileExistsError(
+                f"train: {self.given} already holds a run; go on with --resume, or choose another folder with --run."
+            )
+        if not is_run(self.given):
+            _refuse_strangers(self.given)
+
+    def claim(self) -> Path:
+        """Make the folder this process's own: new, marked, locked, and empty of an earlier run's files.
+
+        Raises:
+            OSError: it cannot be made, or another process has it.
+        """
+        self.check()
+        try:
+            folder = _new(RUNS) if self.given is None else self.given
+            folder.mkdir(parents=True, exist_ok=True)
+            fresh = not self.resume and _mark(folder)
+        except OSError as error:
+            raise OSError(
+                f"train: cannot make {self.given or RUNS} ({error.strerror}); choose another folder with --run."
+            ) from None
+        self._lock = _locked(folder)
+        if not fresh:
+            self.check()  # between the first look and the lock another process may have begun and ended a run
+            _sweep(folder) if self.resume else remove(folder)
+        return folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._lock is not None:
+            _held.discard(self._lock)
+            os.close(self._lock)
+            self._lock = None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder carries the mark of a run."""
+    try:
+        text = (folder / MARK).read_text(encoding="utf-8")
+        found = json.loads(text) if text else {"nearfar run": 1}  # empty: killed between its making and its writing
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "nearfar run" in found
+
+
+def remove(folder: Path) -> None:
+    """Take away the files of a run, and the folders that are then empty; every other file stays."""
+    if not is_run(folder):
+        raise ValueError(f"train: {folder} is not a run, so that nothing in it is removed.")
+    _sweep(folder)
+    for path in (*(folder / name for name in FILES), *folder.glob("tensorboard/events.out.tfevents.*")):
+        path.unlink(missing_ok=True)
+    for name in ("checkpoints", "tensorboard"):
+        try:
+            (folder / name).rmdir()
+        except OSError:
+            continue  # not there, or somebody keeps something in it
+
+
+def _sweep(folder: Path) -> None:
+    """Take away what a killed process had not finished writing: nobody else writes here while the lock is held."""
+    for path in (folder / name for name in FILES):
+        for part in path.parent.glob(f".{path.name}.*-????????.part"):
+            part.unlink(missing_ok=True)
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Files that bear the names of a run's in a folder that is none: somebody else's."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"train: {folder} is a file; choose another folder with --run.")
+    for name in (MARK, *FILES):
+        if os.path.lexists(folder / name):
+            raise FileExistsError(
+                f"train: {folder} holds {name}, which this run would write over; choose another folder with --run."
+            )
+
+
+def _new(runs: Path) -> Path:
+    """A folder that was not there before, named by the time; of several in one second each gets its own."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = runs / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("there is always a next number")
+
+
+def _mark(folder: Path) -> bool:
+    """Mark a folder as a run's; False where it is marked already."""
+    try:
+        with (folder / MARK).open("x", encoding="utf-8") as stream:
+            stream.write(json.dumps({"nearfar run": 1, "files": FILES, "others": "are never touched"}, indent=1) + "\n")
+    except FileExistsError:
+        return False
+    return True
+
+
+def _locked(folder: Path) -> int | None:
+    """A handle on the mark that no other process has; None where the file system knows no locks."""
+    if sys.platform == "win32":  # nothing there dies with its process as a lock does here
+        return None
+    handle = os.open(folder / MARK, os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise BlockingIOError(
+                f"train: another process is training in {folder}; wait until it ends, or choose another folder."
+            ) from None
+        warnings.warn(
+            f"{folder} lies where files cannot be locked ({error.strerror}); let no two processes train in it at once.",
+            stacklevel=2,
+        )
+        return None
+    _held.add(handle)
+    return handle
