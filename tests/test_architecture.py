@@ -17,7 +17,7 @@ ORACLES = sorted((Path(__file__).parent / "oracles").glob("*.py"))
 
 # Read top to bottom: a module imports only from modules above it (or from its own folder's files above it).
 LAYERS = (
-    ("_checks", "_arrays", "_console", "_files", "_journal", "ks", "generators", "ranks"),
+    ("_checks", "_arrays", "_console", "_files", "_journal", "ks", "generators", "ranks", "parts"),
     ("similarity", "pairs", "projection", "given", "relations", "indices"),
     ("sets",),
     ("pairing",),

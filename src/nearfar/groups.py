@@ -20,6 +20,7 @@ from nearfar.links import Link, Reduction, Sides, Terms, reduce
 from nearfar.mining import Filter
 from nearfar.pairing import Pairs, present
 from nearfar.pairs import PairLoss
+from nearfar.parts import Part
 from nearfar.sets.base import Orders, UncertaintySet, over
 from nearfar.sets.linear import TopK
 from nearfar.sets.stream import Cap, Stream
@@ -82,6 +83,12 @@ class Product:
     """The wide side of each anchor holds all its pairs (a softmax denominator), not the unlike ones only."""
 
     @property
+    def parts(self) -> tuple[Part | None, ...]:
+        """All of them."""
+        pairs, sets = (self.alike, self.unlike), (self.over_alike, self.over_unlike)
+        return self.similarity, *pairs, *sets, self.groups, self.link, self.filter
+
+    @property
     def draws(self) -> bool:
         """Whether pairs are drawn at random."""
         return any(x.draws for x in (self.over_alike, self.over_unlike, self.filter) if x is not None)
@@ -98,12 +105,13 @@ class Taking(Protocol):
     def taken(self) -> Tensor: ...  # noqa: D102
 
 
-class Grouping(ABC):
+class Grouping(Part, ABC):
     """One way to say which pairs compete for the same weights.
 
     A grouping ends either in one value an anchor (`per_anchor`: it writes `terms`) or in one number (`merge`).
     """
 
+    shortcuts = ("strips",)
     per_anchor: bool = False
     """Values are one an anchor, so that a reduction over anchors makes sense."""
     needs: Needs = "any"
@@ -113,7 +121,7 @@ class Grouping(ABC):
     strips: bool = False
     """`split` may be given some of the rows at a time: groups lie in one row, or streams can follow them."""
 
-    def check(self, alike: UncertaintySet, unlike: UncertaintySet) -> None:  # noqa: B027 - most groups take any set
+    def check(self, alike: UncertaintySet, unlike: UncertaintySet) -> None:
         """Refuse sets that cannot weigh these groups, in one sentence."""
 
     @abstractmethod
@@ -144,7 +152,7 @@ class Grouping(ABC):
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
 
-class Batch(Grouping):
+class Batch(Grouping, swift=True):
     """All pairs of the batch, alike and unlike together, share one p."""
 
     strips = True
@@ -155,7 +163,7 @@ class Batch(Grouping):
         return (replace(whole, alike=(pairs.alike > 0).reshape(1, -1)),)
 
 
-class Sign(Grouping):
+class Sign(Grouping, swift=True):
     """All alike pairs share one p, all unlike pairs another; the two values are added."""
 
     strips = True
@@ -167,7 +175,7 @@ class Sign(Grouping):
         return values[0][0] + values[1][0]
 
 
-class Balanced(Grouping):
+class Balanced(Grouping, swift=True):
     """As `Sign`, but the unlike side takes no more than the alike side, and the value is the mean over the taken.
 
     This is 002's TopK-PN with its code's rule for batches short of alike pairs.
@@ -195,7 +203,7 @@ class Balanced(Grouping):
         return over(alike * values[0] + unlike * values[1], alike + unlike)[0]
 
 
-class Anchor(Grouping):
+class Anchor(Grouping, swift=True):
     """All pairs of one anchor, alike and unlike together, share one p."""
 
     per_anchor = True
@@ -211,7 +219,7 @@ class Anchor(Grouping):
         return (Terms(values[0], pairs.anchors),)
 
 
-class AnchorSign(Grouping):
+class AnchorSign(Grouping, swift=True):
     """The alike pairs of one anchor share one p, its unlike pairs (or everyone) another; a link joins the values."""
 
     per_anchor = True

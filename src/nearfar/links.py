@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from nearfar.pairs import smooth_hinge
+from nearfar.parts import Part
 from nearfar.sets.base import over
 
 Reduction = Literal["mean", "sum", "nonzero", "none"]
@@ -53,9 +54,12 @@ class Terms:
     measure: Tensor
 
 
-class Link(nn.Module, ABC):
+class Link(Part, nn.Module, ABC):
     """Joins the two sides of each anchor. Plain autograd: a link may be learnable."""
 
+    shortcuts = ("strips",)
+    strips: bool = False
+    """An anchor's terms are told by its own sides (and the columns) alone, so that some anchors may come at a time."""
     both: bool = True
     """An anchor needs both sides to say anything; False where one alone already pulls or pushes."""
     wants_columns: bool = False
@@ -71,13 +75,15 @@ class Link(nn.Module, ABC):
         return (Terms(values, sides.anchors),)
 
 
-class Add(Link):
+class Add(Link, swift=True):
     """v = alike + unlike.
 
     Args:
         both: anchors with one side only count 0 instead of that side.
         apart: reduce the two sides apart, the alike one over anchors that have alike pairs (proxy-anchor).
     """
+
+    strips = True
 
     def __init__(self, *, both: bool = False, apart: bool = False) -> None:
         super().__init__()
@@ -90,8 +96,10 @@ class Add(Link):
         return self._anchor_terms(sides, sides.alike + sides.unlike)
 
 
-class HingeLink(Link):
+class HingeLink(Link, swift=True):
     """v = [alike + unlike + m]₊, or its smoothing with μ = `smooth` (batch-hard, HAP2S, generalized lifted)."""
+
+    strips = True
 
     def __init__(self, margin: float = 0.0, smooth: float = 0.0, *, both: bool = True) -> None:
         super().__init__()
@@ -103,15 +111,19 @@ class HingeLink(Link):
         return self._anchor_terms(sides, smooth_hinge(sides.alike + sides.unlike + self.margin, self.smooth))
 
 
-class SoftplusLink(Link):
+class SoftplusLink(Link, swift=True):
     """v = log(1 + e^{alike + unlike}) (circle)."""
+
+    strips = True
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         return self._anchor_terms(sides, softplus(sides.alike + sides.unlike, threshold=40.0))
 
 
-class PerPositive(Link):
+class PerPositive(Link, swift=True):
     """One term per alike pair: v_ij = log(1 + e^{unlike_i + l_ij}) (NT-Xent, N-pair, proxy-NCA, ArcFace)."""
+
+    strips = True
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         values = softplus(sides.unlike[:, None] + sides.losses, threshold=40.0)
@@ -119,13 +131,14 @@ class PerPositive(Link):
         return (Terms(torch.where(present, values, 0.0), sides.measure),)
 
 
-class LiftedLink(Link):
+class LiftedLink(Link, swift=True):
     """One term per alike pair: v_ij = ½ [log(e^{unlike_i} + e^{unlike_j}) + l_ij]₊² (lifted structure).
 
     It reads the unlike value of both ends, so it mixes rows; with a reference, j's unlike pairs are its column's.
     """
 
     wants_columns = True
+    strips = True
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         assert sides.columns is not None  # noqa: S101 - wants_columns

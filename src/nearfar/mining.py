@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from nearfar._checks import check_positive, readable
 from nearfar.pairing import Pairs
+from nearfar.parts import Part
 from nearfar.sets.base import hidden, total
 from nearfar.sets.wrapped import draw
 
 
-class Filter(nn.Module, ABC):
+class Filter(Part, nn.Module, ABC):
     """Keeps some of the pairs. The scores it sees carry no gradient."""
 
     both: bool = False
@@ -32,7 +33,7 @@ class Filter(nn.Module, ABC):
         """The pairs to keep, row by row."""
 
 
-class MultiSimilarity(Filter):
+class MultiSimilarity(Filter, swift=True):
     """Keep alike s < max of the row's unlike + ε, and unlike s > min of the row's alike - ε (multi-similarity's miner).
 
     A row without alike or without unlike pairs keeps none.
@@ -58,7 +59,7 @@ class MultiSimilarity(Filter):
         return f"epsilon={self.epsilon}"
 
 
-class Hard(Filter):
+class Hard(Filter, swift=True):
     """Keep each anchor's hardest alike and hardest unlike pair (batch-hard); ties are all kept."""
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
@@ -68,7 +69,7 @@ class Hard(Filter):
         return pairs.keep(alike=s == hardest_alike, unlike=s == hardest_unlike)
 
 
-class SemiHard(Filter):
+class SemiHard(Filter, swift=True):
     """Keep unlike pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (002, 4.2.2).
 
     All alike pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
@@ -93,7 +94,7 @@ class SemiHard(Filter):
         return f"threshold={self.threshold}, margin={self.margin}"
 
 
-class BalancedHard(Filter):
+class BalancedHard(Filter, swift=True):
     """Keep, for each anchor, all alike pairs and as many of its hardest unlike ones (004's contrastive-, margin-hard).
 
     Unlike pairs tied at the last place are all kept.
@@ -109,7 +110,7 @@ class BalancedHard(Filter):
         return pairs.keep(unlike=(pairs.scores >= last) & (wanted > 0))
 
 
-class DistanceWeighted(Filter):
+class DistanceWeighted(Filter, swift=True):
     """Draw, for each anchor, as many unlike pairs as it has alike ones, with probability ∝ 1 / q(d).
 
     q(d) ∝ d^{dim-2} (1 - d²/4)^{(dim-3)/2} is the density of distances between random points of the unit sphere

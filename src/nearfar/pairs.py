@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from nearfar._checks import check_positive
+from nearfar.parts import Part
 
 
-class PairLoss(nn.Module, ABC):
+class PairLoss(Part, nn.Module, ABC):
     """An elementwise loss of one pair's score. Scores are similarities: larger = more alike."""
 
+    shortcuts = ("slope",)
     exact_gradient: bool = True
     """False where part of the loss is held constant on purpose, so that value and gradient do not match."""
 
@@ -31,7 +33,7 @@ class PairLoss(nn.Module, ABC):
         return None
 
 
-class Hinge(PairLoss):
+class Hinge(PairLoss, swift=True):
     """l = [m + sign·(λ - s)]₊, the margin loss on a score (002, section 3; y must be ±1, the print says 0/1).
 
     With `smooth` = μ > 0 it is μ·softplus(x/μ), the log-sum-exp smoothing of max(x, 0) (003, eq. 9-12), which
@@ -46,6 +48,8 @@ class Hinge(PairLoss):
     >>> Hinge(margin=0.2, threshold=0.5)(torch.tensor([0.9, 0.6, 0.1]), +1)
     tensor([0.0000, 0.1000, 0.6000])
     """
+
+    learns = frozenset({"offset"})
 
     def __init__(
         self, margin: float = 0.2, threshold: float = 0.5, *, smooth: float = 0.0, learn: bool = False
@@ -87,7 +91,7 @@ def smooth_hinge(x: Tensor, smooth: float) -> Tensor:
     return smooth * softplus(x / smooth, threshold=40.0) if smooth else torch.relu(x)
 
 
-class Logistic(PairLoss):
+class Logistic(PairLoss, swift=True):
     """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) alike, (2/α)·log(1+e^{α(s-λ)}) unlike (002, section 4).
 
     Args:
@@ -121,7 +125,7 @@ class Logistic(PairLoss):
         return f"threshold={self.threshold}, slope_alike={self.slope_alike}, slope_unlike={self.slope_unlike}"
 
 
-class Squared(PairLoss):
+class Squared(PairLoss, swift=True):
     """Contrastive loss on a distance d = -s: [d - m₊]₊^power alike, [m₋ - d]₊^power unlike (004, eq. 3.1).
 
     Args:
@@ -152,7 +156,7 @@ class Squared(PairLoss):
         return f"pos_margin={self.pos_margin}, neg_margin={self.neg_margin}, power={self.power}"
 
 
-class Linear(PairLoss):
+class Linear(PairLoss, swift=True):
     """l = c·(m + sign·(λ - s)), the hinge without its hinge: what log-sum-exp losses are built from.
 
     Args:
@@ -179,7 +183,7 @@ class Linear(PairLoss):
         return f"threshold={self.threshold}, margin={self.margin}, scale={self.scale}"
 
 
-class Score(PairLoss):
+class Score(PairLoss, swift=True):
     """l = c·s whatever the sign: the denominators of softmax losses, where alike pairs compete too."""
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -197,7 +201,7 @@ class Score(PairLoss):
         return f"scale={self.scale}"
 
 
-class CircleScore(PairLoss):
+class CircleScore(PairLoss, swift=True):
     """Circle loss's self-paced score: -γ[1+m-s]₊(s-(1-m)) alike, γ[s+m]₊(s-m) unlike, brackets held constant.
 
     The brackets are weights, not part of what is differentiated, so the gradient is not that of the value.
@@ -230,7 +234,7 @@ class CircleScore(PairLoss):
         return f"margin={self.margin}, scale={self.scale}"
 
 
-class AngularMargin(PairLoss):
+class AngularMargin(PairLoss, swift=True):
     """ArcFace's logits: -c·cos(θ+m) alike, c·cos θ unlike, for a cosine s = cos θ.
 
     Past θ = π - m the cosine would rise again; the line cos θ - m·sin m continues it downwards, as is usual.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import Deferred, DegenerateBatchWarning, check_choice
-from nearfar.engines import Tiling, dense_pairs, dense_value, tiled_value, untiled, worth_tiling
+from nearfar.engines import Tiling, check_tiled, dense_pairs, dense_value, tiled_value, untiled, worth_tiling
 from nearfar.explanation import Explanation, explain, unexplained
 from nearfar.groups import Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Sign
 from nearfar.links import REDUCTIONS, Add, Link, Reduction
@@ -27,7 +27,7 @@ from nearfar.projection import Anchors
 from nearfar.ranks import ALONE
 from nearfar.relations import Relation
 from nearfar.sets.base import UncertaintySet
-from nearfar.similarity import Cosine, Similarity
+from nearfar.similarity import Cosine, Similarity, called
 from nearfar.triplets import Positive, Triplets
 
 GROUPS: dict[str, Grouping] = {
@@ -118,9 +118,8 @@ class RobustLoss(Loss):
         self.similarity = similarity if similarity is not None else Cosine()
         self.members = members
         self.engine = engine
-        why = untiled(self.product) if engine == "tiled" else None
-        if why is not None:
-            raise ValueError(f'{owner}: engine="tiled" cannot serve this loss, because {why}; use engine="dense".')
+        if engine == "tiled":
+            check_tiled(owner, self.product)
         self._warned = False
         self._deferred = Deferred()
 
@@ -128,7 +127,7 @@ class RobustLoss(Loss):
     def product(self) -> Product:
         """The factors, as an engine takes them."""
         return Product(
-            self.similarity,
+            called(self.similarity),
             self.pair_alike,
             self.pair_unlike,
             *self._sets(),
@@ -181,10 +180,8 @@ class RobustLoss(Loss):
         return call.relation().projected(self.anchors, among=self.among_representatives)
 
     def _prepared(self, call: Call) -> tuple[Tensor, Tensor]:
-        dtype = _work_type(call)
-        return self.similarity.prepared(
-            call.embeddings.to(dtype), None if call.ref_emb is None else call.ref_emb.to(dtype)
-        )
+        dtype, similarity = _work_type(call), called(self.similarity)
+        return similarity.prepared(call.embeddings.to(dtype), None if call.ref_emb is None else call.ref_emb.to(dtype))
 
     def _tiles(self, call: Call, relation: Relation) -> bool:
         """Whether this call goes to the tiled engine."""

@@ -12,10 +12,11 @@ other; `prepared` then moves the origin among them, which changes no distance an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from nearfar.parts import Part, hooked
 
 
 def unit(x: Tensor) -> Tensor:
@@ -63,23 +64,18 @@ def origin(x: Tensor) -> Tensor:
     return torch.where(crowded, x.index_select(0, far.argmin(dim=0, keepdim=True))[0], 0.0)
 
 
-class Similarity(nn.Module, ABC):
+class Similarity(Part, nn.Module, ABC):
     """Scores s(x, y), larger = more alike.
 
     Args:
         normalize: divide every row by its Euclidean norm first.
     """
 
+    shortcuts = ("norms", "shifts")
     norms: bool = True
     """`finish` reads the norms; False where a score is the product itself."""
     shifts: bool = False
     """Scores tell differences of rows alone, so that one vector may be taken off all of them."""
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        """A class that scores by itself must say by itself that it may be shifted."""
-        super().__init_subclass__(**more)
-        if "shifts" not in vars(cls):
-            cls.shifts = False
 
     def __init__(self, *, normalize: bool = True) -> None:
         super().__init__()
@@ -130,7 +126,7 @@ class Similarity(nn.Module, ABC):
         return "" if self.normalize else "normalize=False"
 
 
-class Cosine(Similarity):
+class Cosine(Similarity, swift=True):
     """s = ⟨x, y⟩ / (|x| |y|).
 
     >>> Cosine()(torch.tensor([[3.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
@@ -149,7 +145,7 @@ class Cosine(Similarity):
         return root(2 - 2 * scores)
 
 
-class Dot(Similarity):
+class Dot(Similarity, swift=True):
     """s = ⟨x, y⟩, of raw rows by default."""
 
     norms = False
@@ -168,7 +164,7 @@ class Dot(Similarity):
         return root(2 - 2 * scores)
 
 
-class NegEuclidean(Similarity):
+class NegEuclidean(Similarity, swift=True):
     """s = -|x - y|, of unit rows by default.
 
     >>> NegEuclidean()(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
@@ -184,7 +180,7 @@ class NegEuclidean(Similarity):
         return -scores
 
 
-class NegSquaredEuclidean(Similarity):
+class NegSquaredEuclidean(Similarity, swift=True):
     """s = -|x - y|², of unit rows by default."""
 
     shifts = True
@@ -194,3 +190,33 @@ class NegSquaredEuclidean(Similarity):
 
     def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
         return root(-scores)
+
+
+class Called(Similarity):
+    """A similarity that says all in its `forward`: rows are handed to it as they came.
+
+    Losses prepare rows once and score them in parts, which passes by a `forward` of one's own and its hooks.
+    """
+
+    def __init__(self, of: Similarity) -> None:
+        super().__init__(normalize=of.normalize)
+        self.of = of
+
+    def prepare(self, x: Tensor) -> Tensor:  # noqa: D102
+        return x
+
+    def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
+        return self.of.finish(dot, rows, cols)
+
+    def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
+        return self.of.distance(scores)
+
+    def scores(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
+        found: Tensor = self.of(x, y)
+        return found
+
+
+def called(similarity: Similarity) -> Similarity:
+    """The similarity as a loss uses it: in parts, or as a whole where somebody wrote or hooked its `forward`."""
+    own = type(similarity).forward is not Similarity.forward or "forward" in similarity.__dict__
+    return Called(similarity) if own or hooked(similarity) else similarity

@@ -16,6 +16,7 @@ from torch import Tensor
 from nearfar.groups import Grouping, Problem, Problems, Product, Values
 from nearfar.links import Terms
 from nearfar.pairing import Pairs
+from nearfar.parts import Part
 from nearfar.sets.base import hidden
 
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -33,7 +34,7 @@ def nearest_difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AngularScore:
+class AngularScore(Part, swift=True):
     """4t(s_an + s_pn) - 2(1+t) s_ap with t = tan²α: what is left of the angle at the negative."""
 
     tan2: float
@@ -44,7 +45,7 @@ class AngularScore:
 
 
 @dataclass(frozen=True)
-class SemiHardBand:
+class SemiHardBand(Part, swift=True):
     """Triplets whose negative is farther than the positive, but by less than the margin: -m < s_an - s_ap < 0."""
 
     margin: float
@@ -55,7 +56,7 @@ class SemiHardBand:
 
 
 @dataclass(frozen=True, eq=False)
-class Rule:
+class Rule(Part, swift=True):
     """What makes a triplet count.
 
     Args:
@@ -140,7 +141,7 @@ def positives(pairs: Pairs) -> tuple[Tensor, Tensor]:
     return pairs.alike.gather(1, place), place
 
 
-class Positive(Grouping):
+class Positive(Grouping, swift=True):
     """One group per alike pair (a, p): the unlike pairs of a, judged against p; reduced over alike pairs."""
 
     per_anchor = True
@@ -172,7 +173,7 @@ class Positive(Grouping):
         return (Terms(values[0].reshape(counts.shape), counts),)
 
 
-class Triplets(Grouping):
+class Triplets(Grouping, swift=True):
     """One group of all triplets of the batch, or of those on an explicit list."""
 
     needs = "both"

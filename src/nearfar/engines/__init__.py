@@ -1,6 +1,6 @@
 """Engines: the same numbers at different costs. `dense` is the readable reference that all others are held to."""
 
 from nearfar.engines.dense import dense_pairs, dense_value
-from nearfar.engines.tiled import Tiling, tiled_value, untiled, worth_tiling
+from nearfar.engines.tiled import Tiling, check_tiled, tiled_value, untiled, worth_tiling
 
-__all__ = ["Tiling", "dense_pairs", "dense_value", "tiled_value", "untiled", "worth_tiling"]
+__all__ = ["Tiling", "check_tiled", "dense_pairs", "dense_value", "tiled_value", "untiled", "worth_tiling"]

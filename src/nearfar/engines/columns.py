@@ -12,6 +12,7 @@ from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
 from nearfar.groups import AnchorSign, Problem, turned
 from nearfar.links import Sides, tally
 from nearfar.pairing import Pairs, present
+from nearfar.parts import exactly
 from nearfar.sets.base import over
 from nearfar.sets.stream import Stream
 
@@ -56,7 +57,7 @@ def by_columns(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
 
 def _halves(strips: Strips, pairs: Pairs) -> tuple[Problem, Problem]:
     groups = strips.product.groups
-    assert isinstance(groups, AnchorSign)  # noqa: S101 - only its links read columns
+    assert exactly(groups, AnchorSign)  # noqa: S101 - only its links read columns
     return groups.halves(strips.product, pairs)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar.pairs import Hinge, PairLoss, Squared
+from nearfar.parts import exactly
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
 
@@ -110,11 +111,11 @@ def form_of(similarity: Similarity) -> type[Form] | None:
 
 def corner(pair: PairLoss) -> tuple[Tensor | float, float] | None:
     """Start c and power p of an unlike pair loss [s + c]₊^p with p 1 or 2, else None."""
-    if type(pair) is Hinge and not pair.smooth:
+    if exactly(pair, Hinge) and not pair.smooth:
         start = pair.margin - pair.start
         # in float64: a float32 offset must not round the start under float64 scores
         return start if pair.offset is None else start - pair.offset.detach().double(), 1.0
-    if type(pair) is Squared and pair.power in (1, 2):
+    if exactly(pair, Squared) and pair.power in (1, 2):
         return pair.neg_margin, float(pair.power)
     return None
 

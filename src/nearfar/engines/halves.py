@@ -21,6 +21,7 @@ from nearfar.engines.strips import Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, few
 from nearfar.groups import Balanced, Batch, Grouping, Product, Sign
 from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
+from nearfar.parts import exactly
 from nearfar.ranks import cuts
 from nearfar.relations import Relation
 from nearfar.sets.base import over
@@ -35,7 +36,7 @@ FLAT: tuple[type[PairLoss], ...] = (Hinge, Logistic, Squared)
 def halves(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
     if (
-        type(product.groups) not in WHOLE
+        not exactly(product.groups, *WHOLE)
         or relation.plain_labels() is None
         or product.filter is not None
         or relation.leading
@@ -46,7 +47,7 @@ def halves(product: Product, relation: Relation) -> bool:
     if product.alike is not product.unlike and any(True for pair in _both(product) for _ in pair.parameters()):
         return False  # one sum serves one threshold, that of both signs
     sides = ((product.alike, product.over_alike), (product.unlike, product.over_unlike))
-    return all(type(pair) in FLAT and solver(of, torch.zeros(1), 1) is not None for pair, of in sides)
+    return all(exactly(pair, *FLAT) and solver(of, torch.zeros(1), 1) is not None for pair, of in sides)
 
 
 def _both(product: Product) -> tuple[PairLoss, PairLoss]:
@@ -214,7 +215,7 @@ def by_halves(strips: Strips, ask: Ask) -> Made | None:
     """Value and gradient; None where ties or a far corner of a set ask for the general way."""
     slopes = ask()
     half = _Half(strips, slopes)
-    value = _together(half, strips) if type(strips.product.groups) is Batch else _apart(half, strips)
+    value = _together(half, strips) if exactly(strips.product.groups, Batch) else _apart(half, strips)
     return None if value is None else (value.to(strips.rows.dtype), slopes.sums)
 
 
@@ -301,7 +302,7 @@ def _apart(half: _Half, strips: Strips) -> Tensor | None:
     assert near is not None  # noqa: S101 - `halves` said so
     assert wide is not None  # noqa: S101
     starts = _first_look(half, near, wide)
-    balanced = type(product.groups) is Balanced
+    balanced = exactly(product.groups, Balanced)
     if (isinstance(near, Variance) and not near.ready()) or (isinstance(wide, Variance) and not wide.ready()):
         return None
     few_near = near.solved(None) if isinstance(near, Few) else None

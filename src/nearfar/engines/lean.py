@@ -19,6 +19,7 @@ from nearfar.engines.sweeps import Ask, Made, shared
 from nearfar.groups import AnchorSign, Product
 from nearfar.links import Add, Sides, tally
 from nearfar.mining import MultiSimilarity
+from nearfar.parts import exactly
 from nearfar.relations import Relation
 from nearfar.sets.base import Solved
 from nearfar.sets.entropic import KL
@@ -30,20 +31,19 @@ FEW = 16
 def leans(product: Product, relation: Relation) -> bool:
     """Whether the lean way can do this loss: what it asks of each factor."""
     link, over = product.link, product.over_unlike
-    if type(product.groups) is not AnchorSign or relation.plain_labels() is None:
+    if not exactly(product.groups, AnchorSign) or relation.plain_labels() is None:
         return False
-    if link.wants_columns or product.reduction == "none" or (isinstance(link, Add) and link.apart):
+    if link.wants_columns or product.reduction == "none" or (exactly(link, Add) and link.apart):
         return False
     if form_of(product.similarity) is None or any(p.requires_grad for p in product.unlike.parameters()):
         return False
     line = line_of(product)
-    if line is None and product.unlike.slope(torch.zeros(1, 1), -1) is None:
+    if line is None and not isinstance(product.unlike.slope(torch.zeros(1, 1), -1), Tensor):
         return False
-    if (
-        product.filter is not None
-    ):  # the miner's interval is one of losses: a rising line, and weights that need no count
-        mined = type(product.filter) is MultiSimilarity and line is not None and not product.everyone
-        if not mined or not isinstance(over, KL) or over.normalised or over.zero == "drop":
+    if product.filter is not None:
+        # the miner's interval is one of losses: a rising line, and weights that need no count
+        mined = exactly(product.filter, MultiSimilarity) and line is not None and not product.everyone
+        if not mined or not exactly(over, KL) or over.normalised or over.zero == "drop":
             return False
     return over.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
 
@@ -126,7 +126,7 @@ class _Lean:
         unlike = losses.shape[1] - narrow.run.sum(dim=1)
         size = unlike + narrow.alike.sum(dim=1) if self.product.everyone else unlike
         miner = self.product.filter
-        if not isinstance(miner, MultiSimilarity) or self.line is None:
+        if not exactly(miner, MultiSimilarity) or self.line is None:
             return narrow.alike, size.to(losses.dtype), unlike > 0
         slope, start = self.line
         top = losses.amax(dim=1)

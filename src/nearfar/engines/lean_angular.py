@@ -17,6 +17,7 @@ from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, shared
 from nearfar.groups import Product
 from nearfar.links import Terms, tally
+from nearfar.parts import exactly
 from nearfar.relations import Relation
 from nearfar.triplets import AngularScore, Positive
 
@@ -24,7 +25,7 @@ from nearfar.triplets import AngularScore, Positive
 def leans_on_angles(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
     groups = product.groups
-    if not isinstance(groups, Positive) or not isinstance(groups.rule.compare, AngularScore):
+    if not exactly(groups, Positive) or not exactly(groups.rule.compare, AngularScore):
         return False
     if groups.rule.keep is not None or groups.rule.balanced or product.filter is not None:
         return False
@@ -54,8 +55,8 @@ class _Angles:
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         line, groups = line_of(strips.product), strips.product.groups
-        assert isinstance(groups, Positive)  # noqa: S101 - `leans_on_angles` said so
-        assert isinstance(groups.rule.compare, AngularScore)  # noqa: S101
+        assert exactly(groups, Positive)  # noqa: S101 - `leans_on_angles` said so
+        assert exactly(groups.rule.compare, AngularScore)  # noqa: S101
         assert line is not None  # noqa: S101
         tan2 = groups.rule.compare.tan2
         self.sorted, self.product, self.rows, self.tall = sorted, strips.product, strips.rows, strips.tall

@@ -19,6 +19,7 @@ from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
 from nearfar.groups import AnchorSign, Product
 from nearfar.links import LiftedLink, Sides, tally
+from nearfar.parts import exactly
 from nearfar.relations import Relation
 from nearfar.sets.entropic import KL
 from nearfar.sets.soft import LOWEST
@@ -27,14 +28,14 @@ from nearfar.sets.soft import LOWEST
 def leans_on_ends(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
     over = product.over_unlike
-    if type(product.groups) is not AnchorSign or not product.link.wants_columns or product.filter is not None:
+    if not exactly(product.groups, AnchorSign) or not product.link.wants_columns or product.filter is not None:
         return False
     if relation.plain_labels() is None or not relation.square or product.reduction == "none" or product.everyone:
         return False
-    if not isinstance(over, KL) or over.normalised or over.atom or over.zero == "drop":
+    if not exactly(over, KL) or over.normalised or over.atom or over.zero == "drop":
         return False
     line, similarity = line_of(product), product.similarity
-    if type(product.link) is not LiftedLink or form_of(similarity) is None or line is None:
+    if not exactly(product.link, LiftedLink) or form_of(similarity) is None or line is None:
         return False
     # the ends' values must not lie so far apart that e to their difference overflows
     return similarity.normalize and line[0] <= 10 * over.gamma
@@ -59,7 +60,7 @@ class _Ends:
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         over, line = strips.product.over_unlike, line_of(strips.product)
-        assert isinstance(over, KL)  # noqa: S101 - `leans_on_ends` said so
+        assert exactly(over, KL)  # noqa: S101 - `leans_on_ends` said so
         assert line is not None  # noqa: S101
         self.sorted, self.rows, self.product, self.over, self.line = sorted, strips.rows, strips.product, over, line
         self.scores, self.losses, self.both = (strips.rows.new_empty(sorted.shape) for _ in range(3))

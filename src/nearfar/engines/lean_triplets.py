@@ -17,6 +17,7 @@ from nearfar.engines.strips import Strips
 from nearfar.engines.sweeps import Ask, Made
 from nearfar.groups import Product
 from nearfar.pairs import Hinge
+from nearfar.parts import exactly
 from nearfar.relations import Relation
 from nearfar.sets.base import over
 from nearfar.sets.linear import Mean
@@ -26,16 +27,16 @@ from nearfar.triplets import SemiHardBand, Triplets, difference
 def leans_on_triplets(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
     groups, pair, mean = product.groups, product.unlike, product.over_unlike
-    if not isinstance(groups, Triplets) or relation.plain_labels() is None or product.filter is not None:
+    if not exactly(groups, Triplets) or relation.plain_labels() is None or product.filter is not None:
         return False
-    if type(pair) is not Hinge or pair.offset is not None or type(mean) is not Mean or mean.atom:
+    if not exactly(pair, Hinge) or pair.offset is not None or not exactly(mean, Mean) or mean.atom:
         return False
     rule = groups.rule
     if rule.compare is not difference or rule.balanced or form_of(product.similarity) is None:
         return False
     if rule.keep is None:
         return True
-    band = rule.keep.margin if isinstance(rule.keep, SemiHardBand) else None
+    band = rule.keep.margin if exactly(rule.keep, SemiHardBand) else None
     return band == pair.margin - pair.start and not pair.smooth
 
 
@@ -54,8 +55,8 @@ class _Triplets:
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         product = strips.product
-        assert isinstance(product.groups, Triplets)  # noqa: S101 - `leans_on_triplets` said so
-        assert isinstance(product.unlike, Hinge)  # noqa: S101
+        assert exactly(product.groups, Triplets)  # noqa: S101 - `leans_on_triplets` said so
+        assert exactly(product.unlike, Hinge)  # noqa: S101
         self.sorted, self.rows = sorted, strips.rows
         self.margin, self.smooth = product.unlike.margin - product.unlike.start, product.unlike.smooth
         self.band = product.groups.rule.keep is not None

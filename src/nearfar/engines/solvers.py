@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar.parts import exactly
 from nearfar.ranks import ALONE, Ranks
 from nearfar.sets.base import UncertaintySet, over
 from nearfar.sets.chi_square import ChiSquare
@@ -23,7 +24,7 @@ class Few:
     def __init__(self, of: TopK | Worst, like: Tensor) -> None:
         self.of = of
         self.size = torch.zeros((), dtype=torch.float64, device=like.device)
-        self.kept = Largest(1, 1 if isinstance(of, Worst) else math.ceil(of.k or 1), like, 0.0)
+        self.kept = Largest(1, math.ceil(of.k or 1) if exactly(of, TopK) else 1, like, 0.0)
         self.ranks = ALONE
 
     def look(self, l: Tensor, members: Tensor | float) -> None:
@@ -40,7 +41,7 @@ class Few:
     def taken(self) -> Tensor:
         """How many members [1] hold the weight."""
         size = self.size[None]
-        return self.of._limit(size, 1, None) if isinstance(self.of, TopK) else size.clamp_max(1.0)
+        return self.of._limit(size, 1, None) if exactly(self.of, TopK) else size.clamp_max(1.0)
 
     @property
     def seen(self) -> int:
@@ -73,6 +74,8 @@ def solver(of: UncertaintySet, like: Tensor, orders: int) -> Solver | None:
     """What solves a set here, or None."""
     if of.atom:
         return None
-    if isinstance(of, Worst) or (isinstance(of, TopK) and of.k is not None and of.k <= KEPT):
-        return None if of.zero == "drop" and isinstance(of, Worst) else Few(of, like)
-    return Variance(of, like, orders) if type(of) is ChiSquare else online(of, like, orders)
+    if exactly(of, Worst):
+        return None if of.zero == "drop" else Few(of, like)
+    if exactly(of, TopK) and of.k is not None and of.k <= KEPT:
+        return Few(of, like)
+    return Variance(of, like, orders) if exactly(of, ChiSquare) else online(of, like, orders)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from nearfar.engines.forms import form_of
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.groups import Problems, Product
 from nearfar.links import tally
@@ -109,7 +110,8 @@ def by_streams(strips: Strips, ask: Ask) -> Made:
     """
     groups, slopes = strips.product.groups, ask()
     streams, paired = _duals(strips)
-    supports = [stream.support() if paired else None for stream in streams]
+    known = paired and form_of(strips.product.similarity) is not None  # of which a score can be had pair by pair
+    supports = [stream.support() if known else None for stream in streams]
     leaves = tuple(torch.zeros(1, dtype=strips.rows.dtype, device=strips.rows.device).requires_grad_() for _ in streams)
     factors: tuple[Tensor, ...] = leaves
     if slopes.any:

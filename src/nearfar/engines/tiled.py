@@ -7,6 +7,7 @@ streams), on a GPU after each sweep of the chi-square and KL-ball sets and for t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -22,13 +23,21 @@ from nearfar.engines.lean_angular import by_angles, leans_on_angles
 from nearfar.engines.lean_lifted import by_ends, leans_on_ends
 from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
 from nearfar.engines.strips import ENTRIES, LEAN, Slopes, Strips
-from nearfar.engines.sweeps import Made, by_rows, by_streams
+from nearfar.engines.sweeps import Ask, Made, by_rows, by_streams
 from nearfar.groups import AnchorSign, Product
+from nearfar.parts import exactly, swift, touched
 from nearfar.ranks import ALONE, Ranks
 from nearfar.relations import Relation
 
-LEAN_WAYS = (leans, halves, leans_on_triplets, leans_on_angles, leans_on_ends)
-"""Each says whether it can do a loss."""
+Way = Callable[[Strips, Ask], Made | None]
+LEAN_WAYS: tuple[tuple[Callable[[Product, Relation], bool], Way], ...] = (
+    (leans, by_runs),
+    (halves, by_halves),
+    (leans_on_triplets, by_triplets),
+    (leans_on_angles, by_angles),
+    (leans_on_ends, by_ends),
+)
+"""Each says whether it can do a loss, of which no other can."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,19 +89,14 @@ class Tiling:
         def ask() -> Slopes:
             return Slopes(strips, params, wants)
 
+        way = lean_way(self.product, self.relation)
+        made = None if way is None or not bounded(rows, cols) else way(lean, ask)
+        if made is not None:
+            return made, lean
         if not self.product.groups.per_anchor:
-            if leans_on_triplets(self.product, self.relation):
-                return by_triplets(lean, ask), lean
-            made = by_halves(lean, ask) if halves(self.product, self.relation) else None
-            return (by_streams(strips, ask), strips) if made is None else (made, lean)
-        if isinstance(self.product.groups, AnchorSign) and self.product.link.wants_columns:
-            if leans_on_ends(self.product, self.relation):
-                return by_ends(lean, ask), lean
+            return by_streams(strips, ask), strips
+        if exactly(self.product.groups, AnchorSign) and self.product.link.wants_columns:
             return by_columns(strips, ask, told), strips
-        if leans_on_angles(self.product, self.relation):
-            return by_angles(lean, ask), lean
-        if leans(self.product, self.relation):
-            return by_runs(lean, ask), lean
         return by_rows(strips, ask, told), strips
 
 
@@ -137,6 +141,7 @@ def _again(tiling: Tiling, inputs: tuple[Tensor, ...], told: Tensor) -> tuple[Te
 
 def tiled_value(tiling: Tiling, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of prepared rows [n, d] and cols [m, d], and which rows [n] had an alike and an unlike pair."""
+    check_tiled(tiling.owner, tiling.product)
     found: list[Tensor] = []
     params = tiling.params()
     if not torch.is_grad_enabled():  # then nothing is asked for, of what is learnt neither
@@ -145,12 +150,24 @@ def tiled_value(tiling: Tiling, rows: Tensor, cols: Tensor) -> tuple[Tensor, Ten
     return value, found[0], found[1]
 
 
+def check_tiled(owner: str, product: Product) -> None:
+    """Refuse what cannot be swept in strips, in one sentence."""
+    why = untiled(product)
+    if why is not None:
+        raise ValueError(f'{owner}: engine="tiled" cannot serve this loss, because {why}; use engine="dense".')
+
+
 def untiled(product: Product) -> str | None:
     """Why a product cannot be swept in strips, or None where it can."""
-    if not product.groups.strips:
-        return f"{type(product.groups).__name__} does not say how its groups are met strip by strip"
-    wide = isinstance(product.groups, AnchorSign)
-    if product.groups.per_anchor and not (wide and product.link.wants_columns):
+    done = touched(product.parts)
+    if done is not None:
+        return done
+    for part in (product.groups, product.link):
+        if not part.strips:
+            return f"{type(part).__name__} does not say (strips = True) that it may be met strip by strip"
+    if product.link.wants_columns and product.groups.per_anchor and not exactly(product.groups, AnchorSign):
+        return f"{type(product.groups).__name__} has no columns to give to {type(product.link).__name__}"
+    if product.groups.per_anchor and not product.link.wants_columns:
         return None
     like = torch.zeros(1)
     for over in (product.over_alike, product.over_unlike):
@@ -165,6 +182,23 @@ GPU_FEW, GPU_MANY = 2**26, 2**30
 """The same on a GPU, where a small dense matrix costs less than starting kernels strip by strip."""
 
 
+def lean_way(product: Product, relation: Relation) -> Way | None:
+    """The lean way of a loss whose parts are all swift, where there is one."""
+    if not swift(product.parts):
+        return None
+    return next((way for can, way in LEAN_WAYS if can(product, relation)), None)
+
+
+def bounded(rows: Tensor, cols: Tensor) -> bool:
+    """Whether no score of prepared rows and columns, nor a power of one, can overflow or be NaN (told by a read).
+
+    The lean ways are written for numbers; the general one runs dense's own code, in which what is none shows.
+    """
+    both = (rows,) if cols is rows else (rows, cols)
+    reach = torch.stack([torch.linalg.vector_norm(x, dim=1).amax() for x in both]).amax()
+    return bool(4 * reach * reach < torch.finfo(rows.dtype).max ** 0.25)
+
+
 def worth_tiling(product: Product, relation: Relation, ranks: Ranks = ALONE) -> bool:
     """Whether strips are faster than one dense matrix; told by the number of pairs, and whether a lean way is there.
 
@@ -177,4 +211,4 @@ def worth_tiling(product: Product, relation: Relation, ranks: Ranks = ALONE) -> 
     if device not in ("cpu", "cuda"):
         return False
     few, many = (FEW, MANY) if device == "cpu" else (GPU_FEW, GPU_MANY)
-    return pairs >= many or (pairs >= few and any(way(product, relation) for way in LEAN_WAYS))
+    return pairs >= many or (pairs >= few and lean_way(product, relation) is not None)

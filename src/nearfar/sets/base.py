@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nearfar._checks import check_choice
+from nearfar.parts import Part
 
 if TYPE_CHECKING:
     from nearfar.sets.stream import Cap, Stream
@@ -53,7 +54,7 @@ class Solved:
 
 
 @dataclass(frozen=True, eq=False)
-class UncertaintySet(ABC):
+class UncertaintySet(Part, ABC):
     """A set U of weights over the members of a group.
 
     Args:
@@ -64,6 +65,7 @@ class UncertaintySet(ABC):
     zero: Literal["keep", "drop"] = field(default="keep", kw_only=True)
     atom: bool = field(default=False, kw_only=True)
 
+    shortcuts = ("stream", "solve_")
     exact_gradient = True
     """False where the value is not the antiderivative of the gradient (weights held constant, or drawn)."""
     draws = False

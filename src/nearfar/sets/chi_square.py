@@ -16,7 +16,7 @@ from nearfar.similarity import root
 
 
 @dataclass(frozen=True, eq=False)
-class ChiSquare(UncertaintySet):
+class ChiSquare(UncertaintySet, swift=True):
     """max Σpᵢlᵢ over p ≥ 0, Σp = 1, ½ Σ qᵢ(pᵢ/qᵢ - 1)² ≤ ρ/n, with q = w/W and n = W (002, section 3.1).
 
     The optimum tilts linearly on an active set A of the largest losses and is 0 below it:

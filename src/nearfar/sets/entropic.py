@@ -39,7 +39,7 @@ def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Te
 
 
 @dataclass(frozen=True, eq=False)
-class KL(UncertaintySet):
+class KL(UncertaintySet, swift=True):
     """max over Σp = 1 of Σpᵢlᵢ - γ·KL(p ‖ w/W):  F = γ·log Σ (wᵢ/W) e^{lᵢ/γ},  p* = softmax(l/γ) (002 DRO-KL).
 
     Args:
@@ -112,7 +112,7 @@ class KL(UncertaintySet):
 
 
 @dataclass(frozen=True, eq=False)
-class KLBall(UncertaintySet):
+class KLBall(UncertaintySet, swift=True):
     """max Σpᵢlᵢ over KL(p ‖ w/W) ≤ ρ:  F = min over γ > 0 of γρ + γ·log Σ (wᵢ/W) e^{lᵢ/γ}.
 
     The radius is met by the temperature γ at which softmax(l/γ) lies on the sphere: one root in one dimension, found

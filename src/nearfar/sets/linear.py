@@ -15,7 +15,7 @@ from nearfar.sets.stream import Cap, MeanStream, Stream, WorstStream
 
 
 @dataclass(frozen=True, eq=False)
-class Mean(UncertaintySet):
+class Mean(UncertaintySet, swift=True):
     """U = {w/W}: one point, so F = Σ wᵢlᵢ / W, the plain mean.
 
     Relations: KL(γ→∞), TopK(fraction=1), ChiSquare(0).
@@ -39,7 +39,7 @@ class Mean(UncertaintySet):
 
 
 @dataclass(frozen=True, eq=False)
-class Worst(UncertaintySet):
+class Worst(UncertaintySet, swift=True):
     """U = {p ≥ 0, Σp = 1}: all weight may go anywhere, so F = max l (hard mining; 000, and 002 section 3.1).
 
     Ties share the weight. Relations: KL(γ→0), TopK(1), ChiSquare(ρ ≥ n(n-1)/2).
@@ -102,7 +102,7 @@ def first_two(l: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class TopK(UncertaintySet):
+class TopK(UncertaintySet, swift=True):
     """U = {Σp = 1, 0 ≤ pᵢ ≤ wᵢ/K}: F = the mean of the K largest losses (002 DRO-TopK; CVaR).
 
     K need not be whole: the last loss then counts in part. K above the number of members means all of them. Members

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from nearfar.parts import exactly
 from nearfar.ranks import Ranks
 from nearfar.sets.base import UncertaintySet, over
 from nearfar.sets.chi_square import ChiSquare
@@ -119,9 +120,9 @@ def online(of: UncertaintySet, like: Tensor, orders: int) -> Online | None:
     """The single-sweep form of a set, where it has one; each member that comes stands `orders` times in its group."""
     if of.atom:
         return None
-    if type(of) is Mean:
+    if exactly(of, Mean):
         return OnlineMean(of, like)
-    return OnlineKL(of, like, orders) if isinstance(of, KL) else None
+    return OnlineKL(of, like, orders) if exactly(of, KL) else None
 
 
 class Variance:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive, check_whole
+from nearfar.parts import exactly
 from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, hidden, over, total, weighted
 from nearfar.sets.entropic import KL
 from nearfar.sets.stream import Cap, HeldStream, Stream, both
 
 
 @dataclass(frozen=True, eq=False)
-class Expected(UncertaintySet):
+class Expected(UncertaintySet, swift=True):
     """F = Σ pᵢlᵢ with p = `of`'s weights held constant: the value HAP2S reports.
 
     The gradient is that of `of` (Σ p dl); the value exceeds its F by the penalty: it is not the antiderivative.
@@ -25,7 +26,7 @@ class Expected(UncertaintySet):
     exact_gradient = False
 
     def solve_(self, l: Tensor, size: Tensor) -> Solved | None:  # noqa: D102
-        if not isinstance(self.of, KL) or self.zero == "drop" or self.atom:
+        if not exactly(self.of, KL) or self.zero == "drop" or self.atom:
             return None
         return self.of.soft_(l, size, held=True)
 
@@ -47,7 +48,7 @@ class Expected(UncertaintySet):
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled(UncertaintySet):
+class Sampled(UncertaintySet, swift=True):
     """F̂ = the mean loss of `samples` members drawn WITH replacement from `of`'s weights (002, after DRO-KL).
 
     Unbiased for the gradient: E[Σ p̂ dl] = Σ p* dl. (Without replacement it is biased.) E[F̂] = Σ p*l.
@@ -103,7 +104,7 @@ SOFTMAX = KL(1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class PowerWeights(UncertaintySet):
+class PowerWeights(UncertaintySet, swift=True):
     """Weights p ∝ w (1 + l/a)^b, the polynomial weighting of HAP2S.
 
     Not a worst case over any set: only the weights are defined; the value is Σ pl with p held constant.
@@ -133,7 +134,7 @@ class PowerWeights(UncertaintySet):
 
 
 @dataclass(frozen=True, eq=False)
-class CalibratedKL(UncertaintySet):
+class CalibratedKL(UncertaintySet, swift=True):
     """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses: 002's code draws from these; its text says softmax.
 
     A member without loss gets no weight. Where no member has any loss the weights are uniform, as there.

@@ -1,0 +1,112 @@
+"""Parts of a loss, and the one gate to the shortcuts that engines take with them.
+
+A loss is made of parts: similarity, pair losses, sets, groups, link, miner. Each has a readable meaning (`forward`,
+`value`, `split`, ...), which the dense engine runs, and some have shortcuts to the same numbers. Two rules keep a part
+of one's own from being taken for the one it was made of:
+
+    a shortcut is never inherited       a subclass that does not write it itself has none
+    `swift` is never inherited          class Mine(Hinge, swift=True) promises what `Part.swift` says
+
+What was done to a single object (a hook, a method put in place of another, a tensor in place of a number) is seen by
+`touched` and `swift`, which engines ask at every call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, ClassVar, TypeGuard, TypeVar
+
+from torch import Tensor, nn
+
+Kind = TypeVar("Kind")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Part:
+    """What a loss is made of. The first class of a family names the shortcuts of all that follow."""
+
+    swift: ClassVar[bool] = False
+    """Engines may use the shortcuts, hand over pairs in any order and shape, and leave absent ones out."""
+    shortcuts: ClassVar[tuple[str, ...]] = ()
+    """Methods and marks that say the same as others, faster."""
+    learns: ClassVar[frozenset[str]] = frozenset()
+    """Parameters that a swift part may hold; another one, in place of a number, makes it a part like any other."""
+
+    def __init_subclass__(cls, *, swift: bool = False, **more: Any) -> None:
+        """Take away what the class does not say of itself."""
+        super().__init_subclass__(**more)
+        cls.swift = swift
+        first = next(kind for kind in cls.__mro__ if "shortcuts" in vars(kind))
+        for name in cls.shortcuts:
+            if name not in vars(cls):
+                setattr(cls, name, inspect.getattr_static(first, name))
+
+
+def exactly(part: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
+    """Whether a part is of one of these classes itself, not of one made of them."""
+    return type(part) in kinds
+
+
+def swift(parts: Iterable[Part | None]) -> bool:
+    """Whether all are what their classes promise: shortcuts give their numbers."""
+    return all(_swift(inner) for part in parts if part is not None for inner in _nested(part))
+
+
+def touched(parts: Iterable[Part | None]) -> str | None:
+    """What was done to one of the parts that only a plain call of it honours, or None."""
+    for part in parts:
+        for inner in () if part is None else _nested(part):
+            found = _touched(inner)
+            if found:
+                return f"{type(inner).__name__} {found}"
+    return None
+
+
+def hooked(part: object) -> bool:
+    """Whether somebody listens to a module's calls, or changes what comes of them."""
+    held = _held(part)
+    return any(held.get(name) for name in HOOKS)
+
+
+def _nested(part: Part) -> Iterator[Any]:
+    """A part, those it holds, and the modules inside it."""
+    yield part
+    if isinstance(part, nn.Module):
+        yield from list(part.modules())[1:] if part._modules else ()
+        return
+    for value in _held(part).values():
+        if isinstance(value, Part):
+            yield from _nested(value)
+
+
+def _held(part: object) -> dict[str, Any]:
+    return getattr(part, "__dict__", {})
+
+
+def _swift(part: Any) -> bool:
+    if not isinstance(part, Part) or not part.swift:
+        return False
+    held = _held(part)  # of a module: with what is learnt, kept and nested
+    learnt, kept, inside = (held.get(name, ()) for name in ("_parameters", "_buffers", "_modules"))
+    return part.learns.issuperset(learnt) and not kept and not inside
+
+
+def _touched(part: Any) -> str | None:
+    held = _held(part)
+    patched = _methods(part.__class__).intersection(held)
+    if patched:
+        return f"has a {min(patched)} of this object alone"
+    if hooked(part):
+        return "has a hook"
+    for name, value in held.items():
+        if isinstance(value, Tensor | nn.Module):
+            return f"holds a {type(value).__name__}, {name}, that is no parameter, buffer or module of a module"
+    return None
+
+
+@cache
+def _methods(kind: type[object]) -> frozenset[str]:
+    """The names of a class's methods."""
+    return frozenset(name for name in dir(kind) if callable(inspect.getattr_static(kind, name, None)))
