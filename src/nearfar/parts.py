@@ -51,13 +51,13 @@ def exactly(part: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
 
 def swift(parts: Iterable[Part | None]) -> bool:
     """Whether all are what their classes promise: shortcuts give their numbers."""
-    return all(_swift(inner) for part in parts if part is not None for inner in _nested(part))
+    return all(_swift(inner) for part in parts if part is not None for inner in nested(part))
 
 
 def touched(parts: Iterable[Part | None]) -> str | None:
     """What was done to one of the parts that only a plain call of it honours, or None."""
     for part in parts:
-        for inner in () if part is None else _nested(part):
+        for inner in () if part is None else nested(part):
             found = _touched(inner)
             if found:
                 return f"{type(inner).__name__} {found}"
@@ -70,7 +70,7 @@ def hooked(part: object) -> bool:
     return any(held.get(name) for name in HOOKS)
 
 
-def _nested(part: Part) -> Iterator[Any]:
+def nested(part: Part) -> Iterator[Any]:
     """A part, those it holds, and the modules inside it."""
     yield part
     if isinstance(part, nn.Module):
@@ -78,7 +78,7 @@ def _nested(part: Part) -> Iterator[Any]:
         return
     for value in _held(part).values():
         if isinstance(value, Part):
-            yield from _nested(value)
+            yield from nested(value)
 
 
 def _held(part: object) -> dict[str, Any]:
@@ -108,5 +108,6 @@ def _touched(part: Any) -> str | None:
 
 @cache
 def _methods(kind: type[object]) -> frozenset[str]:
-    """The names of a class's methods."""
-    return frozenset(name for name in dir(kind) if callable(inspect.getattr_static(kind, name, None)))
+    """The names of a class's methods; a field whose default is a function is none."""
+    names = frozenset(name for name in dir(kind) if callable(inspect.getattr_static(kind, name, None)))
+    return names.difference(getattr(kind, "__dataclass_fields__", ()))

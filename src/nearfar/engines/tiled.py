@@ -25,7 +25,7 @@ from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
 from nearfar.engines.strips import ENTRIES, LEAN, Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, by_rows, by_streams
 from nearfar.groups import AnchorSign, Product
-from nearfar.parts import exactly, swift, touched
+from nearfar.parts import exactly, nested, swift, touched
 from nearfar.ranks import ALONE, Ranks
 from nearfar.relations import Relation
 
@@ -162,8 +162,8 @@ def untiled(product: Product) -> str | None:
     done = touched(product.parts)
     if done is not None:
         return done
-    for part in (product.groups, product.link):
-        if not part.strips:
+    for part in (*nested(product.groups), product.link):
+        if not getattr(part, "strips", part.swift):
             return f"{type(part).__name__} does not say (strips = True) that it may be met strip by strip"
     if product.link.wants_columns and product.groups.per_anchor and not exactly(product.groups, AnchorSign):
         return f"{type(product.groups).__name__} has no columns to give to {type(product.link).__name__}"
