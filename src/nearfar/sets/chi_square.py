@@ -82,7 +82,9 @@ class ChiSquare(UncertaintySet, swift=True):
         mean = over(weighted(l, active).sum(dim=1), size)
         energy = weighted((l - mean[:, None]) ** 2, active).sum(dim=1)
         grain = 16 * torch.finfo(l.dtype).eps * hidden(l.detach(), active, 0.0).abs().amax(dim=1)
-        energy = torch.where(energy <= size * grain**2, torch.zeros_like(energy), energy)
+        # an energy that overflows is not rounding, though the grain overflows with it
+        rounding = (energy <= size * grain**2) & torch.isfinite(energy)
+        energy = torch.where(rounding, torch.zeros_like(energy), energy)
         return mean, over(torch.ones_like(size), size), energy, self._room(size, total(w, l)).clamp_min(0.0)
 
     def _floor(self, l: Tensor, w: Tensor) -> Tensor:
