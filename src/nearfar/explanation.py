@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nearfar.generators import set_states, states
 from nearfar.groups import Problems, Product
 from nearfar.pairing import Pairs
 from nearfar.sets.base import over
@@ -58,7 +59,7 @@ class Explanation:
 def explain(product: Product, pairs: Pairs) -> Explanation:
     """Solve the problems of `pairs` and keep what a value throws away."""
     with torch.enable_grad():
-        state = torch.get_rng_state(), torch.cuda.get_rng_state() if pairs.scores.is_cuda else None
+        state = states(pairs.scores.device)
         scores = pairs.scores.detach().requires_grad_()
         pairs = replace(pairs, scores=scores)
         problems = product.groups.split(product, pairs)
@@ -66,7 +67,7 @@ def explain(product: Product, pairs: Pairs) -> Explanation:
         (pull,) = torch.autograd.grad(value.sum(), scores, allow_unused=True, materialize_grads=True)
         cut = tuple(replace(problem, losses=problem.losses.detach().requires_grad_()) for problem in problems)
         leaves = tuple(problem.losses for problem in cut)
-        _rewind(*state)  # sets that draw must draw the same pairs again
+        set_states(state, pairs.scores.device)  # sets that draw must draw the same pairs again
         slopes = torch.autograd.grad(
             _joined(product, pairs, cut).sum(), leaves, allow_unused=True, materialize_grads=True
         )
@@ -89,12 +90,6 @@ def explain(product: Product, pairs: Pairs) -> Explanation:
         scores=scores.detach(),
         positives=positives(pairs)[1] if spread.ndim == 3 else None,
     )
-
-
-def _rewind(here: Tensor, there: Tensor | None) -> None:
-    torch.set_rng_state(here)
-    if there is not None:
-        torch.cuda.set_rng_state(there)
 
 
 def _joined(product: Product, pairs: Pairs, problems: Problems) -> Tensor:

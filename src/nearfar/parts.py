@@ -111,3 +111,13 @@ def _methods(kind: type[object]) -> frozenset[str]:
     """The names of a class's methods; a field whose default is a function is none."""
     names = frozenset(name for name in dir(kind) if callable(inspect.getattr_static(kind, name, None)))
     return names.difference(getattr(kind, "__dataclass_fields__", ()))
+
+
+def check_part(owner: str, name: str, value: object, kind: type[object], such_as: str) -> None:
+    """Demand an object of a family of parts, not its name and not its class."""
+    if isinstance(value, kind):
+        return
+    came = repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    if isinstance(value, type):
+        came = f"the class {value.__name__}" + (", which must be called first" if issubclass(value, kind) else "")
+    raise TypeError(f"{owner}: {name} must be a {kind.__name__}, such as {such_as}, but came as {came}.")

@@ -23,6 +23,7 @@ from nearfar.links import REDUCTIONS, Add, Link, Reduction
 from nearfar.loss import Call, Loss
 from nearfar.mining import Filter
 from nearfar.pairs import PairLoss
+from nearfar.parts import check_part
 from nearfar.projection import Anchors
 from nearfar.ranks import ALONE
 from nearfar.relations import Relation
@@ -99,17 +100,19 @@ class RobustLoss(Loss):
         if isinstance(groups, str):
             check_choice(owner, "groups", groups, GROUPS)
             groups = GROUPS[groups]
+        check_part(owner, "groups", groups, Grouping, '"batch" or nf.groups.Batch()')
         if reduction != "mean" and not groups.per_anchor:
             raise ValueError(
                 f"{owner}: reduction={reduction!r} needs one group per anchor, but groups are "
                 f'{type(groups).__name__}, whose value is one number; use zero="drop" on the set to leave zeros out.'
             )
-        self.pair_alike, unlike = pair if isinstance(pair, tuple) else (pair, pair)
+        self.pair_alike, unlike = _two(owner, "pair", pair, PairLoss, "nf.pairs.Hinge()")
         if unlike is self.pair_alike:  # a module registered twice would have its parameters twice in `state_dict`
             object.__setattr__(self, "pair_unlike", unlike)
         else:
             self.pair_unlike = unlike
-        self.over_alike, self.over_unlike = over if isinstance(over, tuple) else (over, over)
+        self.over_alike, self.over_unlike = _two(owner, "over", over, UncertaintySet, "nf.sets.KL(0.1)")
+        self._check_options(link, filter, similarity)
         groups.check(self.over_alike, self.over_unlike)
         self.groups = groups
         self.link = link if link is not None else Add()
@@ -122,6 +125,16 @@ class RobustLoss(Loss):
             check_tiled(owner, self.product)
         self._warned = False
         self._deferred = Deferred()
+
+    def _check_options(self, link: object, filter: object, similarity: object) -> None:
+        options = (
+            ("link", link, Link, "nf.links.Add()"),
+            ("filter", filter, Filter, "nf.mining.Hard()"),
+            ("similarity", similarity, Similarity, "nf.similarity.Cosine()"),
+        )
+        for name, value, kind, such_as in options:
+            if value is not None:
+                check_part(self.owner, name, value, kind, such_as)
 
     @property
     def product(self) -> Product:
@@ -255,6 +268,20 @@ def _reason(had: Had) -> str:
     if not bool(had.had_unlike.any()):
         return "all of its rows are alike (there is one class only)"
     return "no anchor has both an alike and an unlike pair"
+
+
+def _two(owner: str, name: str, value: Any, kind: type[Any], such_as: str) -> tuple[Any, Any]:
+    """The part for alike and that for unlike pairs: two that came, or one for both."""
+    if isinstance(value, tuple | list):
+        if len(value) != 2:
+            raise ValueError(
+                f"{owner}: {name} may be two, one for alike and one for unlike pairs, but {len(value)} came."
+            )
+        for place, part in zip(("alike", "unlike"), value, strict=True):
+            check_part(owner, f"{name} for {place} pairs", part, kind, such_as)
+        return value[0], value[1]
+    check_part(owner, name, value, kind, such_as)
+    return value, value
 
 
 def check_engine(owner: str, engine: str) -> None:

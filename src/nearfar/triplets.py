@@ -16,7 +16,7 @@ from torch import Tensor
 from nearfar.groups import Grouping, Problem, Problems, Product, Values
 from nearfar.links import Terms
 from nearfar.pairing import Pairs
-from nearfar.parts import Part
+from nearfar.parts import Part, check_part
 from nearfar.sets.base import hidden
 
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -149,7 +149,8 @@ class Positive(Grouping, swift=True):
     strips = True
 
     def __init__(self, rule: Rule | None = None) -> None:
-        self.rule = rule or Rule()
+        self.rule = Rule() if rule is None else rule
+        check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         (problems,) = self.blocks(product, pairs, sys.maxsize)
@@ -181,7 +182,8 @@ class Triplets(Grouping, swift=True):
     strips = True
 
     def __init__(self, rule: Rule | None = None) -> None:
-        self.rule = rule or Rule()
+        self.rule = Rule() if rule is None else rule
+        check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         if pairs.triplets is None:

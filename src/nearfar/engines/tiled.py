@@ -165,9 +165,10 @@ def untiled(product: Product) -> str | None:
     for part in (*nested(product.groups), product.link):
         if not getattr(part, "strips", part.swift):
             return f"{type(part).__name__} does not say (strips = True) that it may be met strip by strip"
-    if product.link.wants_columns and product.groups.per_anchor and not exactly(product.groups, AnchorSign):
+    columns = product.link.wants_columns and exactly(product.groups, AnchorSign)
+    if product.link.wants_columns and not columns and not product.groups.swift:
         return f"{type(product.groups).__name__} has no columns to give to {type(product.link).__name__}"
-    if product.groups.per_anchor and not product.link.wants_columns:
+    if product.groups.per_anchor and not columns:
         return None
     like = torch.zeros(1)
     for over in (product.over_alike, product.over_unlike):

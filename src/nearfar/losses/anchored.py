@@ -9,6 +9,7 @@ from nearfar.links import Add, HingeLink, LiftedLink, Reduction
 from nearfar.mining import Filter
 from nearfar.mining import MultiSimilarity as MultiSimilarityMiner
 from nearfar.pairs import Linear, PairLoss
+from nearfar.parts import check_part
 from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Expected, PowerWeights, UncertaintySet
 from nearfar.similarity import Cosine, NegEuclidean, Similarity
@@ -45,12 +46,12 @@ class LiftedStructure(RobustLoss):
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
-            pair=pair or (Linear(), Linear(margin=margin)),
+            pair=(Linear(), Linear(margin=margin)) if pair is None else pair,
             over=KL(1.0, normalised=False),
             groups="anchor_sign",
             link=LiftedLink(),
             reduction=reduction,
-            similarity=similarity or NegEuclidean(),
+            similarity=NegEuclidean() if similarity is None else similarity,
             filter=filter,
             engine=engine,
         )
@@ -86,12 +87,12 @@ class GeneralizedLifted(RobustLoss):
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
-            pair=pair or (Linear(), Linear(margin=margin)),
+            pair=(Linear(), Linear(margin=margin)) if pair is None else pair,
             over=KL(1.0, normalised=False),
             groups="anchor_sign",
             link=HingeLink(both=False),
             reduction=reduction,
-            similarity=similarity or NegEuclidean(),
+            similarity=NegEuclidean() if similarity is None else similarity,
             filter=filter,
             engine=engine,
         )
@@ -138,8 +139,10 @@ class MultiSimilarity(RobustLoss):
     ) -> None:
         check_positive("MultiSimilarity", "alpha", alpha)
         check_positive("MultiSimilarity", "beta", beta)
+        if miner is not None and not isinstance(miner, int | float):
+            check_part("MultiSimilarity", "miner", miner, Filter, "nf.mining.Hard() or a number")
         super().__init__(
-            pair=pair or Linear(threshold),
+            pair=Linear(threshold) if pair is None else pair,
             over=(KL(1 / alpha, normalised=False, atom=True), KL(1 / beta, normalised=False, atom=True)),
             groups="anchor_sign",
             link=Add(),
@@ -191,12 +194,12 @@ class HAP2S(RobustLoss):
             else (PowerWeights(1.0, power), PowerWeights(-1.0, -2 * power))
         )
         super().__init__(
-            pair=pair or Linear(),
+            pair=Linear() if pair is None else pair,
             over=over,
             groups="anchor_sign",
             link=HingeLink(margin),
             reduction=reduction,
-            similarity=similarity or NegEuclidean(),
+            similarity=NegEuclidean() if similarity is None else similarity,
             filter=filter,
             engine=engine,
         )

@@ -37,7 +37,13 @@ class DroWorst(RobustLoss):
         filter: Filter | None = None,
         engine: Engine = "auto",
     ) -> None:
-        super().__init__(pair=pair or Hinge(), over=Worst(), similarity=similarity, filter=filter, engine=engine)
+        super().__init__(
+            pair=Hinge() if pair is None else pair,
+            over=Worst(),
+            similarity=similarity,
+            filter=filter,
+            engine=engine,
+        )
 
 
 class DroTopK(RobustLoss):
@@ -71,7 +77,7 @@ class DroTopK(RobustLoss):
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
-            pair=pair or Hinge(),
+            pair=Hinge() if pair is None else pair,
             over=TopK(k, fraction, zero=zero),
             similarity=similarity,
             filter=filter,
@@ -111,7 +117,7 @@ class DroTopKPN(RobustLoss):
     ) -> None:
         check_positive("DroTopKPN", "k", k)
         super().__init__(
-            pair=pair or Hinge(),
+            pair=Hinge() if pair is None else pair,
             over=TopK(k / 2),
             groups="balanced",
             similarity=similarity,
@@ -156,7 +162,7 @@ class DroKL(RobustLoss):
     ) -> None:
         over = KL(gamma, zero=zero)
         super().__init__(
-            pair=pair or Hinge(),
+            pair=Hinge() if pair is None else pair,
             over=over if samples is None else Sampled(over, samples),
             similarity=similarity,
             filter=filter,
@@ -170,7 +176,7 @@ class DroKL(RobustLoss):
         p ∝ e^{l/γ} - 1 on the 4·K_code largest ordered losses, and the mean of 4·K_code draws from it.
         """
         calibrated = CalibratedKL(gamma, 4 * k_code)
-        return RobustLoss(pair=pair or Hinge(), over=Sampled(calibrated, 4 * k_code))
+        return RobustLoss(pair=Hinge() if pair is None else pair, over=Sampled(calibrated, 4 * k_code))
 
 
 class DroKLGrouped(RobustLoss):
@@ -204,7 +210,7 @@ class DroKLGrouped(RobustLoss):
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
-            pair=pair or Hinge(),
+            pair=Hinge() if pair is None else pair,
             over=KL(gamma, zero=zero),
             groups="anchor_sign",
             reduction=reduction,
@@ -242,7 +248,7 @@ class DroChiSquare(RobustLoss):
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
-            pair=pair or Hinge(),
+            pair=Hinge() if pair is None else pair,
             over=ChiSquare(rho, zero=zero),
             similarity=similarity,
             filter=filter,

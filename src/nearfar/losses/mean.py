@@ -50,10 +50,10 @@ class Contrastive(RobustLoss):
         check_choice("Contrastive", "reduction", reduction, ("mean", "nonzero"))
         nonzero = reduction == "nonzero"
         super().__init__(
-            pair=pair or Squared(pos_margin, neg_margin, power),
+            pair=Squared(pos_margin, neg_margin, power) if pair is None else pair,
             over=Mean(zero="drop") if nonzero else Mean(),
             groups="sign" if nonzero else "batch",
-            similarity=similarity or NegEuclidean(),
+            similarity=NegEuclidean() if similarity is None else similarity,
             filter=filter,
             engine=engine,
         )
@@ -93,10 +93,10 @@ class Margin(RobustLoss):
     ) -> None:
         check_choice("Margin", "reduction", reduction, ("mean", "nonzero"))
         super().__init__(
-            pair=pair or Hinge(margin, -threshold, learn=learn),
+            pair=Hinge(margin, -threshold, learn=learn) if pair is None else pair,
             over=Mean(zero="drop" if reduction == "nonzero" else "keep"),
             groups="batch",
-            similarity=similarity or NegEuclidean(),
+            similarity=NegEuclidean() if similarity is None else similarity,
             filter=filter,
             engine=engine,
         )
@@ -136,10 +136,10 @@ class BinomialDeviance(RobustLoss):
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
-            pair=pair or Logistic(threshold, slope_alike, slope_unlike),
+            pair=Logistic(threshold, slope_alike, slope_unlike) if pair is None else pair,
             over=Mean(),
             groups="batch",
-            similarity=similarity or Cosine(),
+            similarity=Cosine() if similarity is None else similarity,
             filter=filter,
             engine=engine,
         )

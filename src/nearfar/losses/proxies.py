@@ -97,11 +97,11 @@ class ProxyNCA(_Proxies):
     ) -> None:
         check_positive("ProxyNCA", "scale", scale)
         robust = RobustLoss(
-            pair=pair or Linear(scale=scale),
+            pair=Linear(scale=scale) if pair is None else pair,
             over=(Mean(), KL(1.0, normalised=False)),
             groups="anchor_sign",
             link=PerPositive(),
-            similarity=similarity or NegSquaredEuclidean(),
+            similarity=NegSquaredEuclidean() if similarity is None else similarity,
             engine=engine,
         )
         super().__init__(robust, classes, dim)
@@ -140,11 +140,11 @@ class ProxyAnchor(_Proxies):
     ) -> None:
         check_positive("ProxyAnchor", "scale", scale)
         robust = RobustLoss(
-            pair=pair or Linear(margin=margin, scale=scale),
+            pair=Linear(margin=margin, scale=scale) if pair is None else pair,
             over=KL(1.0, normalised=False, atom=True),
             groups="anchor_sign",
             link=Add(apart=True),
-            similarity=similarity or Cosine(),
+            similarity=Cosine() if similarity is None else similarity,
             engine=engine,
         )
         super().__init__(robust, classes, dim)
@@ -181,11 +181,11 @@ class ArcFace(_Proxies):
         engine: Engine = "auto",
     ) -> None:
         robust = RobustLoss(
-            pair=pair or AngularMargin(margin, scale),
+            pair=AngularMargin(margin, scale) if pair is None else pair,
             over=(Mean(), KL(1.0, normalised=False)),
             groups="anchor_sign",
             link=PerPositive(),
-            similarity=similarity or Cosine(),
+            similarity=Cosine() if similarity is None else similarity,
             engine=engine,
         )
         super().__init__(robust, classes, dim)

@@ -48,7 +48,7 @@ class NTXent(RobustLoss):
     ) -> None:
         check_positive("NTXent", "temperature", temperature)
         super().__init__(
-            pair=pair or Linear(scale=1 / temperature),
+            pair=Linear(scale=1 / temperature) if pair is None else pair,
             over=(Mean(), KL(1.0, normalised=False)),
             groups="anchor_sign",
             link=PerPositive(),
@@ -90,7 +90,7 @@ class SupCon(RobustLoss):
     ) -> None:
         check_positive("SupCon", "temperature", temperature)
         super().__init__(
-            pair=pair or (Linear(scale=1 / temperature), Score(1 / temperature)),
+            pair=(Linear(scale=1 / temperature), Score(1 / temperature)) if pair is None else pair,
             over=(Mean(), KL(1.0, normalised=False)),
             groups="anchor_sign",
             link=Add(both=True),
@@ -134,7 +134,7 @@ class Circle(RobustLoss):
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
-            pair=pair or CircleScore(margin, scale),
+            pair=CircleScore(margin, scale) if pair is None else pair,
             over=KL(1.0, normalised=False),
             groups="anchor_sign",
             link=SoftplusLink(),
@@ -175,11 +175,11 @@ class NPair(Composed):
         check_positive("NPair", "l2", l2, zero=True)
         super().__init__(
             RobustLoss(
-                pair=pair or Linear(),
+                pair=Linear() if pair is None else pair,
                 over=(Mean(), KL(1.0, normalised=False)),
                 groups="anchor_sign",
                 link=PerPositive(),
-                similarity=similarity or Dot(),
+                similarity=Dot() if similarity is None else similarity,
                 filter=filter,
                 engine=engine,
             )

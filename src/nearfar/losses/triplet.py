@@ -69,14 +69,14 @@ class Triplet(RobustLoss):
         link: Link | None = None
         if mining == "hard":
             over, groups, link = Worst(), "anchor_sign", HingeLink(margin, smooth)
-            pair = pair or Linear()
+            pair = Linear() if pair is None else pair
         else:
             check_choice("Triplet", "reduction", reduction, ("mean", "nonzero"))
             over = Worst() if mining == "hardest" else Mean(zero="drop" if reduction == "nonzero" else "keep")
             keep = SemiHardBand(margin) if mining == "semihard" else None
             compare = nearest_difference if swap else difference
             groups = Triplets(Rule(compare, keep, wants_reference=swap, balanced=mining == "balanced"))
-            pair = pair or Hinge(margin, 0.0, smooth=smooth)
+            pair = Hinge(margin, 0.0, smooth=smooth) if pair is None else pair
             reduction = "mean"
         super().__init__(
             pair=pair,
@@ -84,7 +84,7 @@ class Triplet(RobustLoss):
             groups=groups,
             link=link,
             reduction=reduction,
-            similarity=similarity or NegEuclidean(),
+            similarity=NegEuclidean() if similarity is None else similarity,
             filter=filter,
             engine=engine,
         )
@@ -154,11 +154,11 @@ class Angular(RobustLoss):
             raise ValueError(f"Angular: degrees must lie between 0 and 90, but came as {degrees!r}.")
         compare = AngularScore(math.tan(math.radians(degrees)) ** 2)
         super().__init__(
-            pair=pair or Score(),
+            pair=Score() if pair is None else pair,
             over=KL(1.0, normalised=False, atom=True),
             groups=Positive(Rule(compare, wants_reference=True)),
             reduction=reduction,
-            similarity=similarity or Cosine(),
+            similarity=Cosine() if similarity is None else similarity,
             filter=filter,
             engine=engine,
         )

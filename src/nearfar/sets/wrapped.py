@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive, check_whole
-from nearfar.parts import exactly
+from nearfar.parts import check_part, exactly
 from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, hidden, over, total, weighted
 from nearfar.sets.entropic import KL
 from nearfar.sets.stream import Cap, HeldStream, Stream, both
@@ -24,6 +24,10 @@ class Expected(UncertaintySet, swift=True):
     of: UncertaintySet
 
     exact_gradient = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_part("Expected", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
 
     def solve_(self, l: Tensor, size: Tensor) -> Solved | None:  # noqa: D102
         if not exactly(self.of, KL) or self.zero == "drop" or self.atom:
@@ -63,6 +67,7 @@ class Sampled(UncertaintySet, swift=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_part("Sampled", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
         check_whole("Sampled", "samples", self.samples)
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
