@@ -7,6 +7,7 @@ import inspect
 import pytest
 
 import nearfar as nf
+from nearfar.triplets import Triplets
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.mining
 NEEDED = {"k": 5, "rho": 1.0, "classes": 4, "dim": 3}
@@ -65,6 +66,6 @@ def test_two_parts_are_two():
 
 
 def test_parts_inside_parts_are_checked_too():
-    for make in (lambda: S.Expected("kl"), lambda: S.Sampled(S.KL, 5), lambda: nf.groups.Triplets("all")):
+    for make in (lambda: S.Expected("kl"), lambda: S.Sampled(S.KL, 5), lambda: Triplets("all")):
         with pytest.raises(TypeError, match=r"must be a .*, but came as "):
             make()
