@@ -28,8 +28,8 @@ dist.destroy_process_group()
 """
 
 
-def environment(world: int) -> dict[str, str]:
-    """What `world` processes need to find each other, but for their rank."""
+def environment(world: int, *, gpu: bool = False) -> dict[str, str]:
+    """What `world` processes need to find each other, but for their rank; they see no GPU unless asked."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -40,13 +40,12 @@ def environment(world: int) -> dict[str, str]:
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",  # several processes on CPUs, also where there is one GPU
-    }
+    } | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
 
 
-def start(words: list[str], world: int) -> list[subprocess.Popen[bytes]]:
+def start(words: list[str], world: int, *, gpu: bool = False) -> list[subprocess.Popen[bytes]]:
     """The same command as rank 0, 1, ... of `world`."""
-    shared = environment(world)
+    shared = environment(world, gpu=gpu)
     return [
         subprocess.Popen(
             [sys.executable, *words], env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE
@@ -55,9 +54,9 @@ def start(words: list[str], world: int) -> list[subprocess.Popen[bytes]]:
     ]
 
 
-def together(module: str, name: str, world: int, folder: Path, seconds: float = 60) -> list[Any]:
+def together(module: str, name: str, world: int, folder: Path, seconds: float = 60, *, gpu: bool = False) -> list[Any]:
     """What `module.name(rank, world)` gives on each rank."""
-    ranks = start(["-c", START, str(HERE), module, name, str(folder), str(seconds)], world)
+    ranks = start(["-c", START, str(HERE), module, name, str(folder), str(seconds)], world, gpu=gpu)
     errors = [process.communicate(timeout=400)[1].decode() for process in ranks]
     assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)
     return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world)]

@@ -219,7 +219,10 @@ class _Fork:
 
 
 forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # PyTorch's threads rest meanwhile
-needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's here")
+needs_linux = pytest.mark.skipif(
+    sys.platform != "linux" or torch.cuda.is_available(),
+    reason="limits of memory are Linux's here, and autograd refuses to work in the fork of a process that has a GPU",
+)
 
 
 @forks

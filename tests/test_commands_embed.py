@@ -47,7 +47,9 @@ def test_class_names_are_kept_and_printed(home):
     assert Vectors.load(home / "v.npz").class_names() == {0: "auk", 1: "wren"}
     shown = run(home, "evaluate", "v.npz", "-k", 1, "--json", "e.json")
     assert re.search(r"│\s+auk │", shown)
-    assert {row["name"]: row["label"] for row in json.loads((home / "e.json").read_text())["per_class"]} == {
+    assert {
+        row["name"]: row["label"] for row in json.loads((home / "e.json").read_text(encoding="utf-8"))["per_class"]
+    } == {
         "auk": 0,
         "wren": 1,
     }
@@ -78,16 +80,16 @@ def test_a_gallery_is_matched_by_the_names_of_its_classes(tmp_path):
     queries, gallery = (Vectors.load(tmp_path / name) for name in ("q.npz", "g.npz"))
     assert nf.evaluate(queries, ref_emb=gallery, ks=(1,)).recall == {1: 1.0}
     run(tmp_path, "evaluate", "q.npz", "--gallery", "g.npz", "-k", 1, "--json", "e.json")
-    assert json.loads((tmp_path / "e.json").read_text())["scores"]["recall@1"] == 1.0
+    assert json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))["scores"]["recall@1"] == 1.0
     Vectors(x[[2, 0, 1]], [0, 1, 2]).save(tmp_path / "h.npz")  # without names the numbers count
     run(tmp_path, "evaluate", "q.npz", "--gallery", "h.npz", "-k", 1, "--json", "e.json")
-    assert json.loads((tmp_path / "e.json").read_text())["scores"]["recall@1"] == 0.0
+    assert json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))["scores"]["recall@1"] == 0.0
 
 
 def test_a_flat_folder_is_embedded_and_searched(home):
     for each in range(3):
         picture(home / "flat" / f"p{each}", each)
-    (home / "flat" / "notes.txt").write_text("no picture")
+    (home / "flat" / "notes.txt").write_text("no picture", encoding="utf-8")
     assert "3 vectors of width 6, without classes" in run(home, *EMBED, "flat", "-o", "q.npz")
     found = Vectors.load(home / "q.npz")
     assert found.name == ("p0.bmp", "p1.bmp", "p2.bmp")
@@ -95,7 +97,7 @@ def test_a_flat_folder_is_embedded_and_searched(home):
     run(home, *EMBED, "birds", "-o", "v.npz")
     run(home, "index", "v.npz", "-o", "i.npz")
     run(home, "search", "i.npz", "q.npz", "-k", 1, "--json", "s.json")
-    near = [row["neighbours"][0]["name"] for row in json.loads((home / "s.json").read_text())]
+    near = [row["neighbours"][0]["name"] for row in json.loads((home / "s.json").read_text(encoding="utf-8"))]
     assert near == ["auk/0.bmp", "auk/1.bmp", "auk/2.bmp"]  # the same pictures
 
 
@@ -160,7 +162,7 @@ def test_a_device_is_no_plain_file():
 
 def test_a_link_stays_and_its_file_is_replaced(home):
     (home / "real").mkdir()
-    (home / "real" / "v.npz").write_text("old")
+    (home / "real" / "v.npz").write_text("old", encoding="utf-8")
     (home / "v.npz").symlink_to(home / "real" / "v.npz")
     run(home, *EMBED, "birds", "-o", "v.npz")
     assert (home / "v.npz").is_symlink()
@@ -196,12 +198,12 @@ def test_only_its_own_chunks_are_removed(home):
     strange = [home / f".v.npz.{'0' * 16}.parts" / "mine.txt", home / ".v.npz.x.parts" / "plan.json"]
     for file in strange:
         file.parent.mkdir()
-        file.write_text("mine")
+        file.write_text("mine", encoding="utf-8")
     stale = home / f".v.npz.{'1' * 16}.parts" / "chunk-000000.npz"
     stale.parent.mkdir()
-    stale.write_text("half")
+    stale.write_text("half", encoding="utf-8")
     run(home, *EMBED, "birds", "-o", "v.npz")
-    assert [file.read_text() for file in strange] == ["mine", "mine"]
+    assert [file.read_text(encoding="utf-8") for file in strange] == ["mine", "mine"]
     assert not stale.parent.exists()
     assert len(list(home.glob(".v.npz.*.parts"))) == 2
 
@@ -209,7 +211,7 @@ def test_only_its_own_chunks_are_removed(home):
 def test_pictures_that_cannot_be_read_are_left_out_if_asked(home):
     run(home, *EMBED, "birds", "-o", "all.npz")
     (home / "birds" / "auk" / "1.bmp").write_bytes(b"BM")
-    (home / "birds" / "wren" / "2.bmp").write_text("")
+    (home / "birds" / "wren" / "2.bmp").write_text("", encoding="utf-8")
     said = run(home, *EMBED, "birds", "-o", "v.npz", code=1)
     assert "auk/1.bmp cannot be read" in said
     assert "pass --on-corrupt skip" in said

@@ -166,7 +166,7 @@ def shared_device(rank: int, world: int) -> dict[str, list[torch.Tensor]]:
 
 
 def test_ranks_on_a_gpu_equal_one(tmp_path):
-    alone, (first, second) = shared_device(0, 1), together("test_gpu", "shared_device", 2, tmp_path)
+    alone, (first, second) = shared_device(0, 1), together("test_gpu", "shared_device", 2, tmp_path, gpu=True)
     for name, (value, slope) in alone.items():
         for found in (first[name], second[name]):
             torch.testing.assert_close(found[0], value, atol=1e-10, rtol=1e-10)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -113,15 +113,8 @@ class Relation(ABC):
         """
         if self._projection is None:
             return self
-        seen = self._again()
+        seen = copy(self)
         seen._projection = replace(self._projection, anchors=anchors, among=among or self._projection.among)
-        return seen
-
-    def _again(self) -> Self:
-        """A shallow copy; `copy.copy` is nothing that `torch.compile` of torch 2.11 can trace."""
-        seen = object.__new__(type(self))
-        for name, value in vars(self).items():
-            setattr(seen, name, value)
         return seen
 
     def gathered(self, rows: Join, cols: Join) -> Relation:
@@ -350,7 +343,9 @@ class _Labels(Relation):
         so_far = good.cumsum(dim=0)
         before = torch.cat([so_far.new_zeros(1), so_far])[torch.searchsorted(col, col)]
         positive = torch.zeros_like(good).index_put((order,), good & (so_far - before == 1))
-        seen = self._again()
+        # made anew, because `torch.compile` of torch 2.11 traces no `copy`
+        seen = _Labels(self._row, None if self.square else self._col, self._ignore, self._given)
+        seen._projection = self._projection
         seen._among = anchors, positive | ~positive.any()
         return seen
 

@@ -132,7 +132,7 @@ class HardClasses:
         self.embeddings = None if rows is None else rows.clone().to(device)
         if self.embeddings is not None:
             self._squares = self.embeddings.square().sum(dim=1)
-        self.valid = state["valid"].clone()
+        self.valid = state["valid"].cpu().clone()
 
 
 def _last(classes: Tensor) -> Tensor:

@@ -85,9 +85,7 @@ class Peak:
 
 def peak(task: Task, limits: Limits) -> Peak:
     """Take the step on a CPU in a fresh process, and say what it took or why it failed."""
-    # a fork of a process that has seen a GPU cannot go backwards: autograd holds threads for it
-    forks = sys.platform == "linux" and not torch.cuda.is_available()
-    context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
+    context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     context.set_forkserver_preload([__name__, "pytorch_metric_learning.losses", "pytorch_metric_learning.miners"])
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(task, limits, there), daemon=True)
