@@ -111,7 +111,7 @@ def test_pickled_checkpoints_are_never_loaded(place, words, kind):
     home.mkdir(parents=True)
     tree = {"data": {"name": "vectors", "path": "good.npz"}, "model": {"name": "linear"}, "batches": {"classes": 2}}
     save(parse(tree), place / "run" / "config.yaml")
-    (place / "run" / MARK).write_text("")
+    (place / "run" / MARK).write_text("", encoding="utf-8")
     for name in ("best.pt", "last.pt"):
         if kind == "a bare pickle":
             (home / name).write_bytes(pickle.dumps(payload(place), protocol=2))
@@ -184,17 +184,19 @@ def test_lists_lead_nowhere_else(place, kind, name):
     (place / "images" / "link.png").symlink_to(place.parent / "secret" / "s.png")
     if kind == "cub":
         name = name.replace("../secret", "../../secret")
-        (place / "images.txt").write_text(f"1 sub/a.png\n2 {name}\n")
-        (place / "image_class_labels.txt").write_text("1 1\n2 150\n")
-        (place / "classes.txt").write_text("1 a\n150 b\n")
+        (place / "images.txt").write_text(f"1 sub/a.png\n2 {name}\n", encoding="utf-8")
+        (place / "image_class_labels.txt").write_text("1 1\n2 150\n", encoding="utf-8")
+        (place / "classes.txt").write_text("1 a\n150 b\n", encoding="utf-8")
     elif kind == "manifest":
-        (place / "list.csv").write_text(f"path,label\nsub/a.png,1\n{name},2\n")
+        (place / "list.csv").write_text(f"path,label\nsub/a.png,1\n{name},2\n", encoding="utf-8")
     elif kind == "sop":
         for side in ("train", "test"):
-            (place / f"Ebay_{side}.txt").write_text(f"image_id class_id super_class_id path\n1 1 1 {name}\n")
+            (place / f"Ebay_{side}.txt").write_text(
+                f"image_id class_id super_class_id path\n1 1 1 {name}\n", encoding="utf-8"
+            )
     else:
         rows = "".join(f"{name} id {side}\n" for side in ("train", "query", "gallery"))
-        (place / "list_eval_partition.txt").write_text(f"3\nimage item status\n{rows}")
+        (place / "list_eval_partition.txt").write_text(f"3\nimage item status\n{rows}", encoding="utf-8")
     path = "list.csv" if kind == "manifest" else "."
     said = refused(place, "recommend", kind, "--path", path)
     assert "leads out of" in said
@@ -218,7 +220,7 @@ def test_archives_lead_nowhere_else(place, entry, told):
             archive.addfile(member, io.BytesIO(b"abc"))
     if entry == "cut":
         (place / "cub200_full-00.tar").write_bytes(b"\1" * 700)
-    (place / "cub200_full_labels.csv").write_text("filename,class_id,class_name\ns.png,1,a\n")
+    (place / "cub200_full_labels.csv").write_text("filename,class_id,class_name\ns.png,1,a\n", encoding="utf-8")
     assert told in refused(place, "recommend", "cub", "--path", ".")
 
 
@@ -315,13 +317,13 @@ def test_names_that_mean_harm_are_shown_harmlessly(place, name):
 def test_enormous_lines_are_not_read_whole(place, monkeypatch):
     monkeypatch.setattr(tables, "LONGEST", 10_000)
     long = "a" * 20_000
-    (place / "list.csv").write_text(f"path,label\n{long},1\n")
+    (place / "list.csv").write_text(f"path,label\n{long},1\n", encoding="utf-8")
     assert "line 2 of list.csv has more than 10,000 characters" in refused(
         place, "recommend", "manifest", "--path", "list.csv"
     )
-    (place / "Ebay_train.txt").write_text(f"heading\n1 1 1 {long}\n")
+    (place / "Ebay_train.txt").write_text(f"heading\n1 1 1 {long}\n", encoding="utf-8")
     assert "line 2 of Ebay_train.txt has more than 10,000" in refused(place, "recommend", "sop", "--path", ".")
-    (place / "cub200_full_labels.csv").write_text(f"filename,class_id,class_name\n\n{long}")
+    (place / "cub200_full_labels.csv").write_text(f"filename,class_id,class_name\n\n{long}", encoding="utf-8")
     assert "line 3 of cub200_full_labels.csv has more" in refused(place, "recommend", "cub", "--path", ".")
 
 
@@ -355,4 +357,7 @@ def test_journals_of_strangers(place, line):
     np.savez(place / "run" / "embeddings.npz", x=X, y=Y)
     assert read_journal(place / "run" / "journal.jsonl").panels
     run(place, "report", "run")
-    assert "<script>" not in (place / "report.html").read_text().partition("</title>")[2].partition("<script")[0]
+    assert (
+        "<script>"
+        not in (place / "report.html").read_text(encoding="utf-8").partition("</title>")[2].partition("<script")[0]
+    )
