@@ -78,7 +78,7 @@ def child(act: Callable[..., None], *args: Any, log: Path | None = None) -> int:
     except OSError as error:
         code = 3
         if log is not None:
-            log.write_text(f"{error}")
+            log.write_text(f"{error}", encoding="utf-8")
     except BaseException as error:
         code = 4
         print(f"  {type(error).__name__}: {error}", flush=True)
@@ -133,14 +133,14 @@ class Faults:
             code = ended(child(self._counted, kind, folder, count))
             assert code == 0, f"{kind}: the run that is left alone fails"
             self.seconds[kind] = time.monotonic() - begun
-            self.whole[kind], self.points[kind] = kept(folder), int(count.read_text())
+            self.whole[kind], self.points[kind] = kept(folder), int(count.read_text(encoding="utf-8"))
         self._number = 0
 
     def _counted(self, kind: str, folder: Path, count: Path) -> None:
         seen = Counter[str]()
         watch(folder, lambda: seen.update(["file"]))
         train(kind, folder)
-        count.write_text(str(seen["file"]))
+        count.write_text(str(seen["file"]), encoding="utf-8")
 
     def fresh(self) -> Path:
         """A name for the next run."""
@@ -226,7 +226,7 @@ class Faults:
             log = self.place / "said"
             log.unlink(missing_ok=True)
             code = ended(child(cramped, kind, folder, self.random.randint(0, max(sizes)), log=log))
-            if code not in (0, 3) or (code == 3 and "\n" in log.read_text()):
+            if code not in (0, 3) or (code == 3 and "\n" in log.read_text(encoding="utf-8")):
                 self.lost.append(f"full disk: {kind} ended with {code}")
             stopped += code == 3
             self.judge("full disk", kind, folder)

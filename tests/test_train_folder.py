@@ -33,7 +33,7 @@ def kept(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("words", [("config.yaml",), ("config.yaml", "notes.txt"), ("notes.txt",)])
 def test_the_demo_touches_no_folder_that_is_not_a_run(tmp_path, words):
     for name in words:
-        (tmp_path / name).write_text("mine")
+        (tmp_path / name).write_text("mine", encoding="utf-8")
     for overwrite in (False, True):
         with pytest.raises(FileExistsError, match="holds no demo; choose another --folder"):
             demo.run(tmp_path, steps=1, overwrite=overwrite)
@@ -43,7 +43,7 @@ def test_the_demo_touches_no_folder_that_is_not_a_run(tmp_path, words):
 def test_the_demo_replaces_a_run_when_asked_and_keeps_what_lies_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "open_data", lambda name: tiny())
     monkeypatch.setattr(demo, "recipe", lambda *, steps, seed: small(steps))
-    monkeypatch.setattr(demo.report, "write", lambda page, *_, **__: page.write_text("a page"))
+    monkeypatch.setattr(demo.report, "write", lambda page, *_, **__: page.write_text("a page", encoding="utf-8"))
     quiet = Console(quiet=True)
     demo.run(tmp_path / "d", steps=4, console=quiet)
     others = {"notes.txt": b"years", "checkpoints/mine.pt": b"of", "tensorboard/x": b"work"}
@@ -64,7 +64,7 @@ def test_the_demo_replaces_a_run_when_asked_and_keeps_what_lies_beside_it(tmp_pa
 @pytest.mark.parametrize("name", [*FILES, MARK])
 def test_a_run_writes_over_nothing_that_it_finds(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("mine")
+    (tmp_path / name).write_text("mine", encoding="utf-8")
     with pytest.raises(FileExistsError, match=rf"holds {re.escape(name)}, which this run would write over"):
         fit(small(), tmp_path, data=tiny())
     assert kept(tmp_path) == {name: b"mine"}
@@ -73,8 +73,8 @@ def test_a_run_writes_over_nothing_that_it_finds(tmp_path, name):
 def test_removal_wants_the_mark(tmp_path):
     for text in ("", None, "{", "[]", '{"other": 1}'):
         if text is not None:
-            (tmp_path / MARK).write_text(text)
-        (tmp_path / "config.yaml").write_text("mine")
+            (tmp_path / MARK).write_text(text, encoding="utf-8")
+        (tmp_path / "config.yaml").write_text("mine", encoding="utf-8")
         if text == "":
             folder.remove(tmp_path)  # killed between the making of the mark and its writing
             assert kept(tmp_path) == {MARK: b""}
@@ -82,7 +82,7 @@ def test_removal_wants_the_mark(tmp_path):
         else:
             with pytest.raises(ValueError, match="is not a run"):
                 folder.remove(tmp_path)
-            assert (tmp_path / "config.yaml").read_text() == "mine"
+            assert (tmp_path / "config.yaml").read_text(encoding="utf-8") == "mine"
 
 
 def test_trainings_of_one_second_get_folders_of_their_own(tmp_path, monkeypatch):
@@ -159,7 +159,7 @@ def test_killed_before_the_first_checkpoint_something_goes_on(tmp_path):
         folder.remove(tmp_path / name)
         with pytest.raises(FileNotFoundError, match="train without --resume"):
             fit(config(**settings), tmp_path / name, data=tiny(), resume=True)
-    (tmp_path / "b" / MARK).write_text("")
+    (tmp_path / "b" / MARK).write_text("", encoding="utf-8")
     with pytest.raises(FileExistsError, match="go on with --resume"):
         fit(config(**settings), tmp_path / "a", data=tiny())
     fit(config(**settings), tmp_path / "whole", data=tiny())
@@ -172,10 +172,10 @@ def test_killed_before_the_first_checkpoint_something_goes_on(tmp_path):
 def test_time_goes_on_where_it_stood_and_never_back(tmp_path, monkeypatch):
     fit(small(2), tmp_path / "a", data=tiny())
     path = tmp_path / "a/journal.jsonl"
-    first = [json.loads(line)["time"] for line in path.read_text().splitlines() if '"loss"' in line]
+    first = [json.loads(line)["time"] for line in path.read_text(encoding="utf-8").splitlines() if '"loss"' in line]
     monkeypatch.setattr(time, "time", lambda: 0.0)  # the clock on the wall is put back by decades
     fit(small(4), tmp_path / "a", data=tiny(), resume=True)
-    times = [json.loads(line)["time"] for line in path.read_text().splitlines() if '"loss"' in line]
+    times = [json.loads(line)["time"] for line in path.read_text(encoding="utf-8").splitlines() if '"loss"' in line]
     assert times[:2] == first
     assert times == sorted(times)
 

@@ -284,30 +284,30 @@ def test_weights_of_another_network_are_refused(run):
 
 def test_good_lines_stay_and_the_damaged_one_is_told_of(run):
     path = run / "journal.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     at = next(i for i, line in enumerate(lines) if json.loads(line)["step"] == 3 and "loss" in line)
     torn = lines[at][:20] + "\n"
-    path.write_text("".join([*lines[:at], torn, *lines[at + 1 :]]))
+    path.write_text("".join([*lines[:at], torn, *lines[at + 1 :]]), encoding="utf-8")
     with pytest.warns(UserWarning, match=r"damaged|holds") as told:
         go_on(run)
     said = " | ".join(str(warning.message) for warning in told)
     assert f"1 damaged line (line {at + 1}), kept in" in said
     assert f"holds {len(lines) - 1} of the {len(lines)} lines that were written up to step 8" in said
-    assert (run / "journal.damaged").read_text() == torn
+    assert (run / "journal.damaged").read_text(encoding="utf-8") == torn
     assert [line["step"] for line in journal(run) if "loss" in line] == [1, 2, *range(4, 13)]
 
 
 def test_a_torn_last_line_is_nothing_to_speak_of(run):
     path = run / "journal.jsonl"
-    path.write_text(path.read_text() + '{"step": 9, "lo')
+    path.write_text(path.read_text(encoding="utf-8") + '{"step": 9, "lo', encoding="utf-8")
     go_on(run)
     assert not (run / "journal.damaged").exists()
 
 
 def test_a_journal_cut_short_between_lines_is_told_of(run):
     path = run / "journal.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:-1]))
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]), encoding="utf-8")
     with pytest.warns(UserWarning, match=f"holds {len(lines) - 1} of the {len(lines)} lines that were written"):
         go_on(run)
     go_on(run, 14)  # it is told of once
