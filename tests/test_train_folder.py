@@ -125,7 +125,9 @@ fit(settings, Path(sys.argv[1]), data=tiny(), resume=sys.argv[3] == "resume", ca
 def start(path: Path, settings: dict, how: str = "new") -> subprocess.Popen[str]:
     """A training that waits after its third step, its last checkpoint being of the second."""
     words = [sys.executable, "-c", START, str(path), repr(settings), how]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
     assert any(line == "there\n" for line in process.stdout), process.stderr.read()
     return process
 

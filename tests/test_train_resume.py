@@ -368,5 +368,5 @@ resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20), now + (32 << 20)))
 found = read_lines(Path({str(path)!r}))
 print([entry["step"] for entry in found.entries], [line.number for line in found.damaged])
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=60)
     assert ended.stdout == "[1, 3] [2]\n", ended.stderr
