@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from typer.testing import CliRunner
 
 from nearfar import losses
 from nearfar.commands import diagnosis
-from nearfar.doctor import Thresholds, diagnose, diagnose_journal, remedies
+from nearfar.doctor import Thresholds, diagnose, diagnose_journal
 from nearfar.doctor.space import margin_of
-from nearfar.train import fit, parse, to_yaml
+from nearfar.train import fit
 
 LABELS = torch.arange(400) // 10
 
@@ -173,32 +172,6 @@ def test_the_margin_of_a_loss():
     assert margin_of(losses.Triplet(margin=0.3)) == 0.3
     assert margin_of(losses.Triplet(margin=0.4, mining="hard")) == 0.4
     assert margin_of(losses.DroTopK(k=3)) is None
-
-
-def test_every_option_that_a_remedy_names_exists():
-    """A flag in a remedy must be one that `nearfar train` takes."""
-    words = [text for text in vars(remedies).values() if isinstance(text, str)]
-    named = {flag for text in words for flag in re.findall(r"--([a-z]+\.[a-z_]+)", text)}
-    tree = {
-        "loss": {"name", "mining", "margin", "k", "gamma", "anneal"},
-        "batches": {"name", "classes", "samples", "hard_classes"},
-    }
-    known = parse({})
-    for section, key in (flag.split(".") for flag in named):
-        assert key in tree.get(section, ()) or hasattr(getattr(known, section), key), f"--{section}.{key}"
-    assert len(named) > 10
-
-
-FLAGS = {name: value for name, value in vars(remedies).items() if isinstance(value, tuple) and name.isupper()}
-FLAGS = {name: value for name, value in FLAGS.items() if value and isinstance(value[0], tuple)}
-
-
-@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
-def test_remedies_as_flags_make_a_configuration(flags, tmp_path):
-    from nearfar.train import load, parts
-
-    (tmp_path / "config.yaml").write_text(to_yaml(config()), encoding="utf-8")
-    parts.check(load(tmp_path / "config.yaml", flags))
 
 
 def run_of(losses_, **more):

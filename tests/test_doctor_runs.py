@@ -20,7 +20,7 @@ from nearfar.train import Result, fit, parse
 from nearfar.train.config import changed
 
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
-NOBODY = Case(None, remedies.SEMIHARD)
+NOBODY = Case()
 
 
 def names(sights, case=NOBODY, **limits):
@@ -75,7 +75,7 @@ def test_several_looks_in_a_row():
 
 
 def test_a_loss_on_its_margin_is_seen_where_labels_tell_nothing():
-    case = Case(0.2, remedies.SEMIHARD)
+    case = Case(0.2)
     assert names(course(0.02, 0.01, 0.02, spread=0.002, loss=0.2), case)["loss pinned at its margin"] == "alarm"
     assert "loss pinned at its margin" not in names(course(0.02, 0.01, 0.02, spread=0.002, loss=0.1), case)
     assert "loss pinned at its margin" not in names(course(0.3, 0.3, 0.4, spread=0.002, loss=0.2), case)
@@ -217,7 +217,7 @@ def test_the_cured_run_recovers(ill, tmp_path):
 
 
 def test_what_cannot_be_followed_is_said(ill, tmp_path):
-    fit(config(training={"doctor": 10}), tmp_path / "well", data=tiny())
+    fit(config(training={"doctor": 10, "baselines": False}), tmp_path / "well", data=tiny())
     for words, said in (
         (("--apply-remedy", tmp_path / "well"), "is healthy"),
         (("--apply-remedy", tmp_path), "holds no journal.jsonl"),
@@ -260,6 +260,7 @@ def test_every_collapse_has_a_remedy_that_runs(what):
 
 def test_blame():
     tiny_batch = parse({"batches": {"name": "PerClass", "classes": 2, "samples": 2}, "optimiser": {"rate": 1e-4}})
-    assert dict(remedies.against_collapse(tiny_batch))["batches.classes"] == "32"
-    assert remedies.against_collapse(None) == remedies.SEMIHARD
+    assert dict(remedies.against_collapse(tiny_batch))["batches.classes"] == "null"  # 32, or all
+    assert dict(remedies.against_collapse(tiny_batch, 9))["batches.classes"] == "9"
+    assert remedies.against_collapse(None) == remedies.ANY_TO_SEMIHARD
     assert dict(remedies.against_collapse(parse(ILL["annealed"])))["loss.anneal"] == "null"

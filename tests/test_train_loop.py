@@ -198,9 +198,7 @@ except OSError as error:
 def test_folders_that_cannot_serve_are_refused(tmp_path):
     with pytest.raises(OSError, match="train: cannot make /proc/nearfar"):
         fit(config(), Path("/proc/nearfar"), data=tiny())
-    with pytest.raises(
-        ValueError, match=r"batches\.classes is 500, more than there are to draw from .* 9 to learn from"
-    ):
+    with pytest.raises(ValueError, match=r"batches\.classes is 500, more than there are to draw from .* 9 to learn"):
         fit(config(batches={"classes": 500}), tmp_path / "wrong", data=tiny())
     assert not (tmp_path / "wrong").exists()
     with pytest.raises(FileNotFoundError, match="holds no run to resume"):

@@ -11,11 +11,8 @@ from rich.console import Console
 from nearfar import report
 from nearfar._console import Terminal
 from nearfar.data import open_data
-from nearfar.train import Config, Result, fit, parse
+from nearfar.train import Config, Result, baselines, fit, journal, parse
 from nearfar.train.folder import is_run
-from nearfar.train.scores import score
-from nearfar.train.setting import seed_everything
-from nearfar.train.suited import Input, open_model
 
 RECIPE = {
     "data": {"name": "glyphs", "validation": 0.1},
@@ -50,9 +47,6 @@ def run(
         f"from; {len(data.test):,} of {len(data.test.classes)} Greek, Cyrillic, Armenian and Georgian ones to find",
         highlight=False,
     )
-    seed_everything(seed)
-    untrained, _, plain = open_model(config, Input.of(config, data))
-    before = score(untrained, data.test, plain, ks=(1,)).evaluation
     result = fit(config, folder, data=data, overwrite=overwrite, console=console)
     if result.test is None:
         return result
@@ -60,7 +54,8 @@ def run(
     report.write(page, folder, watch=lambda words: console.print(words, highlight=False))
     spent = time.monotonic() - begun
     console.print(f"run: {folder}\npage: {page}\n{spent:.0f} s in all", highlight=False)
-    console.print(f"R@1 before: {100 * before.recall[1]:.1f}", highlight=False)
+    before = baselines.kept(journal.read(folder / "journal.jsonl")) or {}
+    console.print(f"R@1 before: {100 * before['untrained']:.1f}", highlight=False)
     console.print(f"R@1 after: {100 * result.test.recall[1]:.1f}", highlight=False)
     return result
 

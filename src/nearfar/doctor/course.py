@@ -6,14 +6,14 @@ The callback and the journal read the same looks by the same rules, so that they
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nearfar.doctor import remedies
 from nearfar.doctor.findings import Finding
+from nearfar.doctor.remedies import Patient, finding, level, margin_of
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.geometry.collapse import effective_rank
 from nearfar.similarity import unit
@@ -85,15 +85,15 @@ def look(step: int, x: Tensor, y: Tensor, loss: float | None = None) -> Sight:
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of a run beside its looks: the margin of its triplets, and what to change if it collapses."""
+    """What is known of a run beside its looks: the margin of its triplets, and who it is, for remedies."""
 
-    margin: float | None
-    cure: remedies.Flags
+    margin: float | None = None
+    run: Patient = field(default_factory=Patient)
 
     @staticmethod
     def of(config: Config | None, classes: int | None = None) -> Case:
         """As a configuration tells, and the number of training classes."""
-        return Case(remedies.margin_of(config), remedies.against_collapse(config, classes))
+        return Case(margin_of(config), Patient(config, classes))
 
 
 def judged(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
@@ -110,13 +110,13 @@ def judged(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[
     rank, spread = max(s.rank for s in recent), max(s.spread for s in recent)
     if rank < limits.rank_alarm <= sights[0].rank:
         evidence = f"The effective rank is {rank:.2f} and was {sights[0].rank:.2f} at the first look."
-        yield Finding("dimensional collapse", "alarm", evidence, remedies.DIMENSIONS, flags=case.cure)
+        yield finding("dimensional collapse", "alarm", evidence, "dimensions", case.run)
     if _pinned(recent, limits, case.margin):
         evidence = (
             f"The loss rests on its margin of {case.margin:g}, the spread is {spread:.3g}, "
             f"and the nearest sample is of the same class for only {_recall(recent):.1%}."
         )
-        yield Finding("loss pinned at its margin", "alarm", evidence, remedies.COLLAPSE, flags=case.cure)
+        yield finding("loss pinned at its margin", "alarm", evidence, "collapse", case.run)
 
 
 def _classes(first: Sight, recent: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
@@ -128,11 +128,11 @@ def _classes(first: Sight, recent: Sequence[Sight], limits: Thresholds, case: Ca
             f"Of the skill at the first look {max(share, 0):.0%} is left (the nearest sample is of the same class for "
             f"{_recall(recent):.1%}, at first {_recall([first]):.1%}); the spread is {spread:.3g}."
         )
-        name, remedy = ("total collapse", remedies.COLLAPSE) if narrow else ("class collapse", remedies.CLASSES)
-        yield Finding(name, remedies.level(share < limits.lost_alarm), evidence, remedy, flags=case.cure)
+        name, kind = ("total collapse", "collapse") if narrow else ("class collapse", "classes")
+        yield finding(name, level(share < limits.lost_alarm), evidence, kind, case.run)
     elif narrow:
         evidence = f"The spread is {spread:.3g}; the nearest sample is of the same class for {_recall(recent):.1%}."
-        yield Finding("narrow cone", "note", evidence, remedies.CONE, flags=case.cure)
+        yield finding("narrow cone", "note", evidence, "cone", case.run)
 
 
 def _pinned(recent: Sequence[Sight], limits: Thresholds, margin: float | None) -> bool:

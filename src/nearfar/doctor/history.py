@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nearfar.doctor import remedies
 from nearfar.doctor.course import CLASSES, Case, Sight, judged, seen
 from nearfar.doctor.findings import ORDER, Diagnosis, Finding, Severity, concluded
+from nearfar.doctor.remedies import Patient, finding
 from nearfar.doctor.thresholds import Thresholds
 
 if TYPE_CHECKING:  # the loop brings accelerate with it
@@ -21,6 +22,32 @@ Series = tuple[tuple[int, float], ...]
 RECALL = ("validation recall@1", "test recall@1")
 LEAST = 20
 """Losses that a run must have before the doctor speaks of its course."""
+GONE = 5e-5
+"""A loss below this is printed as .0000; less of it is nothing to train longer for."""
+BASELINES = {"input": "for the input vectors themselves", "untrained": "for the network before its first step"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the best weights did on the test classes: R@1, and its interval where there is one."""
+
+    recall: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(scores: Mapping[str, Any]) -> Outcome | None:
+        """From `scores.json`; None where it holds no R@1."""
+        value = scores.get("scores", {}).get("recall@1")
+        if value is None:
+            return None
+        ends = scores.get("intervals", {}).get("recall@1") or {"low": value, "high": value}
+        return Outcome(float(value), float(ends["low"]), float(ends["high"]))
+
+    @property
+    def interval(self) -> str:
+        """In words."""
+        return f" [{100 * self.low:.1f}, {100 * self.high:.1f}]" if self.low < self.high else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +57,7 @@ class History:
     entries: tuple[Mapping[str, Any], ...]
     config: Config | None
     limits: Thresholds
+    tested: Outcome | None = None
 
     def series(self, *names: str) -> Series:
         """(step, value) of the first of these names that the journal knows."""
@@ -64,6 +92,29 @@ class History:
         stretches = (all_of_them[i + 1 - size : i + 1] for i in range(size, len(all_of_them)))
         return (*all_of_them[:1], *((part[-1][0], median(value for _, value in part)) for part in stretches))
 
+    @functools.cached_property
+    def run(self) -> Patient:
+        """Who remedies are for."""
+        losses = self.series("loss")
+        return replace(self.case.run, steps=losses[-1][0] if losses else 1)
+
+    @functools.cached_property
+    def baselines(self) -> dict[str, float]:
+        """R@1 on the test classes before the first step, by name, as the journal keeps it."""
+        return {name: float(value) for e in self.entries for name, value in e.get("baselines", {}).items()}
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the training samples are known by heart, as far as the last look tells."""
+        skill = self.sights[-1].skill if self.sights else None
+        return skill is not None and skill >= self.limits.learnt
+
+    @property
+    def rising(self) -> bool:
+        """Whether more training could help: the last held-out recall is the best; or, unknown, not all is learnt."""
+        held = self.finite(*RECALL)
+        return held[-1][1] >= max(value for _, value in held) if len(held) > 1 else not self.learnt
+
     @property
     def kept(self) -> bool:
         """Whether recall is known to stand where it began, or higher."""
@@ -72,7 +123,11 @@ class History:
 
 
 def diagnose_journal(
-    entries: Sequence[Mapping[str, Any]], *, config: Config | None = None, thresholds: Thresholds | None = None
+    entries: Sequence[Mapping[str, Any]],
+    *,
+    config: Config | None = None,
+    thresholds: Thresholds | None = None,
+    tested: Outcome | None = None,
 ) -> Diagnosis:
     """Say from a run's journal whether it collapsed, stalled, forgot, is only slow, or is well.
 
@@ -80,12 +135,13 @@ def diagnose_journal(
         entries: the lines of journal.jsonl, as dictionaries (`nearfar.train.journal.read`).
         config: the run's configuration: without it nothing is known of margin, mining and batch.
         thresholds: where the lines are, see docs/doctor.md.
+        tested: how the run ended, to be held against the journal's baselines.
 
     >>> diagnose_journal([{"step": i, "loss": 0.5 + 1 / i} for i in range(1, 101)])
     Healthy.
     """
-    history = History(tuple(entries), config, thresholds or Thresholds())
-    found = _once(finding for rule in RULES for finding in rule(history))
+    history = History(tuple(entries), config, thresholds or Thresholds(), tested)
+    found = _once(each for rule in RULES for each in rule(history))
     losses = history.finite("loss")
     last = {name: series[-1][1] for name in (*RECALL, "spread", "effective_rank") if (series := history.finite(name))}
     return concluded(found, {"steps": losses[-1][0], "loss": losses[-1][1]} | last if losses else last)
@@ -96,13 +152,7 @@ def not_finite(history: History) -> Iterator[Finding]:
     bad = [step for step, value in history.series("loss") if not math.isfinite(value)]
     if bad:
         evidence = f"The loss is not finite at {len(bad)} steps, first at step {bad[0]}."
-        yield Finding(
-            "non-finite values",
-            "alarm",
-            evidence,
-            remedies.NOT_FINITE,
-            flags=remedies.slower(history.config) + remedies.STEADY,
-        )
+        yield finding("non-finite values", "alarm", evidence, "not finite", history.run)
 
 
 def pinned_loss(history: History) -> Iterator[Finding]:
@@ -121,9 +171,9 @@ def pinned_loss(history: History) -> Iterator[Finding]:
     name = "loss pinned at its margin"
     if history.kept:
         evidence += f" Recall@1 is {history.recall[-1][1]:.1%} all the same."
-        yield Finding(name, "note", evidence, remedies.CONE, flags=history.case.cure)
+        yield finding(name, "note", evidence, "cone", history.run)
     else:
-        yield Finding(name, "alarm", evidence, remedies.COLLAPSE, flags=history.case.cure)
+        yield finding(name, "alarm", evidence, "collapse", history.run)
 
 
 def collapse(history: History) -> Iterator[Finding]:
@@ -132,20 +182,38 @@ def collapse(history: History) -> Iterator[Finding]:
 
 
 def forgotten(history: History) -> Iterator[Finding]:
-    """Recall below half of what it was at first, and not back since; or merely past its best."""
+    """Recall below half of what it was at first, and not back since; over-fitting; or merely past its best."""
     recall = history.finite(*RECALL)
     if len(recall) < 2:
         return
     (_, first), (_, last) = recall[0], recall[-1]
     best_step, best = max(recall, key=lambda point: point[1])
-    later = [value for _, value in recall[-max(1, len(recall) // 3) :]]
-    if max(later) < history.limits.lost * first:
+    later = max(value for _, value in recall[-max(1, len(recall) // 3) :])
+    if later < history.limits.lost * first:
         evidence = f"Recall@1 on held-out classes fell from {first:.1%} to {last:.1%}."
-        yield Finding("recall lost", "alarm", evidence, remedies.COLLAPSE, flags=history.case.cure)
+        yield finding("recall lost", "alarm", evidence, "collapse", history.run)
+        return
+    run = replace(history.run, best_step=best_step)
+    evidence = f"Recall@1 on held-out classes was {best:.1%} at step {best_step} and is {last:.1%}"
+    if history.learnt and later < best:
+        evidence += f", while {history.sights[-1].recall:.1%} of the training samples looked at find their own class."
+        severity: Severity = "warning" if later < best - history.limits.fallen else "note"
+        yield finding("over-fitting", severity, evidence, "over-fitting", run)
     elif last < 0.9 * best:
-        evidence = f"Recall@1 on held-out classes was {best:.1%} at step {best_step} and is {last:.1%}: over-fitting."
-        remedy = f"Stop there (--training.steps {best_step}); best.pt is kept."
-        yield Finding("past its best", "note", evidence, remedy, flags=(("training.steps", str(best_step)),))
+        yield finding("past its best", "note", f"{evidence}.", "over-fitting", run)
+
+
+def below_baseline(history: History) -> Iterator[Finding]:
+    """The trained network finds less than what it began with: the input vectors, or itself before the first step."""
+    tested = history.tested
+    above = {} if tested is None else {name: v for name, v in history.baselines.items() if v > tested.recall}
+    if tested is None or not above:
+        return
+    told = " and ".join(f"{100 * value:.1f} {BASELINES[name]}" for name, value in above.items())
+    evidence = f"R@1 on the test classes is {100 * tested.recall:.1f}{tested.interval}, but {told}."
+    kind = "below untrained" if "untrained" in above else "below input"
+    severity: Severity = "warning" if max(above.values()) > tested.high else "note"
+    yield finding("below its baseline", severity, evidence, kind, history.run)
 
 
 def no_active_pairs(history: History) -> Iterator[Finding]:
@@ -156,7 +224,7 @@ def no_active_pairs(history: History) -> Iterator[Finding]:
     if len(looks) >= 3 and not any(active for _, active in looks[-3:]):
         evidence = f"At steps {', '.join(str(step) for step, _ in looks[-3:])} the loss moved no pair of the batch."
         severity: Severity = "note" if history.kept else "warning"
-        yield Finding("no active pairs", severity, evidence, remedies.EASY, flags=remedies.harder(history.config))
+        yield finding("no active pairs", severity, evidence, "easy", history.run)
 
 
 def few_pull(history: History) -> Iterator[Finding]:
@@ -165,7 +233,7 @@ def few_pull(history: History) -> Iterator[Finding]:
     if len(looks) >= 3 and median(looks[-max(3, len(looks) // 3) :]) <= 4:
         evidence = f"The weight is spread over {median(looks[-3:]):.1f} pairs of a batch."
         severity: Severity = "note" if history.kept else "warning"
-        yield Finding("gradient on few pairs", severity, evidence, remedies.FEW, flags=remedies.TOP_K)
+        yield finding("gradient on few pairs", severity, evidence, "few", history.run)
 
 
 def progress(history: History) -> Iterator[Finding]:
@@ -179,12 +247,10 @@ def progress(history: History) -> Iterator[Finding]:
     learnt = len(recall) >= 2 and recall[-1][1] > 1.02 * recall[0][1]
     if last > 0.98 * first and first > 0 and not learnt:
         evidence = f"The loss was {first:.4g} in the first {LEAST} steps and is {last:.4g} in the last quarter."
-        remedy = "Try --optimiser.rate three times higher and three times lower, and another loss (--loss.name)."
-        yield Finding("stalled", "warning", evidence, remedy, flags=remedies.another(history.config))
-    elif before > 0 and last < 0.9 * before:
+        yield finding("stalled", "warning", evidence, "stalled", history.run)
+    elif before > 0 and last < 0.9 * before and last > GONE * max(1.0, first) and history.rising:
         evidence = f"The loss still fell by {1 - last / before:.0%} from the third to the last quarter of the run."
-        remedy = f"Not ill, only slow: train longer (--training.steps {2 * losses[-1][0]})."
-        yield Finding("only slow", "note", evidence, remedy, flags=(("training.steps", str(2 * losses[-1][0])),))
+        yield finding("only slow", "note", evidence, "slow", history.run)
 
 
 def risk(history: History) -> Iterator[Finding]:
@@ -192,26 +258,25 @@ def risk(history: History) -> Iterator[Finding]:
     config = history.config
     if config is None or history.case.margin is None or config.loss.options.get("mining") not in remedies.HARD:
         return
-    batch = remedies.batch_of(config)
+    batch = remedies.batch_of(config, history.run.classes)
     if history.case.margin == 0:
         evidence = "With hard mining and a margin of 0 all rows on one point are a global minimum of the loss."
-        yield Finding("margin of zero", "note", evidence, "Set --loss.margin 0.2.", flags=(("loss.margin", "0.2"),))
+        yield finding("margin of zero", "note", evidence, "no margin", history.run)
     if batch > config.model.width:
         evidence = (
             f"Hard mining with {batch} rows a batch in {config.model.width} dimensions: the more rows meet in few "
             "dimensions, the nearer a collapsed space is to the one you have (a trend, not a threshold)."
         )
-        remedy = "If it collapses: --loss.mining semihard, a larger --model.width, or fewer --batches.classes."
-        yield Finding("many rows, few dimensions", "note", evidence, remedy, flags=(("loss.mining", "semihard"),))
+        yield finding("many rows, few dimensions", "note", evidence, "many rows", history.run)
 
 
 def _once(findings: Iterable[Finding]) -> list[Finding]:
     """Of findings that bear one name the worst: the looks and the journal may both see it."""
     kept: dict[str, Finding] = {}
-    for finding in findings:
-        before = kept.get(finding.name)
-        if before is None or ORDER.index(finding.severity) < ORDER.index(before.severity):
-            kept[finding.name] = finding
+    for each in findings:
+        before = kept.get(each.name)
+        if before is None or ORDER.index(each.severity) < ORDER.index(before.severity):
+            kept[each.name] = each
     return list(kept.values())
 
 
@@ -228,6 +293,7 @@ RULES: tuple[Callable[[History], Iterator[Finding]], ...] = (
     pinned_loss,
     collapse,
     forgotten,
+    below_baseline,
     no_active_pairs,
     few_pull,
     progress,

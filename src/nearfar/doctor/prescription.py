@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearfar.doctor.findings import Diagnosis, Finding
-from nearfar.doctor.history import diagnose_journal
+from nearfar.doctor.history import Outcome, diagnose_journal
 
 if TYPE_CHECKING:  # the loop brings accelerate with it
     from nearfar.train import Config
@@ -40,10 +41,14 @@ def diagnose_run(folder: Path) -> Diagnosis:
     """
     from nearfar.train import journal, load
 
-    path, written = folder / "journal.jsonl", folder / "config.yaml"
+    path, written, scores = (folder / name for name in ("journal.jsonl", "config.yaml", "scores.json"))
     if not path.is_file():
         raise FileNotFoundError(f"doctor: {folder} holds no journal.jsonl; name the folder that `nearfar train` wrote.")
-    return diagnose_journal(journal.read(path), config=load(written) if written.is_file() else None)
+    return diagnose_journal(
+        journal.read(path),
+        config=load(written) if written.is_file() else None,
+        tested=Outcome.of(json.loads(scores.read_text(encoding="utf-8"))) if scores.is_file() else None,
+    )
 
 
 def prescribe(folder: Path) -> Prescription:

@@ -1,11 +1,15 @@
-"""Remedies, in words and as flags of `nearfar train`: each names the option to change."""
+"""Remedies, in words and as flags of `nearfar train`: what is said of a run is first tried on its configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nearfar.doctor.findings import Severity
+import torch
+
+from nearfar.doctor.findings import Finding, Severity
 
 if TYPE_CHECKING:  # the loop brings accelerate with it
     from nearfar.train import Config
@@ -13,12 +17,15 @@ if TYPE_CHECKING:  # the loop brings accelerate with it
 Flags = tuple[tuple[str, str], ...]
 
 SEMIHARD: Flags = (("loss.name", "Triplet"), ("loss.mining", "semihard"), ("loss.margin", "0.2"))
+ANY_TO_SEMIHARD: Flags = (*SEMIHARD, ("loss.anneal", "null"))
+SOFTENED: Flags = (("loss.name", "Triplet"), ("loss.mining", "hard"), ("loss.margin", "0.2"), ("loss.anneal", "500"))
 TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "160"))
 SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
 EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "160"))
 UNIT: Flags = (("model.normalise", "true"),)
 HELD_OUT: Flags = (("data.validation", "0.1"),)
-EVEN: Flags = (("batches.name", "PerClass"), ("batches.classes", "32"), ("batches.samples", "4"))
+EVEN: Flags = (("batches.name", "PerClass"), ("batches.classes", "null"), ("batches.samples", "4"))
+NEAR_CLASSES: Flags = (("batches.name", "Representatives"), ("batches.hard_classes", "true"))
 OTHER: Flags = (("loss.name", "MultiSimilarity"),)
 STEADY: Flags = (("optimiser.clip", "1"), ("training.precision", "no"))
 
@@ -26,51 +33,85 @@ HARD = ("hard", "hardest")
 FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
 """What a collapse is blamed on: a rate, a weight decay above these, rows of a batch, a margin below."""
 
-COLLAPSE = (
-    "Leave hard mining (--loss.mining semihard) with a margin above zero (--loss.margin 0.2), or let it begin soft "
-    "(--loss.anneal 500); lower --optimiser.rate tenfold, and --optimiser.weight_decay where it is above 0.001."
-)
-CONE = (
-    "Classes are still apart, so this need not be a collapse: hard mining often shrinks a space before it spreads it. "
-    "If recall falls, lower --optimiser.rate tenfold or take --loss.mining semihard."
-)
-CLASSES = (
-    "Check first that labels and rows belong together; then lower --optimiser.rate, leave hard mining "
-    "(--loss.mining semihard), and put more classes into a batch (--batches.classes)."
-)
-DIMENSIONS = (
-    "Leave hard mining (--loss.mining semihard), lower --optimiser.rate or --optimiser.weight_decay, or take a loss "
-    "with many negatives an anchor (--loss.name MultiSimilarity)."
-)
-POINTS = (
-    "The training classes are separated and nothing is left to gain on them; for unseen classes stop earlier "
-    "(--training.steps) or choose the checkpoint by held-out classes (--data.validation 0.1)."
-)
-EASY = (
-    "Make it harder: a larger --loss.margin, harder mining (--loss.mining hard), more classes in a batch "
-    "(--batches.classes), or hard classes (--batches.name Representatives --batches.hard_classes true)."
-)
-FEW = (
-    "Look at these rows: outliers or wrong labels. Spread the weight with --loss.name DroTopK --loss.k 160 or a larger "
-    "--loss.gamma of DroKL."
-)
-SIZES = "Draw the same number of rows from each class (--batches.name PerClass --batches.samples 4)."
-LONE = (
-    "Draw two or more rows of a class into a batch (--batches.samples 2), and leave out classes with a single sample."
-)
-SIGNS = "Give each sign its own share (--loss.name DroTopKPN), or draw more rows a class (--batches.samples)."
-SUSPECTS = (
-    "Look at these samples; leave them out or correct them, or weigh less hard (--loss.name DroKL --loss.gamma 1)."
-)
-NORMS = "Normalise embeddings (--model.normalise true), lower --optimiser.rate, or set --optimiser.clip 1."
-NOT_FINITE = (
-    "Lower --optimiser.rate, set --optimiser.clip 1, train with --training.precision no, and look at these samples."
-)
+
+@dataclass(frozen=True)
+class Way:
+    """One thing to try: in words, and as flags where it can be said in full."""
+
+    words: str
+    flags: Flags = ()
+
+    def __str__(self) -> str:
+        told = " ".join(f"--{name} {value}" for name, value in self.flags)
+        return f"{self.words} ({told})" if told else self.words
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What is known of the run: its configuration and the number of training classes, or None; and its steps."""
+
+    config: Config | None = None
+    classes: int | None = None
+    best_step: int = 1
+    steps: int = 1
+
+    @property
+    def triplets(self) -> bool:
+        """Whether it trains with triplets."""
+        return self.config is not None and self.config.loss.name == "Triplet"
+
+
+Maker = Callable[[Patient], Way | None]
 
 
 def level(worse: bool) -> Severity:
     """An alarm where it is worse, else a warning."""
     return "alarm" if worse else "warning"
+
+
+def finding(
+    name: str,
+    severity: Severity,
+    evidence: str,
+    kind: str,
+    run: Patient | None = None,
+    *,
+    rows: tuple[int, ...] = (),
+) -> Finding:
+    """A finding with the remedy of a kind; what does not fit the run's configuration is left out."""
+    run = run or Patient()
+    lead, makers = KINDS[kind]
+    ways = [way for make in makers if (way := make(run)) is not None and _helps(run, way)]
+    first = next((way.flags for way in ways if way.flags), ())
+    flags = against_collapse(run.config, run.classes) if kind in COLLAPSES else first
+    return Finding(name, severity, evidence, _sentence(lead, ways), rows=rows, flags=flags)
+
+
+def _sentence(lead: str, ways: Sequence[Way]) -> str:
+    if not ways:
+        return f"{lead}." if lead else "Its configuration has what is known to help: look at the data."
+    told = ", or ".join(map(str, ways))
+    return f"{lead}: {told}." if lead else f"{told[0].upper()}{told[1:]}."
+
+
+def _helps(run: Patient, way: Way) -> bool:
+    return not way.flags or run.config is None or fits(run.config, way.flags, run.classes)
+
+
+def fits(config: Config, flags: Flags, classes: int | None = None) -> bool:
+    """Whether flags change a configuration into another one that can be trained, as far as can be told without data."""
+    from nearfar.train.config import changed, to_tree
+    from nearfar.train.parts import CLASSES, check, make_loss, shape_of_batch
+
+    try:
+        cured = changed(config, flags)
+        check(cured)
+        with torch.random.fork_rng(devices=[]):  # proxies are drawn, and a run's own draws must not move
+            make_loss(cured, classes=classes or CLASSES)
+    except (ValueError, TypeError):
+        return False
+    wanted = shape_of_batch(cured, classes or CLASSES).get("classes", 0)
+    return to_tree(cured) != to_tree(config) and (classes is None or wanted <= classes)
 
 
 def batch_of(config: Config, classes: int | None = None) -> int:
@@ -93,22 +134,6 @@ def slower(config: Config | None) -> Flags:
     return (("optimiser.rate", f"{config.optimiser.rate / 10:g}"),) if config is not None else ()
 
 
-def another(config: Config | None) -> Flags:
-    """Another loss, for a run that does not move; a tenth of the rate where it has that loss already."""
-    return slower(config) if config is not None and config.loss.name == OTHER[0][1] else OTHER
-
-
-def harder(config: Config | None) -> Flags:
-    """Twice the margin of a triplet loss, or twice the classes of a batch, where they are known."""
-    if config is None:
-        return (("batches.classes", "64"),)
-    if config.loss.name == "Triplet":
-        return (("loss.margin", f"{2 * max(margin_of(config) or 0.0, NARROW):g}"),)
-    if "classes" in config.batches.options:
-        return (("batches.classes", str(2 * int(config.batches.options["classes"]))),)
-    return ()
-
-
 def against_collapse(config: Config | None, classes: int | None = None) -> Flags:
     """What to change in a run that collapsed: everything in its configuration that is known to lead there.
 
@@ -116,16 +141,14 @@ def against_collapse(config: Config | None, classes: int | None = None) -> Flags
     there are to draw from, where it is known.
     """
     if config is None:
-        return SEMIHARD
+        return ANY_TO_SEMIHARD
     return tuple(_blamed(config, classes)) or slower(config)
 
 
 def _blamed(config: Config, classes: int | None) -> Iterator[tuple[str, str]]:
     options: Any = config.loss.options
     if config.loss.name == "Triplet" and options.get("mining") in HARD:
-        yield "loss.mining", "semihard"
-        if options.get("anneal") is not None:
-            yield "loss.anneal", "null"
+        yield from _semihard(config)
     margin = margin_of(config)
     if margin is not None and margin < NARROW:
         yield "loss.margin", "0.2"
@@ -137,5 +160,148 @@ def _blamed(config: Config, classes: int | None) -> Iterator[tuple[str, str]]:
         yield "optimiser.weight_decay", "0.0001"
     if batch_of(config, classes) < FEW_ROWS:
         yield "batches.name", "PerClass"
-        yield "batches.classes", str(min(32, classes or 32))
+        yield "batches.classes", str(min(32, classes)) if classes else "null"
         yield "batches.samples", "4"
+
+
+def _semihard(config: Config) -> Iterator[tuple[str, str]]:
+    yield "loss.mining", "semihard"
+    if config.loss.options.get("anneal") is not None:
+        yield "loss.anneal", "null"
+
+
+def semihard(run: Patient) -> Way:
+    """Semi-hard mining, with a margin that can be seen."""
+    if run.config is None:
+        return Way("semi-hard triplets", ANY_TO_SEMIHARD)
+    if not run.triplets:
+        return Way("semi-hard triplets", SEMIHARD)
+    margin: Flags = (("loss.margin", "0.2"),) if (margin_of(run.config) or 0) < NARROW else ()
+    return Way("semi-hard mining", (*_semihard(run.config), *margin))
+
+
+def softened(run: Patient) -> Way | None:
+    """Hard mining that begins soft."""
+    if run.config is None:
+        return Way("hard mining that begins soft", SOFTENED)
+    hard = run.triplets and run.config.loss.options.get("mining") == "hard"
+    return Way("hard mining that begins soft", (("loss.anneal", "500"),)) if hard else None
+
+
+def slow(run: Patient) -> Way:
+    """A tenth of the rate."""
+    return Way("a tenth of the rate", slower(run.config)) if run.config else Way("a tenth of --optimiser.rate")
+
+
+def three_times(run: Patient) -> Way:
+    """Another rate, for a run that does not move."""
+    if run.config is None:
+        return Way("--optimiser.rate three times higher and three times lower")
+    return Way("three times the rate, and a third of it", (("optimiser.rate", f"{3 * run.config.optimiser.rate:g}"),))
+
+
+def decayed_less(run: Patient) -> Way | None:
+    """Weak weight decay, where it is strong."""
+    if run.config is not None and run.config.optimiser.weight_decay <= STRONG:
+        return None
+    return Way("less weight decay", (("optimiser.weight_decay", "0.0001"),))
+
+
+def more_classes(run: Patient) -> Way | None:
+    """Twice the classes of a batch, as far as there are any."""
+    if run.config is None or run.classes is None:
+        return Way("more classes in a batch, --batches.classes")
+    from nearfar.train.parts import shape_of_batch
+
+    now = shape_of_batch(run.config, run.classes).get("classes")
+    return (
+        None
+        if now is None
+        else Way("more classes in a batch", (("batches.classes", str(min(2 * int(now), run.classes))),))
+    )
+
+
+def wider_margin(run: Patient) -> Way | None:
+    """Twice the margin, where the loss has one."""
+    if run.config is None:
+        return Way("a larger margin, where the loss has one")
+    from nearfar.train.parts import LOSSES
+
+    known = inspect.signature(LOSSES[run.config.loss.name]).parameters
+    if "margin" not in known:
+        return None
+    now = float(run.config.loss.options.get("margin", known["margin"].default))
+    return Way("a larger margin", (("loss.margin", f"{2 * max(now, NARROW):g}"),))
+
+
+def harder_mining(run: Patient) -> Way | None:
+    """Hard mining, of triplets."""
+    return Way("harder mining", (("loss.mining", "hard"),)) if run.triplets else None
+
+
+def longer(run: Patient) -> Way:
+    """Twice the steps."""
+    return Way("train longer", (("training.steps", str(2 * run.steps)),))
+
+
+def stop_there(run: Patient) -> Way:
+    """The steps that the best weights took."""
+    return Way("stop there", (("training.steps", str(max(1, run.best_step))),))
+
+
+def wider(run: Patient) -> Way:
+    """Twice the width of the embedding."""
+    if run.config is None:
+        return Way("a wider embedding, --model.width")
+    return Way("a wider embedding", (("model.width", str(2 * run.config.model.width)),))
+
+
+def fixed(words: str, flags: Flags) -> Maker:
+    """The same for every run."""
+    return lambda run: Way(words, flags)
+
+
+another_loss = fixed("another loss", OTHER)
+spread_weight = fixed("weight on more pairs", TOP_K)
+soft_weight = fixed("softer weights", SOFT)
+clipped = fixed("shorter gradients", (("optimiser.clip", "1"),))
+by_class = fixed("the same number of rows from each class", EVEN)
+KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
+    "collapse": ("Against a collapse", (semihard, softened, slow, decayed_less)),
+    "cone": (
+        "Classes are still apart, so this need not be a collapse: hard mining often shrinks a space before it spreads "
+        "it. If recall falls, try",
+        (slow, semihard),
+    ),
+    "classes": ("Check first that labels and rows belong together; then try", (slow, semihard, more_classes)),
+    "dimensions": ("Try", (semihard, slow, decayed_less, another_loss)),
+    "points": (
+        "The training classes are separated and nothing is left to gain on them; for unseen classes choose the "
+        "checkpoint by held-out ones or stop earlier",
+        (fixed("hold a tenth of the classes out", HELD_OUT),),
+    ),
+    "easy": (
+        "Make it harder",
+        (wider_margin, more_classes, harder_mining, fixed("batches of classes that are near", NEAR_CLASSES)),
+    ),
+    "few": ("Look at these rows, outliers or wrong labels; or try", (spread_weight, soft_weight)),
+    "sizes": ("Draw evenly", (by_class,)),
+    "lone": ("Leave out classes with a single sample, and draw two or more rows of a class", (by_class,)),
+    "signs": ("Give each sign its own share", (fixed("the hardest of each", EACH_SIGN), by_class)),
+    "suspects": ("Look at these samples; leave them out or correct them, or weigh less hard", (soft_weight,)),
+    "norms": ("Try", (fixed("normalised embeddings", UNIT), slow, clipped)),
+    "not finite": (
+        "Look at these samples, and try",
+        (fixed("steady steps", STEADY), slow, clipped),
+    ),
+    "stalled": ("Try", (another_loss, three_times, slow)),
+    "slow": ("Not ill, only slow", (longer,)),
+    "over-fitting": ("The weights of that step are kept in best.pt; for a run that ends there", (stop_there, slow)),
+    "below untrained": ("Training took away what the network had at first; try", (slow, semihard)),
+    "below input": ("The input vectors themselves serve better; keep more of them", (wider, longer)),
+    "no margin": ("Set one", (fixed("a margin", (("loss.margin", "0.2"),)),)),
+    "many rows": ("If it collapses", (semihard, wider)),
+}
+"""Kind of finding -> how its remedy begins, and what it proposes, the best first."""
+COLLAPSES = ("collapse", "classes", "dimensions", "cone")
+"""Kinds whose flags are everything that is known to lead to a collapse."""

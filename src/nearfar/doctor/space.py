@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_choice, check_embeddings, check_labels
-from nearfar.doctor import remedies
 from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded, listed
+from nearfar.doctor.remedies import finding, level
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.evaluation import neighbours
 from nearfar.evaluation.taken import demand_classes, taken
@@ -118,7 +118,7 @@ def diagnose(
     places = kept[sample(labels.cpu()[kept], rows, seed)]
     chosen = places.to(embeddings.device)
     look = examine(embeddings.detach()[chosen], labels[chosen], places, loss, margin, metric, limits)
-    found += [finding for rule in RULES for finding in rule(look)]
+    found += [each for rule in RULES for each in rule(look)]
     return concluded(found, measured(look))
 
 
@@ -190,7 +190,7 @@ def _not_finite(finite: Tensor) -> Iterator[Finding]:
     bad = tuple((~finite).nonzero().flatten().tolist())
     if bad:
         evidence = f"{len(bad)} of {len(finite)} rows hold NaN or infinity (rows {listed(bad)})."
-        yield Finding("non-finite values", "alarm", evidence, remedies.NOT_FINITE, rows=bad, flags=remedies.STEADY)
+        yield finding("non-finite values", "alarm", evidence, "not finite", rows=bad)
 
 
 def total_collapse(look: Look) -> Iterator[Finding]:
@@ -207,10 +207,10 @@ def total_collapse(look: Look) -> Iterator[Finding]:
         evidence += f", the mean cosine of two rows {1 - spread**2:.3f}"
     if look.apart:
         evidence += f", yet the nearest row is of the same class for {look.recall:.1%} of rows."
-        yield Finding("narrow cone", "note", evidence, remedies.CONE, flags=remedies.SEMIHARD)
+        yield finding("narrow cone", "note", evidence, "cone")
     else:
-        severity = remedies.level(spread < limits.spread_alarm)
-        yield Finding("total collapse", severity, evidence + ".", remedies.COLLAPSE, flags=remedies.SEMIHARD)
+        severity = level(spread < limits.spread_alarm)
+        yield finding("total collapse", severity, evidence + ".", "collapse")
 
 
 def class_collapse(look: Look) -> Iterator[Finding]:
@@ -221,8 +221,8 @@ def class_collapse(look: Look) -> Iterator[Finding]:
         f"The nearest row is of the same class for {look.recall:.1%} of rows, by luck it would be {look.chance:.1%}; "
         f"{look.measures.between:.1%} of the variance lies between {look.measures.classes} classes."
     )
-    severity = remedies.level(look.skill < look.limits.skill_alarm)
-    yield Finding("class collapse", severity, evidence, remedies.CLASSES, flags=remedies.SEMIHARD)
+    severity = level(look.skill < look.limits.skill_alarm)
+    yield finding("class collapse", severity, evidence, "classes")
 
 
 def class_points(look: Look) -> Iterator[Finding]:
@@ -230,7 +230,7 @@ def class_points(look: Look) -> Iterator[Finding]:
     m = look.measures
     if m.total > 0 and m.classes < m.rows and m.within < look.limits.point:
         evidence = f"The spread within classes is {m.within:.2%} of the whole (NC1 {m.nc1:.2g})."
-        yield Finding("classes are points", "note", evidence, remedies.POINTS, flags=remedies.HELD_OUT)
+        yield finding("classes are points", "note", evidence, "points")
 
 
 def dimensional_collapse(look: Look) -> Iterator[Finding]:
@@ -241,7 +241,7 @@ def dimensional_collapse(look: Look) -> Iterator[Finding]:
     if m.total == 0 or not (lost or (m.effective_rank < limits.rank_warning and room >= 16)):
         return
     evidence = f"The effective rank is {m.effective_rank:.2f} in {look.x.shape[1]} dimensions with {m.classes} classes."
-    yield Finding("dimensional collapse", remedies.level(lost), evidence, remedies.DIMENSIONS, flags=remedies.SEMIHARD)
+    yield finding("dimensional collapse", level(lost), evidence, "dimensions")
 
 
 def pinned_loss(look: Look) -> Iterator[Finding]:
@@ -252,21 +252,20 @@ def pinned_loss(look: Look) -> Iterator[Finding]:
     if near and look.measures.total < 2 * look.margin:
         evidence = f"The loss is {look.value:.4g} at a margin of {look.margin:g}: distances hardly count."
         if look.apart:
-            yield Finding("loss pinned at its margin", "note", evidence, remedies.CONE, flags=remedies.SEMIHARD)
+            yield finding("loss pinned at its margin", "note", evidence, "cone")
         else:
-            yield Finding("loss pinned at its margin", "alarm", evidence, remedies.COLLAPSE, flags=remedies.SEMIHARD)
+            yield finding("loss pinned at its margin", "alarm", evidence, "collapse")
 
 
 def no_active_pairs(look: Look) -> Iterator[Finding]:
     """Nothing left to learn from."""
     if look.measures.total == 0 or not math.isfinite(look.measures.total):
         return
-    flags = remedies.harder(None)
     if look.force is not None and look.force.active == 0:
-        yield Finding("no active pairs", "warning", "The loss moves no pair of these rows.", remedies.EASY, flags=flags)
+        yield finding("no active pairs", "warning", "The loss moves no pair of these rows.", "easy")
     elif look.force is None and look.margin is not None and look.measures.active == 0:
         evidence = f"Every triplet is separated by the margin of {look.margin:g}."
-        yield Finding("no active pairs", "warning", evidence, remedies.EASY, flags=flags)
+        yield finding("no active pairs", "warning", evidence, "easy")
 
 
 def few_pull(look: Look) -> Iterator[Finding]:
@@ -279,7 +278,7 @@ def few_pull(look: Look) -> Iterator[Finding]:
         f"{sum(force.shares):.0%} of the gradient is on rows {listed(rows)}, {force.hardest:.0%} on one pair; "
         f"the weight is spread over {force.effective:.1f} pairs."
     )
-    yield Finding("gradient on few pairs", "warning", evidence, remedies.FEW, rows=rows, flags=remedies.TOP_K)
+    yield finding("gradient on few pairs", "warning", evidence, "few", rows=rows)
 
 
 def imbalance(look: Look) -> Iterator[Finding]:
@@ -288,15 +287,15 @@ def imbalance(look: Look) -> Iterator[Finding]:
     largest, middle = int(sizes.max()), float(sizes.double().median())
     if largest > look.limits.sizes * middle:
         evidence = f"The largest class has {largest} rows, the median one {middle:g}."
-        yield Finding("imbalance", "note", evidence, remedies.SIZES, flags=remedies.EVEN)
+        yield finding("imbalance", "note", evidence, "sizes")
     lone = int((sizes == 1).sum())
     if lone > 0.2 * len(look.x):
         evidence = f"{lone} of {len(look.x)} rows are alone in their class, and have no positive."
-        yield Finding("imbalance", "note", evidence, remedies.LONE, flags=remedies.EVEN)
+        yield finding("imbalance", "note", evidence, "lone")
     force = look.force
     if force is not None and force.active and not 0.01 <= force.alike <= 0.99:
         evidence = f"{force.alike:.1%} of the gradient is on alike pairs."
-        yield Finding("imbalance", "note", evidence, remedies.SIGNS, flags=remedies.EACH_SIGN)
+        yield finding("imbalance", "note", evidence, "signs")
 
 
 def suspects(look: Look) -> Iterator[Finding]:
@@ -318,7 +317,7 @@ def suspects(look: Look) -> Iterator[Finding]:
         )
         many = len(rows) > look.limits.suspects * len(look.x)
         severity: Severity = "warning" if many else "note"
-        yield Finding("mislabelled suspects", severity, evidence, remedies.SUSPECTS, rows=rows, flags=remedies.SOFT)
+        yield finding("mislabelled suspects", severity, evidence, "suspects", rows=rows)
 
 
 def norms(look: Look) -> Iterator[Finding]:
@@ -327,11 +326,11 @@ def norms(look: Look) -> Iterator[Finding]:
     middle, longest = float(lengths.median()), float(lengths.max())
     if look.measures.norm > look.limits.norm or not math.isfinite(longest):
         evidence = f"The rms length of rows is {look.measures.norm:.3g}."
-        yield Finding("norm explosion", "alarm", evidence, remedies.NORMS, flags=remedies.UNIT)
+        yield finding("norm explosion", "alarm", evidence, "norms")
     elif middle > 0 and longest > look.limits.norm_ratio * middle:
         rows = look.rows((lengths > look.limits.norm_ratio * middle).nonzero().flatten())
         evidence = f"The longest row is {longest / middle:.0f} times the median one (rows {listed(rows)})."
-        yield Finding("norm explosion", "warning", evidence, remedies.NORMS, rows=rows, flags=remedies.UNIT)
+        yield finding("norm explosion", "warning", evidence, "norms", rows=rows)
 
 
 RULES: tuple[Callable[[Look], Iterator[Finding]], ...] = (

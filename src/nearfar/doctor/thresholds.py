@@ -30,6 +30,8 @@ class Thresholds:
         norm: rms length above which rows that are not normalised run away.
         sizes: largest class over the median one.
         lost: share of its first recall that a run keeps, below which it has forgotten.
+        learnt: skill on the training samples from which they are known by heart.
+        fallen: held-out recall lost since the best, from which over-fitting is a warning.
     """
 
     looks: int = 1
@@ -52,3 +54,5 @@ class Thresholds:
     norm: float = 1e4
     sizes: float = 20.0
     lost: float = 0.5
+    learnt: float = 0.95
+    fallen: float = 0.05

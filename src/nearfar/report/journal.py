@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,22 @@ class Panel:
 
 @dataclass(frozen=True)
 class Journal:
-    """The panels of a run, and what was odd about the file, in words."""
+    """The panels of a run, what was odd about the file, in words, and R@1 before training, by name."""
 
     panels: tuple[Panel, ...]
     notes: tuple[str, ...]
+    baselines: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_journal(path: Path) -> Journal:
     """Read `journal.jsonl`; a missing file gives no panels, torn and damaged lines are passed over and counted."""
     found = read_lines(path)
-    panels, odd = _panels([_flat(entry) for entry in found.entries])
+    panels, odd = _panels([_flat({**entry, "baselines": None}) for entry in found.entries])
+    told = [entry["baselines"] for entry in found.entries if isinstance(entry.get("baselines"), dict)]
+    before = _flat(told[0]) if told else {}
     broken = len(found.damaged) + found.torn
     torn = (f"{broken} unreadable line{'s' * (broken > 1)} of the journal passed over.",) if broken else ()
-    return Journal(panels, torn + odd)
+    return Journal(panels, torn + odd, before)
 
 
 def _flat(entry: dict[str, Any]) -> dict[str, float]:

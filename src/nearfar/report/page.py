@@ -124,7 +124,10 @@ def build(
     room = int(ROOM * max(1.0, queries / 200)) - len(_json(data).encode(errors="replace"))
     unread = add_pictures(data, material, found, layout, table, room, watch)
     doctor = _found_in(source) if findings is None else list(findings)
-    body = [sections.headline(material.title, evaluation, x.shape[1], similarity), sections.scores(evaluation)]
+    body = [
+        sections.headline(material.title, evaluation, x.shape[1], similarity, material.journal.baselines),
+        sections.scores(evaluation),
+    ]
     body += [sections.findings(doctor)] if doctor is not None else []
     body += [sections.curves(material.journal)] if material.journal.panels else []
     body += [_gallery_section(evaluation, found), _map_section(len(x), layout)]

@@ -23,6 +23,9 @@ MEANING = {
     "f1": ("F1", "pairs that share a cluster against pairs that share a class"),
 }
 
+BEFORE = {"input": "Input vectors", "untrained": "Untrained network"}
+"""What recall at 1 is held against."""
+
 
 def section(name: str, title: str, lead: str, body: str) -> str:
     """A section with its heading; `lead` is text, `body` is HTML."""
@@ -31,8 +34,10 @@ def section(name: str, title: str, lead: str, body: str) -> str:
     return f'<section id="{name}" aria-labelledby="{name}-title">{heading}{intro}{body}</section>'
 
 
-def headline(title: str, evaluation: Evaluation, width: int, similarity: str) -> str:
-    """The one number, how sure it is, and of what."""
+def headline(
+    title: str, evaluation: Evaluation, width: int, similarity: str, before: Mapping[str, float] | None = None
+) -> str:
+    """The one number, how sure it is, and of what; and what it was before training, by name, where that is known."""
     value = evaluation.precision_at_1
     bar = evaluation.intervals.get("precision_at_1")
     unit = "classes" if evaluation.unit == "class" else "queries"
@@ -48,6 +53,7 @@ def headline(title: str, evaluation: Evaluation, width: int, similarity: str) ->
         ("Lone queries", f"{evaluation.lone:,}", "left out: no other sample of their class" if evaluation.lone else ""),
         ("Dimensions", f"{width:,}", f"{similarity} similarity"),
     ]
+    facts += [(BEFORE.get(name, escape(name)), percent(value), "recall at 1") for name, value in (before or {}).items()]
     listed = "".join(
         f"<div><dt>{name}</dt><dd>{number}{f'<small>{note}</small>' if note else ''}</dd></div>"
         for name, number, note in facts

@@ -23,7 +23,7 @@ from nearfar.evaluation.preprocessing import fingerprint_of
 from nearfar.losses.annealing import advance
 from nearfar.ranks import in_touch
 from nearfar.relations import Relation
-from nearfar.train import journal, parts, processes
+from nearfar.train import baselines, journal, parts, processes
 from nearfar.train.config import Config, save
 from nearfar.train.feed import feed
 from nearfar.train.folder import RunFolder, agreed
@@ -133,6 +133,7 @@ def _run(setting: Setting, keeper: Keeper, callbacks: Sequence[Callback], consol
         stopping() as stop,
     ):
         setting.model.train()
+        first = _baselines(setting, done, before, lines, show)
         _first_looks(setting, before, lines, callbacks)
         try:
             done = _steps(setting, keeper, lines, show, stop, callbacks, done, before)
@@ -144,6 +145,8 @@ def _run(setting: Setting, keeper: Keeper, callbacks: Sequence[Callback], consol
         show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
         return Result(folder, done, keeper.best_step, None, finished=False)
     scores = _test(setting, keeper, show)
+    if first and scores is not None:
+        show.tell(baselines.told({**first, "trained": scores.recall[1]}))
     if config.training.doctor != 0 and machine.is_main_process:
         show.tell(_verdict(folder, show.console.width))
     return Result(folder, done, keeper.best_step, scores, finished=True)
@@ -161,6 +164,21 @@ def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> l
         return list(callbacks)
     every = every or max(LEAST_APART, config.training.steps // LOOKS)
     return [Doctor(every=every, tell=lambda words: show.tell(f"doctor: {words}")), *callbacks]
+
+
+def _baselines(
+    setting: Setting, done: int, before: Sequence[dict[str, Any]], lines: journal.Journal, show: Show
+) -> dict[str, float]:
+    """What the run begins with: measured before its first step, or as its journal says where it is resumed."""
+    if not setting.config.training.baselines:
+        return {}
+    found = baselines.kept(before)
+    if found is None and done == 0 and setting.machine.is_main_process:
+        found = baselines.measured(setting)
+        lines.write({"step": 0, baselines.KEY: found})
+        show.tell(baselines.told(found))
+    setting.machine.wait_for_everyone()
+    return found or {}
 
 
 def _first_looks(

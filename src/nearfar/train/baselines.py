@@ -1,0 +1,41 @@
+"""What a run begins with: R@1 on the test classes of the input itself, where it is a vector, and of the new network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from nearfar.train.scores import score
+from nearfar.train.setting import Setting
+
+KEY = "baselines"
+"""Under which the journal keeps them, at step 0."""
+NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}
+
+
+def measured(setting: Setting) -> dict[str, float]:
+    """R@1 by name. Nothing is chosen by them, and nothing is drawn: a run goes on as it would have without."""
+    data, found = setting.data, {}
+    subjects: dict[str, nn.Module] = {"untrained": setting.bare_model}
+    if len(setting.inputs.shape) == 1:
+        subjects = {"input": nn.Flatten(), **subjects}
+    for name, model in subjects.items():
+        scored = score(model, data.test, setting.plain, gallery=data.gallery, ks=(1,), **setting.evaluating)
+        found[name] = round(scored.evaluation.recall[1], 6)
+    return found
+
+
+def kept(entries: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Those that a journal holds; None where it holds none."""
+    return next((dict(entry[KEY]) for entry in entries if isinstance(entry.get(KEY), Mapping)), None)
+
+
+def told(found: Mapping[str, float]) -> str:
+    """In words.
+
+    >>> told({"input": 0.973, "untrained": 0.41})
+    'R@1 on the test classes: input vectors 97.3, untrained network 41.0'
+    """
+    return "R@1 on the test classes: " + ", ".join(f"{NAMES[name]} {100 * value:.1f}" for name, value in found.items())
