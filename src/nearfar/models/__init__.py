@@ -16,9 +16,10 @@ from torch import nn
 
 from nearfar._checks import check_choice
 from nearfar.models.embedder import Embedder, Shape, freeze_norms, group_norms
-from nearfar.models.lite0 import MEAN, SIZE, STD, Lite0, imagenet_file, without_classifier
-from nearfar.models.outside import Backbone, from_timm, from_torchvision
+from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
+from nearfar.models.outside import Backbone, File, from_timm, from_torchvision
 from nearfar.models.small import small
+from nearfar.models.weights import fill, read_state
 
 __all__ = ["NAMES", "Embedder", "build", "freeze_norms", "group_norms"]
 
@@ -48,22 +49,24 @@ def build(
         pool: "avg", "max" or "both", for networks that give maps.
         normalise: scale each embedding to unit length.
         pretrained: begin with ImageNet's weights, where the network has any.
-        weights: a file with the state dict of the trunk, in place of the pretrained weights.
+        weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
+            it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
         hidden: a hidden layer of this width in the head; for "mlp" the width of its layer (default 512).
         neck: a batch norm after the head.
     """
     kind, _, rest = name.partition(":")
-    pretrained = pretrained and weights is None
+    file = None if weights is None else File(Path(weights), read_state(Path(weights)))
+    pretrained = pretrained and file is None
     if rest:
         check_choice("models", "name", kind, OUTSIDE)
-        trunk, size, mean, std = OUTSIDE[kind](rest, pretrained)
+        trunk, size, mean, std = OUTSIDE[kind](rest, pretrained, file)
     else:
         check_choice("models", "name", name, (*OWN, *(f"{kind}:NAME" for kind in OUTSIDE)))
         if name not in OWN:
             raise ValueError(f"models: {name!r} needs the name of a network in place of NAME, such as timm:resnet50.")
         trunk, size, mean, std = OWN[name](inputs, pretrained, hidden)
-    if weights is not None:
-        _load(trunk, Path(weights))
+        if file is not None:
+            fill(trunk, file.state, file.path, CLASSIFIER)
     return Embedder(
         trunk,
         width=width,
@@ -103,20 +106,9 @@ def _vector(name: str, inputs: Shape | None) -> Shape:
 def _lite0(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
     trunk = Lite0()
     if pretrained:
-        _load(trunk, imagenet_file())
+        path = imagenet_file()
+        fill(trunk, read_state(path), path, CLASSIFIER)
     return trunk, SIZE, MEAN, STD
-
-
-def _load(trunk: nn.Module, path: Path) -> None:
-    """Load a state dict into the trunk; nothing in the file is run."""
-    if not path.is_file():
-        raise FileNotFoundError(f"models: there is no file of weights {path}.")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        trunk.load_state_dict(without_classifier(state) if isinstance(trunk, Lite0) else state)
-    except Exception as error:
-        told = " ".join(str(error).split())[:200]
-        raise ValueError(f"models: the weights {path} do not fit the trunk ({told}); save its state_dict.") from None
 
 
 OWN: dict[str, Callable[[Shape | None, bool, int | None], Backbone]] = {
@@ -125,4 +117,4 @@ OWN: dict[str, Callable[[Shape | None, bool, int | None], Backbone]] = {
     "mlp": _mlp,
     "lite0": _lite0,
 }
-OUTSIDE: dict[str, Callable[[str, bool], Backbone]] = {"timm": from_timm, "torchvision": from_torchvision}
+OUTSIDE: dict[str, Callable[[str, bool, File | None], Backbone]] = {"timm": from_timm, "torchvision": from_torchvision}

