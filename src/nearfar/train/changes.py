@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "training.checkpoint_every",
     "training.explain_every",
     "training.doctor",
+    "training.baselines",
     "training.near",
     "training.far",
     "training.tensorboard",
