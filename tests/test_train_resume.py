@@ -223,6 +223,7 @@ ALLOWED = {
     "training.checkpoint_every": 3,
     "training.explain_every": 0,
     "training.doctor": 2,
+    "training.baselines": False,
     "training.near": 0.1,
     "training.far": 1.9,
     "training.tensorboard": True,
