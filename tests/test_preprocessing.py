@@ -18,7 +18,7 @@ from nearfar.data.transforms import Moved, Photograph, Plain
 from nearfar.evaluation import Vectors, export_onnx
 from nearfar.evaluation.preprocessing import Pixels, beside_graph, described, from_text
 from nearfar.train import checkpoint, parse
-from nearfar.train.config import to_yaml
+from nearfar.train.config import to_tree, to_yaml
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
 
@@ -55,9 +55,8 @@ def a_run(folder, monkeypatch):
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     about = {"transform": "photographs", "shape": [3, 224, 224]}
-    checkpoint.save(
-        folder / "checkpoints" / "best.pt", {"step": 1, "score": None, "model": model.state_dict(), "inputs": about}
-    )
+    state = {"step": 1, "score": None, "model": model.state_dict(), "inputs": about, "config": to_tree(config)}
+    checkpoint.save(folder / "checkpoints" / "best.pt", state)
 
 
 def cosines(a, b):
