@@ -102,7 +102,7 @@ class Keeper:
         setting.bare_model.load_state_dict(state["model"])
         setting.loss.load_state_dict(state["loss"])
         told = [{key: value for key, value in group.items() if key != "params"} for group in moves.param_groups]
-        # rates and decay as the configuration has them now, kernels as the device has them: torch reads them as it loads
+        # rates and decay as the configuration has them now, kernels as the device does: torch reads them as it loads
         saved = [{**group, **now} for group, now in zip(state["optimiser"]["param_groups"], told, strict=True)]
         moves.load_state_dict({**state["optimiser"], "param_groups": saved})
         setting.sampler.load_state_dict(state["sampler"])
