@@ -73,6 +73,7 @@ def child(act: Callable[..., None], *args: Any, log: Path | None = None) -> int:
     if pid:
         return pid
     code = 0
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # workers of a killed run complain
     try:
         act(*args)
     except OSError as error:
@@ -243,8 +244,9 @@ class Faults:
                 path.write_bytes(damaged(good, self.random))
                 outcome = _outcome(read, path, right)
                 outcomes[outcome] += 1
-                if outcome == "used":
-                    self.lost.append(f"{name}: damage passed without a word")
+                if outcome in ("used", "raw"):
+                    told_how = "passed without a word" if outcome == "used" else "is no single sentence"
+                    self.lost.append(f"{name}: damage {told_how}")
                 path.write_bytes(good)
             told.append(f"{name} " + "/".join(f"{number} {what}" for what, number in sorted(outcomes.items())))
         return f"{count} damages each: {', '.join(told)}"
@@ -316,7 +318,9 @@ def _outcome(read: Callable[[Path], Any], path: Path, right: Any) -> str:
         try:
             found = read(path)
         except (ValueError, FileNotFoundError) as error:
-            return "refused" if "\n" not in str(error) else "used"
+            return "refused" if "\n" not in str(error) else "raw"
+        except Exception:
+            return "raw"
         if same(found, right):
             return "repaired"
         return "told of" if told else "used"

@@ -15,7 +15,7 @@ import pytest
 import torch
 from runs import config, journal, tiny, weights
 
-from nearfar._files import check_seal
+from nearfar._files import check_seal, read_arrays
 from nearfar._journal import LONGEST, read_lines, to_line
 from nearfar.doctor import diagnose_run
 from nearfar.report.journal import read_journal
@@ -92,6 +92,20 @@ def test_no_flipped_bit_and_no_zeroed_block_passes(run, name):
         path.write_bytes(good[:size])
         with pytest.raises(ValueError, match="cannot be read"):
             checkpoint.load(path, checkpoint.BEST)
+
+
+def test_no_flipped_bit_of_the_end_is_anything_but_a_sentence(run):
+    """Of the directory of the archive, its end and the seal: zipfile itself raises at some of them."""
+    path = run / "checkpoints/best.pt"
+    good = path.read_bytes()
+    for bit in range(8 * (len(good) - 256), 8 * len(good), 3):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match="cannot be read"):
+            checkpoint.load(path, checkpoint.BEST)
+        with pytest.raises(ValueError, match=r"write it again|numpy\.savez"):
+            read_arrays("test", path)
 
 
 @pytest.mark.parametrize("name", ["last", "best"])

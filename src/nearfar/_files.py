@@ -127,7 +127,7 @@ def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{owner}: there is no file {path}.")
-    if not zipfile.is_zipfile(path):
+    if not _is_zip(path):
         raise ValueError(f"{owner}: {path} is no .npz file, or it was cut short; write it again with numpy.savez.")
     check_seal(owner, path)
     name = ""
@@ -205,6 +205,14 @@ def _place(path: str, real: dict[str, str]) -> str:
     if parent not in real:
         real[parent] = os.path.realpath(parent)
     return os.path.join(real[parent], name, "")
+
+
+def _is_zip(path: Path) -> bool:
+    """`zipfile.is_zipfile`, which raises where some bytes of the end of a file are damaged."""
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:
+        return False
 
 
 def _seal(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import zipfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,12 @@ def load(path: Path, needs: Collection[str]) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint: there is no {path}; train first, or name another run.")
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"checkpoint: {path} cannot be read: it was cut short, or is no checkpoint; take another one.")
     try:
         check_seal("checkpoint", path, needed=True)
     except ValueError:
         raise ValueError(
-            f"checkpoint: {path} cannot be read: it is damaged, or of an older version of nearfar, which wrote no "
-            "seal; take another one, or train again."
+            f"checkpoint: {path} cannot be read: it is cut short or damaged, or of an older version of nearfar, "
+            "which wrote no seal; take another one, or train again."
         ) from None
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
