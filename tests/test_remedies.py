@@ -209,7 +209,7 @@ def test_a_run_measures_its_baselines_once_and_follows_the_remedy_to_a_better_sc
     )
     shown = Console(record=True, width=200, file=io.StringIO())
     first = fit(settings, tmp_path / "ill", data=data, console=shown)
-    lines = [json.loads(line) for line in (tmp_path / "ill/journal.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "ill/journal.jsonl").read_text(encoding="utf-8").splitlines()]
     (before,) = [line for line in lines if "baselines" in line]
     assert before["step"] == 0
     assert before["baselines"]["input"] > 0.95
@@ -232,9 +232,9 @@ def test_baselines_change_nothing_and_are_not_measured_again(tmp_path):
     )
     assert all(torch.equal(first["model"][key], second["model"][key]) for key in first["model"])
     assert torch.equal(first["random"][0]["torch"], second["random"][0]["torch"])
-    written = (tmp_path / "with/journal.jsonl").read_text()
+    written = (tmp_path / "with/journal.jsonl").read_text(encoding="utf-8")
     fit(changed(settings, [("training.steps", "15")]), tmp_path / "with", data=data, resume=True, console=QUIET)
-    again = (tmp_path / "with/journal.jsonl").read_text()
+    again = (tmp_path / "with/journal.jsonl").read_text(encoding="utf-8")
     assert again.count("baselines") == written.count("baselines") == 1
 
 
