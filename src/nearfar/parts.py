@@ -14,6 +14,7 @@ What was done to a single object (a hook, a method put in place of another, a te
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, ClassVar, TypeGuard, TypeVar
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 
 Kind = TypeVar("Kind")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PLAIN = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})
+"""Most of what a part holds: no tensor, told without asking torch."""
 
 
 class Part:
@@ -101,7 +104,7 @@ def _touched(part: Any) -> str | None:
     if hooked(part):
         return "has a hook"
     for name, value in held.items():
-        if isinstance(value, Tensor | nn.Module):
+        if type(value) not in PLAIN and isinstance(value, Tensor | nn.Module):
             return f"holds a {type(value).__name__}, {name}, that is no parameter, buffer or module of a module"
     return None
 
