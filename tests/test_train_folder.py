@@ -144,8 +144,9 @@ def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
         with pytest.raises(BlockingIOError, match="another process is training in"):
             fit(config(**settings), tmp_path / "a", data=tiny(), **words)
     process.kill()
-    process.communicate()
+    process.wait()  # not for its pipes, which the workers have too
     fit(config(**settings), tmp_path / "a", data=tiny(), resume=True)
+    process.communicate()
     assert journal(tmp_path / "a") == journal(tmp_path / "whole")
 
 
