@@ -88,7 +88,6 @@ WAYS: dict[type, tuple[Callable[[Any], Any], ...]] = {
         lambda x: robust(over=x, **ANCHORS),
         lambda x: robust(over=(x, S.KL(0.3, normalised=False)), pair=P.Linear(), **ANCHORS),
         lambda x: robust(over=S.Expected(x), **ANCHORS),
-        lambda x: robust(over=x, groups=triplets.Triplets()),
     ),
     similarity.Similarity: (
         lambda x: L.DroTopK(k=5, similarity=x),
@@ -192,8 +191,10 @@ class Case:
         return part
 
     def losses(self) -> Iterator[Callable[[Any], Any]]:
-        """What to put the part into; for methods that all of a family share, one will do."""
+        """What to put the part into; for methods that all of a family share, one will do, for helpers two."""
         ways = WAYS[family(self.kind)]
+        if self.name.startswith("_") and self.name != "_value":
+            ways = ways[:2]
         return iter(ways if self.name in vars(self.kind) else ways[:1])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,7 @@ FIXED = {(P.AngularMargin, "margin"), (M.DistanceWeighted, "cutoff")}
 @modules
 def test_a_number_may_be_learnt(kind, monkeypatch):
     for name in numbers(kind):
-        for way in Case(kind, "forward").losses():
+        for way in islice(Case(kind, "forward").losses(), 1, 4):
             part = EXAMPLES[kind](kind)
             start = getattr(part, name)
             delattr(part, name)
