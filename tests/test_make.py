@@ -50,3 +50,27 @@ def test_an_installation_that_fails_or_is_not_wanted_stops_nothing(tmp_path):
     (tmp_path / "b").mkdir()
     assert browser(tmp_path / "a", apt=100).endswith("the tests of the report page will be skipped.\n")
     assert "apt-get" not in browser(tmp_path / "b", "BROWSER=skip")
+
+
+def test_ci_runs_the_test_command_and_the_doctests_on_plain_kernels():
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert "make test" in lines
+    assert "ATEN_CPU_CAPABILITY=default make docs" in lines
+    assert "export NEARFAR_BROWSER=required" in lines
+
+
+def test_portable_tries_other_kernels_threads_and_hash_seeds():
+    shown = subprocess.run(
+        ["make", "-n", "portable"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    ).stdout
+    for setting in (
+        "ATEN_CPU_CAPABILITY=default",
+        "ATEN_CPU_CAPABILITY=avx2",
+        "MKL_CBWR=COMPATIBLE",
+        "OMP_NUM_THREADS=1",
+        "OMP_NUM_THREADS=2",
+        "PYTHONHASHSEED",
+        "docs README.md src",
+        "tests/test_losses.py",
+    ):
+        assert setting in shown
