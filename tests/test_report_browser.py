@@ -235,7 +235,7 @@ def browser(chromium, page):
     chromium.open(page)
     yield chromium
     assert chromium.problems == []
-    assert [url[:80] for url in chromium.requests if not url.startswith("data:image/")] == [page.as_uri()]
+    assert [url for url in chromium.requests if not url.startswith("data:image/")] == [page.as_uri()]
 
 
 def shown(browser: Browser) -> int:
