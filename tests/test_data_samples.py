@@ -227,7 +227,7 @@ def test_workers_draw_alike():
 
 def test_a_view_travels_to_other_processes(tmp_path):
     paths, labels = files(tmp_path)
-    for samples, name in ((pictures_in_memory(), "glyphs"), (Pictures(paths, labels), "004")):
+    for samples, name in ((pictures_in_memory(), "glyphs"), (Pictures(paths, labels), "can2019")):
         view = View(samples, transforms.get(name, train=True), seed=1)
         assert torch.equal(pickle.loads(pickle.dumps(view))[(1, 2)][0], view[(1, 2)][0])
 

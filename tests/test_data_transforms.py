@@ -39,7 +39,7 @@ def test_mean_and_std():
     torch.testing.assert_close(Plain((1.0,), (2.0,))(torch.tensor([3.0, 5.0]), generator()), torch.tensor([1.0, 2.0]))
 
 
-@pytest.mark.parametrize(("name", "side"), [("002", 227), ("004", 224), ("photographs", 224)])
+@pytest.mark.parametrize(("name", "side"), [("qi2020", 227), ("can2019", 224), ("photographs", 224)])
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("size", [(300, 200), (64, 500), (256, 256)])
 def test_photographs_have_one_shape(name, side, train, size):
@@ -47,27 +47,27 @@ def test_photographs_have_one_shape(name, side, train, size):
 
 
 def test_the_middle_is_exact():
-    x = get("002", train=False)(ramp(256, 256), generator()) * 255
+    x = get("qi2020", train=False)(ramp(256, 256), generator()) * 255
     assert x[0, 0].round().tolist() == list(range(14, 14 + 227))  # (256 - 227) // 2 = 14
     assert x[1, :, 0].round().tolist() == list(range(14, 14 + 227))
-    x = get("004", train=False)(ramp(256, 256), generator()) * 255
+    x = get("can2019", train=False)(ramp(256, 256), generator()) * 255
     assert x[0, 0].round().tolist() == list(range(16, 16 + 224))
-    wide = get("002", train=False)(ramp(300, 256), generator()) * 255  # the short side is 256 already
+    wide = get("qi2020", train=False)(ramp(300, 256), generator()) * 255  # the short side is 256 already
     assert wide[0, 0].round().tolist() == [min(v, 255) if v < 256 else v - 256 for v in range(36, 36 + 227)]
 
 
-def test_004_gives_up_the_aspect_and_002_does_not():
+def test_can2019_gives_up_the_aspect_and_002_does_not():
     bars = Image.fromarray(np.repeat(np.repeat([[0, 255]], 512, axis=1), 512, axis=0).astype(np.uint8))  # 1024 x 512
-    middle_004 = get("004", train=False)(bars, generator())
+    middle_004 = get("can2019", train=False)(bars, generator())
     assert middle_004[0, 0, :110].max() == 0
     assert middle_004[0, 0, 114:].min() == 1  # the edge stays in the middle in both
     tall = ramp(128, 256)
-    assert get("004", train=False)(tall, generator())[0].max() * 255 > 118  # nearly all of the width is there
-    assert get("002", train=False)(tall, generator())[1].max() * 255 < 190  # the ends of the height are not
+    assert get("can2019", train=False)(tall, generator())[0].max() * 255 > 118  # nearly all of the width is there
+    assert get("qi2020", train=False)(tall, generator())[1].max() * 255 < 190  # the ends of the height are not
 
 
 def test_draws_repeat_and_vary():
-    for name in ("002", "004", "glyphs"):
+    for name in ("qi2020", "can2019", "glyphs"):
         transform, picture = get(name, train=True), ramp(300, 280)
         assert torch.equal(transform(picture, generator(1)), transform(picture, generator(1)))
         assert not torch.equal(transform(picture, generator(1)), transform(picture, generator(2)))
@@ -144,4 +144,4 @@ def test_errors():
     with pytest.raises(ValueError, match=r"name must be one of .* did you mean 'glyphs'"):
         get("glyph", train=True)
     with pytest.raises(TypeError, match="picture must be a PIL image, but came as Tensor"):
-        get("002", train=True)(torch.zeros(3, 256, 256), generator())
+        get("qi2020", train=True)(torch.zeros(3, 256, 256), generator())

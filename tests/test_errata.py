@@ -24,11 +24,11 @@ def slope_of(value, embeddings):
     return torch.autograd.grad(value, embeddings)[0]
 
 
-# ---------------------------------------------------------------- 002
+# ---------------------------------------------------------------- Qi et al. 2020
 
 
-def test_002_labels_must_be_plus_and_minus_one():
-    """002, preliminaries: y in {0, 1} in [m + y(λ - s)]₊ leaves unlike pairs a constant m, no gradient; ±1 is meant."""
+def test_qi2020_labels_must_be_plus_and_minus_one():
+    """Qi et al. 2020, preliminaries: y in {0, 1} in [m + y(λ - s)]₊ leaves unlike pairs a constant m, no gradient; ±1 is meant."""
     s = torch.linspace(-1, 1, 21, dtype=torch.float64, requires_grad=True)
     printed = torch.relu(0.2 + 0 * (0.5 - s))
     assert (printed == 0.2).all()
@@ -37,8 +37,8 @@ def test_002_labels_must_be_plus_and_minus_one():
     assert torch.equal(slope_of(true.sum(), s), (s > 0.3).double())
 
 
-def test_002_a_sample_is_no_pair_with_itself():
-    """002, footnote 2: B² pairs with the diagonal; a self pair has s = 1, an easy positive. B(B-1) is right."""
+def test_qi2020_a_sample_is_no_pair_with_itself():
+    """Qi et al. 2020, footnote 2: B² pairs with the diagonal; a self pair has s = 1, an easy positive. B(B-1) is right."""
     E, y, alike, unlike = batch()
     s = Cosine()(E, E)
     losses = P.Logistic()(s, 1) * alike + P.Logistic()(s, -1) * unlike
@@ -48,22 +48,22 @@ def test_002_a_sample_is_no_pair_with_itself():
     assert abs(found.item() - with_self.sum().item() / 100) > 1e-3
 
 
-def test_002_top_k_beyond_the_number_of_pairs_means_all_of_them():
-    """002, TopK: p <= 1/K is infeasible for K above the number of pairs; K = all pairs then. K need not be whole."""
+def test_qi2020_top_k_beyond_the_number_of_pairs_means_all_of_them():
+    """Qi et al. 2020, TopK: p <= 1/K is infeasible for K above the number of pairs; K = all pairs then. K need not be whole."""
     E, y, *_ = batch()
     assert L.DroTopK(k=400)(E, y).item() == pytest.approx(L.DroTopK(k=45)(E, y).item(), abs=1e-14)
     l = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
     assert S.TopK(2.5).value(l).item() == pytest.approx((4 + 3 + 0.5 * 2) / 2.5)
 
 
-def test_002_ties_give_one_subgradient_of_many():
-    """002, Lemma 1 (cites the rule for inf): at a tie any p in P* is right; we share, so order does not matter."""
+def test_qi2020_ties_give_one_subgradient_of_many():
+    """Qi et al. 2020, Lemma 1 (cites the rule for inf): at a tie any p in P* is right; we share, so order does not matter."""
     p = S.TopK(2).weights(torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0]]))
     torch.testing.assert_close(p, torch.tensor([[0.0, 1 / 2, 1 / 6, 1 / 6, 1 / 6]]))
 
 
-def test_002_kl_with_and_without_its_normaliser():
-    """002, KL: γ log mean e^{l/γ} or γ log Σ e^{l/γ} differ by γ log n in value and in nothing else."""
+def test_qi2020_kl_with_and_without_its_normaliser():
+    """Qi et al. 2020, KL: γ log mean e^{l/γ} or γ log Σ e^{l/γ} differ by γ log n in value and in nothing else."""
     l = torch.tensor([[0.3, 0.9, 0.1, 0.4]], dtype=torch.float64, requires_grad=True)
     normal, raw = S.KL(0.2).value(l).sum(), S.KL(0.2, normalised=False).value(l).sum()
     assert (raw - normal).item() == pytest.approx(0.2 * math.log(4))
@@ -71,16 +71,16 @@ def test_002_kl_with_and_without_its_normaliser():
     torch.testing.assert_close(slope_of(S.KL(0.2).value(l).sum(), l), torch.softmax(l.detach() / 0.2, dim=1))
 
 
-def test_002_top_k_pn_is_an_average():
-    """002, TopK-PN: printed p in {0, 1} makes a SUM of K losses; text and code take the average, 1/K of it."""
+def test_qi2020_top_k_pn_is_an_average():
+    """Qi et al. 2020, TopK-PN: printed p in {0, 1} makes a SUM of K losses; text and code take the average, 1/K of it."""
     E, y, alike, unlike = batch()
     s = Cosine()(E, E)
     total = torch.relu(0.7 - s[alike]).topk(6).values.sum() + torch.relu(s[unlike] - 0.3).topk(6).values.sum()
     torch.testing.assert_close(L.DroTopKPN(k=6)(E, y), total / 12)
 
 
-def test_002_chi_square_closed_form_has_a_range():
-    """002, chi-square: mean + √(2ρVar/n) is the value iff 2ρ(mean-min)² <= nVar (biased Var), and too large beyond."""
+def test_qi2020_chi_square_closed_form_has_a_range():
+    """Qi et al. 2020, chi-square: mean + √(2ρVar/n) is the value iff 2ρ(mean-min)² <= nVar (biased Var), and too large beyond."""
     l = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
     mean, variance, n = 0.25, 3 / 16, 4
     edge = n * variance / (2 * mean**2)  # = 6 = n(n-1)/2: a single spike is covered to the very end
@@ -93,8 +93,8 @@ def test_002_chi_square_closed_form_has_a_range():
 
 
 @pytest.mark.parametrize("margin", [0.0, 1.0])
-def test_002_lambda_cancels_in_lifted_structure(margin):
-    """002, eq. 3 and 8: λ is called a margin, but L_LS does not depend on it."""
+def test_qi2020_lambda_cancels_in_lifted_structure(margin):
+    """Qi et al. 2020, eq. 3 and 8: λ is called a margin, but L_LS does not depend on it."""
     E, y, *_ = batch()
     values = [
         nf.RobustLoss(
@@ -111,8 +111,8 @@ def test_002_lambda_cancels_in_lifted_structure(margin):
     assert values[0].item() == pytest.approx(paper.item(), abs=1e-12)
 
 
-def test_002_lifted_structure_rests_where_its_hinge_rests():
-    """002, eq. 5, 6, 22: the gradient is printed without the outer [.]₊; a positive at .9, a negative at -.9: zero."""
+def test_qi2020_lifted_structure_rests_where_its_hinge_rests():
+    """Qi et al. 2020, eq. 5, 6, 22: the gradient is printed without the outer [.]₊; a positive at .9, a negative at -.9: zero."""
     s = math.sqrt(1 - 0.81)
     E = torch.tensor([[1.0, 0.0], [0.9, s], [-0.9, s]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 0, 1])
@@ -122,7 +122,7 @@ def test_002_lifted_structure_rests_where_its_hinge_rests():
     assert (grouped.pull[0, 1:] != 0).all()
 
 
-def test_002_lifted_structure_is_always_active_with_eight_products_of_pairs():
+def test_qi2020_lifted_structure_is_always_active_with_eight_products_of_pairs():
     """On the sphere log Σ_P e^{-s} + log Σ_N e^{s} >= log(P·N) - 2, so P·N >= 8 > e² keeps the hinge active."""
     same = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(3, 2)
     away = -same[:1].expand(4, 2)
@@ -133,8 +133,8 @@ def test_002_lifted_structure_is_always_active_with_eight_products_of_pairs():
     assert (fewer[:3] == 0).all()  # 2·3 = 6
 
 
-def test_002_the_weights_7_hold_only_for_large_margins():
-    """002, eq. 7: p = softmax(-y s/γ) needs every l > 0, i.e. m > 1 + λ; with the paper's m = .2, λ = .5 it differs."""
+def test_qi2020_the_weights_7_hold_only_for_large_margins():
+    """Qi et al. 2020, eq. 7: p = softmax(-y s/γ) needs every l > 0, i.e. m > 1 + λ; with the paper's m = .2, λ = .5 it differs."""
     E, y, alike, unlike = batch()
     s = Cosine()(E, E).detach()
     p = torch.zeros_like(s)
@@ -153,8 +153,8 @@ def test_002_the_weights_7_hold_only_for_large_margins():
         assert (weights(0.2, zero)[everyone] - p[everyone]).abs().max() > 0.05
 
 
-def test_002_the_dual_of_kl():
-    """002, eq. 15-18: v* = γ log mean e^{l/γ} - γ; `dual` shows γ log Σ e^{l/γ} = v* + γ + γ log n."""
+def test_qi2020_the_dual_of_kl():
+    """Qi et al. 2020, eq. 15-18: v* = γ log mean e^{l/γ} - γ; `dual` shows γ log Σ e^{l/γ} = v* + γ + γ log n."""
     l = torch.tensor([[0.3, 0.9, 0.1]], dtype=torch.float64)
     gamma = 0.2
     v = gamma * math.log(torch.exp(l / gamma).mean().item()) - gamma
@@ -163,8 +163,8 @@ def test_002_the_dual_of_kl():
     torch.testing.assert_close(S.KL(gamma).weights(l), p)
 
 
-def test_002_the_margin_loss_does_not_recover_multi_similarity():
-    """002, eq. 19-27: c₊ = λ+m, c₋ = λ-m gives MS with TWO thresholds, and m = 0 needs all losses positive."""
+def test_qi2020_the_margin_loss_does_not_recover_multi_similarity():
+    """Qi et al. 2020, eq. 19-27: c₊ = λ+m, c₋ = λ-m gives MS with TWO thresholds, and m = 0 needs all losses positive."""
     E, y, *_ = batch()
     over = tuple(S.KL(1 / x, normalised=False, atom=True) for x in (2.0, 50.0))
 
@@ -177,8 +177,8 @@ def test_002_the_margin_loss_does_not_recover_multi_similarity():
     assert (slope(P.Hinge(0.0, 0.5)) - wanted).abs().max() > 1e-4
 
 
-def test_002_hap2s_keeps_its_hinge():
-    """002, eq. 30-34 drop the hinge: with it, anchors at rest have no gradient, and grouped KL is not recovered."""
+def test_qi2020_hap2s_keeps_its_hinge():
+    """Qi et al. 2020, eq. 30-34 drop the hinge: with it, anchors at rest have no gradient, and grouped KL is not recovered."""
     E, y, alike, _ = batch(3)
     both = alike.any(dim=1)
     E, y = E[both].detach().requires_grad_(), y[both]
@@ -189,8 +189,8 @@ def test_002_hap2s_keeps_its_hinge():
     assert (on - grouped).abs().max() > 1e-3
 
 
-def test_002_weights_must_be_held_constant():
-    """002 (HAP2S, and any Σ p* l): p* differentiated along gives another gradient than that of F."""
+def test_qi2020_weights_must_be_held_constant():
+    """Qi et al. 2020 (HAP2S, and any Σ p* l): p* differentiated along gives another gradient than that of F."""
     E, *_ = batch()
 
     def losses():
@@ -203,15 +203,15 @@ def test_002_weights_must_be_held_constant():
     assert (free - true).abs().max() > 0.05
 
 
-def test_002_pair_counts_of_section_4_2_3():
-    """002, 4.2.3: |N| = 198080 for B = 640 and 5 a class; 203200 unordered unlike pairs is right."""
+def test_qi2020_pair_counts_of_section_4_2_3():
+    """Qi et al. 2020, 4.2.3: |N| = 198080 for B = 640 and 5 a class; 203200 unordered unlike pairs is right."""
     positives, negatives = nf.Relation.from_labels(torch.arange(640) // 5).counts()
     assert int(positives.sum()) // 2 == 1280
     assert int(negatives.sum()) // 2 == 203200 == math.comb(640, 2) - 1280
 
 
-def test_002_pairs_without_loss_damp_the_rest_unless_dropped():
-    """002 removes them: F jumps as one enters. Ten losses of .3 among 1,000, γ = .1: .017 kept, .300 dropped, .291."""
+def test_qi2020_pairs_without_loss_damp_the_rest_unless_dropped():
+    """Qi et al. 2020 removes them: F jumps as one enters. Ten losses of .3 among 1,000, γ = .1: .017 kept, .300 dropped, .291."""
     l = torch.zeros(1, 1000, dtype=torch.float64)
     l[0, :10] = 0.3
     assert S.KL(0.1).value(l).item() == pytest.approx(0.0175, abs=5e-4)
@@ -224,7 +224,7 @@ def test_002_pairs_without_loss_damp_the_rest_unless_dropped():
     assert S.TopK(100, zero="drop").value(l).item() == pytest.approx(3.0 / 11)
 
 
-# ---------------------------------------------------------------- 004
+# ---------------------------------------------------------------- Can et al. 2019
 
 
 def feasible(eps: float):
@@ -239,8 +239,8 @@ def feasible(eps: float):
     return E, torch.arange(6) // 2
 
 
-def test_004_a_feasible_embedding_has_zero_contrastive_loss_only_for_coinciding_positives():
-    """004, prop. 4.1: true for ε₊ = 0 only; else the loss is Σd² > 0, unless the margin m₊ allows ε₊."""
+def test_can2019_a_feasible_embedding_has_zero_contrastive_loss_only_for_coinciding_positives():
+    """Can et al. 2019, prop. 4.1: true for ε₊ = 0 only; else the loss is Σd² > 0, unless the margin m₊ allows ε₊."""
     E, y = feasible(0.335)
     d = -NegEuclidean()(E, E)
     assert d[y[:, None] != y].min() > 1
@@ -250,8 +250,8 @@ def test_004_a_feasible_embedding_has_zero_contrastive_loss_only_for_coinciding_
     assert L.Contrastive()(E, y).item() == pytest.approx(0, abs=1e-15)
 
 
-def test_004_a_feasible_embedding_has_zero_triplet_and_margin_loss():
-    """004, prop. 4.1: right for the triplet (ε₋² = ε₊² + ε, squared) and the margin loss (ε± = β ± δ)."""
+def test_can2019_a_feasible_embedding_has_zero_triplet_and_margin_loss():
+    """Can et al. 2019, prop. 4.1: right for the triplet (ε₋² = ε₊² + ε, squared) and the margin loss (ε± = β ± δ)."""
     E, y = feasible(0.335)
     d = -NegEuclidean()(E, E)
     near, far = 0.335, d[y[:, None] != y].min().item()
@@ -261,19 +261,19 @@ def test_004_a_feasible_embedding_has_zero_triplet_and_margin_loss():
     assert L.Margin(margin=slack, threshold=middle, learn=False)(E, y).item() == 0
 
 
-def test_004_zero_triplet_loss_does_not_mean_feasible():
-    """004, "equivalent": alike rows 6.5 apart and unlike ones 279 have zero triplet loss, whatever a fixed ε₊ says."""
+def test_can2019_zero_triplet_loss_does_not_mean_feasible():
+    """Can et al. 2019, "equivalent": alike rows 6.5 apart and unlike ones 279 have zero triplet loss, whatever a fixed ε₊ says."""
     E = torch.tensor([[0.0], [6.5], [285.5], [292.0]], dtype=torch.float64)
     raw = nf.similarity.NegSquaredEuclidean(normalize=False)
     assert L.Triplet(margin=0.1, similarity=raw)(E, torch.tensor([0, 0, 1, 1])).item() == 0
 
 
-# ---------------------------------------------------------------- 003 and 000
+# ---------------------------------------------------------------- Jaffe 2020 and Xu et al. 2022
 
 
 @pytest.mark.parametrize(("margin", "mu"), [(0.3, 0.1), (0.0, 1.0), (0.5, 0.02)])
-def test_003_the_smoothed_triplet_of_a_collapsed_batch(margin, mu):
-    """003, eq. 9-12 and 21: f_μ at collapse is μ log(1 + e^{α/μ}), log 2 only for α = 0 and μ = 1."""
+def test_jaffe2020_the_smoothed_triplet_of_a_collapsed_batch(margin, mu):
+    """Jaffe 2020, eq. 9-12 and 21: f_μ at collapse is μ log(1 + e^{α/μ}), log 2 only for α = 0 and μ = 1."""
     E = torch.ones(6, 3, dtype=torch.float64)
     loss = L.Triplet(margin=margin, smooth=mu)
     value = loss(E, torch.arange(6) // 2).item()
@@ -281,8 +281,8 @@ def test_003_the_smoothed_triplet_of_a_collapsed_batch(margin, mu):
     assert margin <= value <= margin + mu * math.log(2) + 1e-12
 
 
-def test_000_the_margin_is_not_negligible():
-    """000: with α = 0 total collapse is a global minimum of value 0; with α > 0 it costs α."""
+def test_xu2022_the_margin_is_not_negligible():
+    """Xu et al. 2022: with α = 0 total collapse is a global minimum of value 0; with α > 0 it costs α."""
     E = torch.ones(6, 3, dtype=torch.float64)
     for mining in ("all", "hard", "hardest"):
         assert L.Triplet(margin=0.0, mining=mining)(E, torch.arange(6) // 2).item() == 0

@@ -48,7 +48,7 @@ def test_toy_values():
 
 
 def test_toy_pairs_that_bind():
-    """000 says that the hard triplet and the worst pairs of d_iso are the same three points: not here."""
+    """Xu et al. 2022 says that the hard triplet and the worst pairs of d_iso are the same three points: not here."""
     g = G.isometric_error(TOY, TOY_LABELS)
     gap = (torch.cdist(TOY, TOY) - torch.cdist(g.map, g.map)).abs()
     binding = {(i, j) for i in range(5) for j in range(i + 1, 5) if gap[i, j] > g.upper - 1e-4}
@@ -134,7 +134,7 @@ def test_a_margin_is_part_of_the_programme():
 
 @pytest.mark.parametrize("scale", [100.0])
 def test_scale_and_rigid_motion(scale):
-    """d_haus/d_iso does not change with scale; 000's constant c_n/theta would."""
+    """d_haus/d_iso does not change with scale; Xu et al.'s constant c_n/theta would."""
     other = moved(TOY, 3, scale)
     assert G.isometric_error(other, TOY_LABELS).upper == pytest.approx(scale * 0.653505, rel=1e-3)
     assert G.hausdorff_distance(other, TOY_LABELS, starts=2).upper == pytest.approx(scale * 0.737747, rel=1e-3)
@@ -188,7 +188,7 @@ def test_the_default_of_starts_is_enough(call):
         assert call(x, y).upper <= 1.01 * call(x, y, starts=40).upper
 
 
-# ---------------------------------------------------------------- what 000 prints (docs/errata.md cites these)
+# ---------------------------------------------------------------- what Xu et al. 2022 prints (docs/errata.md cites these)
 
 
 def test_lemma_1_loses_an_epsilon_where_f_is_not_injective():

@@ -76,7 +76,7 @@ def test_its_analogue_for_more_triplets_does_not():
 
 
 def test_the_printed_bounds_fail_and_the_true_one_holds():
-    """003, (29) at u = e₁, v = 99.5e₂, w = (-.085, .014); (23) as w → 0, where a step of 1/M_g raises f."""
+    """Jaffe 2020, (29) at u = e₁, v = 99.5e₂, w = (-.085, .014); (23) as w → 0, where a step of 1/M_g raises f."""
     u, v, w = E1, 99.5 * E2, torch.tensor([[-0.085, 0.014]], dtype=torch.float64)
     f = TripletObjective(u, v, margin=0.0)
     norm = float(torch.linalg.eigvalsh(hessian(f, w)).abs().max())

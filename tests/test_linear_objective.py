@@ -75,7 +75,7 @@ def test_the_parts_are_convex_and_their_difference_is_f():
 
 
 def test_one_triplet_in_one_dimension_is_the_papers_function():
-    """003, (19), (25), (28) for α = 0, μ = 1."""
+    """Jaffe 2020, (19), (25), (28) for α = 0, μ = 1."""
     f, A, u, v = problem(3, n=1, d=1, margin=0.0, mu=1.0)
     B, w = oracle.b_matrix(u[0], v[0]).astype(float), A.numpy()[0]
     q = 1 / (1 + math.exp(-w @ B @ w))
@@ -201,7 +201,7 @@ def test_sampling_is_unbiased():
 
 
 def test_a_bias_changes_nothing():
-    """003's future work asks for a bias: it cancels in every difference, in the loss of a layer as in f."""
+    """Jaffe's future work asks for a bias: it cancels in every difference, in the loss of a layer as in f."""
     x = torch.randn(3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     f = TripletObjective(x[0] - x[1], x[0] - x[2], margin=0.4, mu=0.2)
     torch.manual_seed(0)

@@ -117,7 +117,7 @@ def test_far_scores_stay_finite_in_float32(name, sign):
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0])
 def test_the_smooth_hinge_exceeds_the_hinge_by_at_most_mu_log_2(mu):
-    """003, eq. 9-12: max(x, 0) <= μ softplus(x/μ) <= max(x, 0) + μ log 2, met at x = 0."""
+    """Jaffe 2020, eq. 9-12: max(x, 0) <= μ softplus(x/μ) <= max(x, 0) + μ log 2, met at x = 0."""
     x = torch.linspace(-3, 3, 601, dtype=torch.float64)
     gap = smooth_hinge(x, mu) - smooth_hinge(x, 0.0)
     assert (gap >= -1e-15).all()

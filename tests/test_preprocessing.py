@@ -156,7 +156,7 @@ def test_every_transform_of_evaluation_is_described_and_read_back(name):
         assert back == Plain()
 
 
-@pytest.mark.parametrize("transform", [transforms.get("002", True), Moved(), lambda picture, generator: picture])
+@pytest.mark.parametrize("transform", [transforms.get("qi2020", True), Moved(), lambda picture, generator: picture])
 def test_what_cannot_be_described(transform):
     with pytest.raises(ValueError, match="without chance"):
         described(transform)

@@ -132,7 +132,7 @@ def grouped(margin, gamma=1.0, **more):
 def test_grouped_kl_of_temperature_one_has_the_gradient_of_generalized_lifted(seed):
     """All losses positive (m = 2 > 1 + λ) and all outer hinges active: equal gradients; values apart by a constant.
 
-    F = L_LS + Σ_i (2m - log P_i - log N_i), over the anchors with both sides (002, eq. 3 and 7).
+    F = L_LS + Σ_i (2m - log P_i - log N_i), over the anchors with both sides (Qi et al. 2020, eq. 3 and 7).
     """
     E, y, alike, unlike = batch(seed)
     both = alike.any(dim=1)
@@ -215,7 +215,7 @@ def test_hard_triplets_are_the_worst_of_each_side(seed):
 @seeds
 @pytest.mark.parametrize("mu", [0.05, 0.5])
 def test_softplus_is_the_smoothed_triplet_and_kl_over_violation_and_zero(seed, mu):
-    """μ·softplus(x/μ) = max over p of p·x + μ·H(p): KL(μ) over {x, 0}; at most μ·log 2 above the hinge (003, 9-12)."""
+    """μ·softplus(x/μ) = max over p of p·x + μ·H(p): KL(μ) over {x, 0}; at most μ·log 2 above the hinge (Jaffe 2020, 9-12)."""
     E, y, alike, unlike = batch(seed)
     smooth = L.Triplet.as_in_paper(margin=0.1, smooth=mu)
     d = -nf.similarity.NegSquaredEuclidean()(E, E)
@@ -287,7 +287,7 @@ def test_chi_square_on_a_batch_is_mean_plus_deviation_where_the_closed_form_hold
 
 @seeds
 def test_lifted_structure_with_a_pair_alone_is_half_its_square(seed):
-    """Two alike rows and one unlike: J = d₀₁ + log(e^{m-d₀₂} + e^{m-d₁₂}), squared and halved (004)."""
+    """Two alike rows and one unlike: J = d₀₁ + log(e^{m-d₀₂} + e^{m-d₁₂}), squared and halved (Can et al. 2019)."""
     E = batch(seed)[0][:3]
     d = -NegEuclidean()(E, E)
     J = d[0, 1] + torch.log(torch.exp(1 - d[0, 2]) + torch.exp(1 - d[1, 2]))

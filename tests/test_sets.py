@@ -293,7 +293,7 @@ def test_limits():
 
 @pytest.mark.parametrize("k", [1, 2.6, 5, 7])
 def test_top_k_is_a_linear_program(k):
-    """max Σ p l with 0 <= p <= w/k, Σp = 1 (002, TopK)."""
+    """max Σ p l with 0 <= p <= w/k, Σp = 1 (Qi et al. 2020, TopK)."""
     rng = np.random.default_rng(int(10 * k))
     l, w = rng.normal(size=7), rng.random(7) + 1
     program = linprog(-l, bounds=[(0, x / k) for x in w], A_eq=np.ones((1, 7)), b_eq=[1])
@@ -304,7 +304,7 @@ def test_top_k_is_a_linear_program(k):
 
 
 def test_chi_square_is_the_closed_form_exactly_where_it_holds():
-    """Erratum (002, chi-square): mean + √(2ρVar/n) holds iff 2ρ(mean-min)² <= nVar, and is too large otherwise."""
+    """Erratum (Qi et al. 2020, chi-square): mean + √(2ρVar/n) holds iff 2ρ(mean-min)² <= nVar, and is too large otherwise."""
     rng = np.random.default_rng(0)
     seen = set()
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""The studies of DRO and of wrong labels: plans as in 002, numbers of the runs, pictures, pages."""
+"""The studies of DRO and of wrong labels: plans as in Qi et al. 2020, numbers of the runs, pictures, pages."""
 
 from __future__ import annotations
 

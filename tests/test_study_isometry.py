@@ -1,4 +1,4 @@
-"""The study of 000: its pictures are drawn, its numbers are those of the definitions."""
+"""The study of Xu et al. 2022: its pictures are drawn, its numbers are those of the definitions."""
 
 from __future__ import annotations
 

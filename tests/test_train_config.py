@@ -27,12 +27,12 @@ def test_flags_change_single_keys_and_numbers_may_be_written_short(tmp_path):
     (tmp_path / "c.yaml").write_text(
         "optimiser: {rate: 1e-4, betas: [0.9, 0.99]}\nloss: {name: DroKL, gamma: 1}\n", encoding="utf-8"
     )
-    config = load(tmp_path / "c.yaml", [("loss.gamma", "1e-2"), ("training.steps", "7"), ("data.transform", "002")])
+    config = load(tmp_path / "c.yaml", [("loss.gamma", "1e-2"), ("training.steps", "7"), ("data.transform", "qi2020")])
     assert config.optimiser.rate == 1e-4
     assert config.optimiser.betas == (0.9, 0.99)
     assert config.loss == Part("DroKL", {"gamma": 0.01})
     assert config.training.steps == 7
-    assert config.data.transform == "002"
+    assert config.data.transform == "qi2020"
 
 
 def test_a_flag_that_names_another_loss_drops_the_arguments_of_the_old_one(tmp_path):

@@ -125,7 +125,7 @@ def shape_of(config):
 
 def test_sizes_that_suit(photographs):
     assert shape_of(settings(photographs)) == (3, 224, 224)
-    assert shape_of(settings(photographs, data={"transform": "002"})) == (3, 227, 227)
+    assert shape_of(settings(photographs, data={"transform": "qi2020"})) == (3, 227, 227)
     assert shape_of(settings(photographs, data={"size": 48})) == (3, 48, 48)
     assert shape_of(settings(photographs, name="small")) == (3, 64, 64)
     assert shape_of(settings(photographs, name="timm:resnet10t")) == (3, 224, 224)

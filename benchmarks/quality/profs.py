@@ -1,4 +1,4 @@
-"""PROFS and hard negative classes against plain batches, on glyphs and Omniglot: 004's Table 1 and Figure 1.
+"""PROFS and hard negative classes against plain batches, on glyphs and Omniglot: Can et al.'s Table 1 and Figure 1.
 
 python benchmarks/quality/profs.py --data glyphs omniglot --jobs 14 --folder out     runs; stops and goes on
 python benchmarks/quality/profs.py --from out/profs-glyphs.json out/profs-omniglot.json     the pages

@@ -1,4 +1,4 @@
-"""Paper 002's Figure 3: time of a step at d = 1024, B = 80 ... 640, of DRO and the usual ways to mine, ours and PML's.
+"""Qi et al.'s Figure 3: time of a step at d = 1024, B = 80 ... 640, of DRO and the usual ways to mine, ours and PML's.
 
     python benchmarks/speed/figure3.py                 a minute or two on one core
 
@@ -164,7 +164,7 @@ def main() -> None:
         found = measure(plan.sizes, plan.patience)
     file = RESULTS / "figure3_cpu.json"
     write_text(file, as_json({**about(plan), "results": found}))
-    text = f"# 002, Figure 3: time of a step, CPU, one thread, d = {WIDTH}, CPU seconds, medians of {given.rounds}\n\n"
+    text = f"# Qi et al. 2020, Figure 3: time of a step, CPU, one thread, d = {WIDTH}, CPU seconds, medians of {given.rounds}\n\n"
     write_text(file.with_suffix(".md"), text + table(found) + "\n")
     draw(file.with_suffix(".png"), found, about(plan))
     print(table(found))

@@ -178,7 +178,7 @@ class Sign(Grouping, swift=True):
 class Balanced(Grouping, swift=True):
     """As `Sign`, but the unlike side takes no more than the alike side, and the value is the mean over the taken.
 
-    This is 002's TopK-PN with its code's rule for batches short of alike pairs.
+    This is Qi et al.'s TopK-PN with its code's rule for batches short of alike pairs.
     """
 
     needs = "alike"

@@ -70,7 +70,7 @@ class Hard(Filter, swift=True):
 
 
 class SemiHard(Filter, swift=True):
-    """Keep unlike pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (002, 4.2.2).
+    """Keep unlike pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (Qi et al. 2020, 4.2.2).
 
     All alike pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
 
@@ -95,7 +95,7 @@ class SemiHard(Filter, swift=True):
 
 
 class BalancedHard(Filter, swift=True):
-    """Keep, for each anchor, all alike pairs and as many of its hardest unlike ones (004's contrastive-, margin-hard).
+    """Keep, for each anchor, all alike pairs and as many of its hardest unlike ones (Can et al.'s contrastive-, margin-hard).
 
     Unlike pairs tied at the last place are all kept.
     """

@@ -34,16 +34,16 @@ class PairLoss(Part, nn.Module, ABC):
 
 
 class Hinge(PairLoss, swift=True):
-    """l = [m + sign·(λ - s)]₊, the margin loss on a score (002, section 3; y must be ±1, the print says 0/1).
+    """l = [m + sign·(λ - s)]₊, the margin loss on a score (Qi et al. 2020, section 3; y must be ±1, the print says 0/1).
 
-    With `smooth` = μ > 0 it is μ·softplus(x/μ), the log-sum-exp smoothing of max(x, 0) (003, eq. 9-12), which
+    With `smooth` = μ > 0 it is μ·softplus(x/μ), the log-sum-exp smoothing of max(x, 0) (Jaffe 2020, eq. 9-12), which
     exceeds it by at most μ·log 2.
 
     Args:
         margin: m, how far beyond the threshold a pair must be before it costs nothing.
         threshold: λ, the score that parts alike from unlike.
         smooth: μ, the temperature of the smoothing; 0 is the plain hinge.
-        learn: make the threshold a parameter (004's margin loss).
+        learn: make the threshold a parameter (Can et al.'s margin loss).
 
     >>> Hinge(margin=0.2, threshold=0.5)(torch.tensor([0.9, 0.6, 0.1]), +1)
     tensor([0.0000, 0.1000, 0.6000])
@@ -92,7 +92,7 @@ def smooth_hinge(x: Tensor, smooth: float) -> Tensor:
 
 
 class Logistic(PairLoss, swift=True):
-    """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) alike, (2/α)·log(1+e^{α(s-λ)}) unlike (002, section 4).
+    """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) alike, (2/α)·log(1+e^{α(s-λ)}) unlike (Qi et al. 2020, section 4).
 
     Args:
         threshold: λ.
@@ -126,7 +126,7 @@ class Logistic(PairLoss, swift=True):
 
 
 class Squared(PairLoss, swift=True):
-    """Contrastive loss on a distance d = -s: [d - m₊]₊^power alike, [m₋ - d]₊^power unlike (004, eq. 3.1).
+    """Contrastive loss on a distance d = -s: [d - m₊]₊^power alike, [m₋ - d]₊^power unlike (Can et al. 2019, eq. 3.1).
 
     Args:
         pos_margin: m₊, the distance within which alike pairs cost nothing.

@@ -1,4 +1,4 @@
-"""`Projection`: which pairs there are when some rows stand for their classes (004, section 4)."""
+"""`Projection`: which pairs there are when some rows stand for their classes (Can et al. 2019, section 4)."""
 
 from __future__ import annotations
 

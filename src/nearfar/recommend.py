@@ -191,7 +191,7 @@ def _batch(facts: Facts, there: int, row: Row | None, wanted: int, memory: float
 
 
 def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
-    """The row's loss, its k scaled to the batch; without a row the top-K loss with K twice the batch, as in 002."""
+    """The row's loss, its k scaled to the batch; without a row the top-K loss with K twice the batch, as in Qi et al. 2020."""
     if row is None:
         return (
             {"name": "DroTopK", "k": 2 * batch, "pair": {"name": "Logistic"}},

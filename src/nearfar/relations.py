@@ -154,10 +154,10 @@ class Relation(ABC):
             weights: [n, m] pair weights, or [n] sample weights (a pair counts their product).
             ref_weights: [m] sample weights of the reference, where `weights` is [n].
             width: the most alike columns any row has, where the caller knows (triplets on a GPU are leaner for it).
-            representatives: [n] boolean, rows that stand for their class (004): each pair must join one of them to a
+            representatives: [n] boolean, rows that stand for their class (Can et al. 2019): each pair must join one of them to a
                 row that is none. They are the anchors; in `NPair` and `Angular` the others are.
             ref_representatives: [m] likewise for the reference.
-            among_representatives: unlike pairs of two representatives count too (004, eq. 4.2; its Alg. 1 has none).
+            among_representatives: unlike pairs of two representatives count too (Can et al. 2019, eq. 4.2; its Alg. 1 has none).
                 `LiftedStructure` always has them.
             leading: the first n reference rows are the rows themselves: no row is paired with its own.
         """

@@ -1,4 +1,4 @@
-"""The geometry of 000 as slow loops over its definitions."""
+"""The geometry of Xu et al. 2022 as slow loops over its definitions."""
 
 from __future__ import annotations
 

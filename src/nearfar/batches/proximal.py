@@ -1,4 +1,4 @@
-"""`Proximal`: the pull towards where a projection began (004, eq. 4.6)."""
+"""`Proximal`: the pull towards where a projection began (Can et al. 2019, eq. 4.6)."""
 
 from __future__ import annotations
 

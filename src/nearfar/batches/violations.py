@@ -1,4 +1,4 @@
-"""`violations`: how far embeddings are from the feasible set of 004: which pairs break their bound, and by how much."""
+"""`violations`: how far embeddings are from the feasible set of Can et al. 2019: which pairs break their bound, and by how much."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
         first, second = sorted(shapes)[:2]
         raise ValueError(
             f"View: the samples of a batch must have one shape, but {list(first)} and {list(second)} came; "
-            "choose a transform that crops, such as '002' or '004'."
+            "choose a transform that crops, such as 'qi2020' or 'can2019'."
         )
     return torch.stack(list(tensors))
 

@@ -28,9 +28,9 @@ def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,), *
 
     Args:
         name: "none" (as it is), "glyphs" (small drawings; training moves, turns and scales them a little),
-            "002" (short side 256; training crops a share .16 to 1 of the area to 227 x 227 and flips; evaluation takes
-            the middle 227 x 227), "004" (256 x 256; training crops 224 x 224 anywhere and flips; evaluation takes the
-            middle 224 x 224), "photographs" (as "002", with 224 x 224).
+            "qi2020" (short side 256; training crops a share .16 to 1 of the area to 227 x 227 and flips; evaluation takes
+            the middle 227 x 227), "can2019" (256 x 256; training crops 224 x 224 anywhere and flips; evaluation takes the
+            middle 224 x 224), "photographs" (as "qi2020", with 224 x 224).
         train: with the random part, or without.
         mean: taken from each channel of a picture with values in 0..1.
         std: what each channel is then divided by.
@@ -221,8 +221,8 @@ NAMED: dict[str, Callable[[bool, tuple[float, ...], tuple[float, ...]], Transfor
 SIDE = 256
 """Pixels that the short side of a photograph has before it is cropped, at the usual size."""
 CROPS: dict[str, tuple[int, dict[str, Any]]] = {
-    "002": (227, {"area": (0.16, 1.0)}),
-    "004": (224, {"square": True}),
+    "qi2020": (227, {"area": (0.16, 1.0)}),
+    "can2019": (224, {"square": True}),
     "photographs": (224, {"area": (0.16, 1.0)}),
 }
 """Transforms of photographs: pixels a side of the crop, and how it is taken."""

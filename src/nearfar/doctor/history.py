@@ -254,7 +254,7 @@ def progress(history: History) -> Iterator[Finding]:
 
 
 def risk(history: History) -> Iterator[Finding]:
-    """Hard mining without a margin, or with many more rows than dimensions: a trend (000), no threshold."""
+    """Hard mining without a margin, or with many more rows than dimensions: a trend (Xu et al. 2022), no threshold."""
     config = history.config
     if config is None or history.case.margin is None or config.loss.options.get("mining") not in remedies.HARD:
         return

@@ -73,7 +73,7 @@ def retrieve(
         ref_labels: [m] integers.
         depth: about so many neighbours are listed (for speed alone: ranks not known from the list are counted).
         similarity: "cosine", "dot" or "euclidean".
-        ties: "place": of equal scores the earlier reference comes first; "favourable": a relevant one does, as in 002's
+        ties: "place": of equal scores the earlier reference comes first; "favourable": a relevant one does, as in Qi et al.'s
             code, for `rank` only.
         watch: told in words how far it is.
     """

@@ -163,7 +163,7 @@ def evaluate(
         similarity: "cosine", "dot" or "euclidean".
         clustering: add NMI, AMI and F1: k-means with k = number of classes, k-means++, 3 restarts, `seed`; refused for
             a relation, which has no classes to compare clusters with.
-        ties: "place": of equal scores the earlier reference comes first; "favourable": a right one does (002's rule).
+        ties: "place": of equal scores the earlier reference comes first; "favourable": a right one does (Qi et al.'s rule).
         unit: what the intervals draw anew. Classes are right where the question is about unseen classes: queries
             of one class fail together; "query" gives narrower intervals that speak of these classes only. By default
             classes, and queries of a relation, which has no classes.

@@ -61,7 +61,7 @@ class Collapse:
     active: float
 
     def against(self, start: Collapse) -> dict[str, float]:
-        """The rms ratios of 000's discussion: `total` now over then, and the same of the spread within classes."""
+        """The rms ratios of Xu et al.'s discussion: `total` now over then, and the same of the spread within classes."""
         inside, before = self.within * self.total, start.within * start.total
         return {"total": _over(self.total, start.total), "within": _over(inside, before)}
 
@@ -84,7 +84,7 @@ def collapse(
     """The measures of `Collapse` on at most `rows` rows (pairs and triplets on 512, s* on 256).
 
     Observed on random f (see docs/isometry.md): with the loss's α = 0 the nearest separated map keeps less of f the
-    more rows meet in few dimensions; there is no jump at n = N, which 000 suggests.
+    more rows meet in few dimensions; there is no jump at n = N, which Xu et al. 2022 suggests.
 
     Args:
         embeddings: [n, d].

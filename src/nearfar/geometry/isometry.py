@@ -1,4 +1,4 @@
-"""d_iso(f, F_TS) and d_haus(f, F_TS): how far a map is from the nearest triplet-separated one (000).
+"""d_iso(f, F_TS) and d_haus(f, F_TS): how far a map is from the nearest triplet-separated one (Xu et al. 2022).
 
 Both are minima over a set that is not convex. What is certain stands in `lower` and `upper`: the upper bound is the
 cost of a map that was repaired to be separated, the lower one is H/2 or H/4 (proved), or on a line the bound of an
@@ -71,11 +71,11 @@ def isometric_error(
     seed: int = 0,
     solve: bool | None = None,
 ) -> Separation:
-    """d_iso(f, F_TS) = min over separated g of  max over pairs | d(f(x), f(z)) - d(g(x), g(z)) |    (000, eq. 14).
+    """d_iso(f, F_TS) = min over separated g of  max over pairs | d(f(x), f(z)) - d(g(x), g(z)) |    (Xu et al. 2022, eq. 14).
 
     Proved: H/2 ≤ d_iso (three lines: d_f(x,x⁺) ≤ d_g(x,x⁺) + e ≤ d_g(x,x⁻) + e ≤ d_f(x,x⁻) + 2e; tight), and
     d_iso ≤ 2 d_haus (tight). Both need the triangle inequality alone, so that they hold for ladders and for angles too.
-    **Not proved:** d_iso ≤ 2H, theorem 3 of 000. The proof's case 1 is possible (A = {-1, 1}, B = {0}), its f*
+    **Not proved:** d_iso ≤ 2H, theorem 3 of Xu et al. 2022. The proof's case 1 is possible (A = {-1, 1}, B = {0}), its f*
     minimises another objective, and d_iso ≤ H is false (1.5 H for A = {0, 2}, B = {1}, C = {3, 5}, D = {4} on a line,
     certified). Observed: no ratio above 1.5.
 
@@ -104,7 +104,7 @@ def hausdorff_distance(
     seed: int = 0,
     solve: bool | None = None,
 ) -> Separation:
-    """d_haus(f, F_TS) = min over separated g of  max over rows d(f(x), g(x))    (000, eq. 12).
+    """d_haus(f, F_TS) = min over separated g of  max over rows d(f(x), g(x))    (Xu et al. 2022, eq. 12).
 
     The Hausdorff distance of class sets needs no other minimum than this pointwise one (see `hausdorff_between`); with
     a ladder the pointwise one is what is meant.

@@ -14,7 +14,7 @@ from nearfar.geometry.spaces import Metric, space_of
 
 @torch.no_grad()
 def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean") -> float:
-    """The max over pairs of  | d(f(x), f(z)) - d(g(x), g(z)) |    (000, eq. 13); widths may differ.
+    """The max over pairs of  | d(f(x), f(z)) - d(g(x), g(z)) |    (Xu et al. 2022, eq. 13); widths may differ.
 
     Proved: it is at most twice max |f(x) - g(x)|, and 0 exactly where a rigid motion takes one map to the other.
 
@@ -39,7 +39,7 @@ def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean
 
 @torch.no_grad()
 def hausdorff_between(f: Tensor, g: Tensor, labels: Tensor, *, metric: Metric = "euclidean") -> float:
-    """The max over classes of the Hausdorff distance between f(class) and g(class)    (000, eq. 11).
+    """The max over classes of the Hausdorff distance between f(class) and g(class)    (Xu et al. 2022, eq. 11).
 
     It compares sets: two rows of a class may change places at no cost. For the distance to F_TS that freedom buys
     nothing (proved: send each x to the point of its class's set nearest to f(x); the image is a subset, hence still
@@ -103,7 +103,7 @@ def near_isometry(f: Tensor, g: Tensor) -> NearIsometry:
     """The best rigid motion from f to g in least squares (Procrustes: U = V Wᵀ of the singular vectors of fᵀg).
 
     The isometric approximation theorem says that where d_iso(f, g) = ε, some rigid motion brings f within c·ε of g,
-    c = c_n · diam / thickness. 000 prints c = c_n / θ*, which is wrong in its dimension: d_haus/d_iso does not change
+    c = c_n · diam / thickness. Xu et al. 2022 prints c = c_n / θ*, which is wrong in its dimension: d_haus/d_iso does not change
     with scale, c_n/θ* does. It also loses an ε where f is not injective (c_n ε/q + ε).
     """
     _two("near_isometry", f, g)

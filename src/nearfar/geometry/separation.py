@@ -2,7 +2,7 @@
 
     H(f) = max over triplets of  [ d(x, x⁺) - d(x, x⁻) + α ]₊  =  max over anchors of  [ farthest⁺ - nearest⁻ + α ]₊
 
-f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not squared, as in 000, or angles of unit
+f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not squared, as in Xu et al. 2022, or angles of unit
 rows (metric="angle"). In place of classes an ordered relevance may say who must be nearer (ladder.py).
 """
 
@@ -50,7 +50,7 @@ def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric:
     """H, the hardest triplet violation: exact over all triplets, tile by tile, any number of rows.
 
     Proved: H is 0 exactly where the rows are triplet-separated; it is unchanged by rigid motions and, with α = 0,
-    grows like the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. 000 calls α negligible: it is not. With α = 0 all rows on one
+    grows like the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. Xu et al. 2022 calls α negligible: it is not. With α = 0 all rows on one
     point have H = 0, a global minimum; with α > 0 they cost α. All of it but the scale holds for angles and for ladders
     too. Of angles also: H is 0 for them exactly where it is for the chords |x - z| of unit rows, and never smaller.
 

@@ -227,7 +227,7 @@ class Objective:
 
 
 class TripletObjective(Objective):
-    """f(A) = Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ), the smoothed triplet margin loss of a linear map (003).
+    """f(A) = Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ), the smoothed triplet margin loss of a linear map (Jaffe 2020).
 
     Args:
         u: x_anchor - x_positive, [n, m], floating point (float64 for the certificates to mean much).

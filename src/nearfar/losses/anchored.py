@@ -16,10 +16,10 @@ from nearfar.similarity import Cosine, NegEuclidean, Similarity
 
 
 class LiftedStructure(RobustLoss):
-    """mean over alike pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²   (004; Oh Song et al.).
+    """mean over alike pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²   (Can et al. 2019; Oh Song et al.).
 
     Algebra: Linear x KL(1) x anchor_sign, joined by `LiftedLink`, on Euclidean distance of unit rows. The link reads
-    both ends of a pair, so it is the one that mixes rows. 002 calls `GeneralizedLifted` by this name. Under a relation
+    both ends of a pair, so it is the one that mixes rows. Qi et al. 2020 calls `GeneralizedLifted` by this name. Under a relation
     with representatives i is one and j is not: N_i is all unlike rows, N_j the unlike representatives.
 
     Args:
@@ -58,19 +58,19 @@ class LiftedStructure(RobustLoss):
 
 
 class GeneralizedLifted(RobustLoss):
-    """mean over anchors of  [ log Σ_{P_i} e^{d_ij} + log Σ_{N_i} e^{m-d_ik} ]₊   (002, eq. 3, as "LS").
+    """mean over anchors of  [ log Σ_{P_i} e^{d_ij} + log Σ_{N_i} e^{m-d_ik} ]₊   (Qi et al. 2020, eq. 3, as "LS").
 
     Algebra: Linear x KL(1) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows.
 
     Args:
         margin: m.
-        reduction: "mean" over anchors; "sum" as 002 prints it.
+        reduction: "mean" over anchors; "sum" as Qi et al. 2020 prints it.
         pair: the pair loss in place of `Linear`, for both signs.
         similarity: `NegEuclidean` where none is given.
         filter: a miner.
         engine: see `RobustLoss`.
 
-    Relations: equals pytorch-metric-learning's default. 002's form is `as_in_paper`; its λ cancels, so it has none.
+    Relations: equals pytorch-metric-learning's default. Qi et al.'s form is `as_in_paper`; its λ cancels, so it has none.
     `DroKLGrouped(gamma=1)` has the same gradient under the conditions stated there.
     """
 
@@ -99,12 +99,12 @@ class GeneralizedLifted(RobustLoss):
 
     @classmethod
     def as_in_paper(cls) -> GeneralizedLifted:
-        """002, eq. 3: on cosine, summed over anchors, without a margin (its λ cancels)."""
+        """Qi et al. 2020, eq. 3: on cosine, summed over anchors, without a margin (its λ cancels)."""
         return cls(margin=0.0, reduction="sum", similarity=Cosine())
 
 
 class MultiSimilarity(RobustLoss):
-    """mean over anchors of  (1/α) log(1 + Σ_{P_i} e^{-α(s-λ)}) + (1/β) log(1 + Σ_{N_i} e^{β(s-λ)})   (002, eq. 2).
+    """mean over anchors of  (1/α) log(1 + Σ_{P_i} e^{-α(s-λ)}) + (1/β) log(1 + Σ_{N_i} e^{β(s-λ)})   (Qi et al. 2020, eq. 2).
 
     Algebra: Linear x (KL(1/α), KL(1/β)) with the zero atom x anchor_sign, added, on cosine; its miner is a filter.
 
@@ -119,7 +119,7 @@ class MultiSimilarity(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's loss with its miner (or without, for None). It is `DroKLGrouped` with an
-    unhinged loss, the atom and two temperatures; with the hinge, as 002 derives it, one gets two thresholds λ ± m
+    unhinged loss, the atom and two temperatures; with the hinge, as Qi et al. 2020 derives it, one gets two thresholds λ ± m
     (docs/errata.md).
     """
 
@@ -154,7 +154,7 @@ class MultiSimilarity(RobustLoss):
 
 
 class HAP2S(RobustLoss):
-    """mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant   (002, eq. 30; Yu et al.).
+    """mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant   (Qi et al. 2020, eq. 30; Yu et al.).
 
     Algebra: Linear x Expected(KL(γ)) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows. The value is
     not the antiderivative of the gradient (`exact_gradient` is False).
@@ -166,12 +166,12 @@ class HAP2S(RobustLoss):
         power: a of the polynomial weights.
         reduction: "mean" over anchors.
         pair: the pair loss in place of `Linear`.
-        similarity: `NegEuclidean` where none is given; `Cosine` for 002's form.
+        similarity: `NegEuclidean` where none is given; `Cosine` for Qi et al.'s form.
         filter: a miner.
         engine: see `RobustLoss`.
 
     Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma, zero="keep")` with a linear pair
-    loss on the same similarity (002 drops the hinge; docs/errata.md).
+    loss on the same similarity (Qi et al. 2020 drops the hinge; docs/errata.md).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Paper 002's losses: one pair loss, and the weights chosen by an uncertainty set over the batch."""
+"""Qi et al.'s losses: one pair loss, and the weights chosen by an uncertainty set over the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Zero = Literal["keep", "drop"]
 
 
 class DroWorst(RobustLoss):
-    """max over all pairs of l: the whole simplex as uncertainty set (002, section 3.1).
+    """max over all pairs of l: the whole simplex as uncertainty set (Qi et al. 2020, section 3.1).
 
     Algebra: pair x Worst x batch, on cosine. Sensitive to a single wrong label; `DroTopK` is its steadier neighbour.
 
@@ -47,7 +47,7 @@ class DroWorst(RobustLoss):
 
 
 class DroTopK(RobustLoss):
-    """the mean of the K largest pair losses of the batch (002, DRO-TopK).
+    """the mean of the K largest pair losses of the batch (Qi et al. 2020, DRO-TopK).
 
     Algebra: pair x TopK(K) x batch, on cosine.
 
@@ -91,7 +91,7 @@ class DroTopK(RobustLoss):
 
 
 class DroTopKPN(RobustLoss):
-    """(1/K) (top K/2 alike + top K/2 unlike losses)  (002, DRO-TopK-PN, divided by K as text and code do).
+    """(1/K) (top K/2 alike + top K/2 unlike losses)  (Qi et al. 2020, DRO-TopK-PN, divided by K as text and code do).
 
     Algebra: pair x TopK(K/2) per sign x balanced, on cosine. With fewer than K/2 alike pairs it takes all of them and
     as many of the hardest unlike ones, and the mean over the taken, as the authors' code does.
@@ -132,7 +132,7 @@ class DroTopKPN(RobustLoss):
 
 
 class DroKL(RobustLoss):
-    """γ log mean e^{l/γ} over the pairs with loss: p* = softmax(l/γ)  (002, DRO-KL).
+    """γ log mean e^{l/γ} over the pairs with loss: p* = softmax(l/γ)  (Qi et al. 2020, DRO-KL).
 
     Algebra: pair x KL(γ) x batch, on cosine.
 
@@ -180,7 +180,7 @@ class DroKL(RobustLoss):
 
 
 class DroKLGrouped(RobustLoss):
-    """mean over anchors of  γ log mean_{P_i} e^{l/γ} + γ log mean_{N_i} e^{l/γ}  (002, eq. 7).
+    """mean over anchors of  γ log mean_{P_i} e^{l/γ} + γ log mean_{N_i} e^{l/γ}  (Qi et al. 2020, eq. 7).
 
     Algebra: pair x KL(γ) x anchor_sign, added, on cosine.
 
@@ -221,7 +221,7 @@ class DroKLGrouped(RobustLoss):
 
 
 class DroChiSquare(RobustLoss):
-    """max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds (002, section 3.1).
+    """max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds (Qi et al. 2020, section 3.1).
 
     Algebra: pair x ChiSquare(ρ) x batch, on cosine. Solved exactly; the printed closed form is too large beyond its
     range (docs/errata.md).

@@ -17,7 +17,7 @@ PairMean = Literal["mean", "nonzero"]
 
 
 class Contrastive(RobustLoss):
-    """mean over all pairs of  [d - m₊]₊² (alike),  [m₋ - d]₊² (unlike)   (004, eq. 3.1).
+    """mean over all pairs of  [d - m₊]₊² (alike),  [m₋ - d]₊² (unlike)   (Can et al. 2019, eq. 3.1).
 
     Algebra: Squared x Mean x batch, on Euclidean distance of unit rows.
 
@@ -28,10 +28,10 @@ class Contrastive(RobustLoss):
         reduction: "mean" over all pairs; "nonzero": the mean of the alike losses above zero plus that of the unlike.
         pair: another pair loss in place of `Squared`.
         similarity: `NegEuclidean` where none is given.
-        filter: a miner; `mining.BalancedHard` makes it 004's contrastive-hard.
+        filter: a miner; `mining.BalancedHard` makes it Can et al.'s contrastive-hard.
         engine: see `RobustLoss`.
 
-    Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (004, prop. 4.1)
+    Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (Can et al. 2019, prop. 4.1)
     has zero loss only if its alike distance ε₊ is within m₊; the paper says so for any ε₊ (docs/errata.md).
     """
 
@@ -60,9 +60,9 @@ class Contrastive(RobustLoss):
 
 
 class Margin(RobustLoss):
-    """mean over all pairs of  [m + d - β]₊ (alike),  [m - d + β]₊ (unlike),  β learnt   (004, eq. 3.3).
+    """mean over all pairs of  [m + d - β]₊ (alike),  [m - d + β]₊ (unlike),  β learnt   (Can et al. 2019, eq. 3.3).
 
-    Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit rows. (002's "margin loss" is the same hinge
+    Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit rows. (Qi et al.'s "margin loss" is the same hinge
     on cosine: `RobustLoss(pair=Hinge(.2, .5), over=Mean())`.)
 
     Args:

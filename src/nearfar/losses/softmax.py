@@ -146,7 +146,7 @@ class Circle(RobustLoss):
 
 
 class NPair(Composed):
-    """mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²   (Sohn; 004).
+    """mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²   (Sohn; Can et al. 2019).
 
     Algebra: Linear x KL(1) x anchor_sign, one softplus per alike pair, on the raw dot product, over the rectangle of
     one anchor (the class's first row) against one positive (its second) per class. Under a relation with

@@ -20,7 +20,7 @@ Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 
 
 class Triplet(RobustLoss):
-    """mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ   (000; 003, eq. 6 and 9; 004, eq. 3.2).
+    """mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ   (Xu et al. 2022; Jaffe 2020, eq. 6 and 9; Can et al. 2019, eq. 3.2).
 
     Algebra: Hinge(m) on s_an - s_ap x Mean x triplets, on Euclidean distance of unit rows;
     mining="hard": Worst per anchor and sign, joined by a hinge; "hardest": Worst over all triplets.
@@ -28,16 +28,16 @@ class Triplet(RobustLoss):
     Args:
         margin: m. With m = 0 total collapse is a global minimum of value 0.
         mining: "all" triplets; "semihard": d_ap < d_an < d_ap + m; "balanced": each anchor's first positive (in the
-            order of the batch) with its nearest negative, the second with the second nearest, and so on (004); "hard":
-            each anchor's farthest positive and nearest negative; "hardest": the one worst triplet of the batch (000).
-        smooth: μ of the log-sum-exp smoothing (003); 0 is the hinge. The value exceeds the hinge's by at most μ·log 2.
+            order of the batch) with its nearest negative, the second with the second nearest, and so on (Can et al. 2019); "hard":
+            each anchor's farthest positive and nearest negative; "hardest": the one worst triplet of the batch (Xu et al. 2022).
+        smooth: μ of the log-sum-exp smoothing (Jaffe 2020); 0 is the hinge. The value exceeds the hinge's by at most μ·log 2.
         swap: judge a negative from the nearer end of the alike pair (not with "hard"; not with representatives).
         reduction: "mean" over the triplets mined ("hard": over anchors), or "nonzero": over those above zero.
         anneal: with "hard": begin soft, and be plain hard mining after so many calls of `step`, or as an `Anneal` says.
             Before the first step it is KL(1) in place of Worst, nearly the mean; the trainer calls `step` after each
             batch. Where plain hard mining collapses this need not (docs/doctor.md).
         pair: the pair loss in place of `Hinge` (of `Linear` with mining="hard").
-        similarity: `NegEuclidean` where none is given; 003 and 004 use `NegSquaredEuclidean`.
+        similarity: `NegEuclidean` where none is given; Jaffe 2020 and Can et al. 2019 use `NegSquaredEuclidean`.
         filter: a miner of pairs, before triplets are formed.
         engine: see `RobustLoss`.
 
@@ -104,7 +104,7 @@ class Triplet(RobustLoss):
 
     @classmethod
     def as_in_paper(cls, margin: float = 0.1, smooth: float = 0.0) -> Triplet:
-        """003 and 004: squared distances, of unit rows."""
+        """Jaffe 2020 and Can et al. 2019: squared distances, of unit rows."""
         return cls(margin=margin, smooth=smooth, similarity=NegSquaredEuclidean())
 
 

@@ -58,7 +58,7 @@ class UncertaintySet(Part, ABC):
     """A set U of weights over the members of a group.
 
     Args:
-        zero: "drop" leaves members without loss (l <= 0) out of the group, as 002 does; "keep" lets them damp the rest.
+        zero: "drop" leaves members without loss (l <= 0) out of the group, as Qi et al. 2020 does; "keep" lets them damp the rest.
         atom: add one member whose loss is always 0 (multi-similarity's "1 +" inside the logarithm).
     """
 

@@ -17,14 +17,14 @@ from nearfar.similarity import root
 
 @dataclass(frozen=True, eq=False)
 class ChiSquare(UncertaintySet, swift=True):
-    """max Σpᵢlᵢ over p ≥ 0, Σp = 1, ½ Σ qᵢ(pᵢ/qᵢ - 1)² ≤ ρ/n, with q = w/W and n = W (002, section 3.1).
+    """max Σpᵢlᵢ over p ≥ 0, Σp = 1, ½ Σ qᵢ(pᵢ/qᵢ - 1)² ≤ ρ/n, with q = w/W and n = W (Qi et al. 2020, section 3.1).
 
     The optimum tilts linearly on an active set A of the largest losses and is 0 below it:
 
         pᵢ = wᵢ (1/W_A + t (lᵢ - m_A)),   t = √((s - 1/W_A) / V_A),   s = 1/n + 2ρ/n²
         F  = m_A + √((s - 1/W_A) V_A)
 
-    with m_A the mean and V_A the sum of squares about it on A. A = everyone gives mean + √(2ρ·Var/n), the form 002
+    with m_A the mean and V_A the sum of squares about it on A. A = everyone gives mean + √(2ρ·Var/n), the form Qi et al. 2020
     prints; it holds iff 2ρ(mean - min)² ≤ n·Var and is too large otherwise (docs/errata.md). A is the longest prefix of
     the sorted losses whose smallest weight is not negative: O(n log n), and exact.
 

@@ -40,14 +40,14 @@ def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Te
 
 @dataclass(frozen=True, eq=False)
 class KL(UncertaintySet, swift=True):
-    """max over Σp = 1 of Σpᵢlᵢ - γ·KL(p ‖ w/W):  F = γ·log Σ (wᵢ/W) e^{lᵢ/γ},  p* = softmax(l/γ) (002 DRO-KL).
+    """max over Σp = 1 of Σpᵢlᵢ - γ·KL(p ‖ w/W):  F = γ·log Σ (wᵢ/W) e^{lᵢ/γ},  p* = softmax(l/γ) (Qi et al. 2020 DRO-KL).
 
     Args:
         gamma: γ, the price of leaving the base measure; →0 is Worst, →∞ is Mean.
         normalised: False drops the constant -γ·log W, so that F = γ·log Σ wᵢ e^{lᵢ/γ} (entropy instead of KL).
 
     Relations: with `atom` and a linear pair loss, per anchor and sign, it is multi-similarity; not normalised
-    and over {violation, 0} it is the smoothed hinge of 003.
+    and over {violation, 0} it is the smoothed hinge of Jaffe 2020.
 
     >>> KL(0.5).weights(torch.tensor([[0.0, 1.0]]))
     tensor([[0.1192, 0.8808]])

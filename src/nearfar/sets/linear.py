@@ -40,7 +40,7 @@ class Mean(UncertaintySet, swift=True):
 
 @dataclass(frozen=True, eq=False)
 class Worst(UncertaintySet, swift=True):
-    """U = {p ≥ 0, Σp = 1}: all weight may go anywhere, so F = max l (hard mining; 000, and 002 section 3.1).
+    """U = {p ≥ 0, Σp = 1}: all weight may go anywhere, so F = max l (hard mining; Xu et al. 2022, and Qi et al. 2020 section 3.1).
 
     Ties share the weight. Relations: KL(γ→0), TopK(1), ChiSquare(ρ ≥ n(n-1)/2).
 
@@ -103,7 +103,7 @@ def first_two(l: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class TopK(UncertaintySet, swift=True):
-    """U = {Σp = 1, 0 ≤ pᵢ ≤ wᵢ/K}: F = the mean of the K largest losses (002 DRO-TopK; CVaR).
+    """U = {Σp = 1, 0 ≤ pᵢ ≤ wᵢ/K}: F = the mean of the K largest losses (Qi et al. 2020 DRO-TopK; CVaR).
 
     K need not be whole: the last loss then counts in part. K above the number of members means all of them. Members
     tied at the threshold share what is left equally, so the weights do not depend on the order of the samples.

@@ -53,7 +53,7 @@ class Expected(UncertaintySet, swift=True):
 
 @dataclass(frozen=True, eq=False)
 class Sampled(UncertaintySet, swift=True):
-    """F̂ = the mean loss of `samples` members drawn WITH replacement from `of`'s weights (002, after DRO-KL).
+    """F̂ = the mean loss of `samples` members drawn WITH replacement from `of`'s weights (Qi et al. 2020, after DRO-KL).
 
     Unbiased for the gradient: E[Σ p̂ dl] = Σ p* dl. (Without replacement it is biased.) E[F̂] = Σ p*l.
     Draws come from torch's generator of the losses' device, so `torch.manual_seed` fixes them.
@@ -140,7 +140,7 @@ class PowerWeights(UncertaintySet, swift=True):
 
 @dataclass(frozen=True, eq=False)
 class CalibratedKL(UncertaintySet, swift=True):
-    """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses: 002's code draws from these; its text says softmax.
+    """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses: Qi et al.'s code draws from these; its text says softmax.
 
     A member without loss gets no weight. Where no member has any loss the weights are uniform, as there.
 

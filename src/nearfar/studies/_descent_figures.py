@@ -1,4 +1,4 @@
-"""The pictures of the study of gradient descent (003), from the numbers of its runs."""
+"""The pictures of the study of gradient descent (Jaffe 2020), from the numbers of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs behind the study of gradient descent (003): plain numbers, ready for JSON and for pictures."""
+"""The runs behind the study of gradient descent (Jaffe 2020): plain numbers, ready for JSON and for pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures of the study of hard negative mining (000), from the numbers of its runs."""
+"""The pictures of the study of hard negative mining (Xu et al. 2022), from the numbers of its runs."""
 
 from __future__ import annotations
 

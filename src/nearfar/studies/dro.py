@@ -1,6 +1,6 @@
-"""Distributionally robust losses (002): recall against pair imbalance, against K, and grouped KL beside its kin.
+"""Distributionally robust losses (Qi et al. 2020): recall against pair imbalance, against K, and grouped KL beside its kin.
 
-`reproduce(folder)` runs 002's Figure 1 (batches of 80 to 640 with 5 samples a class: the rarer alike pairs become, who
+`reproduce(folder)` runs Qi et al.'s Figure 1 (batches of 80 to 640 with 5 samples a class: the rarer alike pairs become, who
 keeps up?), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to .001 beside lifted
 structure and multi-similarity, B = 80, 64 dimensions). The pair loss of all but these two is the hinge [m ± (λ - s)]₊
 with m = .2 and λ = .5.
@@ -138,7 +138,7 @@ def _by_name(known: Mapping[str, Line], cells: Cells) -> dict[str, Any]:
 def _claims(
     known: Mapping[str, Line], imbalance: Cells, grouped: Cells, sizes: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    """What 002 says, each as a paired difference of R@1 that should be above zero."""
+    """What Qi et al. 2020 says, each as a paired difference of R@1 that should be above zero."""
 
     def claim(words: str, cells: Cells, better: str, worse: str) -> dict[str, Any]:
         found = difference(known, cells[worse], cells[better], "recall@1")

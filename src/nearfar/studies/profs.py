@@ -1,6 +1,6 @@
-"""Alternating projections (PROFS, 004): every loss plain, with PROFS, and with hard negative classes; recall against M.
+"""Alternating projections (PROFS, Can et al. 2019): every loss plain, with PROFS, and with hard negative classes; recall against M.
 
-`reproduce(folder)` trains the baselines of 004's Table 1 plainly (`PerClass`, B = 128, I = 2), with PROFS
+`reproduce(folder)` trains the baselines of Can et al.'s Table 1 plainly (`PerClass`, B = 128, I = 2), with PROFS
 (`Representatives`, only pairs that hold a representative, the proximal term) and with hard negative classes (HNCM) too,
 several seeds each, the same number of steps for all; then its Figure 1: recall against the steps of a projection, M.
 Two baselines stand alone, as in the paper: semi-hard triplets (PROFS takes the hard ones), and Proxy-NCA, whose proxies
@@ -51,8 +51,8 @@ ALONE = {
 }
 VARIANTS = ("plain", "PROFS", "PROFS + HNCM")
 PARTS = ("table", "lengths")
-CHOOSERS = ("Contrastive-hard", "Triplet-hard", "Margin-hard")  # choose the rate: those that 004's formulation fits
-FIGURE = ("Contrastive-hard", "Triplet-hard", "N-pair", "Margin-hard")  # the four of 004's Figure 1
+CHOOSERS = ("Contrastive-hard", "Triplet-hard", "Margin-hard")  # choose the rate: those that Can et al.'s formulation fits
+FIGURE = ("Contrastive-hard", "Triplet-hard", "N-pair", "Margin-hard")  # the four of Can et al.'s Figure 1
 TIMES = (0.1, 0.3, 1.0, 3.0, 10.0)  # M over the rule's, besides M = 1
 SCORES = ("recall@1", "recall@10", "map_at_r", "nmi", "f1")
 CLUSTERED = 3000

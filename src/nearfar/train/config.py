@@ -36,7 +36,7 @@ class DataConfig:
 
     name: str = option("glyphs", "glyphs | omniglot | cub | cars | sop | inshop | folder | manifest | vectors")
     path: str | None = option(None, "where it lies; glyphs needs none")
-    transform: str | None = option(None, "none | glyphs | photographs | 002 | 004; null: what suits the data")
+    transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
     workers: int = option(0, "processes that load pictures")
@@ -75,13 +75,13 @@ class OptimiserConfig:
     rate: float = option(1e-3, "learning rate of the trunk")
     head: float = option(1.0, "the head's rate is so many times the trunk's (the papers: 10)")
     loss: float = option(10.0, "the rate of the loss's own parameters (thresholds, proxies), likewise")
-    betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw; paper 004 used .9, .99")
+    betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw; Can et al. 2019 used .9, .99")
     momentum: float = option(0.9, "of sgd")
     weight_decay: float = option(0.0, "on weights of two or more dimensions alone")
     warmup: int = option(0, "steps in which the rate grows from 0")
     schedule: Literal["constant", "cosine"] = option("cosine", "constant | cosine, after the warm-up")
     clip: float | None = option(None, "the longest gradient that is let through")
-    proximal: float = option(0.0, "weight of the pull to the last projection's parameters (004: 1e-3)")
+    proximal: float = option(0.0, "weight of the pull to the last projection's parameters (Can et al. 2019: 1e-3)")
 
     def __post_init__(self) -> None:
         for name in ("rate", "head", "loss", "momentum", "weight_decay", "warmup", "proximal"):
@@ -264,7 +264,7 @@ def _fit(hint: Any, value: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:03d}" if isinstance(value, int) else str(value)  # transform: 002 is a number to YAML
+        return f"{value:03d}" if isinstance(value, int) else str(value)  # transform: qi2020 is a number to YAML
     right = isinstance(value, hint) and not (hint is not bool and isinstance(value, bool))
     return value if right else MISSING
 
