@@ -62,7 +62,7 @@ def draw_pair(rng: np.random.Generator, unit: bool, exact: bool) -> Drawn:
     """A pair loss; `unit`: the scores are cosines; `exact`: equal scores must cost the same to the last bit.
 
     A processor takes exponentials of the last few numbers of a matrix by another routine than those of the others. And
-    circle's cost of an alike pair at s = 1 is that of an unlike pair at s = 0 on paper, but not in rounding.
+    circle's cost of a positive pair at s = 1 is that of a negative pair at s = 0 on paper, but not in rounding.
     """
     kinds = ["hinge", "learnt", "squared", "linear", "score"]
     kind = rng.choice(kinds if exact else [*kinds, "smooth", "logistic", "circle", "arc"])
@@ -73,7 +73,7 @@ def draw_pair(rng: np.random.Generator, unit: bool, exact: bool) -> Drawn:
         loss: Any = P.Hinge(margin, threshold, smooth=smooth, learn=kind == "learnt")
         return loss, ("hinge", {"margin": margin, "threshold": threshold, "smooth": smooth})
     if kind == "logistic":
-        more = {"slope_alike": scale, "slope_unlike": _number(rng, 1, 12)}
+        more = {"slope_positive": scale, "slope_negative": _number(rng, 1, 12)}
         return P.Logistic(threshold, **more), ("logistic", {"threshold": threshold, **more})
     if kind == "squared":
         power = float(rng.choice([1, 2] if exact else [1, 1.5, 2]))
@@ -186,7 +186,7 @@ def _similarity(rng: np.random.Generator, rows: str) -> tuple[Any, str, bool]:
 def _sides(
     rng: np.random.Generator, groups: str, kind: str, unit: bool, exact: bool
 ) -> tuple[Drawn, Drawn, Drawn, Drawn]:
-    """Pair losses and sets, of the alike and of the unlike side."""
+    """Pair losses and sets, of the positive and of the negative side."""
     if groups in ("sign", "anchor_sign") and kind == "neg_euclidean" and rng.random() < 0.15:
         a, b = _number(rng, 1, 6), _number(rng, -12, -1)
         line = (P.Linear(), ("linear", {}))
@@ -209,7 +209,7 @@ def _refused(product: algebra.Product, relation: str) -> str:
     reasons = {
         "needs one group per anchor": product.reduction != "mean" and product.groups not in ANCHORED,
         "both sets must be TopK": product.groups == "balanced"
-        and {product.over_alike[0], product.over_unlike[0]} != {"topk"},
+        and {product.over_positive[0], product.over_negative[0]} != {"topk"},
         "raw rows have no distance": (product.similarity, product.normalize) == ("dot", False)
         and product.filter is not None
         and product.filter[0] == "distance_weighted",
@@ -260,7 +260,7 @@ def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
     def make(engine: str) -> nf.RobustLoss:
         loss = nf.RobustLoss(
             pair=(pair[0], other[0]), over=(over[0], under[0]), groups=grouping, link=link[0], filter=filter_[0],
-            reduction=reduction, similarity=similarity, members="all" if everyone else "unlike", engine=engine,
+            reduction=reduction, similarity=similarity, members="all" if everyone else "negative", engine=engine,
         )  # fmt: skip
         loss.tile = tile
         return loss.to(dtype)

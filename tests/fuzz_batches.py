@@ -1,4 +1,4 @@
-"""Random batches: rows, references, who is alike whom, and the same told to the oracle as two measures."""
+"""Random batches: rows, references, which rows form positive pairs, and the same told to the oracle as two measures."""
 
 from __future__ import annotations
 

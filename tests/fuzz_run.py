@@ -43,7 +43,7 @@ def wanted(case: Case) -> list:
     elif batch.place is not None:  # each reference is a row
         rows, references = rows.copy(), []
         np.add.at(rows, batch.place, found.references)
-    thresholds = found.threshold_alike, found.threshold_unlike
+    thresholds = found.threshold_positive, found.threshold_negative
     if case.shared:
         thresholds = (sum(thresholds),) * 2
     return [found.value, rows, *references, *thresholds]
@@ -72,7 +72,7 @@ def found(case: Case, manner: Manner) -> list:
         if value.requires_grad:
             (value * torch.tensor(told(case), dtype=case.dtype)).sum().backward()
     more = [references.grad] if references is not None and batch.place is None else []
-    thresholds = [getattr(pair, "offset", None) for pair in (loss.pair_alike, loss.pair_unlike)]
+    thresholds = [getattr(pair, "offset", None) for pair in (loss.pair_positive, loss.pair_negative)]
     slopes = [rows.grad, *more, *(None if x is None else x.grad for x in thresholds)]
     return [value.detach().numpy(), *(None if x is None else x.double().numpy() for x in slopes)]
 

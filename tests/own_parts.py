@@ -144,7 +144,7 @@ def changed(found: Any) -> Any:
     if isinstance(found, torch.Tensor):
         return 1.25 * found if found.is_floating_point() else found
     if isinstance(found, Pairs):
-        return found.keep(alike=found.scores < 0.8, unlike=found.scores > -0.5)
+        return found.keep(positive=found.scores < 0.8, negative=found.scores > -0.5)
     if isinstance(found, groups.Problem):
         return dataclasses.replace(found, losses=1.25 * found.losses + 0.1)
     if isinstance(found, Terms):

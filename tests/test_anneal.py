@@ -47,10 +47,10 @@ def test_on_the_way_it_is_a_softmax_of_distances(engine, steps, gamma):
     far = torch.cdist(x, x)
     terms = []
     for i, label in enumerate(LABELS):
-        alike = (label == LABELS) & (torch.arange(24) != i)
-        up = gamma * torch.logsumexp(far[i, alike] / gamma, 0) - gamma * alike.sum().double().log()
-        unlike = label != LABELS
-        down = gamma * torch.logsumexp(-far[i, unlike] / gamma, 0) - gamma * unlike.sum().double().log()
+        positive = (label == LABELS) & (torch.arange(24) != i)
+        up = gamma * torch.logsumexp(far[i, positive] / gamma, 0) - gamma * positive.sum().double().log()
+        negative = label != LABELS
+        down = gamma * torch.logsumexp(-far[i, negative] / gamma, 0) - gamma * negative.sum().double().log()
         terms.append((up + down + 0.2).clamp(min=0))
     found = after(steps, engine=engine)(rows(), LABELS)
     assert found.item() == pytest.approx(torch.stack(terms).mean().item(), abs=1e-6)
@@ -59,7 +59,7 @@ def test_on_the_way_it_is_a_softmax_of_distances(engine, steps, gamma):
 def test_with_a_large_start_it_begins_as_the_mean():
     loss = after(0, anneal=Anneal(10, start=1e6))
     mean = nf.RobustLoss(
-        pair=loss.pair_alike,
+        pair=loss.pair_positive,
         over=nf.sets.Mean(),
         groups="anchor_sign",
         link=nf.links.HingeLink(0.2),

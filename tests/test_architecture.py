@@ -110,7 +110,7 @@ def test_contract_keywords():
     L = nf.losses
     for loss in (
         L.DroTopK(k=160, pair=nf.pairs.Hinge(margin=0.2, threshold=0.5), engine="dense"),
-        L.DroTopKPN(k=160, pair=nf.pairs.Logistic(threshold=0.5, slope_alike=2, slope_unlike=40)),
+        L.DroTopKPN(k=160, pair=nf.pairs.Logistic(threshold=0.5, slope_positive=2, slope_negative=40)),
         L.DroKL(gamma=0.1, samples=None),
         L.DroKLGrouped(gamma=0.1),
         L.DroChiSquare(rho=1.0),

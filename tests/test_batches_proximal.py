@@ -111,16 +111,16 @@ def test_the_share_of_broken_pairs(similarity, cells, monkeypatch):
     E, y = rng.normal(size=(13, 3)), rng.integers(0, 4, size=13)
     D = -scores(E, E, "neg_euclidean", normalize=similarity is None or similarity.normalize)
     near, far = 0.9, 1.3
-    alike = [D[i, j] for i in range(13) for j in range(i) if y[i] == y[j]]
-    unlike = [D[i, j] for i in range(13) for j in range(i) if y[i] != y[j]]
-    too_far, too_near = [d - near for d in alike if d > near], [far - d for d in unlike if d < far]
+    positive = [D[i, j] for i in range(13) for j in range(i) if y[i] == y[j]]
+    negative = [D[i, j] for i in range(13) for j in range(i) if y[i] != y[j]]
+    too_far, too_near = [d - near for d in positive if d > near], [far - d for d in negative if d < far]
     found = violations(torch.tensor(E), torch.tensor(y), near=near, far=far, similarity=similarity)
-    assert (found.alike_pairs, found.unlike_pairs) == (len(alike), len(unlike))
-    assert found.share == pytest.approx((len(too_far) + len(too_near)) / (len(alike) + len(unlike)))
-    assert found.alike == pytest.approx(len(too_far) / len(alike))
-    assert found.unlike == pytest.approx(len(too_near) / len(unlike))
-    assert found.alike_excess == pytest.approx(float(np.mean(too_far)))
-    assert found.unlike_excess == pytest.approx(float(np.mean(too_near)))
+    assert (found.positive_pairs, found.negative_pairs) == (len(positive), len(negative))
+    assert found.share == pytest.approx((len(too_far) + len(too_near)) / (len(positive) + len(negative)))
+    assert found.positive == pytest.approx(len(too_far) / len(positive))
+    assert found.negative == pytest.approx(len(too_near) / len(negative))
+    assert found.positive_excess == pytest.approx(float(np.mean(too_far)))
+    assert found.negative_excess == pytest.approx(float(np.mean(too_near)))
 
 
 def test_the_constraints_of_one_projection():
@@ -128,7 +128,7 @@ def test_the_constraints_of_one_projection():
     E, y = torch.tensor(rng.normal(size=(8, 3))), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
     mask = torch.arange(8) < 4
     found = violations(E, nf.Relation.from_labels(y, representatives=mask), near=0.5, far=1.0)
-    assert (found.alike_pairs, found.unlike_pairs) == (4, 12)
+    assert (found.positive_pairs, found.negative_pairs) == (4, 12)
     D = -scores(E.numpy(), E.numpy(), "neg_euclidean")[:4, 4:]
     broken = sum((D[i, j] > 0.5) if i == j else (D[i, j] < 1.0) for i in range(4) for j in range(4))
     assert found.share == pytest.approx(broken / 16)

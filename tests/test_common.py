@@ -133,7 +133,7 @@ def test_a_reference_is_a_block_of_the_plain_form(row):
     queries, labels = tensors(E, y)
     references, names = tensors(R[:7], z[:7])
     loss, wanted = row.loss(), row.loss()
-    for over in {id(o): o for o in (wanted.over_alike, wanted.over_unlike)}.values():
+    for over in {id(o): o for o in (wanted.over_positive, wanted.over_negative)}.values():
         if isinstance(over, nf.sets.TopK) and over.k is not None:  # k counts entries here, unordered pairs there
             object.__setattr__(over, "k", over.k / 2)
     value = loss(queries, labels, ref_emb=references, ref_labels=names)
@@ -180,13 +180,13 @@ def test_a_sample_without_weight_is_an_ignored_sample(row):
 def test_a_pair_without_weight_is_an_absent_pair(row):
     embeddings, labels = tensors(*random_batch(4))
     absent = torch.rand(10, 10, generator=torch.Generator().manual_seed(2)) < 0.3
-    alike = labels[:, None] == labels[None, :]
-    wanted = measured(row.loss(), embeddings, nf.Relation.from_matrix(alike, ~absent))
+    positive = labels[:, None] == labels[None, :]
+    wanted = measured(row.loss(), embeddings, nf.Relation.from_matrix(positive, ~absent))
     weight = (~absent).double()
     same(measured(row.loss(), embeddings, nf.Relation.from_labels(labels, weights=weight)), wanted)
 
 
-# not lifted structure: its link reads the unlike pairs of a column, whose weights hold the column's own
+# not lifted structure: its link reads the negative pairs of a column, whose weights hold the column's own
 @some(lambda row: row.reference and not row.ordered and row.name != "LiftedStructure")
 def test_a_whole_weight_of_a_reference_is_a_repeated_reference(row):
     E, y = random_batch(7)
@@ -212,7 +212,7 @@ def test_an_index_tuple_of_all_pairs_is_no_index_tuple(row, labelled):
     embeddings, labels = tensors(*random_batch(8))
     wanted = measured(row.loss(), embeddings, labels)
     tile = nf.Relation.from_labels(labels).dense()
-    pairs = (*torch.nonzero(tile.alike, as_tuple=True), *torch.nonzero(tile.unlike, as_tuple=True))
+    pairs = (*torch.nonzero(tile.positive, as_tuple=True), *torch.nonzero(tile.negative, as_tuple=True))
     mixed = torch.randperm(len(pairs[2]), generator=torch.Generator().manual_seed(0))
     pairs = (pairs[0], pairs[1], pairs[2][mixed], pairs[3][mixed])
     same(measured(row.loss(), embeddings, labels if labelled else None, pairs), wanted)
@@ -229,7 +229,7 @@ def test_the_value_lies_between_the_mean_and_the_maximum_of_its_losses(row, seed
     loss = row.loss()
     found = loss.explain(embeddings, labels)
     members = ~torch.eye(10, dtype=torch.bool)
-    if loss.over_alike.zero == "drop":
+    if loss.over_positive.zero == "drop":
         members &= found.losses > 0
     entered = found.losses[members]
     assert entered.mean() - 1e-12 <= found.value <= entered.max() + 1e-12

@@ -97,7 +97,7 @@ def test_references_and_index_tuples_compile_into_one_graph():
     check_compiled(L.DroTopK(k=3), embeddings, labels, **reference)
     check_compiled(L.LiftedStructure(), embeddings, labels, **reference)
     tile = nf.Relation.from_labels(labels).dense()
-    listed = (*torch.nonzero(tile.alike, as_tuple=True), *torch.nonzero(tile.unlike, as_tuple=True))
+    listed = (*torch.nonzero(tile.positive, as_tuple=True), *torch.nonzero(tile.negative, as_tuple=True))
     check_compiled(L.MultiSimilarity(miner=None), embeddings, labels, listed)
     triples = tuple(torch.tensor(x) for x in ([0, 1, 2], [3, 4, 5], [6, 7, 8]))
     check_compiled(L.Triplet(margin=0.5), embeddings, labels, triples)

@@ -213,7 +213,7 @@ def test_batches_equal_single_samples(name):
         assert index.tolist() == [3, 0, 23, 3]
 
 
-def test_workers_draw_alike():
+def test_workers_draw_the_same():
     view = View(pictures_in_memory(), transforms.get("glyphs", train=True), seed=1)
     batches = [[(i, 9) for i in range(start, start + 6)] for start in (0, 6, 12)]
     with warnings.catch_warnings():

@@ -16,8 +16,8 @@ Cosine, NegEuclidean = nf.similarity.Cosine, nf.similarity.NegEuclidean
 
 def batch(seed=0):
     embeddings, labels = tensors(*random_batch(seed))
-    alike = (labels[:, None] == labels) & ~torch.eye(10, dtype=torch.bool)
-    return embeddings, labels, alike, labels[:, None] != labels
+    positive = (labels[:, None] == labels) & ~torch.eye(10, dtype=torch.bool)
+    return embeddings, labels, positive, labels[:, None] != labels
 
 
 def slope_of(value, embeddings):
@@ -28,7 +28,7 @@ def slope_of(value, embeddings):
 
 
 def test_qi2020_labels_must_be_plus_and_minus_one():
-    """Qi et al. 2020, preliminaries: y in {0, 1} in [m + y(λ - s)]₊ leaves unlike pairs a constant m, no gradient; ±1 is meant."""
+    """Qi et al. 2020, preliminaries: y in {0, 1} in [m + y(λ - s)]₊ leaves negative pairs a constant m, no gradient; ±1 is meant."""
     s = torch.linspace(-1, 1, 21, dtype=torch.float64, requires_grad=True)
     printed = torch.relu(0.2 + 0 * (0.5 - s))
     assert (printed == 0.2).all()
@@ -39,9 +39,9 @@ def test_qi2020_labels_must_be_plus_and_minus_one():
 
 def test_qi2020_a_sample_is_no_pair_with_itself():
     """Qi et al. 2020, footnote 2: B² pairs with the diagonal; a self pair has s = 1, an easy positive. B(B-1) is right."""
-    E, y, alike, unlike = batch()
+    E, y, positive, negative = batch()
     s = Cosine()(E, E)
-    losses = P.Logistic()(s, 1) * alike + P.Logistic()(s, -1) * unlike
+    losses = P.Logistic()(s, 1) * positive + P.Logistic()(s, -1) * negative
     with_self = losses + torch.diag(P.Logistic()(s, 1).diagonal())
     found = L.BinomialDeviance()(E, y)
     torch.testing.assert_close(found, losses.sum() / 90)
@@ -73,9 +73,9 @@ def test_qi2020_kl_with_and_without_its_normaliser():
 
 def test_qi2020_top_k_pn_is_an_average():
     """Qi et al. 2020, TopK-PN: printed p in {0, 1} makes a SUM of K losses; text and code take the average, 1/K of it."""
-    E, y, alike, unlike = batch()
+    E, y, positive, negative = batch()
     s = Cosine()(E, E)
-    total = torch.relu(0.7 - s[alike]).topk(6).values.sum() + torch.relu(s[unlike] - 0.3).topk(6).values.sum()
+    total = torch.relu(0.7 - s[positive]).topk(6).values.sum() + torch.relu(s[negative] - 0.3).topk(6).values.sum()
     torch.testing.assert_close(L.DroTopKPN(k=6)(E, y), total / 12)
 
 
@@ -135,14 +135,14 @@ def test_qi2020_lifted_structure_is_always_active_with_eight_products_of_pairs()
 
 def test_qi2020_the_weights_7_hold_only_for_large_margins():
     """Qi et al. 2020, eq. 7: p = softmax(-y s/γ) needs every l > 0, i.e. m > 1 + λ; with the paper's m = .2, λ = .5 it differs."""
-    E, y, alike, unlike = batch()
+    E, y, positive, negative = batch()
     s = Cosine()(E, E).detach()
     p = torch.zeros_like(s)
     for i in range(9):
-        for side, sign in ((alike[i], -1), (unlike[i], 1)):
+        for side, sign in ((positive[i], -1), (negative[i], 1)):
             if side.any():
                 p[i, side] = torch.softmax(sign * s[i, side] / 0.5, dim=0)
-    real = alike.any(dim=1)
+    real = positive.any(dim=1)
 
     def weights(margin, zero):
         return L.DroKLGrouped(gamma=0.5, pair=P.Hinge(margin, 0.5), zero=zero).explain(E, y).weights
@@ -179,8 +179,8 @@ def test_qi2020_the_margin_loss_does_not_recover_multi_similarity():
 
 def test_qi2020_hap2s_keeps_its_hinge():
     """Qi et al. 2020, eq. 30-34 drop the hinge: with it, anchors at rest have no gradient, and grouped KL is not recovered."""
-    E, y, alike, _ = batch(3)
-    both = alike.any(dim=1)
+    E, y, positive, _ = batch(3)
+    both = positive.any(dim=1)
     E, y = E[both].detach().requires_grad_(), y[both]
     grouped = slope_of(L.DroKLGrouped(gamma=0.5, pair=P.Linear(), zero="keep")(E, y), E)
     off = slope_of(L.HAP2S(margin=50.0, gamma=0.5, similarity=Cosine())(E, y), E)
@@ -204,7 +204,7 @@ def test_qi2020_weights_must_be_held_constant():
 
 
 def test_qi2020_pair_counts_of_section_4_2_3():
-    """Qi et al. 2020, 4.2.3: |N| = 198080 for B = 640 and 5 a class; 203200 unordered unlike pairs is right."""
+    """Qi et al. 2020, 4.2.3: |N| = 198080 for B = 640 and 5 a class; 203200 unordered negative pairs is right."""
     positives, negatives = nf.Relation.from_labels(torch.arange(640) // 5).counts()
     assert int(positives.sum()) // 2 == 1280
     assert int(negatives.sum()) // 2 == 203200 == math.comb(640, 2) - 1280
@@ -228,7 +228,7 @@ def test_qi2020_pairs_without_loss_damp_the_rest_unless_dropped():
 
 
 def feasible(eps: float):
-    """Three classes on the unit sphere: alike rows `eps` apart, unlike rows nearly √2."""
+    """Three classes on the unit sphere: positive rows `eps` apart, negative rows nearly √2."""
     half = 2 * math.asin(eps / 2) / 2
     rows = [torch.eye(3, dtype=torch.float64)[c] for c in range(3) for _ in range(2)]
     E = torch.stack(rows)
@@ -262,7 +262,7 @@ def test_can2019_a_feasible_embedding_has_zero_triplet_and_margin_loss():
 
 
 def test_can2019_zero_triplet_loss_does_not_mean_feasible():
-    """Can et al. 2019, "equivalent": alike rows 6.5 apart and unlike ones 279 have zero triplet loss, whatever a fixed ε₊ says."""
+    """Can et al. 2019, "equivalent": positive rows 6.5 apart and negative ones 279 have zero triplet loss, whatever a fixed ε₊ says."""
     E = torch.tensor([[0.0], [6.5], [285.5], [292.0]], dtype=torch.float64)
     raw = nf.similarity.NegSquaredEuclidean(normalize=False)
     assert L.Triplet(margin=0.1, similarity=raw)(E, torch.tensor([0, 0, 1, 1])).item() == 0

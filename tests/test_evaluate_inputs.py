@@ -87,8 +87,8 @@ def test_compare_takes_vectors():
 # --------------------------------------------------------------------------------------------------- relations
 
 
-def by_oracle(S, alike, counts, ties):
-    rows = [oracle.related(S, alike, counts, i, ties) for i in range(len(S))]
+def by_oracle(S, positive, counts, ties):
+    rows = [oracle.related(S, positive, counts, i, ties) for i in range(len(S))]
     kept = [row for row in rows if row[0]]
     return rows, kept
 
@@ -99,24 +99,24 @@ def by_oracle(S, alike, counts, ties):
 def test_relations_equal_the_oracle(kind, ties, similarity):
     x, g = (TIED if kind == "tied" else X), (G if "gallery" in kind or kind == "ids" else None)
     itself = ~np.eye(N, dtype=bool)
-    hot, alike = torch.from_numpy(HOT), oracle.shared_label(HOT, HOT)
+    hot, positive = torch.from_numpy(HOT), oracle.shared_label(HOT, HOT)
     if kind in ("multi-label", "tied"):
         relation, counts = nf.Relation.from_multilabel(hot), itself
     elif kind == "multi-label gallery":
-        alike, counts = oracle.shared_label(HOT, REF_HOT), np.ones((N, M), dtype=bool)
+        positive, counts = oracle.shared_label(HOT, REF_HOT), np.ones((N, M), dtype=bool)
         relation = nf.Relation.from_multilabel(hot, torch.from_numpy(REF_HOT))
     elif kind == "ids":  # the gallery holds some of the queries themselves
-        alike, who = Y[:, None] == Z[None, :], RNG.permutation(N)[:M]
+        positive, who = Y[:, None] == Z[None, :], RNG.permutation(N)[:M]
         counts = np.arange(N)[:, None] != who[None, :]
         ids = {"ids": torch.arange(N), "ref_ids": torch.from_numpy(who)}
         relation = nf.Relation.from_labels(torch.from_numpy(Y), torch.from_numpy(Z), **ids)
     else:
-        alike, known = RNG.random((N, N)) < 0.15, RNG.random((N, N)) < (0.7 if kind == "ignored pairs" else 2)
-        alike[3] = False  # a lone query
-        relation = nf.Relation.from_matrix(torch.from_numpy(alike), torch.from_numpy(known))
+        positive, known = RNG.random((N, N)) < 0.15, RNG.random((N, N)) < (0.7 if kind == "ignored pairs" else 2)
+        positive[3] = False  # a lone query
+        relation = nf.Relation.from_matrix(torch.from_numpy(positive), torch.from_numpy(known))
         counts = known & itself
     S = oracle.scores(x.tolist(), (x if g is None else g).tolist(), similarity)
-    rows, kept = by_oracle(S, alike, counts, ties)
+    rows, kept = by_oracle(S, positive, counts, ties)
     found = nf.evaluate(x, relation, ref_emb=g, ks=(1, 2, 5), ties=ties, similarity=similarity, resamples=0)
     assert found.per_query.relevant.tolist() == [row[0] for row in rows]
     assert (found.queries, found.lone, found.classes) == (len(kept), len(rows) - len(kept), 0)

@@ -60,7 +60,7 @@ def test_the_trainer_of_hugging_face_saves_resumes_and_evaluates(tmp_path):
     assert first == second
     whole, resumed = (load_file(tmp_path / place / "model.safetensors") for place in ("whole", "run/checkpoint-4"))
     start = load_file(tmp_path / "run/checkpoint-2/model.safetensors")
-    assert "loss.pair_alike.offset" in whole
+    assert "loss.pair_positive.offset" in whole
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert not torch.equal(start["network.head.weight"], whole["network.head.weight"])
 

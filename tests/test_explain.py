@@ -28,8 +28,8 @@ def inside(loss):
     return getattr(loss, "robust", loss)
 
 
-def alike_of(row, found, labels):
-    """[rows, columns] which pairs of the explanation are alike."""
+def positive_of(row, found, labels):
+    """[rows, columns] which pairs of the explanation are positives."""
     n, m = found.scores.shape
     if not row.proxies:
         return labels[:, None] == labels[None, :]
@@ -41,7 +41,7 @@ def explained(row, seed=0, kind="random"):
     embeddings, labels = tensors(*(BATCHES[kind]() if seed == 0 else random_batch(seed)))
     loss = row.loss()
     found = loss.explain(embeddings, labels)
-    return loss, embeddings, labels, found, alike_of(row, found, labels)
+    return loss, embeddings, labels, found, positive_of(row, found, labels)
 
 
 # ---------------------------------------------------------------- the result
@@ -64,27 +64,27 @@ def test_the_result_is_frozen_and_carries_no_gradient(row):
         assert torch.equal(loss.explain(embeddings, labels).pull, found.pull)
 
 
-def group_sums(loss, found, alike):
+def group_sums(loss, found, positive):
     """The weight of each group, and whether it may hold an atom."""
     product = inside(loss)
     if isinstance(product.groups, Batch | Triplets):
-        return [found.weights.sum()], product.over_alike.atom
+        return [found.weights.sum()], product.over_positive.atom
     if isinstance(product.groups, Positive):
-        return list(found.weights.sum(dim=2).flatten()), product.over_unlike.atom
-    signed = [torch.where(alike, found.weights, 0.0), torch.where(alike, 0.0, found.weights)]
-    if product.members == "all":  # the wide side holds the alike pairs too: a row's two groups have one sum
-        both = 1 + (alike.sum(dim=1) > 1)
+        return list(found.weights.sum(dim=2).flatten()), product.over_negative.atom
+    signed = [torch.where(positive, found.weights, 0.0), torch.where(positive, 0.0, found.weights)]
+    if product.members == "all":  # the wide side holds the positive pairs too: a row's two groups have one sum
+        both = 1 + (positive.sum(dim=1) > 1)
         return list(found.weights.sum(dim=1) / both), False
     if isinstance(product.groups, Sign | Balanced):
         return [x.sum() for x in signed], False
-    return [x for side in signed for x in side.sum(dim=1)], product.over_alike.atom
+    return [x for side in signed for x in side.sum(dim=1)], product.over_positive.atom
 
 
 @rows
 @pytest.mark.parametrize("kind", BATCHES)
 def test_weights_are_not_negative_and_sum_to_one_per_group(row, kind):
-    loss, _, _, found, alike = explained(row, kind=kind)
-    sums, atom = group_sums(loss, found, alike)
+    loss, _, _, found, positive = explained(row, kind=kind)
+    sums, atom = group_sums(loss, found, positive)
     assert (found.weights >= 0).all()
     assert kind == "easy" or any(x > 0.01 for x in sums)
     for x in sums:
@@ -131,7 +131,7 @@ def test_the_gradient_is_the_pull_on_the_scores(row, kind):
 
 
 def triplet_scores(row, loss, found, s):
-    """What the unlike pair loss sees of each triplet, from the equations."""
+    """What the negative pair loss sees of each triplet, from the equations."""
     place = found.positives
     s_ap, s_an = s.gather(1, place)[:, :, None], s[:, None, :]
     if row.name != "Angular":
@@ -140,16 +140,16 @@ def triplet_scores(row, loss, found, s):
     return 4 * t * (s_an + s[place]) - 2 * (1 + t) * s_ap
 
 
-@some(lambda row: row.name != "SupCon")  # its alike pairs have two losses, and `losses` shows one
+@some(lambda row: row.name != "SupCon")  # its positive pairs have two losses, and `losses` shows one
 @pytest.mark.parametrize("kind", BATCHES)
 def test_danskin_influence_times_slope_is_the_pull(row, kind):
     """dF/ds = Σ q dl/ds: the pull is the influence on the losses times their slope, and so the gradient is Σ q dl."""
-    loss, _, _, found, alike = explained(row, kind=kind)
+    loss, _, _, found, positive = explained(row, kind=kind)
     product, s = inside(loss), found.scores.clone().requires_grad_()
     if found.influence.ndim == 3:
-        losses = product.pair_unlike(triplet_scores(row, loss, found, s), -1)
+        losses = product.pair_negative(triplet_scores(row, loss, found, s), -1)
     else:
-        losses = torch.where(alike, product.pair_alike(s, 1), product.pair_unlike(s, -1))
+        losses = torch.where(positive, product.pair_positive(s, 1), product.pair_negative(s, -1))
     counted = found.influence != 0
     torch.testing.assert_close(losses[counted].detach(), found.losses[counted], atol=1e-12, rtol=1e-12)
     (wanted,) = torch.autograd.grad((found.influence * losses).sum(), s)
@@ -161,24 +161,24 @@ def test_danskin_influence_times_slope_is_the_pull(row, kind):
 @rows
 @pytest.mark.parametrize("kind", BATCHES)
 def test_influence_is_the_weights_times_what_the_group_counts(row, kind):
-    loss, _, _, found, alike = explained(row, kind=kind)
+    loss, _, _, found, positive = explained(row, kind=kind)
     product = inside(loss)
     if isinstance(product.groups, Batch | Sign | Triplets):
         torch.testing.assert_close(found.influence, found.weights, atol=1e-14, rtol=0)
         return
     if isinstance(product.link, LiftedLink):
-        return  # mixes rows: an unlike pair is weighed by both of its ends
+        return  # mixes rows: a negative pair is weighed by both of its ends
     if isinstance(product.groups, Positive):
         groups = [(found.weights.flatten(0, 1), found.influence.flatten(0, 1))]
     elif isinstance(product.groups, Balanced):
         groups = [
             tuple(torch.where(side, x, 0.0).reshape(1, -1) for x in (found.weights, found.influence))
-            for side in (alike, ~alike)
+            for side in (positive, ~positive)
         ]
     else:
         assert isinstance(product.groups, AnchorSign)
         known = isinstance(product.link, Add | HingeLink | SoftplusLink) and product.members != "all"
-        sides = (alike, ~alike) if known else (~alike,)  # per positive, the alike pairs have a term each
+        sides = (positive, ~positive) if known else (~positive,)  # per positive, the positive pairs have a term each
         groups = [tuple(torch.where(side, x, 0.0) for x in (found.weights, found.influence)) for side in sides]
     for weights, influence in groups:
         factor = influence.sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True).clamp_min(1e-300)
@@ -194,7 +194,7 @@ def test_a_drawn_loss_is_explained_by_one_draw(inner):
     torch.manual_seed(0)
     found = loss.explain(embeddings, labels)
     s = found.scores.clone().requires_grad_()
-    losses = torch.where(labels[:, None] == labels, loss.pair_alike(s, 1), loss.pair_unlike(s, -1))
+    losses = torch.where(labels[:, None] == labels, loss.pair_positive(s, 1), loss.pair_negative(s, -1))
     (wanted,) = torch.autograd.grad((found.influence * losses).sum(), s)
     torch.testing.assert_close(found.pull, wanted, atol=1e-12, rtol=0)
     assert found.weighted_loss == pytest.approx(found.value.item())
@@ -203,7 +203,7 @@ def test_a_drawn_loss_is_explained_by_one_draw(inner):
 # ---------------------------------------------------------------- worked by hand
 
 #   cosines: s01 = .6, s02 = 0, s03 = -1, s12 = .8, s13 = -.6, s23 = 0;  labels 0 0 1 1
-#   Hinge(.2, .5): alike [.7 - s]+: l01 = .1, l23 = .7;  unlike [s - .3]+: l12 = .5, the rest 0
+#   Hinge(.2, .5): positive [.7 - s]+: l01 = .1, l23 = .7;  negative [s - .3]+: l12 = .5, the rest 0
 FOUR = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
 TWO = torch.tensor([0, 0, 1, 1])
 LOSSES = torch.zeros(4, 4, dtype=torch.float64)
@@ -266,7 +266,7 @@ def test_worst_mean_and_per_sign_by_hand():
 
 
 def test_the_atom_takes_its_share_by_hand():
-    """Anchor 1 of multi-similarity: one alike pair at .6, unlike pairs at .8 and -.6, and the atom."""
+    """Anchor 1 of multi-similarity: one positive pair at .6, negative pairs at .8 and -.6, and the atom."""
     found = L.MultiSimilarity(alpha=2, beta=10, threshold=0.5, miner=None).explain(FOUR, TWO)
     pull, push = math.exp(-2 * 0.1), [math.exp(10 * 0.3), math.exp(-10 * 1.1)]
     wanted = [pull / (1 + pull), 0, push[0] / (1 + sum(push)), push[1] / (1 + sum(push))]

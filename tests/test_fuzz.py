@@ -69,7 +69,7 @@ def test_the_gradient_of_the_oracle_is_that_of_its_value():
     for seed in SEEDS:
         case = drawn(seed)
         product = case.product
-        factors = (product.alike, product.unlike, product.over_alike, product.over_unlike, product.filter or ("",))
+        factors = (product.positive, product.negative, product.over_positive, product.over_negative, product.filter or ("",))
         if case.refused or case.exact or HELD & {name for name, *_ in factors} or checked[product.groups] == 6:
             continue
         by_differences, closed = slopes(settled(seed)[0])
@@ -85,7 +85,7 @@ def test_the_seeds_reach_every_factor_and_few_are_refused():
     seen = Counter()
     for case in kept:
         product = case.product
-        seen.update([f"pair {product.alike[0]}", f"other {product.unlike[0]}", f"over {product.over_alike[0]}"])
+        seen.update([f"pair {product.positive[0]}", f"other {product.negative[0]}", f"over {product.over_positive[0]}"])
         seen.update([product.similarity, product.groups, f"link {product.link[0]}", product.reduction, case.dtype])
         seen.update([f"everyone {product.everyone}", f"compare {product.rule.get('compare')}", case.note["relation"]])
         seen.update([f"filter {product.filter and product.filter[0]}", f"band {product.rule.get('band') is not None}"])

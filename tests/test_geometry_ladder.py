@@ -102,7 +102,7 @@ def test_many_rows_on_the_sphere_give_the_same_triplet(monkeypatch):
 
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 10**6))
-def test_chords_and_angles_separate_alike_and_no_chord_violation_is_larger(seed):
+def test_chords_and_angles_separate_the_same_and_no_chord_violation_is_larger(seed):
     x, y = drawn(seed)
     x = unit(x)
     assert G.hardness(x, y) <= G.hardness(x, y, metric="angle") + 1e-12

@@ -275,7 +275,7 @@ def test_pull_shares_the_gradient_out():
     assert sum(worst.shares) == pytest.approx(1)
     spread = G.pull(x, y, Triplet(margin=0.2))
     assert spread.hardest < 0.1
-    assert 0 < spread.alike < 1
+    assert 0 < spread.positive < 1
     assert G.pull(unit(torch.eye(4)[y % 2].double()), y % 2, Triplet(margin=0.1)).active == 0
 
 

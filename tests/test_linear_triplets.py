@@ -21,11 +21,11 @@ def problem(sizes, d=3, seed=0):
 
 
 def oracle(z, labels, i, k, l, hard):
-    """The k nearest (or the farthest) alike rows and the l nearest unlike rows of row i, one distance at a time."""
+    """The k nearest (or the farthest) positive rows and the l nearest negative rows of row i, one distance at a time."""
     distance = [float(sum((a - b) ** 2 for a, b in zip(z[i], z[j], strict=True))) for j in range(len(z))]
-    alike = sorted((j for j in range(len(z)) if j != i and labels[j] == labels[i]), key=lambda j: distance[j])
-    unlike = sorted((j for j in range(len(z)) if labels[j] != labels[i]), key=lambda j: distance[j])
-    return (alike[-1:], unlike[:1]) if hard else (alike[:k], unlike[:l])
+    positive = sorted((j for j in range(len(z)) if j != i and labels[j] == labels[i]), key=lambda j: distance[j])
+    negative = sorted((j for j in range(len(z)) if labels[j] != labels[i]), key=lambda j: distance[j])
+    return (positive[-1:], negative[:1]) if hard else (positive[:k], negative[:l])
 
 
 @pytest.mark.parametrize("kind", ["neighbours", "dro", "hard"])

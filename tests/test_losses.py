@@ -69,7 +69,7 @@ def test_gradient_of_the_learnt_threshold_equals_the_oracle():
     exact = np.asarray(E, dtype=np.longdouble)
     slope = gradient(lambda t: row.oracle(exact, y, threshold=t[0]), start)
     # the parameter is the score -β, so its slope has the other sign
-    np.testing.assert_allclose(-loss.pair_alike.offset.grad.numpy(), slope[0], atol=TOLERANCE)
+    np.testing.assert_allclose(-loss.pair_positive.offset.grad.numpy(), slope[0], atol=TOLERANCE)
     assert loss.threshold.item() == pytest.approx(1.2, abs=1e-7)
 
 
@@ -88,8 +88,8 @@ def check_weighted_form(loss, embeddings, labels):
     found = loss.explain(embeddings, labels)
     loss(embeddings, labels).backward()
     scores = loss.similarity(embeddings, embeddings)
-    alike = labels[:, None] == labels[None, :]
-    weighted = torch.where(alike, loss.pair_alike(scores, 1), loss.pair_unlike(scores, -1)) * found.influence
+    positive = labels[:, None] == labels[None, :]
+    weighted = torch.where(positive, loss.pair_positive(scores, 1), loss.pair_negative(scores, -1)) * found.influence
     (slope,) = torch.autograd.grad(weighted.sum(), embeddings)
     torch.testing.assert_close(embeddings.grad, slope, atol=1e-10, rtol=1e-8)
     assert found.influence.abs().sum() > 0

@@ -37,11 +37,11 @@ def mined(miner, E, relation, similarity=None, cols=None):
 
 
 def measures(pairs):
-    return pairs.scores.numpy(), pairs.alike.double().numpy(), pairs.unlike.double().numpy()
+    return pairs.scores.numpy(), pairs.positive.double().numpy(), pairs.negative.double().numpy()
 
 
 def lacking(y: np.ndarray) -> torch.Tensor:
-    """A relation where row 0 has no alike pair, row 1 no unlike pair, row 2 none at all."""
+    """A relation where row 0 has no positive pair, row 1 no negative pair, row 2 none at all."""
     same = y[:, None] == y[None, :]
     valid = np.ones_like(same)
     same[0], same[1], valid[2] = False, True, False
@@ -69,12 +69,12 @@ def test_a_filter_keeps_what_the_loop_keeps(name, kind, batch):
     relation = relations(kind, y)
     S, A, U = measures(mined(None, E, relation))
     found = mined(miner, E, relation)
-    alike, unlike = wanted(S, A, U)
-    np.testing.assert_array_equal(found.alike.double().numpy(), alike)
-    np.testing.assert_array_equal(found.unlike.double().numpy(), unlike)
-    assert 0 < unlike.sum() < U.sum()
+    positive, negative = wanted(S, A, U)
+    np.testing.assert_array_equal(found.positive.double().numpy(), positive)
+    np.testing.assert_array_equal(found.negative.double().numpy(), negative)
+    assert 0 < negative.sum() < U.sum()
     if relation.dense().weight is None:
-        assert found.alike.dtype == found.unlike.dtype == torch.bool
+        assert found.positive.dtype == found.negative.dtype == torch.bool
 
 
 @filters
@@ -85,9 +85,9 @@ def test_a_filter_against_a_reference(name):
     relation = R.from_labels(torch.tensor(y), torch.tensor(z[:7]))
     S, A, U = measures(mined(None, E, relation, cols=C[:7]))
     found = mined(miner, E, relation, cols=C[:7])
-    alike, unlike = wanted(S, A, U)
-    np.testing.assert_array_equal(found.alike.numpy(), alike)
-    np.testing.assert_array_equal(found.unlike.numpy(), unlike)
+    positive, negative = wanted(S, A, U)
+    np.testing.assert_array_equal(found.positive.numpy(), positive)
+    np.testing.assert_array_equal(found.negative.numpy(), negative)
 
 
 @pytest.mark.parametrize("name", [*FILTERS, "distance"])
@@ -101,20 +101,20 @@ def test_a_whole_weight_is_a_repeated_reference(name):
     weighted = R.from_labels(labels, labels, ids=ids, ref_ids=ids, weights=one, ref_weights=times.double())
     repeated = R.from_labels(labels, labels[again], ids=ids, ref_ids=again)
     found, copies = mined(miner, E, weighted, cols=E), mined(miner, E, repeated, cols=E[again])
-    for a, b in ((found.alike, copies.alike), (found.unlike, copies.unlike)):
+    for a, b in ((found.positive, copies.positive), (found.negative, copies.negative)):
         summed = torch.zeros(10, 10, dtype=torch.float64).index_add(1, again, b.double())
         torch.testing.assert_close(a.double(), summed, atol=1e-12, rtol=0)
 
 
 def test_filters_on_a_worked_row():
-    """Anchor 0 with alike scores .9, .2 and unlike scores .8, .5, .1: the whole of one row by hand."""
+    """Anchor 0 with positive scores .9, .2 and negative scores .8, .5, .1: the whole of one row by hand."""
     s = torch.tensor([1.0, 0.9, 0.2, 0.8, 0.5, 0.1])
     E = torch.stack([s, (1 - s * s).clamp_min(0).sqrt()], dim=1)
     relation = R.from_labels(torch.tensor([0, 0, 0, 1, 2, 3]))
 
     def row(miner):
         found = mined(miner, E, relation)
-        return [j for j in range(6) if found.alike[0, j]], [j for j in range(6) if found.unlike[0, j]]
+        return [j for j in range(6) if found.positive[0, j]], [j for j in range(6) if found.negative[0, j]]
 
     assert row(None) == ([1, 2], [3, 4, 5])
     assert row(M.MultiSimilarity(0.05)) == ([2], [3, 4])
@@ -159,25 +159,25 @@ def test_probabilities_do_not_underflow_in_high_dimensions():
     pairs = mined(None, E, R.from_labels(torch.arange(40) % 8))
     chance = M.DistanceWeighted(upper=2.0).probabilities(pairs)
     torch.testing.assert_close(chance.sum(dim=1), torch.ones(40), atol=1e-5, rtol=0)
-    assert (chance[~pairs.unlike] == 0).all()
+    assert (chance[~pairs.negative] == 0).all()
 
 
 def test_draws_come_as_often_as_their_probabilities():
-    """3,000 minings: counts are whole, sum to the alike pairs, and lie within five standard errors of theirs."""
+    """3,000 minings: counts are whole, sum to the positive pairs, and lie within five standard errors of theirs."""
     torch.manual_seed(5)
     E, y = random_batch(6)
     relation = R.from_labels(torch.tensor(y))
     miner, times = M.DistanceWeighted(0.4, 1.9), 3000
     plain = mined(None, E, relation)
-    chance, wanted = miner.probabilities(plain), plain.alike.sum(dim=1).double()
-    counts = torch.stack([mined(miner, E, relation).unlike for _ in range(times)])
+    chance, wanted = miner.probabilities(plain), plain.positive.sum(dim=1).double()
+    counts = torch.stack([mined(miner, E, relation).negative for _ in range(times)])
     assert torch.equal(counts, counts.round())
     assert (counts[:, chance == 0] == 0).all()
     drawn = counts.sum(dim=2)
     torch.testing.assert_close(drawn, (wanted * (chance.sum(dim=1) > 0)).expand(times, 10), atol=0, rtol=0)
     mean, spread = counts.mean(dim=0), (wanted[:, None] * chance * (1 - chance) / times).sqrt()
     assert ((mean - wanted[:, None] * chance).abs() <= 5 * spread + 1e-12).all()
-    assert (drawn[:, y == 3] == 0).all()  # the singleton has no alike pair and draws none
+    assert (drawn[:, y == 3] == 0).all()  # the singleton has no positive pair and draws none
 
 
 def test_expected_counts_instead_of_draws():
@@ -185,8 +185,8 @@ def test_expected_counts_instead_of_draws():
     relation = R.from_labels(torch.tensor(y))
     miner = M.DistanceWeighted(0.4, 1.9, sample=False)
     plain, found = mined(None, E, relation), mined(miner, E, relation)
-    torch.testing.assert_close(found.unlike, miner.probabilities(plain) * plain.alike.sum(dim=1, keepdim=True))
-    assert torch.equal(found.alike, plain.alike)
+    torch.testing.assert_close(found.negative, miner.probabilities(plain) * plain.positive.sum(dim=1, keepdim=True))
+    assert torch.equal(found.positive, plain.positive)
 
 
 # ---------------------------------------------------------------- with losses
@@ -220,7 +220,7 @@ def test_a_filtered_loss_is_the_loss_of_the_pairs_that_are_left(loss, name):
     embeddings, labels = tensors(*random_batch(2))
     inside = LOSSES[loss](filter=miner).double()
     kept = mined(miner, embeddings.detach(), R.from_labels(labels), inside.similarity)
-    listed = (*torch.nonzero(kept.alike, as_tuple=True), *torch.nonzero(kept.unlike, as_tuple=True))
+    listed = (*torch.nonzero(kept.positive, as_tuple=True), *torch.nonzero(kept.negative, as_tuple=True))
     value = inside(embeddings, labels)
     outside = LOSSES[loss]().double()
     wanted = outside(embeddings, labels, listed)
@@ -246,7 +246,7 @@ def test_a_new_filter_is_one_method():
     class Near(M.Filter):
         def forward(self, pairs):
             assert not torch.is_grad_enabled()
-            return pairs.keep(unlike=pairs.scores > 0)
+            return pairs.keep(negative=pairs.scores > 0)
 
     embeddings, labels = tensors(*random_batch(2))
     found = L.Contrastive(filter=Near()).explain(embeddings, labels)

@@ -18,7 +18,7 @@ GENERATOR = 20240607
 # Two batches on the unit circle once normalised; the lengths differ from 1 on purpose.
 #   THREE: x0 = (1, 0), x1 = (.6, .8), x2 = (0, 1).   cosines s01 = .6, s02 = 0, s12 = .8
 #   |x - y|^2 = 2 - 2 s:                              d01^2 = .8, d02^2 = 2, d12^2 = .4
-#   labels 0, 0, 1: alike pairs (0,1), (1,0); unlike pairs (0,2), (2,0), (1,2), (2,1).
+#   labels 0, 0, 1: positive pairs (0,1), (1,0); negative pairs (0,2), (2,0), (1,2), (2,1).
 THREE = np.array([[2.0, 0.0], [3.0, 4.0], [0.0, 0.5]])
 THREE_LABELS = np.array([0, 0, 1])
 #   FOUR: the same and x3 = (.8, .6).   s03 = .8, s13 = .96, s23 = .6;   d03^2 = .4, d13^2 = .08, d23^2 = .8
@@ -97,15 +97,15 @@ def test_score_matrix_is_rectangular_and_ordered():
 
 
 def test_pair_losses_by_hand():
-    # hinge at s = .6: alike .2 + .5 - .6 = .1, unlike .2 - .5 + .6 = .3; smooth: mu log(1 + e^(x / mu))
+    # hinge at s = .6: positive .2 + .5 - .6 = .1, negative .2 - .5 + .6 = .3; smooth: mu log(1 + e^(x / mu))
     near(pairs.hinge(0.6, +1), 0.1)
     near(pairs.hinge(0.6, -1), 0.3)
     assert pairs.hinge(0.9, +1) == 0
     near(pairs.hinge(0.6, +1, smooth=0.1), 0.1 * log(1 + exp(1)))
-    # logistic at s - t = .1: alike (2/2) log(1 + e^-.2), unlike (2/40) log(1 + e^4)
+    # logistic at s - t = .1: positive (2/2) log(1 + e^-.2), negative (2/40) log(1 + e^4)
     near(pairs.logistic(0.6, +1), log(1 + exp(-0.2)))
     near(pairs.logistic(0.6, -1), log(1 + exp(4)) / 20)
-    # squared at d = .7: alike (.7 - .2)^2 and cubed; unlike (1 - .7)^2; beyond the margins 0
+    # squared at d = .7: positive (.7 - .2)^2 and cubed; negative (1 - .7)^2; beyond the margins 0
     near(pairs.squared(-0.7, +1, pos_margin=0.2), 0.25)
     near(pairs.squared(-0.7, +1, pos_margin=0.2, power=3), 0.125)
     near(pairs.squared(-0.7, -1), 0.09)
@@ -521,10 +521,10 @@ HAND_THREE = [
     # the items .1 .1 .5 .5, or with the zeros kept all six
     ("DroKL", {}, 0.1 * log((exp(1) + exp(5)) / 2)),
     ("DroKL", {"gamma": 0.25, "zero": "keep"}, 0.25 * log((exp(0.4) + exp(2) + 1) / 3)),
-    # anchors: 0: .1 and (0 dropped) 0; 1: .1 and .5; 2: no alike, and .5 alone. One item has its own loss.
+    # anchors: 0: .1 and (0 dropped) 0; 1: .1 and .5; 2: no positive, and .5 alone. One item has its own loss.
     ("DroKLGrouped", {}, (0.1 + 0.1 + 0.5 + 0.5) / 3),
     ("DroKLGrouped", {"reduction": "sum"}, 1.2),
-    # kept: anchor 2 has the unlike losses 0 and .5
+    # kept: anchor 2 has the negative losses 0 and .5
     (
         "DroKLGrouped",
         {"gamma": 0.25, "zero": "keep"},
@@ -537,9 +537,9 @@ HAND_THREE = [
     ("DroChiSquare", {"rho": 6}, 0.5),
     # dropped: .1 .1 .5 .5, mean .3, Var = .04, n = 4; 2 * .5 * .2^2 <= 4 * .04
     ("DroChiSquare", {"rho": 0.5, "zero": "drop"}, 0.3 + sqrt(0.04 / 4)),
-    # both orders of the alike pair 01 give the same J
+    # both orders of the positive pair 01 give the same J
     ("LiftedStructure", {}, (D01 + log(exp(1 - D02) + exp(1 - D12))) ** 2 / 2),
-    # anchor 0: d01 + 1 - d02 = .48; 1: d01 + 1 - d12; 2: nothing alike, only the two unlike = .74
+    # anchor 0: d01 + 1 - d02 = .48; 1: d01 + 1 - d12; 2: nothing positive, only the two negative = .74
     (
         "GeneralizedLifted",
         {},
@@ -562,9 +562,9 @@ HAND_THREE = [
         )
         / 3,
     ),
-    # miner: anchor 0: .6 - .1 < 0 no, 0 + .1 > .6 no; 1: .5 < .8 yes, .9 > .6 yes; 2: no alike, keeps none
+    # miner: anchor 0: .6 - .1 < 0 no, 0 + .1 > .6 no; 1: .5 < .8 yes, .9 > .6 yes; 2: no positive, keeps none
     ("MultiSimilarity", {"epsilon": 0.1}, (softplus(-0.2) / 2 + softplus(15) / 50) / 3),
-    # one item a side has weight 1: anchor 0: .894 - 1.414 + .2 < 0; 1: d01 - d12 + .2; 2: no alike
+    # one item a side has weight 1: anchor 0: .894 - 1.414 + .2 < 0; 1: d01 - d12 + .2; 2: no positive
     ("HAP2S", {}, (D01 - D12 + 0.2) / 3),
     ("HAP2S", {"weights": "polynomial", "margin": 1}, (D01 - D02 + 1 + D01 - D12 + 1) / 3),
     # the triplets 0 1 2: .894 - 1.414 + .05 < 0, and 1 0 2: .894 - .632 + .05
@@ -579,7 +579,7 @@ HAND_THREE = [
     # .894 < 1.414 < .894 + margin: from margin .52 on; 1 0 2 never (.632 < .894)
     ("Triplet", {"mining": "semihard"}, 0),
     ("Triplet", {"mining": "semihard", "margin": 0.6}, D01 - D02 + 0.6),
-    # three anchors, of which 2 has no alike
+    # three anchors, of which 2 has no positive
     ("Triplet", {"mining": "hard"}, (D01 - D12 + 0.05) / 3),
     ("Triplet", {"mining": "hard", "reduction": "nonzero"}, D01 - D12 + 0.05),
     ("Triplet", {"mining": "hardest"}, D01 - D12 + 0.05),
@@ -588,7 +588,7 @@ HAND_THREE = [
     ("Angular", {}, softplus(4 * 0.8 * tan(radians(40)) ** 2 - 2 * 0.6 * (1 + tan(radians(40)) ** 2))),
     # (0 - .6) / .5 and (.8 - .6) / .5
     ("NTXent", {"temperature": 0.5}, (softplus(-1.2) + softplus(0.4)) / 2),
-    # with one alike each, the same numbers; only two anchors have both sides
+    # with one positive each, the same numbers; only two anchors have both sides
     ("SupCon", {"temperature": 0.5}, (softplus(-1.2) + softplus(0.4)) / 2),
     # margin .25, scale 10: 01 -10 * .65 * (.6 - .75) = .975
     #                     | 02 10 * .25 * -.25 = -.625, 12 10 * 1.05 * .55 = 5.775
@@ -613,20 +613,20 @@ def test_logistic_pairs_in_the_dro_losses():
 
 
 def test_top_k_of_each_sign_by_hand():
-    # FOUR with labels 0 1 0 1: alike 02 s = 0: .7, 13 s = .96: 0; unlike 01, 23 s = .6: .3, 03, 12 s = .8: .5
-    # Ordered: alike .7 .7 0 0, unlike .5 x 4, .3 x 4.
+    # FOUR with labels 0 1 0 1: positive 02 s = 0: .7, 13 s = .96: 0; negative 01, 23 s = .6: .3, 03, 12 s = .8: .5
+    # Ordered: positive .7 .7 0 0, negative .5 x 4, .3 x 4.
     labels = [0, 1, 0, 1]
     near(losses.dro_top_k_pn(FOUR, labels, k=3), (0.7 + 0.7 + 0 + 3 * 0.5) / 6)
     near(losses.dro_top_k_pn(FOUR, labels, k=2.5), (0.7 + 0.7 + 0 + 2.5 * 0.5) / 5)
     near(losses.dro_top_k_pn(FOUR, labels, k=50), (1.4 + 4 * 0.5) / 8)  # h = |P| = 4
-    # labels 0 0 0 1: alike 01 .1, 02 .7, 12 0 (6 ordered); unlike 03 .5, 13 .66, 23 .3 (6 ordered)
+    # labels 0 0 0 1: positive 01 .1, 02 .7, 12 0 (6 ordered); negative 03 .5, 13 .66, 23 .3 (6 ordered)
     near(losses.dro_top_k_pn(FOUR, [0, 0, 0, 1], k=3), (0.7 + 0.7 + 0.1 + 0.66 + 0.66 + 0.5) / 6)
-    # all alike: 01 .1, 02 .7, 03 0, 12 0, 13 0, 23 .1; there is no unlike pair to add
+    # all positive: 01 .1, 02 .7, 03 0, 12 0, 13 0, 23 .1; there is no negative pair to add
     near(losses.dro_top_k_pn(FOUR, [0, 0, 0, 0], k=3), (0.7 + 0.7 + 0.1) / 3)
 
 
 def test_hap2s_weights_by_hand():
-    # FOUR with labels 0 0 0 1: anchor 3 has no alike. gamma = .5: p ~ e^(2 d); one unlike, of weight 1.
+    # FOUR with labels 0 0 0 1: anchor 3 has no positive. gamma = .5: p ~ e^(2 d); one negative, of weight 1.
     def farthest(first, second, rule):
         p, q = rule(first), rule(second)
         return (p * first + q * second) / (p + q)
@@ -638,14 +638,14 @@ def test_hap2s_weights_by_hand():
             farthest(D02, D12, rule) - D23 + 1,
         ]
         near(losses.hap2s(FOUR, [0, 0, 0, 1], margin=1, weights=weights), sum(terms) / 4)
-    # labels 0 0 1 2: anchors 0 and 1 only, one alike, unlike 2 and 3 with q ~ e^(-2 d) or (1 + d)^-20
+    # labels 0 0 1 2: anchors 0 and 1 only, one positive, negative 2 and 3 with q ~ e^(-2 d) or (1 + d)^-20
     for weights, rule in (("exponential", lambda d: exp(-2 * d)), ("polynomial", lambda d: (1 + d) ** -20)):
         terms = [D01 - farthest(D02, D03, rule) + 1, D01 - farthest(D12, D13, rule) + 1]
         near(losses.hap2s(FOUR, [0, 0, 1, 2], margin=1, weights=weights), sum(terms) / 4)
 
 
-def test_sup_con_with_two_alike_by_hand():
-    # FOUR with labels 0 0 0 1, temperature .5 (all cosines doubled); anchor 3 has no alike
+def test_sup_con_with_two_positive_by_hand():
+    # FOUR with labels 0 0 0 1, temperature .5 (all cosines doubled); anchor 3 has no positive
     terms = [
         log(exp(1.2) + exp(0) + exp(1.6)) - (1.2 + 0) / 2,
         log(exp(1.2) + exp(1.6) + exp(1.92)) - (1.2 + 1.6) / 2,
@@ -655,14 +655,14 @@ def test_sup_con_with_two_alike_by_hand():
 
 
 def test_semihard_and_hard_triplets_of_four_rows():
-    # labels 0 1 0 1: alike 02 (1.414), 13 (.283). Anchor 1: p = 3, n = 0 (.894), 2 (.632); anchor 3: p = 1,
+    # labels 0 1 0 1: positive 02 (1.414), 13 (.283). Anchor 1: p = 3, n = 0 (.894), 2 (.632); anchor 3: p = 1,
     # n = 0 (.632), 2 (.894); anchors 0, 2: p at 1.414, n at .894 and .632. Margin .5 reaches .783.
     labels = [0, 1, 0, 1]
     near(losses.triplet(FOUR, labels, margin=0.5, mining="semihard"), D13 - D12 + 0.5)
     # hard: anchors 0, 2: 1.414 - .632 + .5; 1, 3: .283 - .632 + .5
     near(losses.triplet(FOUR, labels, margin=0.5, mining="hard"), (D02 - D12 + D13 - D12 + 1) / 2)
     near(losses.triplet(FOUR, labels, margin=0.5, mining="hardest"), D02 - D12 + 0.5)
-    # labels 0 0 0 1: the farther of two alike, and the one unlike; anchor 3 has no alike
+    # labels 0 0 0 1: the farther of two positive, and the one negative; anchor 3 has no positive
     expected = (D02 - D03 + D01 - D13 + D02 - D23 + 1.5) / 4
     near(losses.triplet(FOUR, [0, 0, 0, 1], margin=0.5, mining="hard"), expected)
 
@@ -673,14 +673,14 @@ def test_multi_similarity_miner_by_hand():
         return losses.multi_similarity(FOUR, labels, alpha=1, beta=1, threshold=0, epsilon=epsilon)
 
     # labels 0 0 0 1; anchor 3 keeps none.
-    # anchor 0: alike .6 and 0 below the unlike .8: all kept. anchor 1: alike .6, .8, unlike .96: all kept.
-    # anchor 2: alike 0 and .8, unlike .6: the .8 is kept iff .8 - epsilon < .6.
+    # anchor 0: positive .6 and 0 below the negative .8: all kept. anchor 1: positive .6, .8, negative .96: all kept.
+    # anchor 2: positive 0 and .8, negative .6: the .8 is kept iff .8 - epsilon < .6.
     zero = log(1 + exp(-0.6) + 1) + softplus(0.8)
     one = log(1 + exp(-0.6) + exp(-0.8)) + softplus(0.96)
     near(mined([0, 0, 0, 1], 0.1), (zero + one + softplus(0) + softplus(0.6)) / 4)
     near(mined([0, 0, 0, 1], 0.3), (zero + one + log(1 + 1 + exp(-0.8)) + softplus(0.6)) / 4)
     # labels 0 0 1 2; anchors 2 and 3 keep none.
-    # anchor 0: alike .6, unlike 0 (kept iff 0 + epsilon > .6) and .8. anchor 1: alike .6, unlike .8, .96.
+    # anchor 0: positive .6, negative 0 (kept iff 0 + epsilon > .6) and .8. anchor 1: positive .6, negative .8, .96.
     one = softplus(-0.6) + log(1 + exp(0.8) + exp(0.96))
     near(mined([0, 0, 1, 2], 0.1), (softplus(-0.6) + softplus(0.8) + one) / 4)
     near(mined([0, 0, 1, 2], 0.7), (softplus(-0.6) + log(1 + 1 + exp(0.8)) + one) / 4)
@@ -739,22 +739,22 @@ def test_batches_without_one_of_the_sides(name):
     loss = bound_oracle(name, None)
     nothing_at_all = loss(FOUR[:1], [3], l2=0) if name == "NPair" else loss(FOUR[:1], [3])
     assert nothing_at_all == 0
-    all_alike, all_unlike = [0, 0, 0, 0], [0, 1, 2, 3]
+    all_positive, all_negative = [0, 0, 0, 0], [0, 1, 2, 3]
     hyper = {"l2": 0} if name == "NPair" else {}
-    for labels in (all_alike, all_unlike):
+    for labels in (all_positive, all_negative):
         assert np.isfinite(loss(FOUR, labels, **hyper))
     if name in ("LiftedStructure", "HAP2S", "Triplet", "NPair", "Angular", "NTXent", "SupCon", "Circle"):
-        assert loss(FOUR, all_alike, **hyper) == 0
-        assert loss(FOUR, all_unlike, **hyper) == 0
+        assert loss(FOUR, all_positive, **hyper) == 0
+        assert loss(FOUR, all_negative, **hyper) == 0
     if name == "DroTopKPN":
-        assert loss(FOUR, all_unlike) == 0
+        assert loss(FOUR, all_negative) == 0
 
 
 # ---------------------------------------------------------------- derivatives that are declared or known
 
 
 def test_margin_derivative_by_the_threshold():
-    # THREE: only the unlike pair 12 (both orders of three pairs) is active, with slope +1 in the threshold.
+    # THREE: only the negative pair 12 (both orders of three pairs) is active, with slope +1 in the threshold.
     def by(reduction):
         return gradient(
             lambda b: losses.margin(THREE, THREE_LABELS, threshold=b[0], reduction=reduction), np.array([1.2])
@@ -777,9 +777,9 @@ def test_frozen_weights_of_hap2s():
     D = -similarity.scores(E, E, "neg_euclidean").astype(float)
     weights = np.zeros((7, 7))
     for i in range(7):
-        alike, unlike = (y == y[i]) & (np.arange(7) != i), y != y[i]
-        weights[i, alike] = np.exp(D[i, alike] / 0.5) / np.exp(D[i, alike] / 0.5).sum()
-        weights[i, unlike] = -np.exp(-D[i, unlike] / 0.5) / np.exp(-D[i, unlike] / 0.5).sum()
+        positive, negative = (y == y[i]) & (np.arange(7) != i), y != y[i]
+        weights[i, positive] = np.exp(D[i, positive] / 0.5) / np.exp(D[i, positive] / 0.5).sum()
+        weights[i, negative] = -np.exp(-D[i, negative] / 0.5) / np.exp(-D[i, negative] / 0.5).sum()
     linear = gradient(lambda Z: np.sum(-weights * similarity.scores(Z, Z, "neg_euclidean")) / 7, E)
     np.testing.assert_allclose(declared, linear, atol=1e-12)
     assert losses.hap2s(E, y, frozen=E) == losses.hap2s(E, y)
@@ -788,7 +788,7 @@ def test_frozen_weights_of_hap2s():
 
 
 def test_frozen_factors_of_circle():
-    # One alike and one unlike score per anchor: value softplus(z), z = l_P + l_N, and the declared derivative
+    # One positive and one negative score per anchor: value softplus(z), z = l_P + l_N, and the declared derivative
     # sigmoid(z) (-scale a_P grad s_P + scale a_N grad s_N), a_P = 1 + m - s_P, a_N = s_N + m.
     E, y, m, scale = FOUR[[0, 1, 2]], [0, 0, 1], 0.25, 10
     declared = gradient(lambda Z: losses.circle(Z, y, margin=m, scale=scale, frozen=E), E)
@@ -818,7 +818,7 @@ def test_grouped_kl_is_the_lifted_loss_at_gamma_one():
     E, y, _ = random_batch(rows=9)
     lifted = losses.generalized_lifted(E, y, margin=0, similarity="cosine", reduction="sum")
     counts = [(np.sum(y == label) - 1, np.sum(y != label)) for label in y]
-    offset = sum(2 * 2 - log(alike) - log(unlike) for alike, unlike in counts)
+    offset = sum(2 * 2 - log(positive) - log(negative) for positive, negative in counts)
     for threshold in (0.1, 0.5):
         pair = functools.partial(pairs.hinge, margin=2, threshold=threshold)
         grouped = losses.dro_kl_grouped(E, y, gamma=1, pair=pair, reduction="sum")
@@ -831,10 +831,10 @@ def test_multi_similarity_is_kl_with_an_atom():
     S = similarity.scores(E, E, "cosine")
     total = 0
     for i in range(7):
-        alike = [pairs.linear(S[i, j], +1, threshold=0.5) for j in range(7) if j != i and y[j] == y[i]]
-        unlike = [pairs.linear(S[i, j], -1, threshold=0.5) for j in range(7) if y[j] != y[i]]
-        total += sets.kl(alike, 1 / 2, normalised=False, atom=True)
-        total += sets.kl(unlike, 1 / 50, normalised=False, atom=True)
+        positive = [pairs.linear(S[i, j], +1, threshold=0.5) for j in range(7) if j != i and y[j] == y[i]]
+        negative = [pairs.linear(S[i, j], -1, threshold=0.5) for j in range(7) if y[j] != y[i]]
+        total += sets.kl(positive, 1 / 2, normalised=False, atom=True)
+        total += sets.kl(negative, 1 / 50, normalised=False, atom=True)
     near(losses.multi_similarity(E, y), total / 7, 1e-16)
 
 

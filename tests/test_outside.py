@@ -97,14 +97,14 @@ def test_equals_pytorch_metric_learning(name, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_margin_is_pytorch_metric_learnings_with_weights(seed):
-    """PML counts an alike pair once per unlike pair of its anchor and the reverse: pair weights say the same."""
+    """PML counts a positive pair once per negative pair of its anchor and the reverse: pair weights say the same."""
     embeddings, _ = tensors(*random_batch(seed))
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 2])[
         torch.randperm(10, generator=torch.Generator().manual_seed(seed))
     ]
-    alike = labels[:, None] == labels
-    positives, negatives = alike.sum(dim=1, keepdim=True) - 1.0, (~alike).sum(dim=1, keepdim=True) * 1.0
-    weights = torch.where(alike, negatives, positives).double()
+    positive = labels[:, None] == labels
+    positives, negatives = positive.sum(dim=1, keepdim=True) - 1.0, (~positive).sum(dim=1, keepdim=True) * 1.0
+    weights = torch.where(positive, negatives, positives).double()
     relation = nf.Relation.from_labels(labels, weights=weights)
     value = L.Margin(learn=False)(embeddings, relation)
     theirs = losses.MarginLoss(0.2, 1.2, reducer=reducers.MeanReducer())(embeddings, labels)

@@ -213,10 +213,10 @@ def test_a_number_may_be_a_tensor_with_a_gradient(kind, monkeypatch):
 
 
 REPLACED = {
-    "over_alike": (S.KL(0.2), S.TopK(3), S.Sampled(S.KL(0.2), 5), S.Expected(S.KL(0.5)), S.Worst(atom=True)),
-    "over_unlike": (S.KL(0.2, atom=True), S.TopK(3), S.Worst(), S.ChiSquare(1.0)),
-    "pair_alike": (P.Logistic(), P.Linear(), P.AngularMargin(scale=2.0)),
-    "pair_unlike": (P.Logistic(), P.Score(3.0), P.Squared(0.0, 0.3)),
+    "over_positive": (S.KL(0.2), S.TopK(3), S.Sampled(S.KL(0.2), 5), S.Expected(S.KL(0.5)), S.Worst(atom=True)),
+    "over_negative": (S.KL(0.2, atom=True), S.TopK(3), S.Worst(), S.ChiSquare(1.0)),
+    "pair_positive": (P.Logistic(), P.Linear(), P.AngularMargin(scale=2.0)),
+    "pair_negative": (P.Logistic(), P.Score(3.0), P.Squared(0.0, 0.3)),
     "similarity": (nf.similarity.NegEuclidean(), nf.similarity.Dot()),
     "filter": (M.Hard(), M.MultiSimilarity(), None),
     "link": (links.HingeLink(0.3), links.LiftedLink(), links.Add(apart=True)),
@@ -239,7 +239,7 @@ def test_what_is_replaced_after_construction_counts(name, monkeypatch):
 
 
 class Wide(links.Add):
-    """Reads what a lean way would leave out: the losses of pairs that are not alike."""
+    """Reads what a lean way would leave out: the losses of pairs that are not positive."""
 
     def forward(self, sides):
         (terms,) = super().forward(sides)
@@ -259,7 +259,7 @@ class Ends(links.LiftedLink):
 
     def forward(self, sides):
         (terms,) = super().forward(sides)
-        return (links.Terms(terms.values + (sides.unlike + sides.columns)[:, None], terms.measure),)
+        return (links.Terms(terms.values + (sides.negative + sides.columns)[:, None], terms.measure),)
 
 
 @pytest.mark.parametrize("link", [Wide, Mixed, Ends])
@@ -305,7 +305,7 @@ def learnt():
 
 def heard():
     loss = L.BinomialDeviance()
-    loss.pair_alike.register_forward_hook(lambda module, given, found: 2 * found)
+    loss.pair_positive.register_forward_hook(lambda module, given, found: 2 * found)
     return loss
 
 

@@ -18,14 +18,14 @@ P = nf.pairs
 
 
 def circle(s, sign, margin=0.4, scale=80):
-    """-c [1+m-s]+ (s-(1-m)) alike, c [s+m]+ (s-m) unlike (circle loss)."""
+    """-c [1+m-s]+ (s-(1-m)) positive, c [s+m]+ (s-m) negative (circle loss)."""
     if sign > 0:
         return -scale * np.maximum(1 + margin - s, 0) * (s - (1 - margin))
     return scale * np.maximum(s + margin, 0) * (s - margin)
 
 
 def angular(s, sign, margin=0.5, scale=64):
-    """-c cos(θ+m) alike while θ <= π-m, then -c (cos θ - m sin m); c cos θ unlike (ArcFace)."""
+    """-c cos(θ+m) positive while θ <= π-m, then -c (cos θ - m sin m); c cos θ negative (ArcFace)."""
     if sign < 0:
         return scale * s
     theta = np.arccos(s)
@@ -50,7 +50,7 @@ CASES = {
     "angular-wide": (P.AngularMargin(1.2, 8.0), lambda s, y: angular(s, y, 1.2, 8)),
 }
 cases = pytest.mark.parametrize("name", CASES)
-signs = pytest.mark.parametrize("sign", [1, -1], ids=["alike", "unlike"])
+signs = pytest.mark.parametrize("sign", [1, -1], ids=["positive", "negative"])
 
 
 def scores() -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_exact_gradient_means_what_it_says(name, sign):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "score"])  # a score is blind to the sign
-def test_an_alike_pair_is_drawn_together_and_an_unlike_pair_pushed_apart(name):
+def test_an_positive_pair_is_drawn_together_and_an_negative_pair_pushed_apart(name):
     pair, _ = CASES[name]
     s = scores().requires_grad_()
     for sign in (1, -1):
@@ -166,9 +166,9 @@ def test_two_pair_losses_one_for_each_sign():
     embeddings, labels = tensors(*random_batch())
     apart = nf.RobustLoss(pair=(P.Linear(), P.Score()), over=nf.sets.Mean(), groups="sign")(embeddings, labels)
     scores = nf.similarity.Cosine()(embeddings, embeddings)
-    alike = (labels[:, None] == labels) & ~torch.eye(10, dtype=torch.bool)
-    unlike = labels[:, None] != labels
-    torch.testing.assert_close(apart, scores[unlike].mean() - scores[alike].mean())
+    positive = (labels[:, None] == labels) & ~torch.eye(10, dtype=torch.bool)
+    negative = labels[:, None] != labels
+    torch.testing.assert_close(apart, scores[negative].mean() - scores[positive].mean())
 
 
 def test_pair_losses_say_what_they_are():

@@ -23,7 +23,7 @@ SIZES = ((4, 3, 2, 1), (2, 5, 1, 2, 3), (7, 6, 8, 1, 5))
 
 @dataclass(frozen=True)
 class Row:
-    """A loss and how to set it up, for either library alike."""
+    """A loss and how to set it up, for either library together."""
 
     name: str
     settings: Callable[[ModuleType], dict[str, Any]] = lambda m: {}
@@ -216,7 +216,7 @@ def test_pairs_listed_twice(row):
 
 @rows
 def test_index_tuples_with_a_side_missing(row):
-    """Nothing listed; alike pairs only; unlike pairs only; unlike pairs of one class only."""
+    """Nothing listed; positive pairs only; negative pairs only; negative pairs of one class only."""
     embeddings, labels = batch(7)
     none = torch.zeros(0, dtype=torch.int64)
     same = labels[:, None] == labels[None, :]

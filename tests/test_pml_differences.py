@@ -108,7 +108,7 @@ def test_degenerate_batches_speak():
 
 
 def test_lifted_structure_with_a_reference():
-    """PML takes the unlike pairs of j, a reference row, from the batch row of the same number."""
+    """PML takes the negative pairs of j, a reference row, from the batch row of the same number."""
     embeddings, labels = batch(7)
     ref_emb, ref_labels = batch(8, 7)
     d = euclid(embeddings, ref_emb)

@@ -69,18 +69,18 @@ def listed(kind, labels, seed):
     """A tuple of pairs or of triplets, some of them several times."""
     rng = torch.Generator().manual_seed(seed)
     same, other = labels[:, None] == labels, ~torch.eye(len(labels), dtype=torch.bool)
-    alike, unlike = same & other, ~same
+    positive, negative = same & other, ~same
 
     def some(found, count):
         chosen = torch.randint(len(found[0]), (count,), generator=rng)
         return tuple(part[torch.cat([chosen, chosen[: count // 2]])] for part in found)
 
     if kind == "triplets":
-        return some(torch.where(alike[:, :, None] & unlike[:, None, :]), 14)
-    (a, p), (b, n) = some(torch.where(alike), 9), some(torch.where(unlike), 17)
-    # each anchor has an unlike pair: native losses leave those without out, PML's SupCon does not
+        return some(torch.where(positive[:, :, None] & negative[:, None, :]), 14)
+    (a, p), (b, n) = some(torch.where(positive), 9), some(torch.where(negative), 17)
+    # each anchor has a negative pair: native losses leave those without out, PML's SupCon does not
     every = torch.arange(len(labels))
-    return a, p, torch.cat([b, every]), torch.cat([n, unlike.int().argmax(dim=1)])
+    return a, p, torch.cat([b, every]), torch.cat([n, negative.int().argmax(dim=1)])
 
 
 @pytest.mark.parametrize("kind", ["pairs", "triplets"])
@@ -199,7 +199,7 @@ ONE_SIDED = ("ContrastiveLoss", "MultiSimilarityLoss", "GeneralizedLiftedStructu
     ids=lambda row: row.id,
 )
 def test_nothing_to_learn_from(row):
-    """A zero with its graph, as in PML; and, unlike there, one warning."""
+    """A zero with its graph, as in PML; and, negative there, one warning."""
     embeddings, _ = batch(21, (1, 1, 1, 1, 1))
     mine, other = twins(row)
     with pytest.warns(nf.DegenerateBatchWarning, match=f"{row.name}: .*singleton"):

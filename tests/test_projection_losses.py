@@ -246,7 +246,7 @@ def test_the_masks(seed):
     np.testing.assert_array_equal(
         plain.projected("representatives", among=True).dense().valid.numpy(), among.dense().valid.numpy()
     )
-    assert torch.equal(plain.tile(slice(2, 5), slice(1, 7)).alike, plain.dense().alike[2:5, 1:7])
+    assert torch.equal(plain.tile(slice(2, 5), slice(1, 7)).positive, plain.dense().positive[2:5, 1:7])
     assert plain.anchors == "representatives"
     assert nf.Relation.from_labels(torch.tensor(y)).anchors is None
 
@@ -279,7 +279,7 @@ def test_bad_masks():
 
 
 def test_balanced_triplets_without_representatives():
-    """Each anchor's i-th positive meets its i-th nearest negative, and as many triplets as alike pairs are formed."""
+    """Each anchor's i-th positive meets its i-th nearest negative, and as many triplets as positive pairs are formed."""
     rng = np.random.default_rng(3)
     E, y = rng.normal(size=(9, 4)), np.array([0, 0, 0, 1, 1, 1, 2, 2, 3])
     D = -scores(E, E, "neg_euclidean")
@@ -296,7 +296,7 @@ def test_balanced_triplets_without_representatives():
 
 
 def feasible(inner: float, seed: int = 0):
-    """Three tight classes on the unit circle, 120 degrees apart: alike within `inner`, unlike farther than 1.2."""
+    """Three tight classes on the unit circle, 120 degrees apart: positive within `inner`, negative farther than 1.2."""
     rng = np.random.default_rng(seed)
     y = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2])
     half = np.arcsin(inner / 2)

@@ -30,10 +30,10 @@ def same(found, wanted, tolerance=1e-12):
 
 
 def batch(seed):
-    """Ten points of three classes and a singleton, and their two sides: alike and unlike masks."""
+    """Ten points of three classes and a singleton, and their two sides: positive and negative masks."""
     embeddings, labels = tensors(*random_batch(seed))
-    alike = (labels[:, None] == labels) & ~torch.eye(10, dtype=torch.bool)
-    return embeddings.detach(), labels, alike, labels[:, None] != labels
+    positive = (labels[:, None] == labels) & ~torch.eye(10, dtype=torch.bool)
+    return embeddings.detach(), labels, positive, labels[:, None] != labels
 
 
 def pairs_batch(seed, classes=5, dim=4):
@@ -49,7 +49,7 @@ def pairs_batch(seed, classes=5, dim=4):
 @seeds
 def test_the_corners_of_every_family_are_the_worst_pair(seed):
     """DroWorst = DroTopK(k=½) = DroKL(γ→0) = DroChiSquare(ρ ≥ n(n-1)/2) = hard mining of the one worst pair."""
-    E, y, alike, unlike = batch(seed)
+    E, y, positive, negative = batch(seed)
     wanted = measured(L.DroWorst(), E, y)
     n = 90
     same(measured(L.DroTopK(k=0.5), E, y), wanted)
@@ -57,7 +57,7 @@ def test_the_corners_of_every_family_are_the_worst_pair(seed):
     same(measured(L.DroKL(gamma=1e-9), E, y), wanted, 1e-7)
     same(measured(L.DroChiSquare(rho=n * (n - 1) / 2), E, y), wanted)
     cosines = Cosine()(E, E)
-    losses = torch.cat([torch.relu(0.7 - cosines[alike]), torch.relu(cosines[unlike] - 0.3)])
+    losses = torch.cat([torch.relu(0.7 - cosines[positive]), torch.relu(cosines[negative] - 0.3)])
     assert wanted[0].item() == pytest.approx(losses.max().item(), abs=1e-14)
 
 
@@ -94,9 +94,9 @@ def test_top_k_pn_is_the_mean_of_the_two_sides(seed):
 @seeds
 def test_as_in_paper_counts_as_the_authors_code(seed):
     """K_code: the 4K largest ordered entries for TopK, the top 2K of each sign for TopK-PN."""
-    E, y, alike, unlike = batch(seed)
+    E, y, positive, negative = batch(seed)
     cosines = Cosine()(E, E)
-    pull, push = torch.relu(0.7 - cosines[alike]), torch.relu(cosines[unlike] - 0.3)
+    pull, push = torch.relu(0.7 - cosines[positive]), torch.relu(cosines[negative] - 0.3)
     for code in (2, 4):
         largest = torch.cat([pull, push]).topk(4 * code).values.mean()
         torch.testing.assert_close(L.DroTopK.as_in_paper(code)(E, y), largest)
@@ -106,10 +106,10 @@ def test_as_in_paper_counts_as_the_authors_code(seed):
 
 def test_as_in_paper_draws_as_the_authors_code():
     """DRO-KL in code: p ∝ e^{l/γ} - 1 on the 4K largest, 4K draws with replacement; not the text's softmax."""
-    E, y, alike, unlike = batch(0)
+    E, y, positive, negative = batch(0)
     loss = L.DroKL.as_in_paper(gamma=0.2, k_code=3)
     cosines = Cosine()(E, E)
-    l = torch.where(alike, torch.relu(0.7 - cosines), torch.relu(cosines - 0.3)) * (alike | unlike)
+    l = torch.where(positive, torch.relu(0.7 - cosines), torch.relu(cosines - 0.3)) * (positive | negative)
     raw = torch.where(l >= l.flatten().topk(12).values[-1], torch.expm1(l / 0.2), 0.0)
     p = raw / raw.sum()
     torch.testing.assert_close(loss.explain(E, y).weights, p)
@@ -134,13 +134,13 @@ def test_grouped_kl_of_temperature_one_has_the_gradient_of_generalized_lifted(se
 
     F = L_LS + Σ_i (2m - log P_i - log N_i), over the anchors with both sides (Qi et al. 2020, eq. 3 and 7).
     """
-    E, y, alike, unlike = batch(seed)
-    both = alike.any(dim=1)
-    E, y, alike, unlike = E[both], y[both], alike[both][:, both], unlike[both][:, both]
+    E, y, positive, negative = batch(seed)
+    both = positive.any(dim=1)
+    E, y, positive, negative = E[both], y[both], positive[both][:, both], negative[both][:, both]
     value, slope = measured(grouped(2.0), E, y)
     lifted, wanted = measured(L.GeneralizedLifted.as_in_paper(), E, y)
     torch.testing.assert_close(slope, wanted, atol=1e-12, rtol=0)
-    offset = (2 * 2.0 - alike.sum(dim=1).double().log() - unlike.sum(dim=1).double().log()).sum()
+    offset = (2 * 2.0 - positive.sum(dim=1).double().log() - negative.sum(dim=1).double().log()).sum()
     assert value.item() == pytest.approx((lifted + offset).item(), abs=1e-12)
     assert wanted.abs().max() > 0.1
 
@@ -161,14 +161,14 @@ def test_a_linear_loss_and_the_zero_atom_are_multi_similarity(seed):
 
 @seeds
 def test_the_margin_loss_and_the_zero_atom_are_multi_similarity_with_two_thresholds(seed):
-    """With the hinge, m = 2: thresholds λ + m for alike and λ - m for unlike pairs, not one λ."""
-    E, y, alike, unlike = batch(seed)
+    """With the hinge, m = 2: thresholds λ + m for positive and λ - m for negative pairs, not one λ."""
+    E, y, positive, negative = batch(seed)
     over = (S.KL(0.5, normalised=False, atom=True), S.KL(0.2, normalised=False, atom=True))
     found = measured(nf.RobustLoss(pair=P.Hinge(2.0, 0.5), over=over, groups="anchor_sign"), E, y)
     leaf = E.clone().requires_grad_()
     s = Cosine()(leaf, leaf)
-    pull = torch.log1p((torch.exp(-2 * (s - 2.5)) * alike).sum(dim=1)) / 2
-    push = torch.log1p((torch.exp(5 * (s + 1.5)) * unlike).sum(dim=1)) / 5
+    pull = torch.log1p((torch.exp(-2 * (s - 2.5)) * positive).sum(dim=1)) / 2
+    push = torch.log1p((torch.exp(5 * (s + 1.5)) * negative).sum(dim=1)) / 5
     value = (pull + push).mean()
     value.backward()
     same(found, (value.detach(), leaf.grad))
@@ -180,8 +180,8 @@ def test_the_margin_loss_and_the_zero_atom_are_multi_similarity_with_two_thresho
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 def test_hap2s_with_its_hinge_off_has_the_gradient_of_grouped_kl(seed, gamma):
     """A margin so large that every hinge is active; for γ = 1 on cosine it is then generalized lifted's, too."""
-    E, y, alike, _ = batch(seed)
-    both = alike.any(dim=1)
+    E, y, positive, _ = batch(seed)
+    both = positive.any(dim=1)
     E, y = E[both], y[both]
     _, slope = measured(L.HAP2S(margin=50.0, gamma=gamma, similarity=Cosine()), E, y)
     _, wanted = measured(L.DroKLGrouped(gamma=gamma, pair=P.Linear(), zero="keep"), E, y)
@@ -193,11 +193,11 @@ def test_hap2s_with_its_hinge_off_has_the_gradient_of_grouped_kl(seed, gamma):
 @seeds
 def test_hard_triplets_are_the_worst_of_each_side(seed):
     """Worst per anchor and sign, joined by a hinge = batch-hard; and "hard" never exceeds "hardest"."""
-    E, y, alike, unlike = batch(seed)
+    E, y, positive, negative = batch(seed)
     d = -NegEuclidean()(E, E)
-    farthest = torch.where(alike, d, -torch.inf).amax(dim=1)
-    nearest = torch.where(unlike, d, torch.inf).amin(dim=1)
-    terms = torch.relu(farthest - nearest + 0.2) * alike.any(dim=1)
+    farthest = torch.where(positive, d, -torch.inf).amax(dim=1)
+    nearest = torch.where(negative, d, torch.inf).amin(dim=1)
+    terms = torch.relu(farthest - nearest + 0.2) * positive.any(dim=1)
     hard = L.Triplet(margin=0.2, mining="hard")(E, y)
     assert hard.item() == pytest.approx(terms.mean().item(), abs=1e-14)
     hardest = L.Triplet(margin=0.2, mining="hardest")(E, y)
@@ -216,10 +216,10 @@ def test_hard_triplets_are_the_worst_of_each_side(seed):
 @pytest.mark.parametrize("mu", [0.05, 0.5])
 def test_softplus_is_the_smoothed_triplet_and_kl_over_violation_and_zero(seed, mu):
     """μ·softplus(x/μ) = max over p of p·x + μ·H(p): KL(μ) over {x, 0}; at most μ·log 2 above the hinge (Jaffe 2020, 9-12)."""
-    E, y, alike, unlike = batch(seed)
+    E, y, positive, negative = batch(seed)
     smooth = L.Triplet.as_in_paper(margin=0.1, smooth=mu)
     d = -nf.similarity.NegSquaredEuclidean()(E, E)
-    x = (d[:, :, None] - d[:, None, :] + 0.1)[alike[:, :, None] & unlike[:, None, :]]
+    x = (d[:, :, None] - d[:, None, :] + 0.1)[positive[:, :, None] & negative[:, None, :]]
     both = torch.stack([x, torch.zeros_like(x)], dim=1)
     torch.testing.assert_close(smooth(E, y), S.KL(mu, normalised=False).value(both).mean())
     alone = x[:, None].clone()
@@ -272,8 +272,8 @@ def test_proxy_losses_are_cross_entropies(seed):
 
 @seeds
 def test_chi_square_on_a_batch_is_mean_plus_deviation_where_the_closed_form_holds(seed):
-    E, y, alike, unlike = batch(seed)
-    l = L.DroWorst(pair=P.Logistic()).explain(E, y).losses[alike | unlike]
+    E, y, positive, negative = batch(seed)
+    l = L.DroWorst(pair=P.Logistic()).explain(E, y).losses[positive | negative]
     n, seen = len(l), set()
     for rho in (0.01, 1.0, 20.0, 400.0):
         value = L.DroChiSquare(rho=rho, pair=P.Logistic())(E, y).item()
@@ -287,7 +287,7 @@ def test_chi_square_on_a_batch_is_mean_plus_deviation_where_the_closed_form_hold
 
 @seeds
 def test_lifted_structure_with_a_pair_alone_is_half_its_square(seed):
-    """Two alike rows and one unlike: J = d₀₁ + log(e^{m-d₀₂} + e^{m-d₁₂}), squared and halved (Can et al. 2019)."""
+    """Two positive rows and one negative: J = d₀₁ + log(e^{m-d₀₂} + e^{m-d₁₂}), squared and halved (Can et al. 2019)."""
     E = batch(seed)[0][:3]
     d = -NegEuclidean()(E, E)
     J = d[0, 1] + torch.log(torch.exp(1 - d[0, 2]) + torch.exp(1 - d[1, 2]))

@@ -1,4 +1,4 @@
-"""Relations: who is alike whom, against plain loops; tiles are slices; nothing but `dense` makes the whole matrix."""
+"""Relations: which rows form positive pairs, against plain loops; tiles are slices; nothing but `dense` makes the whole matrix."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def draw(n: int, seed: int, classes: int = 4) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, classes, size=n)
 
 
-def looped(alike, n, m, *, ids=None, ref_ids=None, square=False, counts=lambda i, j: True):
-    """(same, valid) by a double loop over a rule alike(i, j)."""
+def looped(positive, n, m, *, ids=None, ref_ids=None, square=False, counts=lambda i, j: True):
+    """(same, valid) by a double loop over a rule positive(i, j)."""
     same, valid = np.zeros((n, m), dtype=bool), np.zeros((n, m), dtype=bool)
     for i in range(n):
         for j in range(m):
             itself = i == j if square else ids is not None and ids[i] == ref_ids[j]
-            same[i, j], valid[i, j] = alike(i, j), counts(i, j) and not itself
+            same[i, j], valid[i, j] = positive(i, j), counts(i, j) and not itself
     return same, valid
 
 
@@ -38,13 +38,13 @@ def check(relation, same, valid, weight=None):
     np.testing.assert_array_equal(tile.same.numpy()[valid], same[valid])
     one = np.ones((n, m)) if weight is None else weight
     assert (tile.weight is None) == (weight is None)
-    assert tile.alike.dtype == (torch.bool if weight is None else torch.float64)
-    np.testing.assert_array_equal(tile.alike.double().numpy(), one * (same & valid))
-    np.testing.assert_array_equal(tile.unlike.double().numpy(), one * (~same & valid))
+    assert tile.positive.dtype == (torch.bool if weight is None else torch.float64)
+    np.testing.assert_array_equal(tile.positive.double().numpy(), one * (same & valid))
+    np.testing.assert_array_equal(tile.negative.double().numpy(), one * (~same & valid))
     positives, negatives = relation.counts()
     np.testing.assert_allclose(positives.double().numpy(), (one * (same & valid)).sum(axis=1))
     np.testing.assert_allclose(negatives.double().numpy(), (one * (~same & valid)).sum(axis=1))
-    assert relation.width(tile.alike) == ((one * (same & valid) > 0).sum(axis=1).max() if n * m else m)
+    assert relation.width(tile.positive) == ((one * (same & valid) > 0).sum(axis=1).max() if n * m else m)
     check_tiles(relation)
 
 
@@ -55,7 +55,7 @@ def check_tiles(relation, sizes=((1, 1), (3, 5), (4, 100), (7, 2))):
         for i in range(0, n, tall):
             for j in range(0, m, wide):
                 tile = relation.tile(slice(i, i + tall), slice(j, j + wide))
-                for name in ("same", "valid", "weight", "alike", "unlike"):
+                for name in ("same", "valid", "weight", "positive", "negative"):
                     part, all_of_it = getattr(tile, name), getattr(whole, name)
                     if all_of_it is None:
                         assert part is None
@@ -187,10 +187,10 @@ def test_orders_count_how_often_a_pair_stands():
 
 def test_the_width_may_be_told():
     y = torch.tensor([0, 0, 0, 1, 1, 2])
-    alike = R.from_labels(y).dense().alike
-    assert R.from_labels(y).width(alike) == 2
-    assert R.from_labels(y, width=4).width(alike) == 4
-    assert R.from_labels(y, width=40).width(alike) == 6
+    positive = R.from_labels(y).dense().positive
+    assert R.from_labels(y).width(positive) == 2
+    assert R.from_labels(y, width=4).width(positive) == 4
+    assert R.from_labels(y, width=40).width(positive) == 6
 
 
 @pytest.mark.parametrize("width", [0, -3, 1.5])
@@ -200,9 +200,9 @@ def test_a_width_must_be_a_whole_number_above_zero(width):
 
 
 def test_a_width_that_is_too_small_is_an_error_where_it_can_be_read():
-    """It would leave alike pairs out of every triplet, silently."""
+    """It would leave positive pairs out of every triplet, silently."""
     relation = R.from_labels(torch.tensor([0, 0, 0, 1, 1, 2]), width=1)
-    with pytest.raises(ValueError, match="Relation: width is 1, but a row has 2 alike columns"):
+    with pytest.raises(ValueError, match="Relation: width is 1, but a row has 2 positive columns"):
         nf.losses.Triplet()(torch.eye(6), relation)
 
 
@@ -250,7 +250,7 @@ def test_one_tile_of_fifty_thousand_rows_costs_less_than_ten_megabytes(kind):
     assert tile.same.shape == tile.valid.shape == (256, 4096)
     assert 0 < bytes_made.made < 10e6
     with Bytes() as measures:
-        assert tile.alike.shape == tile.unlike.shape == (256, 4096)
+        assert tile.positive.shape == tile.negative.shape == (256, 4096)
     assert measures.made < 20e6
 
 
@@ -351,8 +351,8 @@ def first_of_each(labels, cols, itself):
     anchors = [next(i for i, y in enumerate(labels) if y == c) for c in sorted(set(labels))]
     positives = set()
     for a in anchors:
-        alike = [j for j, y in enumerate(cols) if y == labels[a] and not itself(a, j)]
-        positives |= set(alike[:1])
+        positive = [j for j, y in enumerate(cols) if y == labels[a] and not itself(a, j)]
+        positives |= set(positive[:1])
     chosen = positives or set(range(len(cols)))
     return [[i in anchors and j in chosen and not itself(i, j) for j in range(len(cols))] for i in range(len(labels))]
 

@@ -127,8 +127,8 @@ def test_what_was_used_differs_from_what_is_new(subject):
 
 def test_a_shared_pair_loss_is_one_module_of_two_names():
     loss = L.Margin()
-    assert list(loss.state_dict()) == ["pair_alike.offset"]
-    assert loss.pair_unlike is loss.pair_alike
+    assert list(loss.state_dict()) == ["pair_positive.offset"]
+    assert loss.pair_negative is loss.pair_positive
     with torch.no_grad():
-        loss.pair_alike.offset.fill_(0.25)
+        loss.pair_positive.offset.fill_(0.25)
     assert loss.threshold.item() == pytest.approx(0.95)

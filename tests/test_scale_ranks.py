@@ -23,10 +23,10 @@ DIFFER = {
     "types of weights": ("a relation with weights as torch.float64", "a relation with weights as torch.float32"),
     "ignored": ("a relation with _ignore = None", "a relation with _ignore = 3"),
     "ids": ("ids as none", "ids as integers"),
-    "k": ("Gathered.loss.over_alike.k = 5", "Gathered.loss.over_alike.k = 7"),
-    "k, many rows": ("Gathered.loss.over_alike.k = 5", "Gathered.loss.over_alike.k = 7000"),
+    "k": ("Gathered.loss.over_positive.k = 5", "Gathered.loss.over_positive.k = 7"),
+    "k, many rows": ("Gathered.loss.over_positive.k = 5", "Gathered.loss.over_positive.k = 7000"),
     "class": ("Gathered.loss is NTXent", "Gathered.loss is SupCon"),
-    "inner": ("Gathered.loss.pair_alike.margin = 0.2", "Gathered.loss.pair_alike.margin = 0.3"),
+    "inner": ("Gathered.loss.pair_positive.margin = 0.2", "Gathered.loss.pair_positive.margin = 0.3"),
     "shape": (
         "Gathered.loss.proxies = 'learnt torch.float64 [60, 4]'",
         "Gathered.loss.proxies = 'learnt torch.float64 [61, 4]'",
@@ -62,7 +62,7 @@ def test_both_ranks_hear_who_differs_in_what(heard, name):
     ours, theirs = DIFFER[name]
     wanted = f"rank 0 and rank 1 differ: {ours} on rank 0, {theirs} on rank 1; make them the same on every rank."
     for of_rank in heard:
-        assert of_rank[name] == f"Gathered: ranks must call one loss alike, but {wanted}"
+        assert of_rank[name] == f"Gathered: ranks must call one loss positive, but {wanted}"
 
 
 @pytest.mark.parametrize("name", ["values", "values later"])

@@ -1,4 +1,4 @@
-"""Similarities: formulas against the oracles, larger = more alike, and finite numbers where formulas divide by zero."""
+"""Similarities: formulas against the oracles, larger = more similar, and finite numbers where formulas divide by zero."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_preparing_once_and_scoring_is_the_call(name):
 
 
 @kinds
-def test_larger_is_more_alike(name):
+def test_larger_is_more_similar(name):
     """Along a ray away from a point, every score falls."""
     kind, _ = KINDS[name]
     angle = torch.linspace(0, torch.pi, 30, dtype=torch.float64)

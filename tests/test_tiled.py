@@ -106,7 +106,7 @@ def test_a_reference_equals_dense(row):
 
 @some(lambda row: row.reference)
 def test_a_reference_of_the_same_samples_equals_dense(row):
-    """A pair and its mirror image are tied, and a product rounds them unlike: only what both get together is told."""
+    """A pair and its mirror image are tied, and a product rounds them negative: only what both get together is told."""
     embeddings, labels = tensors(*random_batch(5))
     ids = torch.arange(10)
     place = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
@@ -125,7 +125,7 @@ def test_a_reference_of_the_same_samples_equals_dense(row):
 def relations(labels):
     n = len(labels)
     rng = torch.Generator().manual_seed(4)
-    alike = labels[:, None] == labels[None, :]
+    positive = labels[:, None] == labels[None, :]
     hot = torch.rand(n, 4, generator=rng) < 0.3
     stand = torch.zeros(n, dtype=torch.bool)
     stand[[0, 3, 5, 8, 11, 20]] = True
@@ -136,7 +136,7 @@ def relations(labels):
         "sample weights": R.from_labels(labels, weights=torch.rand(n, generator=rng, dtype=torch.float64)),
         "pair weights": R.from_labels(labels, weights=weights),
         "multi-label": R.from_multilabel(hot),
-        "matrix": R.from_matrix(alike, torch.rand(n, n, generator=rng) < 0.7),
+        "matrix": R.from_matrix(positive, torch.rand(n, n, generator=rng) < 0.7),
         "representatives": R.from_labels(labels, representatives=stand),
         "among": R.from_labels(labels, representatives=stand, among_representatives=True),
     }
@@ -391,11 +391,11 @@ def test_a_learnt_threshold_in_float32_does_not_round_a_float64_loss(similarity,
     for engine in ("dense", "tiled"):
         loss = nf.losses.Margin(similarity=similarity, engine=engine)
         with torch.no_grad():
-            loss.pair_alike.offset.fill_(learnt)
+            loss.pair_positive.offset.fill_(learnt)
         leaf = rows.clone().requires_grad_()
         value = loss(leaf, labels)
         value.backward()
-        assert loss.pair_alike.offset.dtype == torch.float32
+        assert loss.pair_positive.offset.dtype == torch.float32
         found[engine] = value.detach(), leaf.grad
     for a, b in zip(*found.values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)

@@ -224,8 +224,8 @@ def test_parameters_of_the_loss_learn_at_their_own_rate_and_are_kept(tmp_path):
     rate = settings.optimiser.rate
     assert rates[3] == pytest.approx([rate, rate, 10 * rate, 10 * rate, 5 * rate])
     state = torch.load(tmp_path / "a/checkpoints/last.pt", weights_only=True)
-    assert set(state["loss"]) == {"pair_alike.offset"}  # one parameter, under one name
-    assert float(state["loss"]["pair_alike.offset"].abs()) > 0  # it moved from 0
+    assert set(state["loss"]) == {"pair_positive.offset"}  # one parameter, under one name
+    assert float(state["loss"]["pair_positive.offset"].abs()) > 0  # it moved from 0
 
 
 def test_a_projection_anchors_the_proximal_term_when_it_begins(tmp_path):

@@ -26,12 +26,12 @@ def test_equals_counting(kind, similarity):
     x, y = problem(kind)
     rates = (0.5, 0.29, 0.1, 0.01, 0.0)
     found = verification(x, y, far=rates, similarity=similarity)
-    alike, unlike = oracle.alike_and_unlike(oracle.scores(x.tolist(), x.tolist(), similarity), y.tolist())
-    assert (found.alike, found.unlike, found.sampled) == (len(alike), len(unlike), False)
-    assert found.auc == pytest.approx(oracle.auc(alike, unlike), abs=1e-6)
+    positive, negative = oracle.positive_and_negative(oracle.scores(x.tolist(), x.tolist(), similarity), y.tolist())
+    assert (found.positive, found.negative, found.sampled) == (len(positive), len(negative), False)
+    assert found.auc == pytest.approx(oracle.auc(positive, negative), abs=1e-6)
     for rate in rates:
-        assert found.tar[rate] == pytest.approx(oracle.tar_at_far(alike, unlike, rate))
-        assert sum(s > found.threshold[rate] + 1e-6 for s in unlike) <= rate * len(unlike) + 1e-9
+        assert found.tar[rate] == pytest.approx(oracle.tar_at_far(positive, negative, rate))
+        assert sum(s > found.threshold[rate] + 1e-6 for s in negative) <= rate * len(negative) + 1e-9
 
 
 def test_auc_equals_sklearn():
@@ -42,35 +42,35 @@ def test_auc_equals_sklearn():
 
 
 def test_by_hand():
-    """Alike pairs 1 and 0.6; unlike ones 0.8, 0, 0, 0: the threshold for FAR 0.25 stands above the zeros."""
+    """Positive pairs 1 and 0.6; negative ones 0.8, 0, 0, 0: the threshold for FAR 0.25 stands above the zeros."""
     x = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.6, 0.8], [0.0, 1.0, 0.0]])
     found = verification(x, torch.tensor([0, 0, 1, 1]), far=(0.25, 0.1))
-    assert (found.alike, found.unlike) == (2, 4)
+    assert (found.positive, found.negative) == (2, 4)
     assert found.auc == 1.0
     assert found.tar == {0.25: 1.0, 0.1: 1.0}
 
 
 def test_a_share_of_the_pairs_that_rounds_badly():
-    """Two classes of ten have 100 unlike pairs; 0.29 of them is 29, though 0.29 * 100 is 28.999999999999996."""
+    """Two classes of ten have 100 negative pairs; 0.29 of them is 29, though 0.29 * 100 is 28.999999999999996."""
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = torch.arange(20) // 10
-    alike, unlike = oracle.alike_and_unlike(oracle.scores(x.tolist(), x.tolist(), "dot"), y.tolist())
-    assert oracle.tar_at_far(alike, unlike, 0.28) < oracle.tar_at_far(alike, unlike, 0.29)
-    assert verification(x, y, far=(0.29,), similarity="dot").tar[0.29] == oracle.tar_at_far(alike, unlike, 0.29)
+    positive, negative = oracle.positive_and_negative(oracle.scores(x.tolist(), x.tolist(), "dot"), y.tolist())
+    assert oracle.tar_at_far(positive, negative, 0.28) < oracle.tar_at_far(positive, negative, 0.29)
+    assert verification(x, y, far=(0.29,), similarity="dot").tar[0.29] == oracle.tar_at_far(positive, negative, 0.29)
 
 
 def test_drawn_pairs_come_near_all_pairs():
     x, y = problem("random", n=150)
     every, drawn = verification(x, y), verification(x, y, pairs=40_000)
-    assert (drawn.alike, drawn.unlike, drawn.sampled) == (40_000, 40_000, True)
+    assert (drawn.positive, drawn.negative, drawn.sampled) == (40_000, 40_000, True)
     assert drawn.auc == pytest.approx(every.auc, abs=0.01)
     assert drawn.tar[0.1] == pytest.approx(every.tar[0.1], abs=0.02)
     assert verification(x, y, pairs=500, seed=1) == verification(x, y, pairs=500, seed=1)
     assert verification(x, y, pairs=500, seed=1) != verification(x, y, pairs=500, seed=2)
 
 
-def test_drawn_pairs_are_alike_and_unlike():
-    """Rows that name their class: every alike pair scores 1, every unlike one 0, whatever the sizes."""
+def test_drawn_pairs_are_positive_and_negative():
+    """Rows that name their class: every positive pair scores 1, every negative one 0, whatever the sizes."""
     y = torch.tensor([0] * 2 + [1] * 30 + [2] + [3] * 5)
     found = verification(torch.eye(4)[y], y, pairs=3000)
     assert found.auc == 1.0
@@ -78,7 +78,7 @@ def test_drawn_pairs_are_alike_and_unlike():
 
 
 @pytest.mark.parametrize("pairs", [None, 100])
-@pytest.mark.parametrize(("labels", "kind"), [([0, 1, 2], "alike"), ([0, 0, 0], "unlike")])
+@pytest.mark.parametrize(("labels", "kind"), [([0, 1, 2], "positive"), ([0, 0, 0], "negative")])
 def test_a_missing_kind_is_named(pairs, labels, kind):
     with pytest.raises(ValueError, match=f"no {kind} pairs"):
         verification(torch.eye(3), torch.tensor(labels), pairs=pairs)

@@ -15,7 +15,7 @@ from nearfar.commands import bench, diagnosis, evaluation, reproduction, trainin
 from nearfar.commands.shared import one_sentence
 
 app = typer.Typer(
-    help="Deep metric learning: alike things near, unlike things far.",
+    help="Deep metric learning: positive things near, negative things far.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -22,17 +22,17 @@ class Explanation:
         value: F, what the loss returns.
         losses: [n, m] loss of each pair (of triplets: [n, P, m], see `positives`); 0 where there is no pair.
         weights: p* in the same shape: not negative, summing to 1 over each group (with its atom, if it has one).
-            Where alike and unlike pairs form groups of their own, an anchor's weights sum to 1 for each of them.
+            Where positive and negative pairs form groups of their own, an anchor's weights sum to 1 for each of them.
         dual: [g] the leading dual variable of each group (TopK: threshold, KL: γ·log Σe^{l/γ}, ChiSquare: η, KLBall: γ,
-            Worst: the maximum, Mean: the measure); [2, g], alike first, where the signs form groups of their own.
-        active_positives: alike pairs that the gradient moves.
-        active_negatives: unlike pairs that the gradient moves.
+            Worst: the maximum, Mean: the measure); [2, g], positive first, where the signs form groups of their own.
+        active_positives: positive pairs that the gradient moves.
+        active_negatives: negative pairs that the gradient moves.
         effective_pairs: (Σq)² / Σq², q = each pair's influence on F: how many pairs the weight is really spread over.
         weighted_loss: Σ q l, the weighted form; equals F where there is no penalty.
         influence: q = dF/dl, the weights times what link and reduction make of each group.
         pull: [n, m] dF/ds, negative where a pair is drawn together.
         scores: [n, m].
-        positives: [n, P] the column of each alike pair, for triplets; else None.
+        positives: [n, P] the column of each positive pair, for triplets; else None.
     """
 
     value: Tensor
@@ -74,15 +74,15 @@ def explain(product: Product, pairs: Pairs) -> Explanation:
     influence = [slope.reshape(problem.shape) for slope, problem in zip(slopes, problems, strict=True)]
     duals = [problem.dual() for problem in problems[:2]]
     spread = influence[0] if len(influence) == 1 else influence[0] + influence[1]
-    if len(influence) == 3:  # lifted: the same unlike pairs once more, seen from their columns
+    if len(influence) == 3:  # lifted: the same negative pairs once more, seen from their columns
         spread = spread + influence[2].T
     return Explanation(
         value=value.detach(),
         losses=_losses(problems[:2]),
         weights=torch.stack([problem.weights() for problem in problems[:2]]).sum(dim=0),
         dual=torch.stack(duals) if len(duals) == 2 else duals[0],
-        active_positives=int(((pull != 0) & (pairs.alike > 0)).sum()),
-        active_negatives=int(((pull != 0) & (pairs.unlike > 0)).sum()),
+        active_positives=int(((pull != 0) & (pairs.positive > 0)).sum()),
+        active_negatives=int(((pull != 0) & (pairs.negative > 0)).sum()),
         effective_pairs=float(over(spread.abs().sum() ** 2, (spread**2).sum())),
         weighted_loss=sum(float((slope * leaf.detach()).sum()) for slope, leaf in zip(slopes, leaves, strict=True)),
         influence=spread,
@@ -97,7 +97,7 @@ def _joined(product: Product, pairs: Pairs, problems: Problems) -> Tensor:
 
 
 def _losses(problems: Problems) -> Tensor:
-    """One matrix of losses; a pair that two groups share shows the loss it has as an alike pair."""
+    """One matrix of losses; a pair that two groups share shows the loss it has as a positive pair."""
     whole = torch.zeros(problems[0].shape, dtype=problems[0].losses.dtype, device=problems[0].losses.device)
     for problem in reversed(problems):
         there = (problem.measure > 0).reshape(problem.shape)

@@ -1,4 +1,4 @@
-"""What every relation may be told besides who is alike: which sample a row is, what it counts, and by how much."""
+"""What every relation may be told besides who is a positive: which sample a row is, what it counts, and by how much."""
 
 from __future__ import annotations
 

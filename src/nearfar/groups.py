@@ -32,7 +32,7 @@ class Problem:
     """Groups that one set weighs: losses and measure [g, n], and the shape the flat members came from.
 
     `counts` [g] says how much each group counts in a reduction over groups, where that is not told elsewhere, and
-    `alike` (as the losses, or broadcast to them) which members are judged as alike pairs, where each is one pair.
+    `positive` (as the losses, or broadcast to them) which members are judged as positive pairs, where each is one pair.
     """
 
     over: UncertaintySet
@@ -42,7 +42,7 @@ class Problem:
     orders: Orders = 1
     cap: Tensor | None = None
     counts: Tensor | None = None
-    alike: Tensor | None = None
+    positive: Tensor | None = None
 
     def value(self) -> Tensor:
         """F [g]."""
@@ -71,30 +71,30 @@ class Product:
     """The factors of a loss: what an engine multiplies. Pair losses and sets may differ per sign."""
 
     similarity: Similarity
-    alike: PairLoss
-    unlike: PairLoss
-    over_alike: UncertaintySet
-    over_unlike: UncertaintySet
+    positive: PairLoss
+    negative: PairLoss
+    over_positive: UncertaintySet
+    over_negative: UncertaintySet
     groups: Grouping
     link: Link
     filter: Filter | None
     reduction: Reduction
     everyone: bool
-    """The wide side of each anchor holds all its pairs (a softmax denominator), not the unlike ones only."""
+    """The wide side of each anchor holds all its pairs (a softmax denominator), not the negative ones only."""
 
     @property
     def parts(self) -> tuple[Part | None, ...]:
         """All of them."""
-        pairs, sets = (self.alike, self.unlike), (self.over_alike, self.over_unlike)
+        pairs, sets = (self.positive, self.negative), (self.over_positive, self.over_negative)
         return self.similarity, *pairs, *sets, self.groups, self.link, self.filter
 
     @property
     def draws(self) -> bool:
         """Whether pairs are drawn at random."""
-        return any(x.draws for x in (self.over_alike, self.over_unlike, self.filter) if x is not None)
+        return any(x.draws for x in (self.over_positive, self.over_negative, self.filter) if x is not None)
 
 
-Needs = Literal["any", "alike", "both"]
+Needs = Literal["any", "positive", "both"]
 Problems = tuple[Problem, ...]
 Values = tuple[Tensor, ...]
 
@@ -121,7 +121,7 @@ class Grouping(Part, ABC):
     strips: bool = False
     """`split` may be given some of the rows at a time: groups lie in one row, or streams can follow them."""
 
-    def check(self, alike: UncertaintySet, unlike: UncertaintySet) -> None:
+    def check(self, positive: UncertaintySet, negative: UncertaintySet) -> None:
         """Refuse sets that cannot weigh these groups, in one sentence."""
 
     @abstractmethod
@@ -153,18 +153,18 @@ class Grouping(Part, ABC):
 
 
 class Batch(Grouping, swift=True):
-    """All pairs of the batch, alike and unlike together, share one p."""
+    """All pairs of the batch, positive and negative together, share one p."""
 
     strips = True
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         losses, measure = _together(product, pairs)
-        whole = _flat(product.over_alike, losses, measure, pairs.relation.orders)
-        return (replace(whole, alike=(pairs.alike > 0).reshape(1, -1)),)
+        whole = _flat(product.over_positive, losses, measure, pairs.relation.orders)
+        return (replace(whole, positive=(pairs.positive > 0).reshape(1, -1)),)
 
 
 class Sign(Grouping, swift=True):
-    """All alike pairs share one p, all unlike pairs another; the two values are added."""
+    """All positive pairs share one p, all negative pairs another; the two values are added."""
 
     strips = True
 
@@ -176,42 +176,42 @@ class Sign(Grouping, swift=True):
 
 
 class Balanced(Grouping, swift=True):
-    """As `Sign`, but the unlike side takes no more than the alike side, and the value is the mean over the taken.
+    """As `Sign`, but the negative side takes no more than the positive side, and the value is the mean over the taken.
 
-    This is Qi et al.'s TopK-PN with its code's rule for batches short of alike pairs.
+    This is Qi et al.'s TopK-PN with its code's rule for batches short of positive pairs.
     """
 
-    needs = "alike"
+    needs = "positive"
     strips = True
 
-    def check(self, alike: UncertaintySet, unlike: UncertaintySet) -> None:  # noqa: D102
-        if not isinstance(alike, TopK) or not isinstance(unlike, TopK):
+    def check(self, positive: UncertaintySet, negative: UncertaintySet) -> None:  # noqa: D102
+        if not isinstance(positive, TopK) or not isinstance(negative, TopK):
             raise ValueError(
                 'RobustLoss: groups="balanced" compares how much each side takes, so both sets must be TopK.'
             )
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
-        alike, unlike = _by_sign(product, pairs)
-        return alike, replace(unlike, cap=alike.taken())
+        positive, negative = _by_sign(product, pairs)
+        return positive, replace(negative, cap=positive.taken())
 
     def streams(self, problems: Problems) -> tuple[Stream | None, ...]:  # noqa: D102
-        alike = problems[0].stream()
-        return alike, problems[1].stream(None if alike is None else alike.taken)
+        positive = problems[0].stream()
+        return positive, problems[1].stream(None if positive is None else positive.taken)
 
     def merge(self, values: Values, solved: Sequence[Taking]) -> Tensor:  # noqa: D102
-        alike, unlike = (side.taken() for side in solved)
-        return over(alike * values[0] + unlike * values[1], alike + unlike)[0]
+        positive, negative = (side.taken() for side in solved)
+        return over(positive * values[0] + negative * values[1], positive + negative)[0]
 
 
 class Anchor(Grouping, swift=True):
-    """All pairs of one anchor, alike and unlike together, share one p."""
+    """All pairs of one anchor, positive and negative together, share one p."""
 
     per_anchor = True
     strips = True
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
         losses, measure = _together(product, pairs)
-        return (_rows(product.over_alike, losses, measure),)
+        return (_rows(product.over_positive, losses, measure),)
 
     def terms(  # noqa: D102
         self, product: Product, pairs: Pairs, problems: Problems, values: Values
@@ -220,37 +220,37 @@ class Anchor(Grouping, swift=True):
 
 
 class AnchorSign(Grouping, swift=True):
-    """The alike pairs of one anchor share one p, its unlike pairs (or everyone) another; a link joins the values."""
+    """The positive pairs of one anchor share one p, its negative pairs (or everyone) another; a link joins the values."""
 
     per_anchor = True
     strips = True
 
     def halves(self, product: Product, pairs: Pairs) -> tuple[Problem, Problem]:
-        """The alike and the wide side of each anchor."""
-        wide = _union(pairs) if product.everyone else pairs.unlike
+        """The positive and the wide side of each anchor."""
+        wide = _union(pairs) if product.everyone else pairs.negative
         return (
-            _rows(product.over_alike, product.alike(pairs.scores, +1), pairs.alike),
-            _rows(product.over_unlike, product.unlike(pairs.scores, -1), wide),
+            _rows(product.over_positive, product.positive(pairs.scores, +1), pairs.positive),
+            _rows(product.over_negative, product.negative(pairs.scores, -1), wide),
         )
 
     def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
-        alike, wide = self.halves(product, pairs)
+        positive, wide = self.halves(product, pairs)
         if product.link.wants_columns:
-            return alike, wide, turned(wide)
-        return alike, wide
+            return positive, wide, turned(wide)
+        return positive, wide
 
     def terms(  # noqa: D102
         self, product: Product, pairs: Pairs, problems: Problems, values: Values
     ) -> tuple[Terms, ...]:
         linked: tuple[Terms, ...] = product.link(
             Sides(
-                alike=values[0],
-                unlike=values[1],
-                has_alike=pairs.has_alike,
-                has_unlike=pairs.has_unlike,
+                positive=values[0],
+                negative=values[1],
+                has_positive=pairs.has_positive,
+                has_negative=pairs.has_negative,
                 anchors=pairs.anchors,
                 losses=problems[0].losses,
-                measure=pairs.alike,
+                measure=pairs.positive,
                 columns=values[2] if len(values) > 2 else None,
                 has_columns=present(problems[2].measure) if len(values) > 2 else None,
             )
@@ -266,21 +266,21 @@ def turned(wide: Problem) -> Problem:
 def _by_sign(product: Product, pairs: Pairs) -> tuple[Problem, Problem]:
     orders = pairs.relation.orders
     yes = torch.ones(1, 1, dtype=torch.bool, device=pairs.scores.device)
-    alike = _flat(product.over_alike, product.alike(pairs.scores, +1), pairs.alike, orders)
-    unlike = _flat(product.over_unlike, product.unlike(pairs.scores, -1), pairs.unlike, orders)
-    return replace(alike, alike=yes), replace(unlike, alike=~yes)
+    positive = _flat(product.over_positive, product.positive(pairs.scores, +1), pairs.positive, orders)
+    negative = _flat(product.over_negative, product.negative(pairs.scores, -1), pairs.negative, orders)
+    return replace(positive, positive=yes), replace(negative, positive=~yes)
 
 
 def _together(product: Product, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Losses and measure of alike and unlike pairs in one matrix [n, m]."""
-    alike, unlike = product.alike(pairs.scores, +1), product.unlike(pairs.scores, -1)
-    return torch.where(pairs.alike > 0, alike, unlike), _union(pairs)
+    """Losses and measure of positive and negative pairs in one matrix [n, m]."""
+    positive, negative = product.positive(pairs.scores, +1), product.negative(pairs.scores, -1)
+    return torch.where(pairs.positive > 0, positive, negative), _union(pairs)
 
 
 def _union(pairs: Pairs) -> Tensor:
-    if pairs.alike.dtype == pairs.unlike.dtype == torch.bool:
-        return pairs.alike | pairs.unlike
-    return pairs.alike.to(pairs.scores.dtype) + pairs.unlike.to(pairs.scores.dtype)
+    if pairs.positive.dtype == pairs.negative.dtype == torch.bool:
+        return pairs.positive | pairs.negative
+    return pairs.positive.to(pairs.scores.dtype) + pairs.negative.to(pairs.scores.dtype)
 
 
 def _rows(over: UncertaintySet, losses: Tensor, measure: Tensor) -> Problem:

@@ -1,4 +1,4 @@
-"""Links: how the alike and the unlike value of one anchor become terms, and reductions: how terms become a number."""
+"""Links: how the positive and the negative value of one anchor become terms, and reductions: how terms become a number."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Sides:
     """What a link may read of n anchors.
 
     Args:
-        alike: [n] value of each anchor's alike group, 0 where empty.
-        unlike: [n] value of each anchor's unlike group, 0 where empty.
-        has_alike: [n] the alike group is not empty.
-        has_unlike: [n] the unlike group is not empty.
+        positive: [n] value of each anchor's positive group, 0 where empty.
+        negative: [n] value of each anchor's negative group, 0 where empty.
+        has_positive: [n] the positive group is not empty.
+        has_negative: [n] the negative group is not empty.
         anchors: [n] rows that count.
-        losses: [n, m] losses of the alike pairs; read only where `measure` is above zero.
-        measure: [n, m] base measure of the alike pairs.
-        columns: [m] value of each reference's unlike group, where the link asked for it, else None; or [n, m], where
+        losses: [n, m] losses of the positive pairs; read only where `measure` is above zero.
+        measure: [n, m] base measure of the positive pairs.
+        columns: [m] value of each reference's negative group, where the link asked for it, else None; or [n, m], where
             the m references of each anchor are its own.
         has_columns: that group is not empty.
     """
 
-    alike: Tensor
-    unlike: Tensor
-    has_alike: Tensor
-    has_unlike: Tensor
+    positive: Tensor
+    negative: Tensor
+    has_positive: Tensor
+    has_negative: Tensor
     anchors: Tensor
     losses: Tensor
     measure: Tensor
@@ -63,7 +63,7 @@ class Link(Part, nn.Module, ABC):
     both: bool = True
     """An anchor needs both sides to say anything; False where one alone already pulls or pushes."""
     wants_columns: bool = False
-    """The link also reads the unlike value of each reference (it mixes rows)."""
+    """The link also reads the negative value of each reference (it mixes rows)."""
 
     @abstractmethod
     def forward(self, sides: Sides) -> tuple[Terms, ...]:
@@ -71,16 +71,16 @@ class Link(Part, nn.Module, ABC):
 
     def _anchor_terms(self, sides: Sides, values: Tensor) -> tuple[Terms, ...]:
         if self.both:
-            values = torch.where(sides.has_alike & sides.has_unlike, values, 0.0)
+            values = torch.where(sides.has_positive & sides.has_negative, values, 0.0)
         return (Terms(values, sides.anchors),)
 
 
 class Add(Link, swift=True):
-    """v = alike + unlike.
+    """v = positive + negative.
 
     Args:
         both: anchors with one side only count 0 instead of that side.
-        apart: reduce the two sides apart, the alike one over anchors that have alike pairs (proxy-anchor).
+        apart: reduce the two sides apart, the positive one over anchors that have positive pairs (proxy-anchor).
     """
 
     strips = True
@@ -92,12 +92,12 @@ class Add(Link, swift=True):
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         if self.apart:
-            return Terms(sides.alike, sides.anchors & sides.has_alike), Terms(sides.unlike, sides.anchors)
-        return self._anchor_terms(sides, sides.alike + sides.unlike)
+            return Terms(sides.positive, sides.anchors & sides.has_positive), Terms(sides.negative, sides.anchors)
+        return self._anchor_terms(sides, sides.positive + sides.negative)
 
 
 class HingeLink(Link, swift=True):
-    """v = [alike + unlike + m]₊, or its smoothing with μ = `smooth` (batch-hard, HAP2S, generalized lifted)."""
+    """v = [positive + negative + m]₊, or its smoothing with μ = `smooth` (batch-hard, HAP2S, generalized lifted)."""
 
     strips = True
 
@@ -108,33 +108,33 @@ class HingeLink(Link, swift=True):
         self.both = both
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
-        return self._anchor_terms(sides, smooth_hinge(sides.alike + sides.unlike + self.margin, self.smooth))
+        return self._anchor_terms(sides, smooth_hinge(sides.positive + sides.negative + self.margin, self.smooth))
 
 
 class SoftplusLink(Link, swift=True):
-    """v = log(1 + e^{alike + unlike}) (circle)."""
+    """v = log(1 + e^{positive + negative}) (circle)."""
 
     strips = True
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
-        return self._anchor_terms(sides, softplus(sides.alike + sides.unlike, threshold=40.0))
+        return self._anchor_terms(sides, softplus(sides.positive + sides.negative, threshold=40.0))
 
 
 class PerPositive(Link, swift=True):
-    """One term per alike pair: v_ij = log(1 + e^{unlike_i + l_ij}) (NT-Xent, N-pair, proxy-NCA, ArcFace)."""
+    """One term per positive pair: v_ij = log(1 + e^{negative_i + l_ij}) (NT-Xent, N-pair, proxy-NCA, ArcFace)."""
 
     strips = True
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
-        values = softplus(sides.unlike[:, None] + sides.losses, threshold=40.0)
-        present = (sides.measure > 0) & sides.has_unlike[:, None]
+        values = softplus(sides.negative[:, None] + sides.losses, threshold=40.0)
+        present = (sides.measure > 0) & sides.has_negative[:, None]
         return (Terms(torch.where(present, values, 0.0), sides.measure),)
 
 
 class LiftedLink(Link, swift=True):
-    """One term per alike pair: v_ij = ½ [log(e^{unlike_i} + e^{unlike_j}) + l_ij]₊² (lifted structure).
+    """One term per positive pair: v_ij = ½ [log(e^{negative_i} + e^{negative_j}) + l_ij]₊² (lifted structure).
 
-    It reads the unlike value of both ends, so it mixes rows; with a reference, j's unlike pairs are its column's.
+    It reads the negative value of both ends, so it mixes rows; with a reference, j's negative pairs are its column's.
     """
 
     wants_columns = True
@@ -143,11 +143,11 @@ class LiftedLink(Link, swift=True):
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         assert sides.columns is not None  # noqa: S101 - wants_columns
         assert sides.has_columns is not None  # noqa: S101
-        # an end without unlike pairs adds e^{-inf}; -1e30 keeps the gradient finite where -inf makes NaN
-        row = torch.where(sides.has_unlike, sides.unlike, -1e30)[:, None]
+        # an end without negative pairs adds e^{-inf}; -1e30 keeps the gradient finite where -inf makes NaN
+        row = torch.where(sides.has_negative, sides.negative, -1e30)[:, None]
         col = torch.where(sides.has_columns, sides.columns, -1e30)
         values = torch.relu(torch.logaddexp(row, col) + sides.losses) ** 2 / 2
-        present = (sides.measure > 0) & (sides.has_unlike[:, None] | sides.has_columns)
+        present = (sides.measure > 0) & (sides.has_negative[:, None] | sides.has_columns)
         return (Terms(torch.where(present, values, 0.0), sides.measure),)
 
 

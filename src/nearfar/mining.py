@@ -24,7 +24,7 @@ class Filter(Part, nn.Module, ABC):
     """Keeps some of the pairs. The scores it sees carry no gradient."""
 
     both: bool = False
-    """A row without alike or without unlike pairs keeps none."""
+    """A row without positive or without negative pairs keeps none."""
     draws: bool = False
     """Pairs are drawn at random."""
 
@@ -34,9 +34,9 @@ class Filter(Part, nn.Module, ABC):
 
 
 class MultiSimilarity(Filter, swift=True):
-    """Keep alike s < max of the row's unlike + ε, and unlike s > min of the row's alike - ε (multi-similarity's miner).
+    """Keep positive s < max of the row's negative + ε, and negative s > min of the row's positive - ε (multi-similarity's miner).
 
-    A row without alike or without unlike pairs keeps none.
+    A row without positive or without negative pairs keeps none.
 
     Args:
         epsilon: ε, the slack.
@@ -51,28 +51,28 @@ class MultiSimilarity(Filter, swift=True):
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
         s = pairs.scores
         # an empty side leaves -inf or +inf behind, and then nothing passes
-        worst_unlike = hidden(s, pairs.unlike).amax(dim=1, keepdim=True)
-        worst_alike = hidden(s, pairs.alike, math.inf).amin(dim=1, keepdim=True)
-        return pairs.keep(alike=s - self.epsilon < worst_unlike, unlike=s + self.epsilon > worst_alike)
+        worst_negative = hidden(s, pairs.negative).amax(dim=1, keepdim=True)
+        worst_positive = hidden(s, pairs.positive, math.inf).amin(dim=1, keepdim=True)
+        return pairs.keep(positive=s - self.epsilon < worst_negative, negative=s + self.epsilon > worst_positive)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"epsilon={self.epsilon}"
 
 
 class Hard(Filter, swift=True):
-    """Keep each anchor's hardest alike and hardest unlike pair (batch-hard); ties are all kept."""
+    """Keep each anchor's hardest positive and hardest negative pair (batch-hard); ties are all kept."""
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
         s = pairs.scores
-        hardest_unlike = hidden(s, pairs.unlike).amax(dim=1, keepdim=True)
-        hardest_alike = hidden(s, pairs.alike, math.inf).amin(dim=1, keepdim=True)
-        return pairs.keep(alike=s == hardest_alike, unlike=s == hardest_unlike)
+        hardest_negative = hidden(s, pairs.negative).amax(dim=1, keepdim=True)
+        hardest_positive = hidden(s, pairs.positive, math.inf).amin(dim=1, keepdim=True)
+        return pairs.keep(positive=s == hardest_positive, negative=s == hardest_negative)
 
 
 class SemiHard(Filter, swift=True):
-    """Keep unlike pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (Qi et al. 2020, 4.2.2).
+    """Keep negative pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (Qi et al. 2020, 4.2.2).
 
-    All alike pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
+    All positive pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
 
     Args:
         threshold: λ.
@@ -88,33 +88,33 @@ class SemiHard(Filter, swift=True):
         near = pairs.scores < self.threshold
         if self.margin is not None:
             near = near & (pairs.scores > self.threshold - self.margin)
-        return pairs.keep(unlike=near)
+        return pairs.keep(negative=near)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"threshold={self.threshold}, margin={self.margin}"
 
 
 class BalancedHard(Filter, swift=True):
-    """Keep, for each anchor, all alike pairs and as many of its hardest unlike ones (Can et al.'s contrastive-, margin-hard).
+    """Keep, for each anchor, all positive pairs and as many of its hardest negative ones (Can et al.'s contrastive-, margin-hard).
 
-    Unlike pairs tied at the last place are all kept.
+    Negative pairs tied at the last place are all kept.
     """
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
-        wanted = total(pairs.alike, pairs.scores)[:, None]
-        ranked, order = hidden(pairs.scores, pairs.unlike).sort(dim=1, descending=True)
-        measure = pairs.unlike.to(pairs.scores.dtype).gather(1, order)
-        # the last place that begins before the measure of the alike pairs is spent
+        wanted = total(pairs.positive, pairs.scores)[:, None]
+        ranked, order = hidden(pairs.scores, pairs.negative).sort(dim=1, descending=True)
+        measure = pairs.negative.to(pairs.scores.dtype).gather(1, order)
+        # the last place that begins before the measure of the positive pairs is spent
         begun = (measure.cumsum(dim=1) - measure < wanted).sum(dim=1, keepdim=True)
         last = ranked.gather(1, (begun - 1).clamp(min=0))
-        return pairs.keep(unlike=(pairs.scores >= last) & (wanted > 0))
+        return pairs.keep(negative=(pairs.scores >= last) & (wanted > 0))
 
 
 class DistanceWeighted(Filter, swift=True):
-    """Draw, for each anchor, as many unlike pairs as it has alike ones, with probability ∝ 1 / q(d).
+    """Draw, for each anchor, as many negative pairs as it has positive ones, with probability ∝ 1 / q(d).
 
     q(d) ∝ d^{dim-2} (1 - d²/4)^{(dim-3)/2} is the density of distances between random points of the unit sphere
-    (Wu et al. 2017), so that all distances below `upper` are met evenly. All alike pairs stay. Draws are with
+    (Wu et al. 2017), so that all distances below `upper` are met evenly. All positive pairs stay. Draws are with
     replacement: a pair drawn twice counts twice. Scores must be those of unit rows.
 
     Args:
@@ -133,27 +133,27 @@ class DistanceWeighted(Filter, swift=True):
         self.draws = sample
 
     def probabilities(self, pairs: Pairs) -> Tensor:
-        """The chance [n, m] of each unlike pair, summing to 1 over a row, or all 0 where no pair qualifies."""
+        """The chance [n, m] of each negative pair, summing to 1 over a row, or all 0 where no pair qualifies."""
         d = pairs.distances().clamp_min(self.cutoff)
         inside = (d < self.upper) & (d < 2)
         safe = torch.where(inside, d, torch.full_like(d, self.cutoff))
         log_weight = (2.0 - pairs.dim) * safe.log() - 0.5 * (pairs.dim - 3) * torch.log1p(-0.25 * safe**2)
-        log_weight = hidden(log_weight, (pairs.unlike > 0) & inside)
+        log_weight = hidden(log_weight, (pairs.negative > 0) & inside)
         top = log_weight.amax(dim=1, keepdim=True)
         # one maximum per row, not one per batch: in high dimensions a whole row would underflow otherwise
         weight = torch.where(torch.isfinite(log_weight), torch.exp(log_weight - top), 0.0)
-        weight = weight if pairs.unlike.dtype == torch.bool else weight * pairs.unlike
+        weight = weight if pairs.negative.dtype == torch.bool else weight * pairs.negative
         norm = weight.sum(dim=1, keepdim=True)
         return weight / torch.where(norm > 0, norm, torch.ones_like(norm))
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
         chance = self.probabilities(pairs)
-        wanted = total(pairs.alike, chance)[:, None]
+        wanted = total(pairs.positive, chance)[:, None]
         most = chance.shape[1]
-        if readable(wanted):  # as many draws as the row with most alike pairs wants
+        if readable(wanted):  # as many draws as the row with most positive pairs wants
             most = min(most, max(1, math.ceil(float(wanted.amax())))) if len(wanted) else 1
         counts = draw(chance, most, wanted) if self.sample else chance * wanted
-        return replace(pairs, unlike=torch.where(pairs.unlike > 0, counts, 0.0))
+        return replace(pairs, negative=torch.where(pairs.negative > 0, counts, 0.0))
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"cutoff={self.cutoff}, upper={self.upper}, sample={self.sample}"

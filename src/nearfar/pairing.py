@@ -16,11 +16,11 @@ class Pairs:
     """Scores of n anchors against m references, and which of the pairs count.
 
     Args:
-        scores: [n, m], larger = more alike.
-        alike: [n, m] base measure of the alike pairs: a mask, or weights.
-        unlike: [n, m] base measure of the unlike pairs.
-        had_alike: [n] rows that had an alike pair before any mining.
-        had_unlike: [n] rows that had an unlike pair before any mining.
+        scores: [n, m], larger = more similar.
+        positive: [n, m] base measure of the positive pairs: a mask, or weights.
+        negative: [n, m] base measure of the negative pairs.
+        had_positive: [n] rows that had a positive pair before any mining.
+        had_negative: [n] rows that had a negative pair before any mining.
         relation: where the measures came from.
         similarity: where the scores came from.
         rows: [n, d] prepared queries.
@@ -31,10 +31,10 @@ class Pairs:
     """
 
     scores: Tensor
-    alike: Tensor
-    unlike: Tensor
-    had_alike: Tensor
-    had_unlike: Tensor
+    positive: Tensor
+    negative: Tensor
+    had_positive: Tensor
+    had_negative: Tensor
     relation: Relation
     similarity: Similarity
     rows: Tensor
@@ -46,17 +46,17 @@ class Pairs:
     @property
     def anchors(self) -> Tensor:
         """Rows [n] that had any valid pair before mining: what "mean over anchors" divides by."""
-        return self.had_alike | self.had_unlike
+        return self.had_positive | self.had_negative
 
     @property
-    def has_alike(self) -> Tensor:
-        """Rows [n] with an alike pair that counts."""
-        return present(self.alike) if self.mined else self.had_alike
+    def has_positive(self) -> Tensor:
+        """Rows [n] with a positive pair that counts."""
+        return present(self.positive) if self.mined else self.had_positive
 
     @property
-    def has_unlike(self) -> Tensor:
-        """Rows [n] with an unlike pair that counts."""
-        return present(self.unlike) if self.mined else self.had_unlike
+    def has_negative(self) -> Tensor:
+        """Rows [n] with a negative pair that counts."""
+        return present(self.negative) if self.mined else self.had_negative
 
     @property
     def dim(self) -> int:
@@ -79,12 +79,12 @@ class Pairs:
             return self.similarity.scores(self.cols[place.reshape(-1)], self.cols).reshape(*place.shape, -1)
         return self.reference_scores()[place]
 
-    def keep(self, alike: Tensor | None = None, unlike: Tensor | None = None) -> Pairs:
+    def keep(self, positive: Tensor | None = None, negative: Tensor | None = None) -> Pairs:
         """The same pairs, fewer (boolean [n, m]) or counted otherwise (floating [n, m])."""
         return replace(
             self,
-            alike=self.alike if alike is None else _narrow(self.alike, alike),
-            unlike=self.unlike if unlike is None else _narrow(self.unlike, unlike),
+            positive=self.positive if positive is None else _narrow(self.positive, positive),
+            negative=self.negative if negative is None else _narrow(self.negative, negative),
             mined=True,
         )
 

@@ -1,4 +1,4 @@
-"""Pair losses l(s, sign): what one pair costs, elementwise. sign is +1 for alike and -1 for unlike.
+"""Pair losses l(s, sign): what one pair costs, elementwise. sign is +1 for positive and -1 for negative.
 
 A new pair loss is a subclass with a `forward`; nothing else is needed. `slope` (dl/ds in closed form) is optional:
 engines that make gradients by hand use it to skip a pass, and a test holds it to autograd.
@@ -18,7 +18,7 @@ from nearfar.parts import Part
 
 
 class PairLoss(Part, nn.Module, ABC):
-    """An elementwise loss of one pair's score. Scores are similarities: larger = more alike."""
+    """An elementwise loss of one pair's score. Scores are similarities: larger = more similar."""
 
     shortcuts = ("slope",)
     exact_gradient: bool = True
@@ -26,7 +26,7 @@ class PairLoss(Part, nn.Module, ABC):
 
     @abstractmethod
     def forward(self, s: Tensor, sign: int) -> Tensor:
-        """Losses of scores s (any shape) that all carry the same sign: +1 alike, -1 unlike."""
+        """Losses of scores s (any shape) that all carry the same sign: +1 positive, -1 negative."""
 
     def slope(self, s: Tensor, sign: int) -> Tensor | float | None:
         """dl/ds in closed form: a tensor like s, a float where it is constant, None to leave it to autograd."""
@@ -41,7 +41,7 @@ class Hinge(PairLoss, swift=True):
 
     Args:
         margin: m, how far beyond the threshold a pair must be before it costs nothing.
-        threshold: λ, the score that parts alike from unlike.
+        threshold: λ, the score that parts positives from negative.
         smooth: μ, the temperature of the smoothing; 0 is the plain hinge.
         learn: make the threshold a parameter (Can et al.'s margin loss).
 
@@ -92,27 +92,27 @@ def smooth_hinge(x: Tensor, smooth: float) -> Tensor:
 
 
 class Logistic(PairLoss, swift=True):
-    """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) alike, (2/α)·log(1+e^{α(s-λ)}) unlike (Qi et al. 2020, section 4).
+    """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) positive, (2/α)·log(1+e^{α(s-λ)}) negative (Qi et al. 2020, section 4).
 
     Args:
         threshold: λ.
-        slope_alike: β, how sharply alike pairs are judged.
-        slope_unlike: α, how sharply unlike pairs are judged.
+        slope_positive: β, how sharply positive pairs are judged.
+        slope_negative: α, how sharply negative pairs are judged.
 
     >>> Logistic()(torch.tensor([0.5]), -1)  # (2/40)·log 2
     tensor([0.0347])
     """
 
-    def __init__(self, threshold: float = 0.5, slope_alike: float = 2.0, slope_unlike: float = 40.0) -> None:
+    def __init__(self, threshold: float = 0.5, slope_positive: float = 2.0, slope_negative: float = 40.0) -> None:
         super().__init__()
-        check_positive("Logistic", "slope_alike", slope_alike)
-        check_positive("Logistic", "slope_unlike", slope_unlike)
+        check_positive("Logistic", "slope_positive", slope_positive)
+        check_positive("Logistic", "slope_negative", slope_negative)
         self.threshold = threshold
-        self.slope_alike = slope_alike
-        self.slope_unlike = slope_unlike
+        self.slope_positive = slope_positive
+        self.slope_negative = slope_negative
 
     def _steepness(self, sign: int) -> float:
-        return self.slope_alike if sign > 0 else self.slope_unlike
+        return self.slope_positive if sign > 0 else self.slope_negative
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         c = self._steepness(sign)
@@ -122,15 +122,15 @@ class Logistic(PairLoss, swift=True):
         return -2 * sign * torch.sigmoid(-sign * self._steepness(sign) * (s - self.threshold))
 
     def extra_repr(self) -> str:  # noqa: D102
-        return f"threshold={self.threshold}, slope_alike={self.slope_alike}, slope_unlike={self.slope_unlike}"
+        return f"threshold={self.threshold}, slope_positive={self.slope_positive}, slope_negative={self.slope_negative}"
 
 
 class Squared(PairLoss, swift=True):
-    """Contrastive loss on a distance d = -s: [d - m₊]₊^power alike, [m₋ - d]₊^power unlike (Can et al. 2019, eq. 3.1).
+    """Contrastive loss on a distance d = -s: [d - m₊]₊^power positive, [m₋ - d]₊^power negative (Can et al. 2019, eq. 3.1).
 
     Args:
-        pos_margin: m₊, the distance within which alike pairs cost nothing.
-        neg_margin: m₋, the distance beyond which unlike pairs cost nothing.
+        pos_margin: m₊, the distance within which positive pairs cost nothing.
+        neg_margin: m₋, the distance beyond which negative pairs cost nothing.
         power: 2 in the paper; 1 as in pytorch-metric-learning.
     """
 
@@ -184,7 +184,7 @@ class Linear(PairLoss, swift=True):
 
 
 class Score(PairLoss, swift=True):
-    """l = c·s whatever the sign: the denominators of softmax losses, where alike pairs compete too."""
+    """l = c·s whatever the sign: the denominators of softmax losses, where positive pairs compete too."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Score(PairLoss, swift=True):
 
 
 class CircleScore(PairLoss, swift=True):
-    """Circle loss's self-paced score: -γ[1+m-s]₊(s-(1-m)) alike, γ[s+m]₊(s-m) unlike, brackets held constant.
+    """Circle loss's self-paced score: -γ[1+m-s]₊(s-(1-m)) positive, γ[s+m]₊(s-m) negative, brackets held constant.
 
     The brackets are weights, not part of what is differentiated, so the gradient is not that of the value.
 
@@ -235,7 +235,7 @@ class CircleScore(PairLoss, swift=True):
 
 
 class AngularMargin(PairLoss, swift=True):
-    """ArcFace's logits: -c·cos(θ+m) alike, c·cos θ unlike, for a cosine s = cos θ.
+    """ArcFace's logits: -c·cos(θ+m) positive, c·cos θ negative, for a cosine s = cos θ.
 
     Past θ = π - m the cosine would rise again; the line cos θ - m·sin m continues it downwards, as is usual.
 

@@ -24,7 +24,7 @@ class Projection:
         rows: [n] boolean, the representatives among the rows.
         cols: [m] boolean, the representatives among the columns.
         anchors: whose rows are anchors.
-        among: unlike pairs of two representatives are there too, where these are the anchors.
+        among: negative pairs of two representatives are there too, where these are the anchors.
     """
 
     rows: Tensor
@@ -33,7 +33,7 @@ class Projection:
     among: bool = False
 
     def allowed(self, rows: slice, cols: slice, same: Tensor) -> Tensor:
-        """Which pairs [t, u] of a tile there are; `same` says which are alike."""
+        """Which pairs [t, u] of a tile there are; `same` says which are positives."""
         row, col = self.rows[rows, None], self.cols[None, cols]
         if self.anchors == "others":
             return ~row & col

@@ -182,8 +182,8 @@ def _batch(facts: Facts, there: int, row: Row | None, wanted: int, memory: float
         reasons.append(f"{row.batches['name']}: the measured row above used alternating projections.")
         return {**row.batches, "batch_size": classes * samples, "samples": samples}, reasons
     reasons.append(
-        f"{classes} classes x {samples} samples a batch: every sample meets {samples - 1} alike and "
-        f"{(classes - 1) * samples} unlike ones."
+        f"{classes} classes x {samples} samples a batch: every sample meets {samples - 1} positive and "
+        f"{(classes - 1) * samples} negative ones."
     )
     if classes == there and classes * samples < size:
         reasons.append(f"All {classes} classes give {classes * samples} samples, fewer than the {size} asked for.")
@@ -195,8 +195,8 @@ def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
     if row is None:
         return (
             {"name": "DroTopK", "k": 2 * batch, "pair": {"name": "Logistic"}},
-            "DroTopK with K = 2B, the paper's choice: the hardest pairs share the weight, so that the many easy unlike "
-            "pairs do not drown the few alike ones; the binomial loss needs no margin, its threshold is .5.",
+            "DroTopK with K = 2B, the paper's choice: the hardest pairs share the weight, so that the many easy negative "
+            "pairs do not drown the few positive ones; the binomial loss needs no margin, its threshold is .5.",
         )
     loss = dict(row.loss)
     if "k" in loss:

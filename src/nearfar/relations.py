@@ -1,4 +1,4 @@
-"""Who is alike whom: `Relation`, the one answer to labels, multi-labels, given pairs, ignore masks and references.
+"""which rows form positive pairs: `Relation`, the one answer to labels, multi-labels, given pairs, ignore masks and references.
 
 A relation is asked tile by tile (rows i0:i1 against columns j0:j1), so that no n x m mask need ever exist. Rows are
 queries; columns are the same samples (no reference given: `square`) or a reference set (a memory, a gallery, other
@@ -28,7 +28,7 @@ class Tile:
     """What a relation says about t rows against u columns.
 
     Args:
-        same: [t, u] alike where true.
+        same: [t, u] positive where true.
         valid: [t, u] pairs that count at all (not a sample with itself, nothing ignored).
         weight: [t, u] how much each pair counts, or None for once each.
     """
@@ -38,13 +38,13 @@ class Tile:
     weight: Tensor | None = None
 
     @property
-    def alike(self) -> Tensor:
-        """Base measure [t, u] of the alike pairs: a mask, or weights."""
+    def positive(self) -> Tensor:
+        """Base measure [t, u] of the positive pairs: a mask, or weights."""
         return self._measure(self.same & self.valid)
 
     @property
-    def unlike(self) -> Tensor:
-        """Base measure [t, u] of the unlike pairs: a mask, or weights."""
+    def negative(self) -> Tensor:
+        """Base measure [t, u] of the negative pairs: a mask, or weights."""
         return self._measure(~self.same & self.valid)
 
     def _measure(self, mask: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Tile:
 
 
 class Relation(ABC):
-    """Alike, unlike or no matter, for n query rows against m reference rows.
+    """Positive, negative or no matter, for n query rows against m reference rows.
 
     Make one with `from_labels`, `from_multilabel` or `from_matrix`, and pass it wherever labels are taken.
 
@@ -65,7 +65,7 @@ class Relation(ABC):
         leading: the first n columns are the rows themselves, told by position, with others behind them (a memory).
 
     >>> relation = Relation.from_labels(torch.tensor([0, 0, 1]))
-    >>> relation.dense().alike.int()
+    >>> relation.dense().positive.int()
     tensor([[0, 1, 0],
             [1, 0, 0],
             [0, 0, 0]], dtype=torch.int32)
@@ -124,7 +124,7 @@ class Relation(ABC):
         )
 
     def one_a_class(self) -> Relation:
-        """The pairs of each class's first row and first column alike to such a row; all columns where none is."""
+        """The pairs of each class's first row and first column positive to such a row; all columns where none is."""
         raise TypeError("NPair: labels must be a 1-D integer tensor, or a Relation made of labels.")
 
     @staticmethod
@@ -143,7 +143,7 @@ class Relation(ABC):
         among_representatives: bool = False,
         leading: bool = False,
     ) -> Relation:
-        """Alike when the labels are equal.
+        """Positive when the labels are equal.
 
         Args:
             labels: [n] integers.
@@ -153,11 +153,11 @@ class Relation(ABC):
             ignore: rows and columns with this label take part in no pair.
             weights: [n, m] pair weights, or [n] sample weights (a pair counts their product).
             ref_weights: [m] sample weights of the reference, where `weights` is [n].
-            width: the most alike columns any row has, where the caller knows (triplets on a GPU are leaner for it).
+            width: the most positive columns any row has, where the caller knows (triplets on a GPU are leaner for it).
             representatives: [n] boolean, rows that stand for their class (Can et al. 2019): each pair must join one of them to a
                 row that is none. They are the anchors; in `NPair` and `Angular` the others are.
             ref_representatives: [m] likewise for the reference.
-            among_representatives: unlike pairs of two representatives count too (Can et al. 2019, eq. 4.2; its Alg. 1 has none).
+            among_representatives: negative pairs of two representatives count too (Can et al. 2019, eq. 4.2; its Alg. 1 has none).
                 `LiftedStructure` always has them.
             leading: the first n reference rows are the rows themselves: no row is paired with its own.
         """
@@ -178,7 +178,7 @@ class Relation(ABC):
         weights: Tensor | None = None,
         ref_weights: Tensor | None = None,
     ) -> Relation:
-        """Alike when two samples share at least one label; hot [n, c] holds 0 and 1 (or booleans), ref_hot [m, c]."""
+        """Positive when two samples share at least one label; hot [n, c] holds 0 and 1 (or booleans), ref_hot [m, c]."""
         for name, x in (("hot", hot), ("ref_hot", ref_hot)):
             if x is not None:
                 check_tensor("Relation.from_multilabel", name, x)
@@ -204,7 +204,7 @@ class Relation(ABC):
         weights: Tensor | None = None,
         ref_weights: Tensor | None = None,
     ) -> Relation:
-        """Alike where a boolean matrix same [n, m] says so.
+        """Positive where a boolean matrix same [n, m] says so.
 
         Args:
             same: [n, m] boolean.
@@ -257,27 +257,27 @@ class Relation(ABC):
         return self.tile(EVERYTHING, EVERYTHING)
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """Measure of the alike and of the unlike pairs of each row, [n] and [n], swept in strips of rows."""
-        strips = [(tile.alike.sum(dim=1), tile.unlike.sum(dim=1)) for tile in self._strips()]
+        """Measure of the positive and of the negative pairs of each row, [n] and [n], swept in strips of rows."""
+        strips = [(tile.positive.sum(dim=1), tile.negative.sum(dim=1)) for tile in self._strips()]
         if not strips:
             empty = torch.zeros(0, dtype=torch.int64, device=self.device)
             return empty, empty
-        return torch.cat([alike for alike, _ in strips]), torch.cat([unlike for _, unlike in strips])
+        return torch.cat([positive for positive, _ in strips]), torch.cat([negative for _, negative in strips])
 
     def _strips(self) -> Iterator[Tile]:
         n, m = self.shape
         tall = max(1, 2**20 // max(m, 1))
         return (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, n, tall))
 
-    def width(self, alike: Tensor) -> int:
-        """The most alike columns of any row of the measure `alike`: read on a CPU, else what was given, else m."""
+    def width(self, positive: Tensor) -> int:
+        """The most positive columns of any row of the measure `positive`: read on a CPU, else what was given, else m."""
         told = self.shape[1] if self._width is None else min(self._width, self.shape[1])
-        if not readable(alike) or not alike.numel():
+        if not readable(positive) or not positive.numel():
             return told
-        widest = int((alike > 0).sum(dim=1).amax())
+        widest = int((positive > 0).sum(dim=1).amax())
         if told < widest:
             raise ValueError(
-                f"Relation: width is {told}, but a row has {widest} alike columns; raise it, or leave it out on a CPU."
+                f"Relation: width is {told}, but a row has {widest} positive columns; raise it, or leave it out on a CPU."
             )
         return widest if self._width is None else told
 

@@ -48,15 +48,15 @@ class RobustLoss(Loss):
     """A loss that is a worst case over pair weights.
 
     Args:
-        pair: the pair loss l(s, sign), or two of them (alike, unlike).
-        over: the uncertainty set, or two of them (alike, unlike).
+        pair: the pair loss l(s, sign), or two of them (positive, negative).
+        over: the uncertainty set, or two of them (positive, negative).
         groups: which pairs share one p: "batch", "sign", "balanced", "anchor", "anchor_sign", "positive", "triplets",
             or a `Grouping`.
         link: how the two values of an anchor join, for "anchor_sign"; `Add` where none is given.
         filter: a miner (nearfar.mining), or None for all pairs.
         reduction: over anchors: "mean", "sum", "nonzero" (mean over those above zero) or "none" (one value an anchor).
         similarity: scores between rows; `Cosine` where none is given.
-        members: the wide side of an anchor: its "unlike" pairs, or "all" of them (softmax denominators).
+        members: the wide side of an anchor: its "negative" pairs, or "all" of them (softmax denominators).
         engine: "dense": all scores at once; "tiled": the same numbers in strips of rows, for large batches; "auto": the
             faster of the two (docs/scale.md). "fused" is not built yet.
 
@@ -68,12 +68,12 @@ class RobustLoss(Loss):
         tensor(0.6000)
     """
 
-    pair_alike: PairLoss
-    pair_unlike: PairLoss
+    pair_positive: PairLoss
+    pair_negative: PairLoss
     anchors: Anchors = "representatives"
     """Whose rows are anchors under a relation with representatives."""
     among_representatives: bool = False
-    """Unlike pairs of two representatives count, even where the relation leaves them out."""
+    """Negative pairs of two representatives count, even where the relation leaves them out."""
     listed_once: bool = False
     """A pair that an index tuple lists several times, as triplets do, counts once."""
     tile: int | None = None
@@ -89,13 +89,13 @@ class RobustLoss(Loss):
         filter: Filter | None = None,
         reduction: Reduction = "mean",
         similarity: Similarity | None = None,
-        members: Literal["unlike", "all"] = "unlike",
+        members: Literal["negative", "all"] = "negative",
         engine: Engine = "auto",
     ) -> None:
         super().__init__()
         owner = self.owner
         check_choice(owner, "reduction", reduction, REDUCTIONS)
-        check_choice(owner, "members", members, ("unlike", "all"))
+        check_choice(owner, "members", members, ("negative", "all"))
         check_engine(owner, engine)
         if isinstance(groups, str):
             check_choice(owner, "groups", groups, GROUPS)
@@ -106,14 +106,14 @@ class RobustLoss(Loss):
                 f"{owner}: reduction={reduction!r} needs one group per anchor, but groups are "
                 f'{type(groups).__name__}, whose value is one number; use zero="drop" on the set to leave zeros out.'
             )
-        self.pair_alike, unlike = _two(owner, "pair", pair, PairLoss, "nf.pairs.Hinge()")
-        if unlike is self.pair_alike:  # a module registered twice would have its parameters twice in `state_dict`
-            object.__setattr__(self, "pair_unlike", unlike)
+        self.pair_positive, negative = _two(owner, "pair", pair, PairLoss, "nf.pairs.Hinge()")
+        if negative is self.pair_positive:  # a module registered twice would have its parameters twice in `state_dict`
+            object.__setattr__(self, "pair_negative", negative)
         else:
-            self.pair_unlike = unlike
-        self.over_alike, self.over_unlike = _two(owner, "over", over, UncertaintySet, "nf.sets.KL(0.1)")
+            self.pair_negative = negative
+        self.over_positive, self.over_negative = _two(owner, "over", over, UncertaintySet, "nf.sets.KL(0.1)")
         self._check_options(link, filter, similarity)
-        groups.check(self.over_alike, self.over_unlike)
+        groups.check(self.over_positive, self.over_negative)
         self.groups = groups
         self.link = link if link is not None else Add()
         self.filter = filter
@@ -141,8 +141,8 @@ class RobustLoss(Loss):
         """The factors, as an engine takes them."""
         return Product(
             called(self.similarity),
-            self.pair_alike,
-            self.pair_unlike,
+            self.pair_positive,
+            self.pair_negative,
             *self._sets(),
             self.groups,
             self.link,
@@ -152,13 +152,13 @@ class RobustLoss(Loss):
         )
 
     def _sets(self) -> tuple[UncertaintySet, UncertaintySet]:
-        """The sets of alike and unlike pairs as they are now; a loss may change them from step to step."""
-        return self.over_alike, self.over_unlike
+        """The sets of positive and negative pairs as they are now; a loss may change them from step to step."""
+        return self.over_positive, self.over_negative
 
     @property
     def exact_gradient(self) -> bool:
         """Whether the gradient is that of the value: not where weights are held constant on purpose, or drawn."""
-        return all(x.exact_gradient for x in (self.pair_alike, self.pair_unlike, self.over_alike, self.over_unlike))
+        return all(x.exact_gradient for x in (self.pair_positive, self.pair_negative, self.over_positive, self.over_negative))
 
     def _value(self, call: Call) -> Tensor:
         relation = self._relation(call)
@@ -169,14 +169,14 @@ class RobustLoss(Loss):
         if self._tiles(call, relation):
             twice = self.engine != "tiled" and call.ranks is None
             tiling = Tiling(self.owner, self.product, relation, self.tile, twice, call.ranks or ALONE)
-            value, had_alike, had_unlike = tiled_value(tiling, rows, cols)
-            self._warn(call, relation, Had(had_alike, had_unlike))
+            value, had_positive, had_negative = tiled_value(tiling, rows, cols)
+            self._warn(call, relation, Had(had_positive, had_negative))
             return value
         # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
         ranks = call.ranks if self.product.draws else None
         with nullcontext() if ranks is None else ranks.same_draws(rows.device):
             pairs = dense_pairs(self.product, rows, cols, relation, call.indices, once=self.listed_once)
-            self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
+            self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
             return dense_value(self.product, pairs)
 
     def _explanation(self, call: Call) -> Explanation:
@@ -186,7 +186,7 @@ class RobustLoss(Loss):
             return unexplained(_zero(call))
         rows, cols = self._prepared(call)
         pairs = dense_pairs(self.product, rows, cols, relation, call.indices, once=self.listed_once)
-        self._warn(call, relation, Had(pairs.had_alike, pairs.had_unlike))
+        self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
         return explain(self.product, pairs)
 
     def _relation(self, call: Call) -> Relation:
@@ -230,8 +230,8 @@ class RobustLoss(Loss):
         """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""
         linked = isinstance(self.groups, AnchorSign) and self.link.both
         if linked or self.groups.needs == "both" or (self.filter is not None and self.filter.both):
-            return had.had_alike & had.had_unlike
-        return had.had_alike if self.groups.needs == "alike" else had.anchors
+            return had.had_positive & had.had_negative
+        return had.had_positive if self.groups.needs == "positive" else had.anchors
 
     def _say(self, reason: str) -> None:
         self._warned = True
@@ -243,41 +243,41 @@ class RobustLoss(Loss):
         )
 
     def extra_repr(self) -> str:  # noqa: D102
-        over: Any = self.over_alike if self.over_alike is self.over_unlike else (self.over_alike, self.over_unlike)
+        over: Any = self.over_positive if self.over_positive is self.over_negative else (self.over_positive, self.over_negative)
         return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
 
 
 @dataclass(frozen=True, eq=False)
 class Had:
-    """Which rows [n] had an alike and an unlike pair before any mining."""
+    """Which rows [n] had a positive and a negative pair before any mining."""
 
-    had_alike: Tensor
-    had_unlike: Tensor
+    had_positive: Tensor
+    had_negative: Tensor
 
     @property
     def anchors(self) -> Tensor:
         """Rows with any valid pair."""
-        return self.had_alike | self.had_unlike
+        return self.had_positive | self.had_negative
 
 
 def _reason(had: Had) -> str:
     if not bool(had.anchors.any()):
         return "no two of its rows form a valid pair (a single row, or all are ignored)"
-    if not bool(had.had_alike.any()):
-        return "no two of its rows are alike (every class is a singleton)"
-    if not bool(had.had_unlike.any()):
-        return "all of its rows are alike (there is one class only)"
-    return "no anchor has both an alike and an unlike pair"
+    if not bool(had.had_positive.any()):
+        return "no two of its rows are positives of each other (every class is a singleton)"
+    if not bool(had.had_negative.any()):
+        return "all of its rows are positives of each other (there is one class only)"
+    return "no anchor has both a positive and a negative pair"
 
 
 def _two(owner: str, name: str, value: Any, kind: type[Any], such_as: str) -> tuple[Any, Any]:
-    """The part for alike and that for unlike pairs: two that came, or one for both."""
+    """The part for positive and that for negative pairs: two that came, or one for both."""
     if isinstance(value, tuple | list):
         if len(value) != 2:
             raise ValueError(
-                f"{owner}: {name} may be two, one for alike and one for unlike pairs, but {len(value)} came."
+                f"{owner}: {name} may be two, one for positive and one for negative pairs, but {len(value)} came."
             )
-        for place, part in zip(("alike", "unlike"), value, strict=True):
+        for place, part in zip(("positive", "negative"), value, strict=True):
             check_part(owner, f"{name} for {place} pairs", part, kind, such_as)
         return value[0], value[1]
     check_part(owner, name, value, kind, such_as)

@@ -1,4 +1,4 @@
-"""Scores between rows: one sign for the whole library, larger = more alike, always.
+"""Scores between rows: one sign for the whole library, larger = more similar, always.
 
 A similarity works in two steps, so that an engine only ever needs a matrix product and one elementwise finish:
 
@@ -65,7 +65,7 @@ def origin(x: Tensor) -> Tensor:
 
 
 class Similarity(Part, nn.Module, ABC):
-    """Scores s(x, y), larger = more alike.
+    """Scores s(x, y), larger = more similar.
 
     Args:
         normalize: divide every row by its Euclidean norm first.

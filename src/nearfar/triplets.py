@@ -1,7 +1,7 @@
-"""Groups of triplets: `Positive` (one p per alike pair) and `Triplets` (one p for all triplets of the batch).
+"""Groups of triplets: `Positive` (one p per positive pair) and `Triplets` (one p for all triplets of the batch).
 
-A triplet (a, p, n) is an unlike pair judged against an alike one: the unlike pair loss sees s_an - s_ap instead of
-s_an. Alike pairs are gathered into P columns, P the most that any row has, so that a batch costs n·P·m and not n·m².
+A triplet (a, p, n) is a negative pair judged against a positive one: the negative pair loss sees s_an - s_ap instead of
+s_an. Positive pairs are gathered into P columns, P the most that any row has, so that a batch costs n·P·m and not n·m².
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nearfar.parts import Part, check_part
 from nearfar.sets.base import hidden
 
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(s_an, s_ap, s_pn) -> the score that the unlike pair loss judges."""
+"""(s_an, s_ap, s_pn) -> the score that the negative pair loss judges."""
 
 
 def difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
 
 
 def nearest_difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
-    """max(s_an, s_pn) - s_ap: the negative judged from the nearer end of the alike pair ("swap")."""
+    """max(s_an, s_pn) - s_ap: the negative judged from the nearer end of the positive pair ("swap")."""
     return torch.maximum(s_an, s_pn) - s_ap
 
 
@@ -60,10 +60,10 @@ class Rule(Part, swift=True):
     """What makes a triplet count.
 
     Args:
-        compare: what the unlike pair loss sees of a triplet.
+        compare: what the negative pair loss sees of a triplet.
         keep: which triplets enter, told from that score without gradient (semi-hard), or None for all.
         wants_reference: `compare` reads s_pn, the score between positive and negative.
-        balanced: an anchor's i-th alike pair meets only its i-th hardest unlike pair.
+        balanced: an anchor's i-th positive pair meets only its i-th hardest negative pair.
     """
 
     compare: Compare = difference
@@ -77,13 +77,13 @@ class Rule(Part, swift=True):
         return self.some(product, pairs, real, place, self.ranks(pairs), 0)
 
     def ranks(self, pairs: Pairs) -> Tensor | None:
-        """The rank of each unlike pair, where the rule asks for it."""
+        """The rank of each negative pair, where the rule asks for it."""
         return hardness(pairs) if self.balanced else None
 
     def some(
         self, product: Product, pairs: Pairs, real: Tensor, place: Tensor, ranks: Tensor | None, first: int
     ) -> tuple[Tensor, Tensor]:
-        """Losses and measure [n, p, m] of the triplets of some alike pairs [n, p], each row's from `first` on."""
+        """Losses and measure [n, p, m] of the triplets of some positive pairs [n, p], each row's from `first` on."""
         s_ap = pairs.scores.gather(1, place)[:, :, None]
         if self.wants_reference and pairs.relation.anchors == "representatives":
             raise ValueError(
@@ -91,17 +91,17 @@ class Rule(Part, swift=True):
             )
         s_pn = pairs.scores_from(place) if self.wants_reference else s_ap
         score = self.compare(pairs.scores[:, None, :], s_ap, s_pn)
-        if real.dtype == pairs.unlike.dtype == torch.bool:
-            measure = real[:, :, None] & pairs.unlike[:, None, :]
+        if real.dtype == pairs.negative.dtype == torch.bool:
+            measure = real[:, :, None] & pairs.negative[:, None, :]
         else:
-            measure = real[:, :, None].to(score.dtype) * pairs.unlike[:, None, :]
+            measure = real[:, :, None].to(score.dtype) * pairs.negative[:, None, :]
         if ranks is not None:
             turn = torch.arange(first, first + measure.shape[1], device=measure.device)[None, :, None]
             measure = _where(measure, ranks[:, None, :] == turn)
-        return product.unlike(score, -1), self._kept(score, measure)
+        return product.negative(score, -1), self._kept(score, measure)
 
     def parts(self, product: Product, pairs: Pairs, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Losses, measure [n, p, m] and the alike pairs' own measure [n, p], p at a time so that n·p·m <= most."""
+        """Losses, measure [n, p, m] and the positive pairs' own measure [n, p], p at a time so that n·p·m <= most."""
         real, place = positives(pairs)
         ranks = self.ranks(pairs)
         step = max(1, most // max(1, pairs.scores.numel()))
@@ -115,7 +115,7 @@ class Rule(Part, swift=True):
         s_ap = pairs.scores[a, p]
         s_pn = pairs.reference_scores()[p, n] if self.wants_reference else s_ap
         score = self.compare(pairs.scores[a, n], s_ap, s_pn)
-        return product.unlike(score, -1), self._kept(score, torch.ones_like(score, dtype=torch.bool))
+        return product.negative(score, -1), self._kept(score, torch.ones_like(score, dtype=torch.bool))
 
     def _kept(self, score: Tensor, measure: Tensor) -> Tensor:
         if self.keep is None:
@@ -129,20 +129,20 @@ def _where(measure: Tensor, keep: Tensor) -> Tensor:
 
 
 def hardness(pairs: Pairs) -> Tensor:
-    """The rank [n, m] of each unlike pair of a row, 0 for the hardest; what is no unlike pair comes last."""
-    order = hidden(pairs.scores.detach(), pairs.unlike).argsort(dim=1, descending=True, stable=True)
+    """The rank [n, m] of each negative pair of a row, 0 for the hardest; what is no negative pair comes last."""
+    order = hidden(pairs.scores.detach(), pairs.negative).argsort(dim=1, descending=True, stable=True)
     return order.argsort(dim=1)
 
 
 def positives(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """The measure [n, P] and the column [n, P] of each row's alike pairs, padded by columns of measure 0."""
-    count = max(1, pairs.relation.width(pairs.alike))
-    place = (pairs.alike > 0).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :count]
-    return pairs.alike.gather(1, place), place
+    """The measure [n, P] and the column [n, P] of each row's positive pairs, padded by columns of measure 0."""
+    count = max(1, pairs.relation.width(pairs.positive))
+    place = (pairs.positive > 0).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :count]
+    return pairs.positive.gather(1, place), place
 
 
 class Positive(Grouping, swift=True):
-    """One group per alike pair (a, p): the unlike pairs of a, judged against p; reduced over alike pairs."""
+    """One group per positive pair (a, p): the negative pairs of a, judged against p; reduced over positive pairs."""
 
     per_anchor = True
     needs = "both"
@@ -158,12 +158,12 @@ class Positive(Grouping, swift=True):
 
     def blocks(self, product: Product, pairs: Pairs, most: int) -> Iterator[Problems]:  # noqa: D102
         for losses, measure, real in self.rule.parts(product, pairs, most):
-            # within a group the alike pair is given: its weight counts once, in the reduction
+            # within a group the positive pair is given: its weight counts once, in the reduction
             shape = tuple(losses.shape)
             if real.dtype != torch.bool:
-                measure = _where(pairs.unlike[:, None, :].expand(shape), measure > 0)
+                measure = _where(pairs.negative[:, None, :].expand(shape), measure > 0)
             flat = (-1, losses.shape[-1])
-            problem = Problem(product.over_unlike, losses.reshape(flat), measure.reshape(flat), shape, counts=real)
+            problem = Problem(product.over_negative, losses.reshape(flat), measure.reshape(flat), shape, counts=real)
             yield (problem,)
 
     def terms(  # noqa: D102
@@ -198,4 +198,4 @@ class Triplets(Grouping, swift=True):
 
 
 def _together(product: Product, losses: Tensor, measure: Tensor) -> Problem:
-    return Problem(product.over_unlike, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape))
+    return Problem(product.over_negative, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape))

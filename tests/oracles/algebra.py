@@ -1,7 +1,7 @@
 """Any product pair loss x set x groups x link x filter x reduction, by loops: its value and its closed gradient.
 
 Factors are told by name and keywords, e.g. ("hinge", {"margin": 0.2}). S are the scores of n anchors against m
-references, A and U [n, m] how often each pair is there as alike and as unlike (0: not at all).
+references, A and U [n, m] how often each pair is there as positive and as negative (0: not at all).
 
     F = reduction over groups of  link( max over p of sum p l - penalty ),   dF/dS = sum of (dF/dvalue) p* dl/ds
 
@@ -30,7 +30,7 @@ SETS = {
 
 @dataclass(frozen=True)
 class Product:
-    """The factors of a loss. `everyone`: the wide side of an anchor holds its alike pairs too.
+    """The factors of a loss. `everyone`: the wide side of an anchor holds its positive pairs too.
 
     `rule` (groups "positive" and "triplets") says what a triplet is judged by: compare="difference", "swap" or
     "angular" (with tan2), band (None, or the margin of the semi-hard band), balanced. What is not above `least` in size
@@ -40,10 +40,10 @@ class Product:
 
     similarity: str
     normalize: bool
-    alike: tuple
-    unlike: tuple
-    over_alike: tuple
-    over_unlike: tuple
+    positive: tuple
+    negative: tuple
+    over_positive: tuple
+    over_negative: tuple
     groups: str = "batch"
     link: tuple = ("add", {})
     filter: tuple | None = None
@@ -55,7 +55,7 @@ class Product:
 
     def judged(self, S, sign):
         """l and dl/ds of scores S (any shape) that all carry one sign."""
-        name, options = self.alike if sign > 0 else self.unlike
+        name, options = self.positive if sign > 0 else self.negative
         loss, slope = PAIRS[name]
         return self.floored(loss(S, sign, **options)), slope(S, sign, **options)
 
@@ -71,8 +71,8 @@ class Answer:
     value: np.ndarray
     rows: np.ndarray
     references: np.ndarray
-    threshold_alike: np.ndarray
-    threshold_unlike: np.ndarray
+    threshold_positive: np.ndarray
+    threshold_negative: np.ndarray
 
 
 # ---------------------------------------------------------------- one pair
@@ -86,7 +86,7 @@ def sigmoid(x):
 def circle(s, sign, margin=0.4, scale=80):
     """-sign scale a (s - c).
 
-    Alike: a = max(1 + margin - s, 0), c = 1 - margin; unlike: a = max(s + margin, 0), c = margin. a is held constant.
+    Positive: a = max(1 + margin - s, 0), c = 1 - margin; negative: a = max(s + margin, 0), c = margin. a is held constant.
     """
     return _circle_pace(s, sign, margin, scale) * (s - (1 - margin if sign > 0 else margin))
 
@@ -97,7 +97,7 @@ def _circle_pace(s, sign, margin=0.4, scale=80):
 
 
 def arc(s, sign, margin=0.5, scale=64):
-    """-scale cos(theta + margin) if alike, a line beyond theta = pi - margin; scale cos(theta) if unlike."""
+    """-scale cos(theta + margin) if positive, a line beyond theta = pi - margin; scale cos(theta) if negative."""
     if sign < 0:
         return scale * s
     turned = s * np.cos(margin) - np.sqrt(np.maximum(1 - s * s, 0)) * np.sin(margin)
@@ -117,8 +117,8 @@ def _hinge_slope(s, sign, margin=0.2, threshold=0.5, smooth=0):
     return -sign * (sigmoid(x / smooth) if smooth > 0 else np.where(x > 0, 1, 0))
 
 
-def _logistic_slope(s, sign, threshold=0.5, slope_alike=2, slope_unlike=40):
-    slope = slope_alike if sign > 0 else slope_unlike
+def _logistic_slope(s, sign, threshold=0.5, slope_positive=2, slope_negative=40):
+    slope = slope_positive if sign > 0 else slope_negative
     return -2 * sign * sigmoid(-sign * slope * (s - threshold))
 
 
@@ -199,18 +199,18 @@ def reduced(values, measure, how, told, grain=0.0):
 # ---------------------------------------------------------------- links: terms and their derivatives
 
 
-def linked(link, alike, unlike, has_alike, has_unlike, losses, A, columns, has_columns):
+def linked(link, positive, negative, has_positive, has_negative, losses, A, columns, has_columns):
     """Terms (values, measure or None for "each anchor") and, for each, a function from dF/dvalues to the derivatives
-    in alike values [n], unlike values [n], losses [n, m] of the alike pairs and column values [m]."""
+    in equal values [n], negative values [n], losses [n, m] of the positive pairs and column values [m]."""
     name, options = link
-    nothing = np.zeros_like(alike), np.zeros_like(unlike), np.zeros_like(losses), np.zeros(A.shape[1], np.longdouble)
+    nothing = np.zeros_like(positive), np.zeros_like(negative), np.zeros_like(losses), np.zeros(A.shape[1], np.longdouble)
     if name == "add" and options.get("apart"):
         return [
-            (alike, has_alike, lambda g: (g, *nothing[1:])),
-            (unlike, None, lambda g: (nothing[0], g, *nothing[2:])),
+            (positive, has_positive, lambda g: (g, *nothing[1:])),
+            (negative, None, lambda g: (nothing[0], g, *nothing[2:])),
         ]
     if name in ("add", "hinge", "softplus"):
-        x = alike + unlike + options.get("margin", 0)
+        x = positive + negative + options.get("margin", 0)
         smooth = options.get("smooth", 0)
         if name == "add":
             v, slope = x, np.ones_like(x)
@@ -219,12 +219,12 @@ def linked(link, alike, unlike, has_alike, has_unlike, losses, A, columns, has_c
         else:
             v, slope = smooth_hinge(x), np.where(x > 0, 1, 0)
         if options.get("both", name != "add"):
-            both = has_alike & has_unlike
+            both = has_positive & has_negative
             v, slope = np.where(both, v, 0), np.where(both, slope, 0)
         return [(v, None, lambda g: (g * slope, g * slope, *nothing[2:]))]
     if name == "per_positive":
-        there = (A > 0) & has_unlike[:, None]
-        x = np.where(there, unlike[:, None] + losses, 0)
+        there = (A > 0) & has_negative[:, None]
+        x = np.where(there, negative[:, None] + losses, 0)
         slope = np.where(there, sigmoid(x), 0)
         return [
             (
@@ -233,26 +233,26 @@ def linked(link, alike, unlike, has_alike, has_unlike, losses, A, columns, has_c
                 lambda g: (nothing[0], np.sum(g * slope, axis=1), g * slope, nothing[3]),
             )
         ]
-    v, row, col = _lifted(unlike, has_unlike, columns, has_columns, losses, A)
+    v, row, col = _lifted(negative, has_negative, columns, has_columns, losses, A)
     return [(v, A, lambda g: (nothing[0], np.sum(g * row, axis=1), g * (row + col), np.sum(g * col, axis=0)))]
 
 
-def _lifted(unlike, has_unlike, columns, has_columns, losses, A):
+def _lifted(negative, has_negative, columns, has_columns, losses, A):
     """1/2 max(log(e^u_i + e^c_j) + l_ij, 0)^2, and its derivatives in u_i and c_j (their sum is that in l_ij)."""
     v, row, col = (np.zeros(A.shape, np.longdouble) for _ in range(3))
     for i, j in np.argwhere(A > 0):
-        ends = [x for x, has in ((unlike[i], has_unlike[i]), (columns[j], has_columns[j])) if has]
+        ends = [x for x, has in ((negative[i], has_negative[i]), (columns[j], has_columns[j])) if has]
         if not ends:
             continue
         both = sets.log_sum(ends)
         excess = max(both + losses[i, j], 0)
         v[i, j] = excess**2 / 2
-        row[i, j] = excess * np.exp(unlike[i] - both) if has_unlike[i] else 0
+        row[i, j] = excess * np.exp(negative[i] - both) if has_negative[i] else 0
         col[i, j] = excess * np.exp(columns[j] - both) if has_columns[j] else 0
     return v, row, col
 
 
-# ---------------------------------------------------------------- groups: dF/dl of alike and unlike pairs
+# ---------------------------------------------------------------- groups: dF/dl of positive and negative pairs
 
 
 def _by_row(over, losses, measure):
@@ -264,14 +264,14 @@ def _by_row(over, losses, measure):
 
 def _whole(product, S, A, U, orders, told):
     """Groups that reach over the batch: "batch", "sign", "balanced"."""
-    alike, unlike = product.judged(S, +1)[0], product.judged(S, -1)[0]
+    positive, negative = product.judged(S, +1)[0], product.judged(S, -1)[0]
     if product.groups == "batch":
-        value, p, _ = solved(product.over_alike, np.where(A > 0, alike, unlike).ravel(), (A + U).ravel(), orders)
+        value, p, _ = solved(product.over_positive, np.where(A > 0, positive, negative).ravel(), (A + U).ravel(), orders)
         p = told * p.reshape(S.shape)
         return value, np.where(A > 0, p, 0), np.where(A > 0, 0, p)
-    pull, p, near = solved(product.over_alike, alike.ravel(), A.ravel(), orders)
+    pull, p, near = solved(product.over_positive, positive.ravel(), A.ravel(), orders)
     cap = near if product.groups == "balanced" else None
-    push, q, far = solved(product.over_unlike, unlike.ravel(), U.ravel(), orders, cap)
+    push, q, far = solved(product.over_negative, negative.ravel(), U.ravel(), orders, cap)
     if product.groups == "sign":
         near = far = whole = ZERO + 1
     else:
@@ -281,31 +281,31 @@ def _whole(product, S, A, U, orders, told):
 
 
 def _anchor(product, S, A, U, anchors, told):
-    alike, unlike = product.judged(S, +1)[0], product.judged(S, -1)[0]
-    values, p = _by_row(product.over_alike, np.where(A > 0, alike, unlike), A + U)
+    positive, negative = product.judged(S, +1)[0], product.judged(S, -1)[0]
+    values, p = _by_row(product.over_positive, np.where(A > 0, positive, negative), A + U)
     value, pull = reduced(values, anchors, product.reduction, told, product.grain)
     p = pull[:, None] * p
     return value, np.where(A > 0, p, 0), np.where(A > 0, 0, p)
 
 
 def _anchor_sign(product, S, A, U, anchors, told):
-    losses, unlike = product.judged(S, +1)[0], product.judged(S, -1)[0]
+    losses, negative = product.judged(S, +1)[0], product.judged(S, -1)[0]
     wide = A + U if product.everyone else U
-    near, p = _by_row(product.over_alike, losses, A)
-    far, q = _by_row(product.over_unlike, unlike, wide)
+    near, p = _by_row(product.over_positive, losses, A)
+    far, q = _by_row(product.over_negative, negative, wide)
     mixes = product.link[0] == "lifted"
-    ends, r = _by_row(product.over_unlike, unlike.T, wide.T) if mixes else (None, ZERO)
+    ends, r = _by_row(product.over_negative, negative.T, wide.T) if mixes else (None, ZERO)
     has = (np.any(A > 0, axis=1), np.any(U > 0, axis=1))
     terms = linked(product.link, near, far, *has, losses, A, ends, np.any(wide > 0, axis=0))
-    value, alike, other = ZERO, np.zeros_like(S), np.zeros_like(S)
+    value, positive, other = ZERO, np.zeros_like(S), np.zeros_like(S)
     for values, measure, back in terms:
         counted = anchors if measure is None else anchors & measure if measure.ndim == 1 else measure
         part, pull = reduced(product.floored(values), counted, product.reduction, told, product.grain)
         g_near, g_far, g_losses, g_ends = back(pull)
         value = value + part
-        alike = alike + g_near[:, None] * p + g_losses
+        positive = positive + g_near[:, None] * p + g_losses
         other = other + g_far[:, None] * q + (g_ends[:, None] * r).T
-    return value, alike, other
+    return value, positive, other
 
 
 GROUPS = {"anchor": _anchor, "anchor_sign": _anchor_sign}
@@ -315,13 +315,13 @@ GROUPS = {"anchor": _anchor, "anchor_sign": _anchor_sign}
 
 
 def _triplets(product, S, T, A, U):
-    """Each alike pair's triplets: ((a, p), [n], scores, [(ds/ds_an, ds/ds_ap, ds/ds_pn)])."""
+    """Each positive pair's triplets: ((a, p), [n], scores, [(ds/ds_an, ds/ds_ap, ds/ds_pn)])."""
     compare, band = product.rule.get("compare", "difference"), product.rule.get("band")
     for a in range(len(S)):
-        unlike = [n for n in range(S.shape[1]) if U[a, n] > 0]
-        hardest = sorted(unlike, key=lambda n: -S[a, n])
+        negative = [n for n in range(S.shape[1]) if U[a, n] > 0]
+        hardest = sorted(negative, key=lambda n: -S[a, n])
         for turn, p in enumerate(j for j in range(S.shape[1]) if A[a, j] > 0):
-            chosen = hardest[turn : turn + 1] if product.rule.get("balanced") else unlike
+            chosen = hardest[turn : turn + 1] if product.rule.get("balanced") else negative
             found = [(n, *_compared(compare, S[a, n], S[a, p], T[p, n], product.rule.get("tan2"))) for n in chosen]
             yield (a, p), [x for x in found if band is None or -band < x[1] < 0]
 
@@ -343,13 +343,13 @@ def _of_triplets(product, S, T, A, U, told):
     losses, slopes = product.judged(z, -1)
     if product.groups == "triplets":
         weights = [A[a, p] * U[a, n] for a, p, n, *_ in members]
-        value, share, _ = solved(product.over_unlike, losses, weights)
+        value, share, _ = solved(product.over_negative, losses, weights)
         share = told * share
     else:
         values, share, ends = np.zeros(S.shape, np.longdouble), np.zeros(len(z), np.longdouble), [0]
         for (a, p), some in found:
             here = slice(ends[-1], ends[-1] + len(some))
-            values[a, p], share[here], _ = solved(product.over_unlike, losses[here], [U[a, x[0]] for x in some])
+            values[a, p], share[here], _ = solved(product.over_negative, losses[here], [U[a, x[0]] for x in some])
             ends.append(here.stop)
         value, pull = reduced(values, A, product.reduction, told, product.grain)
         for ((a, p), _), first, last in zip(found, ends[:-1], ends[1:], strict=True):
@@ -359,7 +359,7 @@ def _of_triplets(product, S, T, A, U, told):
         G[a, n] += g * g_an
         G[a, p] += g * g_ap
         H[p, n] += g * g_pn
-    return value, G, H, _threshold(product.unlike, np.sum(share * slopes))
+    return value, G, H, _threshold(product.negative, np.sum(share * slopes))
 
 
 def _threshold(pair, total):
@@ -426,17 +426,17 @@ def answer(product, E, R, A, U, orders=1, told=1):
     H = None
     if product.groups in ("positive", "triplets"):
         T = _scores(product, Y, Y)
-        value, G, H, unlike = _of_triplets(product, S, T, A, U, told)
-        alike = ZERO
+        value, G, H, negative = _of_triplets(product, S, T, A, U, told)
+        positive = ZERO
     else:
         if product.groups in GROUPS:
-            value, g_alike, g_unlike = GROUPS[product.groups](product, S, A, U, anchors, told)
+            value, g_positive, g_negative = GROUPS[product.groups](product, S, A, U, anchors, told)
         else:
-            value, g_alike, g_unlike = _whole(product, S, A, U, orders, told)
-        g_alike, g_unlike = g_alike * product.judged(S, +1)[1], g_unlike * product.judged(S, -1)[1]
-        alike, unlike = _threshold(product.alike, np.sum(g_alike)), _threshold(product.unlike, np.sum(g_unlike))
-        G = g_alike + g_unlike
+            value, g_positive, g_negative = _whole(product, S, A, U, orders, told)
+        g_positive, g_negative = g_positive * product.judged(S, +1)[1], g_negative * product.judged(S, -1)[1]
+        positive, negative = _threshold(product.positive, np.sum(g_positive)), _threshold(product.negative, np.sum(g_negative))
+        G = g_positive + g_negative
     rows, references = _pulled(product, X, Y, G), _pulled(product, Y, X, G.T)
     if H is not None:
         references = references + _pulled(product, Y, Y, H) + _pulled(product, Y, Y, H.T)
-    return Answer(value, rows + references if R is None else rows, references, alike, unlike)
+    return Answer(value, rows + references if R is None else rows, references, positive, negative)

@@ -17,36 +17,36 @@ from .similarity import angle, dot, scores, unit
 ZERO = np.longdouble(0)
 
 
-def _alike(y, i):
+def _positive(y, i):
     """P_i."""
     return [j for j in range(len(y)) if j != i and y[j] == y[i]]
 
 
-def _unlike(y, i):
+def _negative(y, i):
     """N_i."""
     return [j for j in range(len(y)) if y[j] != y[i]]
 
 
-def _alike_pairs(y):
-    return [(i, j) for i in range(len(y)) for j in _alike(y, i)]
+def _positive_pairs(y):
+    return [(i, j) for i in range(len(y)) for j in _positive(y, i)]
 
 
-def _unlike_pairs(y):
-    return [(i, j) for i in range(len(y)) for j in _unlike(y, i)]
+def _negative_pairs(y):
+    return [(i, j) for i in range(len(y)) for j in _negative(y, i)]
 
 
 def _average(values):
     return sum(values, ZERO) / len(values) if values else ZERO
 
 
-def _positive(values):
+def _above_zero(values):
     return [value for value in values if value > 0]
 
 
 def _reduce(values, reduction, count):
     """sum / count ("mean"), sum ("sum"), or the mean over the values that are > 0 ("nonzero")."""
     if reduction == "nonzero":
-        return _average(_positive(values))
+        return _average(_above_zero(values))
     if reduction == "sum":
         return sum(values, ZERO)
     if reduction != "mean":
@@ -59,53 +59,53 @@ def _distances(E, normalize=True):
 
 
 def _pair_losses(S, y, pair):
-    """The losses of all alike pairs, and of all unlike pairs."""
-    alike = [pair(S[i, j], +1) for i, j in _alike_pairs(y)]
-    unlike = [pair(S[i, j], -1) for i, j in _unlike_pairs(y)]
-    return alike, unlike
+    """The losses of all positive pairs, and of all negative pairs."""
+    positive = [pair(S[i, j], +1) for i, j in _positive_pairs(y)]
+    negative = [pair(S[i, j], -1) for i, j in _negative_pairs(y)]
+    return positive, negative
 
 
 def contrastive(E, y, pos_margin=0, neg_margin=1, power=2, reduction="mean", normalize=True):
-    """mean over pairs of max(d_ij - pos_margin, 0)^power (alike) or max(neg_margin - d_ij, 0)^power (unlike).
+    """mean over pairs of max(d_ij - pos_margin, 0)^power (positive) or max(neg_margin - d_ij, 0)^power (negative).
 
-    reduction="nonzero": the mean over the alike pairs with loss > 0, plus the same of the unlike pairs.
+    reduction="nonzero": the mean over the positive pairs with loss > 0, plus the same of the negative pairs.
     """
 
     def pair(s, sign):
         return pairs.squared(s, sign, pos_margin, neg_margin, power)
 
-    alike, unlike = _pair_losses(-_distances(E, normalize), y, pair)
+    positive, negative = _pair_losses(-_distances(E, normalize), y, pair)
     if reduction == "nonzero":
-        return _average(_positive(alike)) + _average(_positive(unlike))
-    return _reduce(alike + unlike, reduction, len(alike + unlike))
+        return _average(_above_zero(positive)) + _average(_above_zero(negative))
+    return _reduce(positive + negative, reduction, len(positive + negative))
 
 
 def margin(E, y, margin=0.2, threshold=1.2, reduction="mean", normalize=True):
-    """mean over pairs of max(0, margin + y_ij (d_ij - threshold)), y_ij = +1 if alike and -1 if unlike.
+    """mean over pairs of max(0, margin + y_ij (d_ij - threshold)), y_ij = +1 if positive and -1 if negative.
 
-    reduction="nonzero": the mean over the pairs with loss > 0, alike and unlike together.
+    reduction="nonzero": the mean over the pairs with loss > 0, positive and negative together.
     """
     D = _distances(E, normalize)
-    losses = [np.maximum(margin + D[i, j] - threshold, 0) for i, j in _alike_pairs(y)]
-    losses += [np.maximum(margin - D[i, j] + threshold, 0) for i, j in _unlike_pairs(y)]
+    losses = [np.maximum(margin + D[i, j] - threshold, 0) for i, j in _positive_pairs(y)]
+    losses += [np.maximum(margin - D[i, j] + threshold, 0) for i, j in _negative_pairs(y)]
     return _reduce(losses, reduction, len(losses))
 
 
-def binomial_deviance(E, y, threshold=0.5, slope_alike=2, slope_unlike=40):
-    """mean over pairs of (2/c) log(1 + e^(-y_ij c (s_ij - t))), y_ij = +1 and c = slope_alike if alike,
-    y_ij = -1 and c = slope_unlike if unlike, t = threshold.
+def binomial_deviance(E, y, threshold=0.5, slope_positive=2, slope_negative=40):
+    """mean over pairs of (2/c) log(1 + e^(-y_ij c (s_ij - t))), y_ij = +1 and c = slope_positive if positive,
+    y_ij = -1 and c = slope_negative if negative, t = threshold.
     """
 
     def pair(s, sign):
-        return pairs.logistic(s, sign, threshold, slope_alike, slope_unlike)
+        return pairs.logistic(s, sign, threshold, slope_positive, slope_negative)
 
-    alike, unlike = _pair_losses(scores(E, E, "cosine"), y, pair)
-    return _average(alike + unlike)
+    positive, negative = _pair_losses(scores(E, E, "cosine"), y, pair)
+    return _average(positive + negative)
 
 
 def _all_pair_losses(E, y, pair):
-    alike, unlike = _pair_losses(scores(E, E, "cosine"), y, pair)
-    return alike + unlike
+    positive, negative = _pair_losses(scores(E, E, "cosine"), y, pair)
+    return positive + negative
 
 
 def dro_worst(E, y, pair=pairs.hinge, zero="keep"):
@@ -120,18 +120,18 @@ def dro_top_k(E, y, k=None, fraction=None, pair=pairs.hinge, zero="keep"):
 
 
 def dro_top_k_pn(E, y, k, pair=pairs.hinge):
-    """(sum of the h greatest alike l_ij + sum of the g greatest unlike l_ij) / (h + g).
+    """(sum of the h greatest positive l_ij + sum of the g greatest negative l_ij) / (h + g).
 
-    Over (ordered) pairs, h = min(k, |P|), g = min(h, |N|), with fractional mass; 0 if there is no alike pair.
+    Over (ordered) pairs, h = min(k, |P|), g = min(h, |N|), with fractional mass; 0 if there is no positive pair.
     """
-    alike, unlike = _pair_losses(scores(E, E, "cosine"), y, pair)
-    if not alike:
+    positive, negative = _pair_losses(scores(E, E, "cosine"), y, pair)
+    if not positive:
         return ZERO
-    h = min(k, len(alike))
-    g = min(h, len(unlike))
-    total = h * sets.topk(alike, k=h)
+    h = min(k, len(positive))
+    g = min(h, len(negative))
+    total = h * sets.topk(positive, k=h)
     if g > 0:
-        total = total + g * sets.topk(unlike, k=g)
+        total = total + g * sets.topk(negative, k=g)
     return total / (h + g)
 
 
@@ -148,9 +148,9 @@ def dro_kl_grouped(E, y, gamma=0.01, pair=pairs.hinge, zero="drop", reduction="m
     S = scores(E, E, "cosine")
     values = []
     for i in range(len(y)):
-        alike = [pair(S[i, j], +1) for j in _alike(y, i)]
-        unlike = [pair(S[i, k], -1) for k in _unlike(y, i)]
-        values.append(sets.kl(alike, gamma, zero=zero) + sets.kl(unlike, gamma, zero=zero))
+        positive = [pair(S[i, j], +1) for j in _positive(y, i)]
+        negative = [pair(S[i, k], -1) for k in _negative(y, i)]
+        values.append(sets.kl(positive, gamma, zero=zero) + sets.kl(negative, gamma, zero=zero))
     return _reduce(values, reduction, len(y))
 
 
@@ -160,15 +160,15 @@ def dro_chi_square(E, y, rho, pair=pairs.hinge, zero="keep"):
 
 
 def lifted_structure(E, y, margin=1, normalize=True):
-    """mean over alike pairs of max(J_ij, 0)^2 / 2.
+    """mean over positive pairs of max(J_ij, 0)^2 / 2.
 
     J_ij = d_ij + log(sum_{k in N_i} e^(margin - d_ik) + sum_{k in N_j} e^(margin - d_jk));
     the term is 0 (and counted) where there is no k at all.
     """
     D = _distances(E, normalize)
     values = []
-    for i, j in _alike_pairs(y):
-        exponents = [margin - D[i, k] for k in _unlike(y, i)] + [margin - D[j, k] for k in _unlike(y, j)]
+    for i, j in _positive_pairs(y):
+        exponents = [margin - D[i, k] for k in _negative(y, i)] + [margin - D[j, k] for k in _negative(y, j)]
         J = D[i, j] + log_sum(exponents) if exponents else ZERO
         values.append(np.maximum(J, 0) ** 2 / 2)
     return _average(values)
@@ -183,9 +183,9 @@ def generalized_lifted(E, y, margin=1, reduction="mean", similarity="neg_euclide
     D = -scores(E, E, similarity, **options)
     values = []
     for i in range(len(y)):
-        alike = [D[i, j] for j in _alike(y, i)]
-        unlike = [margin - D[i, k] for k in _unlike(y, i)]
-        inside = (log_sum(alike) if alike else ZERO) + (log_sum(unlike) if unlike else ZERO)
+        positive = [D[i, j] for j in _positive(y, i)]
+        negative = [margin - D[i, k] for k in _negative(y, i)]
+        inside = (log_sum(positive) if positive else ZERO) + (log_sum(negative) if negative else ZERO)
         values.append(np.maximum(inside, 0))
     return _reduce(values, reduction, len(y))
 
@@ -200,16 +200,16 @@ def multi_similarity(E, y, alpha=2, beta=50, threshold=0.5, epsilon=None):
     S = scores(E, E, "cosine")
     values = []
     for i in range(len(y)):
-        alike, unlike = _alike(y, i), _unlike(y, i)
+        positive, negative = _positive(y, i), _negative(y, i)
         if epsilon is not None:
-            if not alike or not unlike:
+            if not positive or not negative:
                 continue
-            hardest_alike = min(S[i, j] for j in alike)
-            hardest_unlike = max(S[i, k] for k in unlike)
-            alike = [j for j in alike if S[i, j] - epsilon < hardest_unlike]
-            unlike = [k for k in unlike if S[i, k] + epsilon > hardest_alike]
-        pull = log_one_plus_sum([-alpha * (S[i, j] - threshold) for j in alike]) / alpha
-        push = log_one_plus_sum([beta * (S[i, k] - threshold) for k in unlike]) / beta
+            hardest_positive = min(S[i, j] for j in positive)
+            hardest_negative = max(S[i, k] for k in negative)
+            positive = [j for j in positive if S[i, j] - epsilon < hardest_negative]
+            negative = [k for k in negative if S[i, k] + epsilon > hardest_positive]
+        pull = log_one_plus_sum([-alpha * (S[i, j] - threshold) for j in positive]) / alpha
+        push = log_one_plus_sum([beta * (S[i, k] - threshold) for k in negative]) / beta
         values.append(pull + push)
     return _reduce(values, "mean", len(y))
 
@@ -225,17 +225,17 @@ def hap2s(E, y, margin=0.2, gamma=0.5, weights="exponential", power=10, frozen=N
     D0 = D if frozen is None else _distances(frozen, normalize)
     values = []
     for i in range(len(y)):
-        alike, unlike = _alike(y, i), _unlike(y, i)
-        if not alike or not unlike:
+        positive, negative = _positive(y, i), _negative(y, i)
+        if not positive or not negative:
             continue
         if weights == "exponential":
-            p, q = sets.softmax(D0[i, alike] / gamma), sets.softmax(-D0[i, unlike] / gamma)
+            p, q = sets.softmax(D0[i, positive] / gamma), sets.softmax(-D0[i, negative] / gamma)
         elif weights == "polynomial":
-            p = sets.softmax(power * np.log1p(D0[i, alike]))
-            q = sets.softmax(-2 * power * np.log1p(D0[i, unlike]))
+            p = sets.softmax(power * np.log1p(D0[i, positive]))
+            q = sets.softmax(-2 * power * np.log1p(D0[i, negative]))
         else:
             raise ValueError(weights)
-        values.append(np.maximum(np.sum(p * D[i, alike]) - np.sum(q * D[i, unlike]) + margin, 0))
+        values.append(np.maximum(np.sum(p * D[i, positive]) - np.sum(q * D[i, negative]) + margin, 0))
     return _reduce(values, "mean", len(y))
 
 
@@ -249,7 +249,7 @@ def triplet(E, y, margin=0.05, mining="all", smooth=0, reduction="mean", squared
     """
     name = "neg_squared_euclidean" if squared else "neg_euclidean"
     D = -scores(E, E, name, normalize=normalize)
-    triplets = [(a, p, n) for a, p in _alike_pairs(y) for n in _unlike(y, a)]
+    triplets = [(a, p, n) for a, p in _positive_pairs(y) for n in _negative(y, a)]
 
     def term(near, far):
         return smooth_hinge(near - far + margin, smooth)
@@ -262,7 +262,7 @@ def triplet(E, y, margin=0.05, mining="all", smooth=0, reduction="mean", squared
         return _reduce(terms, reduction, len(terms))
     if mining == "hard":
         anchors = sorted({a for a, _, _ in triplets})
-        terms = [term(np.max(D[a, _alike(y, a)]), np.min(D[a, _unlike(y, a)])) for a in anchors]
+        terms = [term(np.max(D[a, _positive(y, a)]), np.min(D[a, _negative(y, a)])) for a in anchors]
         return _reduce(terms, reduction, len(y))
     if mining == "hardest":
         return max([term(D[a, p], D[a, n]) for a, p, n in triplets], default=ZERO)
@@ -287,7 +287,7 @@ def n_pair(E, y, l2=0.02):
 
 
 def angular(E, y, degrees=40):
-    """mean over alike (a, p) of log(1 + sum_{k in N_a} e^(4 t <x_a + x_p, x_k> - 2 (1 + t) <x_a, x_p>)).
+    """mean over positive (a, p) of log(1 + sum_{k in N_a} e^(4 t <x_a + x_p, x_k> - 2 (1 + t) <x_a, x_p>)).
 
     x are unit vectors and t = tan(degrees)^2.
     """
@@ -295,18 +295,18 @@ def angular(E, y, degrees=40):
     half_turn = 4 * np.arctan(np.longdouble(1))
     t = np.tan(degrees * half_turn / 180) ** 2
     terms = []
-    for a, p in _alike_pairs(y):
-        exponents = [4 * t * dot(X[a] + X[p], X[k]) - 2 * (1 + t) * dot(X[a], X[p]) for k in _unlike(y, a)]
+    for a, p in _positive_pairs(y):
+        exponents = [4 * t * dot(X[a] + X[p], X[k]) - 2 * (1 + t) * dot(X[a], X[p]) for k in _negative(y, a)]
         terms.append(log_one_plus_sum(exponents))
     return _average(terms)
 
 
 def nt_xent(E, y, temperature=0.07):
-    """mean over alike pairs (i, j) of log(1 + sum_{k in N_i} e^((s_ik - s_ij) / temperature))."""
+    """mean over positive pairs (i, j) of log(1 + sum_{k in N_i} e^((s_ik - s_ij) / temperature))."""
     S = scores(E, E, "cosine")
     terms = []
-    for i, j in _alike_pairs(y):
-        terms.append(log_one_plus_sum([(S[i, k] - S[i, j]) / temperature for k in _unlike(y, i)]))
+    for i, j in _positive_pairs(y):
+        terms.append(log_one_plus_sum([(S[i, k] - S[i, j]) / temperature for k in _negative(y, i)]))
     return _average(terms)
 
 
@@ -318,9 +318,9 @@ def sup_con(E, y, temperature=0.1, reduction="nonzero"):
     S = scores(E, E, "cosine") / temperature
     values = []
     for i in range(len(y)):
-        alike, unlike = _alike(y, i), _unlike(y, i)
-        if alike and unlike:
-            values.append(log_sum(S[i, alike + unlike]) - np.sum(S[i, alike]) / len(alike))
+        positive, negative = _positive(y, i), _negative(y, i)
+        if positive and negative:
+            values.append(log_sum(S[i, positive + negative]) - np.sum(S[i, positive]) / len(positive))
     return _reduce(values, reduction, len(y))
 
 
@@ -362,11 +362,11 @@ def circle(E, y, margin=0.4, scale=80, reduction="nonzero", frozen=None):
     S0 = S if frozen is None else scores(frozen, frozen, "cosine")
     values = []
     for i in range(len(y)):
-        alike, unlike = _alike(y, i), _unlike(y, i)
-        if not alike or not unlike:
+        positive, negative = _positive(y, i), _negative(y, i)
+        if not positive or not negative:
             continue
-        pull = [-scale * np.maximum(1 + margin - S0[i, j], 0) * (S[i, j] - (1 - margin)) for j in alike]
-        push = [scale * np.maximum(S0[i, k] + margin, 0) * (S[i, k] - margin) for k in unlike]
+        pull = [-scale * np.maximum(1 + margin - S0[i, j], 0) * (S[i, j] - (1 - margin)) for j in positive]
+        push = [scale * np.maximum(S0[i, k] + margin, 0) * (S[i, k] - margin) for k in negative]
         values.append(softplus(log_sum(pull) + log_sum(push)))
     return _reduce(values, reduction, len(y))
 

@@ -1,4 +1,4 @@
-"""Losses of one pair: l(s, sign), with sign = +1 for an alike pair and -1 for an unlike pair."""
+"""Losses of one pair: l(s, sign), with sign = +1 for a positive pair and -1 for a negative pair."""
 
 import numpy as np
 
@@ -18,14 +18,14 @@ def hinge(s, sign, margin=0.2, threshold=0.5, smooth=0):
     return smooth_hinge(margin + sign * (threshold - s), smooth)
 
 
-def logistic(s, sign, threshold=0.5, slope_alike=2, slope_unlike=40):
-    """(2/b) log(1 + e^(-b (s - t))) for alike, (2/a) log(1 + e^(a (s - t))) for unlike."""
-    slope = slope_alike if sign > 0 else slope_unlike
+def logistic(s, sign, threshold=0.5, slope_positive=2, slope_negative=40):
+    """(2/b) log(1 + e^(-b (s - t))) for positive, (2/a) log(1 + e^(a (s - t))) for negative."""
+    slope = slope_positive if sign > 0 else slope_negative
     return 2 * softplus(-sign * slope * (s - threshold)) / slope
 
 
 def squared(s, sign, pos_margin=0, neg_margin=1, power=2):
-    """max(d - pos_margin, 0)^power for alike, max(neg_margin - d, 0)^power for unlike, d = -s."""
+    """max(d - pos_margin, 0)^power for positive, max(neg_margin - d, 0)^power for negative, d = -s."""
     distance = -s
     excess = distance - pos_margin if sign > 0 else neg_margin - distance
     return np.maximum(excess, 0) ** power

@@ -96,14 +96,14 @@ def map_at_r(S, y, ref_y, itself):
     return sum(ap_at_r_of(S, y, ref_y, i, itself) for i in queries) / len(queries)
 
 
-def related(S, alike, counts, i, ties="place"):
-    """(R, rank, R-precision, AP@R) of query i where alike[i, j] says what is right, and counts[i, j] what is there.
+def related(S, positive, counts, i, ties="place"):
+    """(R, rank, R-precision, AP@R) of query i where positive[i, j] says what is right, and counts[i, j] what is there.
 
     A query without a right answer has R = 0 and nothing else.
     """
     there = [j for j in range(S.shape[1]) if counts[i, j]]
     order = sorted(there, key=lambda j: (-S[i, j], j))
-    right = [j for j in there if alike[i, j]]
+    right = [j for j in there if positive[i, j]]
     if not right:
         return 0, None, None, None
     if ties == "place":
@@ -119,12 +119,12 @@ def related(S, alike, counts, i, ties="place"):
 
 
 def shared_label(hot, ref_hot):
-    """alike[i, j]: whether two rows of 0 and 1 have a 1 in one place."""
-    alike = np.zeros((len(hot), len(ref_hot)), dtype=bool)
+    """positive[i, j]: whether two rows of 0 and 1 have a 1 in one place."""
+    positive = np.zeros((len(hot), len(ref_hot)), dtype=bool)
     for i in range(len(hot)):
         for j in range(len(ref_hot)):
-            alike[i, j] = any(a and b for a, b in zip(hot[i], ref_hot[j], strict=True))
-    return alike
+            positive[i, j] = any(a and b for a, b in zip(hot[i], ref_hot[j], strict=True))
+    return positive
 
 
 def pair_f1(found, wanted):
@@ -180,24 +180,24 @@ def ami(found, wanted):
     return (mutual_information(found, wanted) - chance) / ((entropy(found) + entropy(wanted)) / 2 - chance)
 
 
-def alike_and_unlike(S, y):
+def positive_and_negative(S, y):
     """The scores of all unordered pairs of one class, and of two."""
-    alike = [S[i, j] for i in range(len(y)) for j in range(i + 1, len(y)) if y[i] == y[j]]
-    unlike = [S[i, j] for i in range(len(y)) for j in range(i + 1, len(y)) if y[i] != y[j]]
-    return alike, unlike
+    positive = [S[i, j] for i in range(len(y)) for j in range(i + 1, len(y)) if y[i] == y[j]]
+    negative = [S[i, j] for i in range(len(y)) for j in range(i + 1, len(y)) if y[i] != y[j]]
+    return positive, negative
 
 
-def auc(alike, unlike):
-    """Chance that an alike pair scores above an unlike one; a tie is worth a half."""
-    wins = sum(1.0 if a > u else 0.5 if a == u else 0.0 for a in alike for u in unlike)
-    return wins / (len(alike) * len(unlike))
+def auc(positive, negative):
+    """Chance that a positive pair scores above a negative one; a tie is worth a half."""
+    wins = sum(1.0 if a > u else 0.5 if a == u else 0.0 for a in positive for u in negative)
+    return wins / (len(positive) * len(negative))
 
 
-def tar_at_far(alike, unlike, far):
-    """The best share of alike pairs accepted by any threshold that accepts at most a share `far` of unlike ones."""
+def tar_at_far(positive, negative, far):
+    """The best share of positive pairs accepted by any threshold that accepts at most a share `far` of negative ones."""
     best = 0.0
-    for threshold in [-math.inf, *alike, *unlike]:
-        wrong = sum(u > threshold for u in unlike) / len(unlike)
+    for threshold in [-math.inf, *positive, *negative]:
+        wrong = sum(u > threshold for u in negative) / len(negative)
         if wrong <= far + 1e-12:
-            best = max(best, sum(a > threshold for a in alike) / len(alike))
+            best = max(best, sum(a > threshold for a in positive) / len(positive))
     return best

@@ -1,4 +1,4 @@
-"""Similarities of two vectors (larger = more alike), and the matrix of them by a double loop."""
+"""Similarities of two vectors (larger = more similar), and the matrix of them by a double loop."""
 
 import numpy as np
 

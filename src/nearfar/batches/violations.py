@@ -21,28 +21,28 @@ class Violations:
 
     Attributes:
         share: of all pairs, those that break their bound.
-        alike: of the alike pairs, those farther than `near`.
-        unlike: of the unlike pairs, those nearer than `far`.
-        alike_excess: by how much the breaking alike pairs are too far, on average.
-        unlike_excess: by how much the breaking unlike pairs are too near, on average.
-        alike_pairs: how many alike pairs there are.
-        unlike_pairs: how many unlike pairs there are.
+        positive: of the positive pairs, those farther than `near`.
+        negative: of the negative pairs, those nearer than `far`.
+        positive_excess: by how much the breaking positive pairs are too far, on average.
+        negative_excess: by how much the breaking negative pairs are too near, on average.
+        positive_pairs: how many positive pairs there are.
+        negative_pairs: how many negative pairs there are.
     """
 
     share: float
-    alike: float
-    unlike: float
-    alike_excess: float
-    unlike_excess: float
-    alike_pairs: int
-    unlike_pairs: int
+    positive: float
+    negative: float
+    positive_excess: float
+    negative_excess: float
+    positive_pairs: int
+    negative_pairs: int
 
 
 @torch.no_grad()
 def violations(
     embeddings: Tensor, labels: Tensor | Relation, *, near: float, far: float, similarity: Similarity | None = None
 ) -> Violations:
-    """The share of pairs outside the bounds: alike pairs farther than ε₊ = `near`, unlike ones nearer than ε₋ = `far`.
+    """The share of pairs outside the bounds: positive pairs farther than ε₊ = `near`, negative ones nearer than ε₋ = `far`.
 
     This is what a projection should lower: its loss is a penalty, and the minimum of a penalised loss need not be
     feasible. With `Relation.from_labels(y, representatives=mask)` only the constraints of one projection are looked
@@ -66,13 +66,13 @@ def violations(
     similarity = similarity or NegEuclidean()
     rows, _ = similarity.prepared(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)))
     tall = max(1, CELLS // max(1, len(rows)))
-    # pairs, broken pairs, excess: alike first
+    # pairs, broken pairs, excess: positive first
     sums = torch.zeros(2, 3, dtype=torch.float64, device=rows.device)
     for i in range(0, len(rows), tall):
         part = slice(i, min(i + tall, len(rows)))
         tile = relation.tile(part, slice(None))
         distance = similarity.distance(similarity.scores(rows[part], rows))
-        for side, (there, excess) in enumerate(((tile.alike > 0, distance - near), (tile.unlike > 0, far - distance))):
+        for side, (there, excess) in enumerate(((tile.positive > 0, distance - near), (tile.negative > 0, far - distance))):
             broken = there & ~(excess <= 0)  # a NaN counts and shows
             by = torch.where(broken, excess, 0.0).double().sum()
             sums[side] += torch.stack([there.sum().double(), broken.sum().double(), by])
@@ -92,17 +92,17 @@ def _relation(embeddings: Tensor, labels: Tensor | Relation) -> Relation:
 
 
 def _summary(sums: list[list[float]], orders: int) -> Violations:
-    (alike, far_off, alike_by), (unlike, too_near, unlike_by) = sums
+    (positive, far_off, positive_by), (negative, too_near, negative_by) = sums
 
     def quotient(a: float, b: float) -> float:
         return a / b if b else 0.0
 
     return Violations(
-        share=quotient(far_off + too_near, alike + unlike),
-        alike=quotient(far_off, alike),
-        unlike=quotient(too_near, unlike),
-        alike_excess=quotient(alike_by, far_off),
-        unlike_excess=quotient(unlike_by, too_near),
-        alike_pairs=int(alike) // orders,
-        unlike_pairs=int(unlike) // orders,
+        share=quotient(far_off + too_near, positive + negative),
+        positive=quotient(far_off, positive),
+        negative=quotient(too_near, negative),
+        positive_excess=quotient(positive_by, far_off),
+        negative_excess=quotient(negative_by, too_near),
+        positive_pairs=int(positive) // orders,
+        negative_pairs=int(negative) // orders,
     )

@@ -115,9 +115,9 @@ class Pictures:
 
     def _stand_in(self, index: int) -> Image.Image:
         """The next readable image of the same class, in order and around the end."""
-        alike = (self.labels == self.labels[index]).nonzero()[0].tolist()
-        place = alike.index(index)
-        for other in alike[place + 1 :] + alike[:place]:
+        positive = (self.labels == self.labels[index]).nonzero()[0].tolist()
+        place = positive.index(index)
+        for other in positive[place + 1 :] + positive[:place]:
             try:
                 return _opened(self.paths[other])
             except UNREADABLE:

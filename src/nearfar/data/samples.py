@@ -211,7 +211,7 @@ class View(Dataset[Any]):
     """Samples as a network reads them: `view[i]` or `view[(i, draw)]` is (tensor, label, i).
 
     The transform gets a generator seeded by (seed, draw, i), so what it draws depends on the sample and the draw (an
-    epoch, or a step) alone: workers and ranks draw alike, and a resumed run draws what it would have drawn.
+    epoch, or a step) alone: workers and ranks draw the same, and a resumed run draws what it would have drawn.
 
     `view.__getitems__(keys)` is a whole batch (x [b, ...], labels [b], indices [b]); give a `DataLoader`
     `collate_fn=collate`, which leaves it as it is. Samples in memory go through `transform.batch(x, generators)` at

@@ -156,7 +156,7 @@ def not_finite(history: History) -> Iterator[Finding]:
 
 
 def pinned_loss(history: History) -> Iterator[Finding]:
-    """A triplet loss that stays at its margin: all distances are alike."""
+    """A triplet loss that stays at its margin: all distances are positives."""
     losses, margin = history.finite("loss"), history.case.margin
     if not margin or len(losses) < LEAST:
         return

@@ -156,13 +156,13 @@ def margin_of(loss: Any) -> float | None:
     """α of a `Triplet`; None of any other loss."""
     if not isinstance(loss, Triplet):
         return None
-    holder = loss.link if hasattr(loss.link, "margin") else loss.pair_unlike
+    holder = loss.link if hasattr(loss.link, "margin") else loss.pair_negative
     margin = getattr(holder, "margin", None)
     return None if margin is None else float(margin)
 
 
 def _rest(raw: Pull) -> tuple[tuple[float, ...], float, int, float]:
-    return raw.shares, raw.alike, raw.active, raw.effective
+    return raw.shares, raw.positive, raw.active, raw.effective
 
 
 def _neighbourhood(x: Tensor, y: Tensor, metric: str) -> tuple[float, float, Tensor]:
@@ -282,7 +282,7 @@ def few_pull(look: Look) -> Iterator[Finding]:
 
 
 def imbalance(look: Look) -> Iterator[Finding]:
-    """Alike or unlike pairs alone are pulled; classes of very different size; rows without a partner."""
+    """Positive or negative pairs alone are pulled; classes of very different size; rows without a partner."""
     sizes = torch.unique(look.y, return_counts=True)[1]
     largest, middle = int(sizes.max()), float(sizes.double().median())
     if largest > look.limits.sizes * middle:
@@ -293,8 +293,8 @@ def imbalance(look: Look) -> Iterator[Finding]:
         evidence = f"{lone} of {len(look.x)} rows are alone in their class, and have no positive."
         yield finding("imbalance", "note", evidence, "lone")
     force = look.force
-    if force is not None and force.active and not 0.01 <= force.alike <= 0.99:
-        evidence = f"{force.alike:.1%} of the gradient is on alike pairs."
+    if force is not None and force.active and not 0.01 <= force.positive <= 0.99:
+        evidence = f"{force.positive:.1%} of the gradient is on positive pairs."
         yield finding("imbalance", "note", evidence, "signs")
 
 

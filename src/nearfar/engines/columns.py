@@ -1,4 +1,4 @@
-"""Links that read the unlike value of a pair's both ends (lifted structure): rows, then columns, then the link."""
+"""Links that read the negative value of a pair's both ends (lifted structure): rows, then columns, then the link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearfar.sets.stream import Stream
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """The unlike value of each row [n] and column [m], and the stream that knows the columns' weights."""
+    """The negative value of each row [n] and column [m], and the stream that knows the columns' weights."""
 
     rows: Tensor
     cols: Tensor
@@ -97,15 +97,15 @@ def _column_values(strips: Strips, stream: Stream) -> Tensor:
 
 def _linked(strips: Strips, pairs: Pairs, ends: Ends, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
     """Numerator and denominator of a strip's terms, from the ends' values of its rows and of all columns."""
-    alike, _ = _halves(strips, pairs)
+    positive, _ = _halves(strips, pairs)
     sides = Sides(
-        alike=alike.value(),
-        unlike=rows,
-        has_alike=pairs.has_alike,
-        has_unlike=pairs.has_unlike,
+        positive=positive.value(),
+        negative=rows,
+        has_positive=pairs.has_positive,
+        has_negative=pairs.has_negative,
         anchors=pairs.anchors,
-        losses=alike.losses,
-        measure=pairs.alike,
+        losses=positive.losses,
+        measure=pairs.positive,
         columns=cols,
         has_columns=ends.has_cols,
     )

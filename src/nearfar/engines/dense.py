@@ -30,12 +30,12 @@ def dense_pairs(
 
     `once`: a pair that `indices` list several times counts once.
     """
-    alike, unlike = measures(relation.dense(), rows)
+    positive, negative = measures(relation.dense(), rows)
     triplets = None
-    had_alike, had_unlike = present(alike), present(unlike)
+    had_positive, had_negative = present(positive), present(negative)
     if indices is not None:
-        listed_alike, listed_unlike = indexed(indices, relation.shape, once=once)
-        alike, unlike = listed_alike.to(rows.dtype), listed_unlike.to(rows.dtype)
+        listed_positive, listed_negative = indexed(indices, relation.shape, once=once)
+        positive, negative = listed_positive.to(rows.dtype), listed_negative.to(rows.dtype)
         if len(indices) == 3 and product.groups.takes_triplets:
             triplets = (indices[0], indices[1], indices[2])
     scores = product.similarity.scores(rows, cols)
@@ -43,10 +43,10 @@ def dense_pairs(
         product,
         Pairs(
             scores,
-            alike,
-            unlike,
-            had_alike,
-            had_unlike,
+            positive,
+            negative,
+            had_positive,
+            had_negative,
             relation,
             product.similarity,
             rows,
@@ -58,9 +58,9 @@ def dense_pairs(
 
 
 def measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The base measures of the alike and of the unlike pairs; weights come in the type of the embeddings."""
-    alike, unlike = tile.alike, tile.unlike
-    return (alike, unlike) if alike.dtype == torch.bool else (alike.to(like.dtype), unlike.to(like.dtype))
+    """The base measures of the positive and of the negative pairs; weights come in the type of the embeddings."""
+    positive, negative = tile.positive, tile.negative
+    return (positive, negative) if positive.dtype == torch.bool else (positive.to(like.dtype), negative.to(like.dtype))
 
 
 def kept(product: Product, pairs: Pairs) -> Pairs:
@@ -71,8 +71,8 @@ def kept(product: Product, pairs: Pairs) -> Pairs:
         kept: Pairs = product.filter(pairs)
         # every comparison with NaN is false, so a filter drops it; it must stay in and show
         broken = torch.isnan(pairs.scores)
-        alike, unlike = torch.where(broken, pairs.alike, kept.alike), torch.where(broken, pairs.unlike, kept.unlike)
-    return replace(pairs, alike=alike, unlike=unlike, mined=True)
+        positive, negative = torch.where(broken, pairs.positive, kept.positive), torch.where(broken, pairs.negative, kept.negative)
+    return replace(pairs, positive=positive, negative=negative, mined=True)
 
 
 def dense_value(product: Product, pairs: Pairs) -> Tensor:

@@ -110,7 +110,7 @@ def form_of(similarity: Similarity) -> type[Form] | None:
 
 
 def corner(pair: PairLoss) -> tuple[Tensor | float, float] | None:
-    """Start c and power p of an unlike pair loss [s + c]₊^p with p 1 or 2, else None."""
+    """Start c and power p of a negative pair loss [s + c]₊^p with p 1 or 2, else None."""
     if exactly(pair, Hinge) and not pair.smooth:
         start = pair.margin - pair.start
         # in float64: a float32 offset must not round the start under float64 scores
@@ -121,13 +121,13 @@ def corner(pair: PairLoss) -> tuple[Tensor | float, float] | None:
 
 
 def plain_hinge(pair: PairLoss) -> bool:
-    """Whether an unlike pair loss is a hinge with its corner."""
+    """Whether a negative pair loss is a hinge with its corner."""
     found = corner(pair)
     return found is not None and found[1] == 1
 
 
 def write_losses(pair: PairLoss, scores: Tensor, out: Tensor) -> Tensor:
-    """Losses of unlike pairs, written into `out`."""
+    """Losses of negative pairs, written into `out`."""
     found = corner(pair)
     if found is None:
         return out.copy_(pair(scores, -1))
@@ -136,7 +136,7 @@ def write_losses(pair: PairLoss, scores: Tensor, out: Tensor) -> Tensor:
 
 
 def write_slopes(pair: PairLoss, scores: Tensor, losses: Tensor, out: Tensor) -> Tensor:
-    """dl/ds of unlike pairs, written into `out`."""
+    """dl/ds of negative pairs, written into `out`."""
     found = corner(pair)
     if found is None:
         slope = pair.slope(scores, -1)

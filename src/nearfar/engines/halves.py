@@ -1,6 +1,6 @@
 """Groups of the whole batch with plain labels: sorted by label, in place, and each unordered pair once when square.
 
-Rows and columns are sorted by label, so the alike pairs of a row are a run of columns. A batch that is its own
+Rows and columns are sorted by label, so the positive pairs of a row are a run of columns. A batch that is its own
 reference is swept over the columns behind each strip's first row: half of the matrix, whose members count double.
 """
 
@@ -44,19 +44,19 @@ def halves(product: Product, relation: Relation) -> bool:
         return False
     if form_of(product.similarity) is None or any(True for _ in product.link.parameters()):
         return False
-    if product.alike is not product.unlike and any(True for pair in _both(product) for _ in pair.parameters()):
+    if product.positive is not product.negative and any(True for pair in _both(product) for _ in pair.parameters()):
         return False  # one sum serves one threshold, that of both signs
-    sides = ((product.alike, product.over_alike), (product.unlike, product.over_unlike))
+    sides = ((product.positive, product.over_positive), (product.negative, product.over_negative))
     return all(exactly(pair, *FLAT) and solver(of, torch.zeros(1), 1) is not None for pair, of in sides)
 
 
 def _both(product: Product) -> tuple[PairLoss, PairLoss]:
-    return product.alike, product.unlike
+    return product.positive, product.negative
 
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """Some rows of the half: scores, losses and a free buffer [t, u], alike pairs [t, P] by their columns in it."""
+    """Some rows of the half: scores, losses and a free buffer [t, u], positive pairs [t, P] by their columns in it."""
 
     rows: slice
     first: int
@@ -64,7 +64,7 @@ class Strip:
     losses: Tensor
     free: Tensor
     place: Tensor
-    alike: Tensor
+    positive: Tensor
     absent: Tensor
     near: Tensor
 
@@ -115,7 +115,7 @@ class _Half:
         self.labels = labels
         self.by_row = labels[0].sort(stable=True).indices
         self.runs = Runs(strips.relation, (labels[0][self.by_row], labels[1]))
-        strips.had_alike[self.by_row], strips.had_unlike[self.by_row] = self.runs.has_alike(), self.runs.has_unlike()
+        strips.had_positive[self.by_row], strips.had_negative[self.by_row] = self.runs.has_positive(), self.runs.has_negative()
         self.rows = strips.rows[self.by_row]
         self.form: Form = form(strips.cols[self.runs.order])
         size = min(self.tall, len(self.rows)) * len(strips.cols)
@@ -130,11 +130,11 @@ class _Half:
             first = here.start if self.square else 0
             shape = (here.stop - here.start, m - first)
             scores = self.form.scores(self.rows[here], self.buffer[: shape[0] * shape[1]].view(shape), first)
-            place, run, alike = self._narrow(here, first)
+            place, run, positive = self._narrow(here, first)
             near = scores.gather(1, place)
-            losses = write_losses(self.product.unlike, scores, self.spare[: shape[0] * shape[1]].view(shape))
+            losses = write_losses(self.product.negative, scores, self.spare[: shape[0] * shape[1]].view(shape))
             third = self.third[: shape[0] * shape[1]].view(shape)
-            yield Strip(here, first, scores, losses, third, place, alike, run & ~alike, near)
+            yield Strip(here, first, scores, losses, third, place, positive, run & ~positive, near)
 
     def _narrow(self, here: slice, first: int) -> tuple[Tensor, Tensor, Tensor]:
         start, end, m = self.runs.start[here, None], self.runs.end[here, None], len(self.form.cols)
@@ -145,13 +145,13 @@ class _Half:
         return place - first, run, run & (place > row) if self.square else run
 
     def members(self, strip: Strip) -> tuple[Tensor, Tensor]:
-        """How many alike and unlike pairs a strip holds."""
+        """How many positive and negative pairs a strip holds."""
         t, u = strip.losses.shape
-        alike = strip.alike.sum()
-        return alike, (t * u - t * (t + 1) // 2 if self.square else t * u) - alike
+        positive = strip.positive.sum()
+        return positive, (t * u - t * (t + 1) // 2 if self.square else t * u) - positive
 
     def fill_(self, x: Tensor, strip: Strip, near: Tensor, absent: float) -> Tensor:
-        """`near` [t, P] in place of alike pairs, `absent` in place of what is no pair."""
+        """`near` [t, P] in place of positive pairs, `absent` in place of what is no pair."""
         if self.square:
             t = len(x)
             if absent:
@@ -159,7 +159,7 @@ class _Half:
             else:
                 x[:, :t].mul_(self.upper[:t, :t])
         old = x.gather(1, strip.place)
-        return x.scatter_(1, strip.place, torch.where(strip.alike, near, torch.where(strip.absent, absent, old)))
+        return x.scatter_(1, strip.place, torch.where(strip.positive, near, torch.where(strip.absent, absent, old)))
 
     def pull(self, strip: Strip, slope: Tensor, sums: Sums) -> None:
         """Add the gradient of dF/ds [t, u]."""
@@ -170,7 +170,7 @@ class _Half:
         self.form.pull_(sums.cols[strip.first :], slope.T, cols, rows)
 
     def pull_near(self, strip: Strip, slope: Tensor, sums: Sums) -> None:
-        """Add the gradient of dF/ds [t, P] of alike pairs."""
+        """Add the gradient of dF/ds [t, P] of positive pairs."""
         sums.learnt -= slope.sum()
         slope = self.form.descend_(slope, strip.near)
         place = strip.place + strip.first
@@ -199,7 +199,7 @@ class _Half:
                 total += sums.learnt * scale
 
     def support(self, starts: list[Start], place: Tensor, weights: Tensor, *, near: bool) -> Support:
-        """Pairs named by their place in the strips (`near`: among alike pairs), as pairs of rows and columns."""
+        """Pairs named by their place in the strips (`near`: among positive pairs), as pairs of rows and columns."""
         i, j = torch.zeros_like(place), torch.zeros_like(place)
         for offset, here, first in starts:
             columns = self._narrow(here, first)[0] if near else None
@@ -221,48 +221,48 @@ def by_halves(strips: Strips, ask: Ask) -> Made | None:
 
 def _wide(half: _Half, strip: Strip, absent: float, *, together: bool) -> tuple[Tensor, Tensor]:
     """Losses [t, u] of the wide side, ready for a solver, and how many members it has."""
-    alike, unlike = half.members(strip)
-    near = half.product.alike(strip.near, +1) if together else torch.full_like(strip.near, absent)
-    return half.fill_(strip.losses, strip, near, absent), alike + unlike if together else unlike
+    positive, negative = half.members(strip)
+    near = half.product.positive(strip.near, +1) if together else torch.full_like(strip.near, absent)
+    return half.fill_(strip.losses, strip, near, absent), positive + negative if together else negative
 
 
 def _weigh(half: _Half, strip: Strip, found: Online | Variance, sums: Sums, *, together: bool) -> None:
     """Let a solver turn a strip's losses into weights, and add their gradient."""
     pairs = half.product
     # where a hinge is flat such weights are nothing, so that its slope of 1 may stand everywhere
-    flat = found.vanishes and plain_hinge(pairs.unlike)
+    flat = found.vanishes and plain_hinge(pairs.negative)
     steep = None
     if half.slopes.any and not flat:
-        steep = write_slopes(pairs.unlike, strip.scores, strip.losses, strip.free)
+        steep = write_slopes(pairs.negative, strip.scores, strip.losses, strip.free)
     losses, members = _wide(half, strip, found.absent, together=together)
     sums.shrink(found.absorb_(losses, members, None if steep is not None else strip.free))
     if not half.slopes.any:
         return
-    near = pairs.alike.slope(strip.near, +1) if together else torch.zeros_like(strip.near)
+    near = pairs.positive.slope(strip.near, +1) if together else torch.zeros_like(strip.near)
     assert isinstance(near, Tensor)  # noqa: S101 - of the kinds in FLAT
     if steep is not None:
         half.fill_(steep, strip, near, 0.0)
         half.pull(strip, steep if found.even else losses.mul_(steep), sums)
         return
     raw = losses.gather(1, strip.place)
-    raw = torch.where(strip.alike, raw * near, torch.where(strip.absent, 0.0, raw))
+    raw = torch.where(strip.positive, raw * near, torch.where(strip.absent, 0.0, raw))
     half.pull(strip, losses.scatter_(1, strip.place, raw), sums)
 
 
 def _weigh_near(half: _Half, strip: Strip, found: Online | Variance, sums: Sums) -> None:
-    """The same for a group of the alike pairs alone."""
-    losses = torch.where(strip.alike, half.product.alike(strip.near, +1), found.absent)
-    sums.shrink(found.absorb_(losses, strip.alike.sum()))
-    steep = half.product.alike.slope(strip.near, +1)
+    """The same for a group of the positive pairs alone."""
+    losses = torch.where(strip.positive, half.product.positive(strip.near, +1), found.absent)
+    sums.shrink(found.absorb_(losses, strip.positive.sum()))
+    steep = half.product.positive.slope(strip.near, +1)
     assert isinstance(steep, Tensor)  # noqa: S101 - of the kinds in FLAT
     if half.slopes.any:
-        steep = torch.where(strip.alike, steep, 0.0)
+        steep = torch.where(strip.positive, steep, 0.0)
         half.pull_near(strip, steep if found.even else steep * losses, sums)
 
 
 def _together(half: _Half, strips: Strips) -> Tensor | None:
-    """Alike and unlike pairs in one group."""
-    found = solver(half.product.over_alike, strips.rows, 2 if half.square else 1)
+    """Positive and negative pairs in one group."""
+    found = solver(half.product.over_positive, strips.rows, 2 if half.square else 1)
     assert found is not None  # noqa: S101 - `halves` said so
     if isinstance(found, Few | Variance):
         starts = list[Start]()
@@ -296,9 +296,9 @@ def _named(
 
 
 def _apart(half: _Half, strips: Strips) -> Tensor | None:
-    """A group of the alike pairs and a group of the unlike ones."""
+    """A group of the positive pairs and a group of the negative ones."""
     orders, product = 2 if half.square else 1, half.product
-    near, wide = solver(product.over_alike, strips.rows, orders), solver(product.over_unlike, strips.rows, orders)
+    near, wide = solver(product.over_positive, strips.rows, orders), solver(product.over_negative, strips.rows, orders)
     assert near is not None  # noqa: S101 - `halves` said so
     assert wide is not None  # noqa: S101
     starts = _first_look(half, near, wide)
@@ -330,7 +330,7 @@ def _first_look(half: _Half, near: Solver, wide: Solver) -> tuple[list[Start], l
     for strip in half:
         if isinstance(near, Few | Variance):
             starts[0].append((near.seen, strip.rows, strip.first))
-            near.look(torch.where(strip.alike, half.product.alike(strip.near, +1), near.absent), strip.alike.sum())
+            near.look(torch.where(strip.positive, half.product.positive(strip.near, +1), near.absent), strip.positive.sum())
         if isinstance(wide, Few | Variance):
             starts[1].append((wide.seen, strip.rows, strip.first))
             wide.look(*_wide(half, strip, wide.absent, together=False))

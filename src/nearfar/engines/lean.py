@@ -1,6 +1,6 @@
 """Anchors with plain labels: no masks, few passes over a strip, weights and gradient in place.
 
-A row has a wide side (its unlike columns, or everyone), which is a strip in a buffer, and a narrow one (its alike
+A row has a wide side (its negative columns, or everyone), which is a strip in a buffer, and a narrow one (its positive
 columns, [t, P]), on which pair loss, set and link are plain autograd. What the general way (sweeps.py) does in forty
 passes over a strip is done here in about ten.
 """
@@ -30,15 +30,15 @@ FEW = 16
 
 def leans(product: Product, relation: Relation) -> bool:
     """Whether the lean way can do this loss: what it asks of each factor."""
-    link, over = product.link, product.over_unlike
+    link, over = product.link, product.over_negative
     if not exactly(product.groups, AnchorSign) or relation.plain_labels() is None:
         return False
     if link.wants_columns or product.reduction == "none" or (exactly(link, Add) and link.apart):
         return False
-    if form_of(product.similarity) is None or any(p.requires_grad for p in product.unlike.parameters()):
+    if form_of(product.similarity) is None or any(p.requires_grad for p in product.negative.parameters()):
         return False
     line = line_of(product)
-    if line is None and not isinstance(product.unlike.slope(torch.zeros(1, 1), -1), Tensor):
+    if line is None and not isinstance(product.negative.slope(torch.zeros(1, 1), -1), Tensor):
         return False
     if product.filter is not None:
         # the miner's interval is one of losses: a rising line, and weights that need no count
@@ -49,11 +49,11 @@ def leans(product: Product, relation: Relation) -> bool:
 
 
 def line_of(product: Product) -> tuple[float, float] | None:
-    """Slope and height at 0 of an unlike pair loss that is a rising line, else None."""
-    slope = product.unlike.slope(torch.zeros(1, 1), -1)
+    """Slope and height at 0 of a negative pair loss that is a rising line, else None."""
+    slope = product.negative.slope(torch.zeros(1, 1), -1)
     if not isinstance(slope, float | int) or slope <= 0:
         return None
-    return float(slope), float(product.unlike(torch.zeros((), dtype=torch.float64), -1))
+    return float(slope), float(product.negative(torch.zeros((), dtype=torch.float64), -1))
 
 
 def by_runs(strips: Strips, ask: Ask) -> Made:
@@ -70,11 +70,11 @@ class _Lean:
         self.rows, self.product, self.sorted, self.slopes = strips.rows, strips.product, sorted, sorted.slopes
         self.form = sorted.form
         self.line = line_of(strips.product)
-        self.hinge = plain_hinge(strips.product.unlike)
+        self.hinge = plain_hinge(strips.product.negative)
         self.buffer = strips.rows.new_empty(sorted.shape)
         apart = self.hinge or (self.line is not None and not isinstance(self.form, Plain))
         self.spare = strips.rows.new_empty(sorted.shape) if apart else None
-        self.anchors = strips.had_alike | strips.had_unlike
+        self.anchors = strips.had_positive | strips.had_negative
 
     def strip(self, here: slice) -> tuple[Tensor, Tensor]:
         """Numerator and denominator of the terms of a strip, whose gradient is added."""
@@ -82,13 +82,13 @@ class _Lean:
         scores = self.form.scores(rows, self.buffer[: len(rows)])
         near = scores.gather(1, narrow.place)
         losses = self._losses(scores, narrow)
-        alike, size, has_unlike = self._mined(losses, near, narrow)
+        positive, size, has_negative = self._mined(losses, near, narrow)
         steep = self._steep(losses)
-        solved = self.product.over_unlike.solve_(losses, size)
+        solved = self.product.over_negative.solve_(losses, size)
         assert solved is not None  # noqa: S101 - `leans` said so
         with torch.enable_grad():
             near, wide = near.requires_grad_(), solved.value.requires_grad_()
-            top, bottom = self._linked(here, near, wide, alike, has_unlike)
+            top, bottom = self._linked(here, near, wide, positive, has_negative)
             found = gradient(top, (near, wide, *self.slopes.params))
         if self.slopes.any:
             self.slopes.add((here, here), (None, None, *found[2:]))
@@ -100,15 +100,15 @@ class _Lean:
     def _losses(self, scores: Tensor, narrow: Narrow) -> Tensor:
         """Losses [t, m] of the wide side, -inf where a pair is not of it."""
         if self.hinge and self.spare is not None:
-            losses: Tensor = write_losses(self.product.unlike, scores, self.spare[: len(scores)])
+            losses: Tensor = write_losses(self.product.negative, scores, self.spare[: len(scores)])
         elif self.line is None:
-            losses = self.product.unlike(scores, -1)
+            losses = self.product.negative(scores, -1)
         else:
             slope, start = self.line
             losses = scores if self.spare is None else self.spare[: len(scores)].copy_(scores)
             losses = losses if slope == 1 else losses.mul_(slope)
             losses = losses if start == 0 else losses.add_(start)
-        absent = narrow.run & ~narrow.alike if self.product.everyone else narrow.run
+        absent = narrow.run & ~narrow.positive if self.product.everyone else narrow.run
         return losses.scatter_(1, narrow.place, torch.where(absent, -math.inf, losses.gather(1, narrow.place)))
 
     def _steep(self, losses: Tensor) -> Tensor | float | None:
@@ -117,42 +117,42 @@ class _Lean:
             return self.line[0]
         if not self.hinge or not self.slopes.any:
             return None
-        if self.product.over_unlike.zero == "drop":
+        if self.product.over_negative.zero == "drop":
             return 1.0  # where it is 0 the weight is
         return torch.sign(losses).clamp_min_(0.0)
 
     def _mined(self, losses: Tensor, near: Tensor, narrow: Narrow) -> tuple[Tensor, Tensor, Tensor]:
-        """The alike pairs [t, P] that a miner keeps, how many members the wide side has, and whether any is unlike."""
-        unlike = losses.shape[1] - narrow.run.sum(dim=1)
-        size = unlike + narrow.alike.sum(dim=1) if self.product.everyone else unlike
+        """The positive pairs [t, P] that a miner keeps, how many members the wide side has, and whether any is a negative."""
+        negative = losses.shape[1] - narrow.run.sum(dim=1)
+        size = negative + narrow.positive.sum(dim=1) if self.product.everyone else negative
         miner = self.product.filter
         if not exactly(miner, MultiSimilarity) or self.line is None:
-            return narrow.alike, size.to(losses.dtype), unlike > 0
+            return narrow.positive, size.to(losses.dtype), negative > 0
         slope, start = self.line
         top = losses.amax(dim=1)
-        alike = narrow.alike & (near - miner.epsilon < ((top - start) / slope)[:, None])
-        alike = alike | (narrow.alike & torch.isnan(near))
-        worst = torch.where(narrow.alike, near, math.inf).amin(dim=1)
-        able = narrow.alike.any(dim=1)
+        positive = narrow.positive & (near - miner.epsilon < ((top - start) / slope)[:, None])
+        positive = positive | (narrow.positive & torch.isnan(near))
+        worst = torch.where(narrow.positive, near, math.inf).amin(dim=1)
+        able = narrow.positive.any(dim=1)
         floor = torch.where(able, slope * (worst - miner.epsilon) + start, 1e30)
         # below the floor becomes -inf in two cheap passes; a comparison and a fill would take thirty times as long
         torch.threshold_(losses.sub_(floor[:, None]), 0.0, -math.inf).add_(floor[:, None])
-        some = able & (unlike > 0) & ~(top <= floor)
-        return alike, torch.where(some, size, 0).to(losses.dtype), some
+        some = able & (negative > 0) & ~(top <= floor)
+        return positive, torch.where(some, size, 0).to(losses.dtype), some
 
     def _linked(
-        self, here: slice, near: Tensor, wide: Tensor, alike: Tensor, has_unlike: Tensor
+        self, here: slice, near: Tensor, wide: Tensor, positive: Tensor, has_negative: Tensor
     ) -> tuple[Tensor, Tensor]:
         product = self.product
-        losses = product.alike(near, +1)
+        losses = product.positive(near, +1)
         sides = Sides(
-            alike=product.over_alike.value(losses, alike),
-            unlike=wide,
-            has_alike=alike.any(dim=1),
-            has_unlike=has_unlike,
+            positive=product.over_positive.value(losses, positive),
+            negative=wide,
+            has_positive=positive.any(dim=1),
+            has_negative=has_negative,
             anchors=self.anchors[here],
             losses=losses,
-            measure=alike,
+            measure=positive,
         )
         (terms,) = product.link(sides)
         return tally(terms, product.reduction)
@@ -167,7 +167,7 @@ class _Lean:
     ) -> None:
         """Add the gradient of a strip.
 
-        `wide` holds scores, raw weights and dl/ds [t, m]; `near` columns, scores and dF/ds [t, P] of alike pairs.
+        `wide` holds scores, raw weights and dl/ds [t, m]; `near` columns, scores and dF/ds [t, P] of positive pairs.
         """
         (scores, losses, steep), (place, at, by_pair) = wide, near
         factor = (by_wide * solved.scale)[:, None]
@@ -176,7 +176,7 @@ class _Lean:
             there = losses.gather(1, chosen) if scores is losses else scores.gather(1, chosen)
             if scores is losses and self.line is not None:
                 there = (there - self.line[1]) / self.line[0]
-            steep = self.line[0] if self.line is not None else self.product.unlike.slope(there, -1)
+            steep = self.line[0] if self.line is not None else self.product.negative.slope(there, -1)
             assert steep is not None  # noqa: S101 - `leans` said so
             place, at = torch.cat([place, chosen], dim=1), torch.cat([at, there], dim=1)
             by_pair = torch.cat([by_pair, factor * steep], dim=1)
@@ -184,7 +184,7 @@ class _Lean:
         elif isinstance(steep, float):
             slope = self.form.descend_(losses.mul_(factor * steep), scores)
         else:
-            steep = self.product.unlike.slope(scores, -1) if steep is None else steep
+            steep = self.product.negative.slope(scores, -1) if steep is None else steep
             assert isinstance(steep, Tensor)  # noqa: S101 - a falling line is not written
             slope = self.form.descend_(losses.mul_(factor).mul_(steep), scores)
         by_pair = self.form.descend_(by_pair, at)

@@ -1,4 +1,4 @@
-"""The angular loss with plain labels: each alike pair (a, p) is a row x_a + x_p of its own, swept against all columns.
+"""The angular loss with plain labels: each positive pair (a, p) is a row x_a + x_p of its own, swept against all columns.
 
 l_n = 4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩          n·P rows of m products; memory of a strip
 """
@@ -31,9 +31,9 @@ def leans_on_angles(product: Product, relation: Relation) -> bool:
         return False
     if relation.plain_labels() is None or product.reduction == "none" or form_of(product.similarity) is not Plain:
         return False
-    if any(p.requires_grad for p in product.unlike.parameters()) or line_of(product) is None:
+    if any(p.requires_grad for p in product.negative.parameters()) or line_of(product) is None:
         return False
-    return product.over_unlike.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
+    return product.over_negative.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
 
 
 def by_angles(strips: Strips, ask: Ask) -> Made:
@@ -42,7 +42,7 @@ def by_angles(strips: Strips, ask: Ask) -> Made:
     parts = Counted()
     for here in strips:
         narrow = work.sorted.runs.narrow(here)
-        anchor, which = narrow.alike.nonzero(as_tuple=True)
+        anchor, which = narrow.positive.nonzero(as_tuple=True)
         for first in range(0, max(1, len(anchor)), work.tall):
             some = slice(first, first + work.tall)
             parts.append(work.pairs(anchor[some] + here.start, narrow.place[anchor[some], which[some]]))
@@ -64,13 +64,13 @@ class _Angles:
         self.buffer = strips.rows.new_empty(strips.tall, len(strips.cols))
 
     def pairs(self, anchor: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of some alike pairs (rows, sorted columns) [k]; their gradient is added."""
+        """Numerator and denominator of some positive pairs (rows, sorted columns) [k]; their gradient is added."""
         x, y, cols = self.rows[anchor], self.sorted.form.cols[positive], self.sorted.form.cols
         rows = self.sides * (x + y)
         losses = torch.mm(rows, cols.T, out=self.buffer[: len(rows)])
         losses.add_(self.base * (x * y).sum(dim=1, keepdim=True) + self.start)
         size = self._hide(losses, anchor)
-        solved = self.product.over_unlike.solve_(losses, size)
+        solved = self.product.over_negative.solve_(losses, size)
         assert solved is not None  # noqa: S101 - `leans_on_angles` said so
         with torch.enable_grad():
             value = solved.value.requires_grad_()

@@ -1,7 +1,7 @@
 """Lifted structure with plain labels and no reference: a pair's both ends are rows, so two sweeps and no columns.
 
 v_i = γ log Σ_k e^{l_ik/γ}                             first sweep
-a_i = dF/dv_i, from the link on alike pairs [t, P]     between, a strip of rows at a time
+a_i = dF/dv_i, from the link on positive pairs [t, P]     between, a strip of rows at a time
 dF/dl_ik = a_i e^{(l_ik - v_i)/γ} + a_k e^{(l_ik - v_k)/γ}     second sweep; symmetric, so one product does both ends
 """
 
@@ -27,7 +27,7 @@ from nearfar.sets.soft import LOWEST
 
 def leans_on_ends(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
-    over = product.over_unlike
+    over = product.over_negative
     if not exactly(product.groups, AnchorSign) or not product.link.wants_columns or product.filter is not None:
         return False
     if relation.plain_labels() is None or not relation.square or product.reduction == "none" or product.everyone:
@@ -59,18 +59,18 @@ class _Ends:
     """One call: buffers, the value of each end, and what each is pulled by."""
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
-        over, line = strips.product.over_unlike, line_of(strips.product)
+        over, line = strips.product.over_negative, line_of(strips.product)
         assert exactly(over, KL)  # noqa: S101 - `leans_on_ends` said so
         assert line is not None  # noqa: S101
         self.sorted, self.rows, self.product, self.over, self.line = sorted, strips.rows, strips.product, over, line
         self.scores, self.losses, self.both = (strips.rows.new_empty(sorted.shape) for _ in range(3))
-        self.has = strips.had_unlike
-        self.anchors = strips.had_alike | strips.had_unlike
+        self.has = strips.had_negative
+        self.anchors = strips.had_positive | strips.had_negative
         self.values = strips.rows.new_zeros(len(strips.rows))
         self.pulls = torch.zeros_like(self.values)
 
     def _wide(self, here: slice) -> tuple[Tensor, Tensor, Narrow]:
-        """Scores and losses [t, m] of a strip, -inf where a pair is not unlike."""
+        """Scores and losses [t, m] of a strip, -inf where a pair is not negative."""
         rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
         scores = self.sorted.form.scores(rows, self.scores[: len(rows)])
         losses = torch.mul(scores, self.line[0], out=self.losses[: len(rows)]).add_(self.line[1])
@@ -83,7 +83,7 @@ class _Ends:
         self.values[here] = self.over.solve_(losses, self.has[here].to(losses.dtype)).value
 
     def link(self, here: slice) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of a strip's terms; the pulls at both ends and of the alike pairs are added."""
+        """Numerator and denominator of a strip's terms; the pulls at both ends and of the positive pairs are added."""
         rows, narrow, form = self.rows[here], self.sorted.runs.narrow(here), self.sorted.form
         other = self.sorted.runs.order[narrow.place]
         cols = form.cols[narrow.place]
@@ -91,15 +91,15 @@ class _Ends:
         with torch.enable_grad():
             near = self.product.similarity.finish(dot, norms, (cols * cols).sum(dim=2)).requires_grad_()
             mine, theirs = self.values[here].requires_grad_(), self.values[other].requires_grad_()
-            losses = self.product.alike(near, +1)
+            losses = self.product.positive(near, +1)
             sides = Sides(
-                alike=self.product.over_alike.value(losses, narrow.alike),
-                unlike=mine,
-                has_alike=narrow.alike.any(dim=1),
-                has_unlike=self.has[here],
+                positive=self.product.over_positive.value(losses, narrow.positive),
+                negative=mine,
+                has_positive=narrow.positive.any(dim=1),
+                has_negative=self.has[here],
                 anchors=self.anchors[here],
                 losses=losses,
-                measure=narrow.alike,
+                measure=narrow.positive,
                 columns=theirs,
                 has_columns=self.has[other],
             )
@@ -113,7 +113,7 @@ class _Ends:
         return top.detach(), bottom
 
     def pull(self, here: slice) -> None:
-        """Add the gradient of a strip's unlike pairs; by symmetry a row's part as a column is its part as a row."""
+        """Add the gradient of a strip's negative pairs; by symmetry a row's part as a column is its part as a row."""
         total = self.sorted.slopes.sums[0]
         if total is None:
             return

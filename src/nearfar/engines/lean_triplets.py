@@ -26,7 +26,7 @@ from nearfar.triplets import SemiHardBand, Triplets, difference
 
 def leans_on_triplets(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
-    groups, pair, mean = product.groups, product.unlike, product.over_unlike
+    groups, pair, mean = product.groups, product.negative, product.over_negative
     if not exactly(groups, Triplets) or relation.plain_labels() is None or product.filter is not None:
         return False
     if not exactly(pair, Hinge) or pair.offset is not None or not exactly(mean, Mean) or mean.atom:
@@ -56,12 +56,12 @@ class _Triplets:
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         product = strips.product
         assert exactly(product.groups, Triplets)  # noqa: S101 - `leans_on_triplets` said so
-        assert exactly(product.unlike, Hinge)  # noqa: S101
+        assert exactly(product.negative, Hinge)  # noqa: S101
         self.sorted, self.rows = sorted, strips.rows
-        self.margin, self.smooth = product.unlike.margin - product.unlike.start, product.unlike.smooth
+        self.margin, self.smooth = product.negative.margin - product.negative.start, product.negative.smooth
         self.band = product.groups.rule.keep is not None
         # of plain triplets every one counts; else those with a loss, which are as many as have a slope
-        self.every = product.over_unlike.zero == "keep" and not self.band
+        self.every = product.over_negative.zero == "keep" and not self.band
         self.scores, self.losses, self.slope = (strips.rows.new_empty(sorted.shape) for _ in range(3))
 
     def strip(self, here: slice) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ class _Triplets:
         near = scores.gather(1, narrow.place)
         scores.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near))
         # from so high a positive nothing has a loss; all such come last
-        heights, order = torch.where(narrow.alike, near, math.inf).sort(dim=1)
+        heights, order = torch.where(narrow.positive, near, math.inf).sort(dim=1)
         slope, by_pair = self.slope[:t].zero_(), torch.zeros_like(near)
         total, count = rows.new_zeros((), dtype=torch.float64), rows.new_zeros((), dtype=torch.float64)
         for p in range(max(1, near.shape[1] - self.sorted.runs.itself)):
@@ -83,7 +83,7 @@ class _Triplets:
             if not self.every:
                 count += torch.sign(steep[1]).sum() if self.smooth else steep[1].sum()
         if self.every:
-            count += (narrow.alike.sum(dim=1) * (scores.shape[1] - narrow.run.sum(dim=1))).sum()
+            count += (narrow.positive.sum(dim=1) * (scores.shape[1] - narrow.run.sum(dim=1))).sum()
         if self.sorted.slopes.any:
             slope = self.sorted.form.descend_(slope, scores)
             slope.scatter_add_(1, narrow.place, self.sorted.form.descend_(by_pair, near))

@@ -1,4 +1,4 @@
-"""Runs: with the columns sorted by label, the alike columns of a row stand side by side, and no mask is needed."""
+"""Runs: with the columns sorted by label, the positive columns of a row stand side by side, and no mask is needed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Narrow:
     Args:
         place: [t, P] sorted columns, all different within a row.
         run: [t, P] the column has the row's label (it may be the row itself).
-        alike: [t, P] the column is alike and not the row itself.
+        positive: [t, P] the column is a positive and not the row itself.
     """
 
     place: Tensor
     run: Tensor
-    alike: Tensor
+    positive: Tensor
 
 
 class Runs:
@@ -54,15 +54,15 @@ class Runs:
         start, end = self.start[here][:, None], self.end[here][:, None]
         place = start.clamp(max=self._last) + torch.arange(self.width, device=start.device)
         run = (place >= start) & (place < end)
-        alike = run if self.own is None else run & (place != self.own[here][:, None])
-        return Narrow(place, run, alike)
+        positive = run if self.own is None else run & (place != self.own[here][:, None])
+        return Narrow(place, run, positive)
 
-    def has_unlike(self) -> Tensor:
+    def has_negative(self) -> Tensor:
         """Which rows [n] have a column of another label."""
         return self.end - self.start < len(self.order)
 
-    def has_alike(self) -> Tensor:
-        """Which rows [n] have an alike column."""
+    def has_positive(self) -> Tensor:
+        """Which rows [n] have a positive column."""
         return self.end - self.start > self.itself
 
 
@@ -86,7 +86,7 @@ class Sorted:
         self.form: Form = form(strips.cols[self.runs.order])
         self.shape = min(strips.tall, len(strips.rows)), len(strips.cols)
         self.cols = torch.zeros_like(self.form.cols) if slopes.wants[1] else None
-        strips.had_alike, strips.had_unlike = self.runs.has_alike(), self.runs.has_unlike()
+        strips.had_positive, strips.had_negative = self.runs.has_positive(), self.runs.has_negative()
 
     def finished(self, share: Tensor) -> list[Tensor | None]:
         """The gradient of the whole, times `share`, columns in their own order again."""

@@ -45,8 +45,8 @@ class Strips:
         rows: [n, d] prepared queries, without a graph.
         cols: [m, d] prepared references, without a graph.
         ranks: who else sweeps strips of this call; this process sweeps its own alone.
-        had_alike: [n] rows that had an alike pair before any mining; known after the first sweep.
-        had_unlike: [n] likewise for unlike pairs.
+        had_positive: [n] rows that had a positive pair before any mining; known after the first sweep.
+        had_negative: [n] likewise for negative pairs.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Strips:
         self.cuts = cuts(len(rows), self.wanted, ranks)
         self.tall = max(here.stop - here.start for here in self.cuts)
         self.most = self.tall * len(cols)
-        self.had_alike = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        self.had_unlike = torch.zeros_like(self.had_alike)
+        self.had_positive = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        self.had_negative = torch.zeros_like(self.had_positive)
         self._state: State | None = None
 
     def __iter__(self) -> Iterator[slice]:
@@ -98,14 +98,14 @@ class Strips:
 
     def pairs(self, here: slice, rows: Tensor, cols: Tensor) -> Pairs:
         """Scores [t, m] of `rows` [t, d], those of the strip `here`, and the pairs that count after mining."""
-        alike, unlike = measures(self.relation.tile(here, EVERYTHING), rows)
-        had_alike, had_unlike = present(alike), present(unlike)
-        self.had_alike[here], self.had_unlike[here] = had_alike, had_unlike
+        positive, negative = measures(self.relation.tile(here, EVERYTHING), rows)
+        had_positive, had_negative = present(positive), present(negative)
+        self.had_positive[here], self.had_negative[here] = had_positive, had_negative
         similarity = self.product.similarity
         scores = similarity.scores(rows, cols)
         return kept(
             self.product,
-            Pairs(scores, alike, unlike, had_alike, had_unlike, self.relation, similarity, rows, cols, strip=True),
+            Pairs(scores, positive, negative, had_positive, had_negative, self.relation, similarity, rows, cols, strip=True),
         )
 
     def plain(self, here: slice) -> Pairs:

@@ -141,10 +141,10 @@ def _duals(strips: Strips) -> tuple[tuple[Stream, ...], bool]:
                     streams = tuple(stream for stream in groups.streams(problems) if stream is not None)
                     for stream in streams:
                         stream.ranks = strips.ranks
-                    paired, wanted = problems[0].alike is not None, list(range(len(streams)))
+                    paired, wanted = problems[0].positive is not None, list(range(len(streams)))
                 for k in wanted:
-                    losses, alike = problems[k].losses, problems[k].alike
-                    streams[k].add(losses, problems[k].measure, None if alike is None else alike.expand(losses.shape))
+                    losses, positive = problems[k].losses, problems[k].positive
+                    streams[k].add(losses, problems[k].measure, None if positive is None else positive.expand(losses.shape))
         wanted = [k for k in wanted if streams[k].turn()]
     return streams, paired
 
@@ -182,7 +182,7 @@ def few(strips: Strips, slopes: Slopes, support: Support, factor: Tensor) -> Non
     with torch.enable_grad():
         rows, cols = strips.rows[i].requires_grad_(), strips.cols[j].requires_grad_()
         scores = product.similarity.finish((rows * cols).sum(dim=1), (rows * rows).sum(dim=1), (cols * cols).sum(dim=1))
-        losses = torch.where(support.tag, product.alike(scores, +1), product.unlike(scores, -1))
+        losses = torch.where(support.tag, product.positive(scores, +1), product.negative(scores, -1))
         value = (support.weights * losses).sum() * factor
         found = gradient(value, (rows, cols, *slopes.params))
     slopes.add((i, j), found)

@@ -47,7 +47,7 @@ class Tiling:
     Args:
         owner: whom messages name.
         product: the loss.
-        relation: who is alike whom.
+        relation: which rows form positive pairs.
         tile: rows in a strip, or None for a height that suits the cache.
         twice: a second derivative falls back on the dense engine instead of being refused.
         ranks: the processes that share the strips.
@@ -63,7 +63,7 @@ class Tiling:
     def params(self) -> tuple[Tensor, ...]:
         """What is learnt besides the embeddings: thresholds of pair losses, links, similarities."""
         product = self.product
-        modules = (product.similarity, product.alike, product.unlike, product.link)
+        modules = (product.similarity, product.positive, product.negative, product.link)
         return tuple(
             {id(p): p for p in chain(*(module.parameters() for module in modules)) if p.requires_grad}.values()
         )
@@ -72,7 +72,7 @@ class Tiling:
         """The value and its gradient in what is wanted of rows, columns and parameters; of all ranks together."""
         (value, slopes), strips = self._swept(rows, cols, wants, told)
         if self.ranks.world > 1:
-            strips.had_alike, strips.had_unlike = self.ranks.any(torch.stack([strips.had_alike, strips.had_unlike]))
+            strips.had_positive, strips.had_negative = self.ranks.any(torch.stack([strips.had_positive, strips.had_negative]))
             if self.relation.square and slopes[0] is not None and slopes[1] is not None:
                 slopes = [slopes[0] + slopes[1], None, *slopes[2:]]  # rows and columns are one tensor: talk once
             slopes = [None if slope is None else self.ranks.sum(slope) for slope in slopes]
@@ -105,7 +105,7 @@ class _Value(torch.autograd.Function):
     def forward(ctx: Any, tiling: Tiling, found: list[Tensor], rows: Tensor, cols: Tensor, *params: Tensor) -> Tensor:
         wants = ctx.needs_input_grad[2:]
         (value, slopes), strips = tiling.made(rows, cols, wants, None)
-        found += [strips.had_alike, strips.had_unlike]
+        found += [strips.had_positive, strips.had_negative]
         ctx.tiling, ctx.slopes = tiling, slopes
         ctx.save_for_backward(rows, cols, *params)
         return value
@@ -140,7 +140,7 @@ def _again(tiling: Tiling, inputs: tuple[Tensor, ...], told: Tensor) -> tuple[Te
 
 
 def tiled_value(tiling: Tiling, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of prepared rows [n, d] and cols [m, d], and which rows [n] had an alike and an unlike pair."""
+    """The loss of prepared rows [n, d] and cols [m, d], and which rows [n] had a positive and a negative pair."""
     check_tiled(tiling.owner, tiling.product)
     found: list[Tensor] = []
     params = tiling.params()
@@ -171,7 +171,7 @@ def untiled(product: Product) -> str | None:
     if product.groups.per_anchor and not columns:
         return None
     like = torch.zeros(1)
-    for over in (product.over_alike, product.over_unlike):
+    for over in (product.over_positive, product.over_negative):
         if over.stream(1, like) is None:
             return f"{type(over).__name__} has no stream for groups that reach over the batch"
     return None

@@ -47,7 +47,7 @@ def retrieve_related(
         tile = relation.tile(rows, slice(None))
         key = torch.where(tile.valid, keys(x[rows], y[:]), -torch.inf)
         ranked = key.sort(dim=1, descending=True, stable=True)
-        right = tile.alike.gather(1, ranked.indices)
+        right = tile.positive.gather(1, ranked.indices)
         relevant = right.sum(dim=1)
         found.rank[rows], found.r_precision[rows], found.ap_at_r[rows] = scored(right, ranked.values, relevant, ties)
         found.relevant[rows] = relevant

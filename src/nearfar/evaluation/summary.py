@@ -185,7 +185,7 @@ def evaluate(
     found = _found(given, max(ks), similarity, ties, watch)
     keep = ~found.lone
     if not bool(keep.any()):
-        raise ValueError("evaluate: no query has a right answer (no other sample is alike), so nothing can be scored.")
+        raise ValueError("evaluate: no query has a right answer (no other sample is a positive), so nothing can be scored.")
     names, values = _columns(found, ks, keep)
     groups = found.labels[keep].cpu().numpy()
     means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))

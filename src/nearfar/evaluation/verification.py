@@ -1,6 +1,6 @@
 """Verification: are two samples of one class? ROC AUC and the true accept rate at given false accept rates.
 
-TAR at FAR = f:  the share of alike pairs accepted by the lowest threshold that accepts at most a share f of unlike ones
+TAR at FAR = f:  the share of positive pairs accepted by the lowest threshold that accepts at most a share f of negative ones
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from nearfar.evaluation.taken import demand_classes, taken
 
 @dataclass(frozen=True)
 class Verification:
-    """How well a threshold on the score tells alike from unlike pairs.
+    """How well a threshold on the score tells positive from negative pairs.
 
     Attributes:
         auc: area under the ROC curve; ties count half.
         tar: true accept rate for each false accept rate asked for.
         threshold: the score above which each of them accepts.
-        alike: how many alike pairs were judged.
-        unlike: how many unlike pairs were judged.
+        positive: how many positive pairs were judged.
+        negative: how many negative pairs were judged.
         sampled: whether the pairs were drawn, or all there are.
     """
 
     auc: float
     tar: dict[float, float]
     threshold: dict[float, float]
-    alike: int
-    unlike: int
+    positive: int
+    negative: int
     sampled: bool
 
 
@@ -48,7 +48,7 @@ def verification(
     similarity: Metric = "cosine",
     seed: int = 0,
 ) -> Verification:
-    """ROC AUC and TAR at FAR over all unordered pairs, or over `pairs` drawn alike and as many unlike ones.
+    """ROC AUC and TAR at FAR over all unordered pairs, or over `pairs` drawn positive and as many negative ones.
 
     Args:
         embeddings: [n, d], a tensor, an array, lists or `Vectors`.
@@ -74,43 +74,43 @@ def verification(
         raise ValueError(
             f"verification: all pairs of {len(labels)} rows are too many to sort; pass pairs=1_000_000 to draw some."
         )
-    alike, unlike = (
+    positive, negative = (
         _all(embeddings, labels, similarity) if pairs is None else _drawn(embeddings, labels, pairs, similarity, seed)
     )
-    if not len(alike) or not len(unlike):
-        kind = "alike" if not len(alike) else "unlike"
+    if not len(positive) or not len(negative):
+        kind = "positive" if not len(positive) else "negative"
         raise ValueError(
             f"verification: there are no {kind} pairs; pass at least two classes, one of them with two samples."
         )
-    ranked = np.sort(unlike)[::-1]
+    ranked = np.sort(negative)[::-1]
     tar, threshold = {}, {}
     for rate in far:
         allowed = int(np.floor(rate * len(ranked) + 1e-9))  # 0.29 * 100 is a hair below 29
         # strictly above the first score that must be refused
         cut = ranked[allowed] if allowed < len(ranked) else -np.inf
-        tar[rate] = float((alike > cut).mean())
+        tar[rate] = float((positive > cut).mean())
         threshold[rate] = float(cut)
-    return Verification(_auc(alike, unlike), tar, threshold, len(alike), len(unlike), pairs is not None)
+    return Verification(_auc(positive, negative), tar, threshold, len(positive), len(negative), pairs is not None)
 
 
 def _all(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.ndarray, np.ndarray]:
     rows, _ = spaces(embeddings, None, similarity)
     place = torch.arange(len(rows), device=labels.device)
-    alike, unlike = [], []
+    positive, negative = [], []
     for start in range(0, len(rows), 512):
         strip = slice(start, start + 512)
         found = scores(keys(rows[strip], rows[start:]), similarity)
         later = place[None, start:] > place[strip, None]
         same = labels[strip, None] == labels[None, start:]
-        alike.append(found[later & same].float().cpu().numpy())
-        unlike.append(found[later & ~same].float().cpu().numpy())
-    return np.concatenate(alike), np.concatenate(unlike)
+        positive.append(found[later & same].float().cpu().numpy())
+        negative.append(found[later & ~same].float().cpu().numpy())
+    return np.concatenate(positive), np.concatenate(negative)
 
 
 def _drawn(
     embeddings: Tensor, labels: Tensor, count: int, similarity: Metric, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`count` alike and `count` unlike pairs, each kind drawn evenly from all of its kind."""
+    """`count` positive and `count` negative pairs, each kind drawn evenly from all of its kind."""
     rng = np.random.default_rng(seed)
     names, place, sizes = np.unique(labels.cpu().numpy(), return_inverse=True, return_counts=True)
     order = np.argsort(place, kind="stable")
@@ -125,9 +125,9 @@ def _drawn(
     # the k-th row outside of one's class: skip the class's own stretch in label order
     k = rng.integers(len(place) - sizes[place[one]])
     other = order[k + np.where(k >= start[place[one]], sizes[place[one]], 0)]
-    alike = (order[start[group] + first], order[start[group] + second])
+    positive = (order[start[group] + first], order[start[group] + second])
     rows, _ = spaces(embeddings, None, similarity)
-    return _scores(rows, alike), _scores(rows, (one, other))
+    return _scores(rows, positive), _scores(rows, (one, other))
 
 
 def _scores(rows: Rows, pairs: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -138,9 +138,9 @@ def _scores(rows: Rows, pairs: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _auc(alike: np.ndarray, unlike: np.ndarray) -> float:
-    """The chance that an alike pair scores above an unlike one, ties counted half."""
-    ranked = np.sort(unlike)
-    below = np.searchsorted(ranked, alike, side="left").astype(np.float64)
-    upto = np.searchsorted(ranked, alike, side="right")
+def _auc(positive: np.ndarray, negative: np.ndarray) -> float:
+    """The chance that a positive pair scores above a negative one, ties counted half."""
+    ranked = np.sort(negative)
+    below = np.searchsorted(ranked, positive, side="left").astype(np.float64)
+    upto = np.searchsorted(ranked, positive, side="right")
     return float(((below + upto) / 2).mean() / len(ranked))

@@ -37,7 +37,7 @@ class Collapse:
         between: share of the variance that lies between classes; (C-1)/(N-1) is what chance gives.
         effective_rank: exp of the entropy of the covariance's eigenvalues: how many dimensions are in use.
         shrink: s*, the smallest class shrink that separates all triplets; None where it was not asked for.
-        alignment: mean |x - z|² of alike unit rows; small is good.
+        alignment: mean |x - z|² of positive unit rows; small is good.
         uniformity: log mean exp(-2|x - z|²) of all unit rows; -4 is spread out, 0 is one point.
         nc1: trace(Σ_within Σ_between⁺) / C; 0 where every class is a point.
         nc2: mean |cos + 1/(C-1)| between centred class means; 0 at a simplex, which needs C ≤ width + 1.
@@ -177,7 +177,7 @@ class Pull:
         hardest: share of Σ|dF/ds| that the one strongest pair has.
         rows: the rows with the largest shares, largest first.
         shares: their shares; a pair counts half for each of its rows.
-        alike: share of the alike pairs.
+        positive: share of the positive pairs.
         active: pairs that move at all.
         effective: over how many pairs the weight is really spread.
     """
@@ -185,7 +185,7 @@ class Pull:
     hardest: float
     rows: tuple[int, ...]
     shares: tuple[float, ...]
-    alike: float
+    positive: float
     active: int
     effective: float
 
@@ -204,7 +204,7 @@ def pull(embeddings: Tensor, labels: Tensor, loss: Any, *, top: int = 3) -> Pull
         hardest=float(both.max()),
         rows=tuple(most.indices.tolist()),
         shares=tuple(most.values.tolist()),
-        alike=float(force[labels[:, None] == labels[None, :]].sum()),
+        positive=float(force[labels[:, None] == labels[None, :]].sum()),
         active=why.active_positives + why.active_negatives,
         effective=why.effective_pairs,
     )

@@ -132,7 +132,7 @@ def strips(rows: int, width: int) -> Iterator[slice]:
 def _most(x: Tensor, y: Tensor, space: Space) -> Tensor:
     """At least farthest positive less nearest negative of each row [n], from products in float32; -inf for a lone row.
 
-    Rows come sorted by class, so that alike pairs lie in few tiles near the diagonal: only these need a mask. Each pair
+    Rows come sorted by class, so that positive pairs lie in few tiles near the diagonal: only these need a mask. Each pair
     is multiplied once. What rounding can do to a squared distance, (d + 8)·2⁻²⁴·(|x| + max |z|)², is on the safe side.
     """
     norms = x.norm(dim=1)
@@ -149,9 +149,9 @@ def _most(x: Tensor, y: Tensor, space: Space) -> Tensor:
             tile.add_(half[rows, None])  # half the squared distance
             if int(y[cols.start]) <= int(y[rows.stop - 1]):
                 same = y[rows, None] == y[None, cols]
-                alike = tile.masked_fill(~same, -math.inf)
-                torch.maximum(far[rows], alike.amax(dim=1), out=far[rows])
-                torch.maximum(far[cols], alike.amax(dim=0), out=far[cols])
+                positive = tile.masked_fill(~same, -math.inf)
+                torch.maximum(far[rows], positive.amax(dim=1), out=far[rows])
+                torch.maximum(far[cols], positive.amax(dim=0), out=far[cols])
                 tile.masked_fill_(same, math.inf)
             torch.minimum(near[rows], tile.amin(dim=1), out=near[rows])
             torch.minimum(near[cols], tile.amin(dim=0), out=near[cols])

@@ -47,7 +47,7 @@ def psd_reference(
 
     FISTA with backtracking and restarts; the projection cuts negative eigenvalues (and, with a radius, keeps
     tr M = |A|² ≤ R²). Rows are whitened first where there is no radius. The dual, Σ wᵢ(αqᵢ + μH₂(qᵢ)) over q with
-    T(q) = Q + Σ wᵢqᵢBᵢ ⪰ 0, bounds min F from below: q is scaled until T ⪰ 0, which needs Q ≻ 0 (a ridge, or alike
+    T(q) = Q + Σ wᵢqᵢBᵢ ⪰ 0, bounds min F from below: q is scaled until T ⪰ 0, which needs Q ≻ 0 (a ridge, or positive
     pairs that span the space), or the radius pays for λmin(T) < 0.
 
     Args:

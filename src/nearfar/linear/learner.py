@@ -161,7 +161,7 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return np.asarray(np.linalg.norm((both[:, 0] - both[:, 1]) @ self.components_.T, axis=1))
 
     def score_pairs(self, pairs: ArrayLike) -> NDArray[np.float64]:
-        """-|A(x - x')|, [n], of pairs [n, 2, m]: a score, larger = more alike, as everywhere in this library."""
+        """-|A(x - x')|, [n], of pairs [n, 2, m]: a score, larger = more similar, as everywhere in this library."""
         return -self.pair_distance(pairs)
 
     def get_mahalanobis_matrix(self) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
-"""Which triplets a linear map is taught by: near alike rows (targets) and near unlike rows (impostors), tile by tile.
+"""Which triplets a linear map is taught by: near positive rows (targets) and near negative rows (impostors), tile by tile.
 
     targets(i)   = the k nearest rows j ≠ i with y_j = y_i       impostors(i) = the l nearest rows with y_j ≠ y_i
 
-Distances are |z_i - z_j|² in the space of the map as it is now. Rows are sorted by class first, so that the alike rows
+Distances are |z_i - z_j|² in the space of the map as it is now. Rows are sorted by class first, so that the positive rows
 of an anchor are one run of columns and no mask is made. One tile of distances is held at a time: memory grows with n,
 never with n².
 """
@@ -41,7 +41,7 @@ class Classes:
         return self.starts.diff()
 
     def anchors(self) -> Tensor:
-        """The sorted rows that have at least one alike row: only they can head a triplet."""
+        """The sorted rows that have at least one positive row: only they can head a triplet."""
         return torch.nonzero(self.sizes[self.labels] > 1)[:, 0]
 
 
@@ -92,14 +92,14 @@ def choose(
     """The triplets of the anchors `rows` in the space z.
 
     kind           targets                       impostors
-    "neighbours"   the k nearest alike rows      the l nearest unlike rows (the same for "dro")
-    "hard"         the farthest alike row        the nearest unlike row
+    "neighbours"   the k nearest positive rows      the l nearest negative rows (the same for "dro")
+    "hard"         the farthest positive row        the nearest negative row
     "all"          k drawn evenly                l drawn evenly: on average, every triplet counts the same
 
     Args:
         z: [n, d] in sorted order.
         classes: as `sort_classes` gives them; there must be two.
-        rows: [b] increasing, each with an alike row (`Classes.anchors`).
+        rows: [b] increasing, each with a positive row (`Classes.anchors`).
         kind: one of `KINDS`.
         targets: k.
         impostors: l.
@@ -119,8 +119,8 @@ def choose(
     for first in range(0, len(rows), tall):
         strip = slice(first, first + tall)
         _search(z, square, classes, rows[strip], near[strip], far[strip], hard)
-    alike = classes.sizes[classes.labels[rows]]
-    there = (torch.arange(k) < (alike - 1)[:, None])[:, :, None] & (torch.arange(l) < (len(z) - alike)[:, None])[
+    positive = classes.sizes[classes.labels[rows]]
+    there = (torch.arange(k) < (positive - 1)[:, None])[:, :, None] & (torch.arange(l) < (len(z) - positive)[:, None])[
         :, None
     ]
     return Chosen(rows, near, far, there.to(z.dtype))
@@ -147,7 +147,7 @@ def _search(
 
 
 def _drawn(classes: Classes, rows: Tensor, k: int, l: int, generator: torch.Generator | None) -> Chosen:
-    """K alike and l unlike rows a row, drawn evenly and with replacement."""
+    """K positive and l negative rows a row, drawn evenly and with replacement."""
     label = classes.labels[rows]
     start, size = classes.starts[label][:, None], classes.sizes[label][:, None]
     near = start + (torch.rand(len(rows), k, generator=generator, dtype=torch.float64) * (size - 1)).long()

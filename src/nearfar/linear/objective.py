@@ -297,15 +297,15 @@ class TripletObjective(Objective):
 
 
 class ContrastiveObjective(Objective):
-    """f(A) = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·softplus((m - |A vⱼ|²)/μ): alike pairs pulled, unlike ones pushed beyond the margin.
+    """f(A) = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·softplus((m - |A vⱼ|²)/μ): positive pairs pulled, negative ones pushed beyond the margin.
 
     The paper leaves this loss to future work. f = g - h with g = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·logaddexp(m/μ, |A vⱼ|²/μ) and
     h = Σ cⱼ|A vⱼ|². The Hessian is a positive part less a positive part, so its norm is at most the larger of the two.
 
     Args:
-        u: differences of alike pairs, [n, m].
-        v: differences of unlike pairs, [k, m].
-        margin: m ≥ 0, the squared distance at which an unlike pair stops to cost.
+        u: differences of positive pairs, [n, m].
+        v: differences of negative pairs, [k, m].
+        margin: m ≥ 0, the squared distance at which a negative pair stops to cost.
         mu: μ ≥ 0, the temperature; 0 is the hinge.
         weights: (a, c), [n] and [k], divided by their common sum; 1/(n+k) each by default.
         ridge: adds ½·ridge·|A|².
@@ -327,12 +327,12 @@ class ContrastiveObjective(Objective):
     ) -> None:
         check_rows("ContrastiveObjective", u, v)
         both = shares("ContrastiveObjective", None if weights is None else torch.cat(weights), len(u) + len(v), v)
-        self.alike = u
+        self.positive = u
         pull = both[: len(u), None].sqrt() * u
         super().__init__(torch.zeros_like(v), v, margin=margin, mu=mu, weights=both[len(u) :], ridge=ridge, pull=pull)
 
     def sample(self, batch: int, generator: torch.Generator | None = None) -> Self:
-        """`batch` unlike pairs in proportion to their weights, and as many alike ones: E f_batch = f."""
+        """`batch` negative pairs in proportion to their weights, and as many positive ones: E f_batch = f."""
         other = super().sample(batch, generator)
         other.weights = other.weights * self.weights.sum()
         if len(self.pull):
@@ -347,11 +347,11 @@ class ContrastiveObjective(Objective):
         return push, both - push, second
 
     def infimum(self, components: int | None = None) -> Infimum:
-        """Between 0 and f(0); attained if ridge > 0 or every unlike difference lies in the span of the alike ones."""
+        """Between 0 and f(0); attained if ridge > 0 or every negative difference lies in the span of the positive ones."""
         top = self._start()
         rank, whole = (int(torch.linalg.matrix_rank(rows)) for rows in (self.pull, torch.cat([self.pull, self.v])))
         known = True if self.ridge or rank == whole else None
-        return Infimum(0.0, top, known, "the pull is coercive" if known else "unlike pairs may part without end")
+        return Infimum(0.0, top, known, "the pull is coercive" if known else "negative pairs may part without end")
 
 
 def check_rows(owner: str, u: Tensor, v: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Losses that weigh the pairs of one anchor, alike and unlike apart: lifted structure, multi-similarity, HAP2S."""
+"""Losses that weigh the pairs of one anchor, positive and negative apart: lifted structure, multi-similarity, HAP2S."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from nearfar.similarity import Cosine, NegEuclidean, Similarity
 
 
 class LiftedStructure(RobustLoss):
-    """mean over alike pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²   (Can et al. 2019; Oh Song et al.).
+    """mean over positive pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²   (Can et al. 2019; Oh Song et al.).
 
     Algebra: Linear x KL(1) x anchor_sign, joined by `LiftedLink`, on Euclidean distance of unit rows. The link reads
     both ends of a pair, so it is the one that mixes rows. Qi et al. 2020 calls `GeneralizedLifted` by this name. Under a relation
-    with representatives i is one and j is not: N_i is all unlike rows, N_j the unlike representatives.
+    with representatives i is one and j is not: N_i is all negative rows, N_j the negative representatives.
 
     Args:
         margin: m.
-        reduction: over alike pairs: "mean" (1/(2|P|) of the sum over unordered pairs), "sum", "nonzero", "none".
+        reduction: over positive pairs: "mean" (1/(2|P|) of the sum over unordered pairs), "sum", "nonzero", "none".
         pair: the pair loss in place of `Linear`, for both signs.
         similarity: `NegEuclidean` where none is given.
         filter: a miner.
@@ -162,7 +162,7 @@ class HAP2S(RobustLoss):
     Args:
         margin: m.
         gamma: γ of the exponential weights p ∝ e^{±d/γ}.
-        weights: "exponential", or "polynomial": p ∝ (1+d)^a alike, (1+d)^{-2a} unlike.
+        weights: "exponential", or "polynomial": p ∝ (1+d)^a positive, (1+d)^{-2a} negative.
         power: a of the polynomial weights.
         reduction: "mean" over anchors.
         pair: the pair loss in place of `Linear`.

@@ -15,7 +15,7 @@ from nearfar.sets import KL, UncertaintySet, Worst
 class Anneal:
     """The set after t steps is KL(γ) with γ = start·(end/start)^{t/steps}, and from t = steps on `Worst` itself.
 
-    A large γ weighs all pairs of a group alike (Mean), a small one the hardest alone. γ is in the units of the
+    A large γ weighs all pairs of a group the same (Mean), a small one the hardest alone. γ is in the units of the
     similarity: distances of unit rows lie in [0, 2].
 
     Args:

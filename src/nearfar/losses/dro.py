@@ -62,7 +62,7 @@ class DroTopK(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: k ≥ all pairs is the mean (`BinomialDeviance` with `Logistic`); k = ½ is `DroWorst`. The paper's printed
-    domain y ∈ {0, 1} gives unlike pairs no gradient; ±1 is meant (docs/errata.md).
+    domain y ∈ {0, 1} gives negative pairs no gradient; ±1 is meant (docs/errata.md).
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class DroTopK(RobustLoss):
 
 
 class DroTopKPN(RobustLoss):
-    """(1/K) (top K/2 alike + top K/2 unlike losses)  (Qi et al. 2020, DRO-TopK-PN, divided by K as text and code do).
+    """(1/K) (top K/2 positive + top K/2 negative losses)  (Qi et al. 2020, DRO-TopK-PN, divided by K as text and code do).
 
-    Algebra: pair x TopK(K/2) per sign x balanced, on cosine. With fewer than K/2 alike pairs it takes all of them and
-    as many of the hardest unlike ones, and the mean over the taken, as the authors' code does.
+    Algebra: pair x TopK(K/2) per sign x balanced, on cosine. With fewer than K/2 positive pairs it takes all of them and
+    as many of the hardest negative ones, and the mean over the taken, as the authors' code does.
 
     Args:
         k: K in all, counted in unordered pairs.

@@ -17,22 +17,22 @@ PairMean = Literal["mean", "nonzero"]
 
 
 class Contrastive(RobustLoss):
-    """mean over all pairs of  [d - m₊]₊² (alike),  [m₋ - d]₊² (unlike)   (Can et al. 2019, eq. 3.1).
+    """mean over all pairs of  [d - m₊]₊² (positive),  [m₋ - d]₊² (negative)   (Can et al. 2019, eq. 3.1).
 
     Algebra: Squared x Mean x batch, on Euclidean distance of unit rows.
 
     Args:
-        pos_margin: m₊, the distance within which alike pairs cost nothing.
-        neg_margin: m₋, the distance beyond which unlike pairs cost nothing.
+        pos_margin: m₊, the distance within which positive pairs cost nothing.
+        neg_margin: m₋, the distance beyond which negative pairs cost nothing.
         power: 2 as in the paper, 1 as in pytorch-metric-learning.
-        reduction: "mean" over all pairs; "nonzero": the mean of the alike losses above zero plus that of the unlike.
+        reduction: "mean" over all pairs; "nonzero": the mean of the positive losses above zero plus that of the negative.
         pair: another pair loss in place of `Squared`.
         similarity: `NegEuclidean` where none is given.
         filter: a miner; `mining.BalancedHard` makes it Can et al.'s contrastive-hard.
         engine: see `RobustLoss`.
 
     Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (Can et al. 2019, prop. 4.1)
-    has zero loss only if its alike distance ε₊ is within m₊; the paper says so for any ε₊ (docs/errata.md).
+    has zero loss only if its positive distance ε₊ is within m₊; the paper says so for any ε₊ (docs/errata.md).
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Contrastive(RobustLoss):
 
 
 class Margin(RobustLoss):
-    """mean over all pairs of  [m + d - β]₊ (alike),  [m - d + β]₊ (unlike),  β learnt   (Can et al. 2019, eq. 3.3).
+    """mean over all pairs of  [m + d - β]₊ (positive),  [m - d + β]₊ (negative),  β learnt   (Can et al. 2019, eq. 3.3).
 
     Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit rows. (Qi et al.'s "margin loss" is the same hinge
     on cosine: `RobustLoss(pair=Hinge(.2, .5), over=Mean())`.)
 
     Args:
         margin: m.
-        threshold: β, the distance that parts alike from unlike; its starting value if learnt.
+        threshold: β, the distance that parts positives from negative; its starting value if learnt.
         learn: make β a parameter (give it an optimiser: `loss.parameters()`).
         reduction: "mean" over all pairs, or "nonzero": over the pairs with a loss above zero.
         pair: another pair loss in place of `Hinge`.
@@ -75,7 +75,7 @@ class Margin(RobustLoss):
         filter: a miner; the original draws pairs with `mining.DistanceWeighted`.
         engine: see `RobustLoss`.
 
-    Relations: pytorch-metric-learning counts each alike pair once per unlike pair of its anchor and the reverse; with
+    Relations: pytorch-metric-learning counts each positive pair once per negative pair of its anchor and the reverse; with
     equal class sizes its value is that of a Relation weighted so (`nearfar.pml.losses.MarginLoss` does it).
     """
 
@@ -104,18 +104,18 @@ class Margin(RobustLoss):
     @property
     def threshold(self) -> Tensor | float | None:
         """β as a distance (the pair loss holds it as the score -β); None where another pair loss was given."""
-        return -self.pair_alike.threshold if isinstance(self.pair_alike, Hinge) else None
+        return -self.pair_positive.threshold if isinstance(self.pair_positive, Hinge) else None
 
 
 class BinomialDeviance(RobustLoss):
-    """mean over all pairs of  (2/β)log(1+e^{-β(s-λ)}) (alike),  (2/α)log(1+e^{α(s-λ)}) (unlike).
+    """mean over all pairs of  (2/β)log(1+e^{-β(s-λ)}) (positive),  (2/α)log(1+e^{α(s-λ)}) (negative).
 
     Algebra: Logistic x Mean x batch, on cosine.
 
     Args:
         threshold: λ.
-        slope_alike: β.
-        slope_unlike: α.
+        slope_positive: β.
+        slope_negative: α.
         pair: another pair loss in place of `Logistic`.
         similarity: `Cosine` where none is given.
         filter: a miner.
@@ -128,15 +128,15 @@ class BinomialDeviance(RobustLoss):
         self,
         *,
         threshold: float = 0.5,
-        slope_alike: float = 2.0,
-        slope_unlike: float = 40.0,
+        slope_positive: float = 2.0,
+        slope_negative: float = 40.0,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
         filter: Filter | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
-            pair=Logistic(threshold, slope_alike, slope_unlike) if pair is None else pair,
+            pair=Logistic(threshold, slope_positive, slope_negative) if pair is None else pair,
             over=Mean(),
             groups="batch",
             similarity=Cosine() if similarity is None else similarity,

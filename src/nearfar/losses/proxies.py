@@ -71,7 +71,7 @@ class _Proxies(Composed):
 class ProxyNCA(_Proxies):
     """mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors.
 
-    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per alike pair, rows against proxies. (The paper leaves the
+    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies. (The paper leaves the
     own proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
 
     Args:
@@ -154,7 +154,7 @@ class ProxyAnchor(_Proxies):
 class ArcFace(_Proxies):
     """mean over rows of the cross-entropy of logits c·cos θ, the own class's turned by a margin: c·cos(θ + m).
 
-    Algebra: AngularMargin x KL(1) x anchor_sign, one softplus per alike pair, rows against class vectors, on cosine.
+    Algebra: AngularMargin x KL(1) x anchor_sign, one softplus per positive pair, rows against class vectors, on cosine.
 
     Args:
         classes: how many class vectors.

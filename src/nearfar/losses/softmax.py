@@ -20,13 +20,13 @@ from nearfar.similarity import Dot, Similarity
 
 
 class NTXent(RobustLoss):
-    """mean over alike pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) )   (InfoNCE).
+    """mean over positive pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) )   (InfoNCE).
 
-    Algebra: Linear(1/τ) x KL(1) x anchor_sign, one softplus per alike pair, on cosine.
+    Algebra: Linear(1/τ) x KL(1) x anchor_sign, one softplus per positive pair, on cosine.
 
     Args:
         temperature: τ.
-        reduction: over alike pairs.
+        reduction: over positive pairs.
         pair: the pair loss in place of `Linear`.
         similarity: `Cosine` where none is given.
         filter: a miner.
@@ -62,13 +62,13 @@ class NTXent(RobustLoss):
 class SupCon(RobustLoss):
     """mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ   (Khosla et al.).
 
-    Algebra: Linear(1/τ) x Mean on the alike side, Score(1/τ) x KL(1) over everyone on the other, x anchor_sign, added,
+    Algebra: Linear(1/τ) x Mean on the positive side, Score(1/τ) x KL(1) over everyone on the other, x anchor_sign, added,
     on cosine. "Mean of logarithms" needs no special case: the logarithm of the denominator is the same for all.
 
     Args:
         temperature: τ.
         reduction: "nonzero" leaves anchors without positives out, as pytorch-metric-learning does.
-        pair: two pair losses (alike, everyone) in place of these.
+        pair: two pair losses (positive, everyone) in place of these.
         similarity: `Cosine` where none is given.
         filter: a miner.
         engine: see `RobustLoss`.
@@ -148,7 +148,7 @@ class Circle(RobustLoss):
 class NPair(Composed):
     """mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²   (Sohn; Can et al. 2019).
 
-    Algebra: Linear x KL(1) x anchor_sign, one softplus per alike pair, on the raw dot product, over the rectangle of
+    Algebra: Linear x KL(1) x anchor_sign, one softplus per positive pair, on the raw dot product, over the rectangle of
     one anchor (the class's first row) against one positive (its second) per class. Under a relation with
     representatives these are the class vectors, and every other row is an anchor.
 

@@ -31,7 +31,7 @@ class Triplet(RobustLoss):
             order of the batch) with its nearest negative, the second with the second nearest, and so on (Can et al. 2019); "hard":
             each anchor's farthest positive and nearest negative; "hardest": the one worst triplet of the batch (Xu et al. 2022).
         smooth: μ of the log-sum-exp smoothing (Jaffe 2020); 0 is the hinge. The value exceeds the hinge's by at most μ·log 2.
-        swap: judge a negative from the nearer end of the alike pair (not with "hard"; not with representatives).
+        swap: judge a negative from the nearer end of the positive pair (not with "hard"; not with representatives).
         reduction: "mean" over the triplets mined ("hard": over anchors), or "nonzero": over those above zero.
         anneal: with "hard": begin soft, and be plain hard mining after so many calls of `step`, or as an `Anneal` says.
             Before the first step it is KL(1) in place of Worst, nearly the mean; the trainer calls `step` after each
@@ -95,7 +95,7 @@ class Triplet(RobustLoss):
         """With annealing, the set that it has come to."""
         annealing = self._modules.get("annealing")
         if not isinstance(annealing, Annealing):
-            return self.over_alike, self.over_unlike
+            return self.over_positive, self.over_negative
         return annealing.over, annealing.over
 
     def step(self) -> None:
@@ -122,14 +122,14 @@ def _anneal(given: int | Anneal | None, mining: Mining) -> Anneal | None:
 
 
 class Angular(RobustLoss):
-    """mean over alike pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α.
+    """mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α.
 
     Algebra: Score x KL(1) with the zero atom x positive, on cosine. The score of a triplet needs ⟨x_p, x_n⟩ as well.
     Under a relation with representatives the anchors are the other rows, and p and n are representatives.
 
     Args:
         degrees: α, in degrees.
-        reduction: over alike pairs.
+        reduction: over positive pairs.
         pair: the pair loss in place of `Score`.
         similarity: `Cosine` where none is given.
         filter: a miner.

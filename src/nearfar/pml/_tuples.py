@@ -20,28 +20,28 @@ def as_pairs(indices: Indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def each_once(owner: str, indices: Indices, columns: int) -> Indices:
     """The same pairs without repetition: for losses that PML computes from masks."""
     a1, p, a2, n = as_pairs(indices)
-    alike, unlike = torch.unique(a1 * columns + p), torch.unique(a2 * columns + n)
-    if readable(alike) and bool(torch.isin(alike, unlike).any()):
-        raise ValueError(f"{owner}: the index tuple lists a pair both as alike and as unlike; it can be only one.")
-    return (alike // columns, alike % columns, unlike // columns, unlike % columns)
+    positive, negative = torch.unique(a1 * columns + p), torch.unique(a2 * columns + n)
+    if readable(positive) and bool(torch.isin(positive, negative).any()):
+        raise ValueError(f"{owner}: the index tuple lists a pair both as positive and as negative; it can be only one.")
+    return (positive // columns, positive % columns, negative // columns, negative % columns)
 
 
-def draw_triplets(alike: Tensor, chance: Tensor, times: Tensor) -> Indices:
+def draw_triplets(positive: Tensor, chance: Tensor, times: Tensor) -> Indices:
     """Triplets drawn with replacement, with torch's global generator.
 
     Args:
-        alike: [n, m] mask of the positives, each as likely as the others.
+        positive: [n, m] mask of the positives, each as likely as the others.
         chance: [n, m] how likely each negative is, up to a factor a row.
         times: [n] how many triplets of each anchor; none where it has no positive, or no negative of any chance.
 
     Returns:
         (anchor, positive, negative).
     """
-    ready = alike.any(dim=1) & (chance.sum(dim=1) > 0)
+    ready = positive.any(dim=1) & (chance.sum(dim=1) > 0)
     times = torch.where(ready, times, torch.zeros_like(times))
     most = int(times.max()) if len(times) else 0
     anchor, slot = torch.nonzero(torch.arange(most, device=times.device) < times[:, None], as_tuple=True)
-    return anchor, _pick(alike, most)[anchor, slot], _pick(chance, most)[anchor, slot]
+    return anchor, _pick(positive, most)[anchor, slot], _pick(chance, most)[anchor, slot]
 
 
 def _pick(weight: Tensor, count: int) -> Tensor:

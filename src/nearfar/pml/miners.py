@@ -46,8 +46,8 @@ class Miner(nn.Module, ABC):
     Attributes:
         distance: PML's distance.
         num_triplets: how many triplets the last call returned (miners of triplets).
-        num_pos_pairs: how many alike pairs the last call returned (miners of pairs).
-        num_neg_pairs: how many unlike pairs.
+        num_pos_pairs: how many positive pairs the last call returned (miners of pairs).
+        num_neg_pairs: how many negative pairs.
     """
 
     parts = 4
@@ -124,11 +124,11 @@ class Miner(nn.Module, ABC):
 
 
 def _listed(pairs: Pairs) -> Indices:
-    return (*torch.nonzero(pairs.alike, as_tuple=True), *torch.nonzero(pairs.unlike, as_tuple=True))
+    return (*torch.nonzero(pairs.positive, as_tuple=True), *torch.nonzero(pairs.negative, as_tuple=True))
 
 
 class MultiSimilarityMiner(Miner):
-    """Alike pairs less alike than the row's hardest unlike one plus ε, and the reverse: `nf.mining.MultiSimilarity`.
+    """Positive pairs less similar than the row's hardest negative one plus ε, and the reverse: `nf.mining.MultiSimilarity`.
 
     Args:
         epsilon: ε.
@@ -144,7 +144,7 @@ class MultiSimilarityMiner(Miner):
 
 
 class PairMarginMiner(Miner):
-    """Alike pairs farther than `pos_margin`, unlike pairs nearer than `neg_margin`.
+    """Positive pairs farther than `pos_margin`, negative pairs nearer than `neg_margin`.
 
     Args:
         pos_margin: in the distance's own units.
@@ -159,7 +159,7 @@ class PairMarginMiner(Miner):
 
     def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
         low, high = self.distance.score(float(self.pos_margin)), self.distance.score(float(self.neg_margin))
-        return _listed(pairs.keep(alike=pairs.scores < low, unlike=pairs.scores > high))
+        return _listed(pairs.keep(positive=pairs.scores < low, negative=pairs.scores > high))
 
 
 class TripletMarginMiner(Miner):
@@ -188,7 +188,7 @@ class TripletMarginMiner(Miner):
             keep &= gap <= 0
         elif self.type_of_triplets == "semihard":
             keep &= gap > 0
-        anchor, slot, negative = torch.nonzero(keep & real[:, :, None] & pairs.unlike[:, None, :], as_tuple=True)
+        anchor, slot, negative = torch.nonzero(keep & real[:, :, None] & pairs.negative[:, None, :], as_tuple=True)
         return anchor, place[anchor, slot], negative
 
 
@@ -214,11 +214,11 @@ class DistanceWeightedMiner(Miner):
 
     def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
         chance = DistanceWeighted(self.cutoff, self.nonzero_loss_cutoff).probabilities(pairs)
-        return draw_triplets(pairs.alike, chance, pairs.relation.dense().same.sum(dim=1))
+        return draw_triplets(pairs.positive, chance, pairs.relation.dense().same.sum(dim=1))
 
 
 class BatchEasyHardMiner(Miner):
-    """One alike and one unlike pair an anchor, each by its own rule.
+    """One positive and one negative pair an anchor, each by its own rule.
 
     Args:
         pos_strategy: "hard": the farthest positive; "easy": the nearest; "semihard": the farthest that is nearer than
@@ -255,23 +255,23 @@ class BatchEasyHardMiner(Miner):
         self.allowed_neg_range = allowed_neg_range
 
     def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
-        alike, unlike = _within(self.distance, pairs, self.allowed_pos_range, self.allowed_neg_range)
+        positive, negative = _within(self.distance, pairs, self.allowed_pos_range, self.allowed_neg_range)
         if self.pos_strategy == self.SEMIHARD:
-            n, has_n = _nearest(pairs.scores, unlike, nearest=self.neg_strategy == self.HARD)
-            alike = alike & (pairs.scores > pairs.scores.gather(1, n))
-            p, has_p = _nearest(pairs.scores, alike, nearest=False)
+            n, has_n = _nearest(pairs.scores, negative, nearest=self.neg_strategy == self.HARD)
+            positive = positive & (pairs.scores > pairs.scores.gather(1, n))
+            p, has_p = _nearest(pairs.scores, positive, nearest=False)
         else:
-            p, has_p = _nearest(pairs.scores, alike, nearest=self.pos_strategy == self.EASY)
+            p, has_p = _nearest(pairs.scores, positive, nearest=self.pos_strategy == self.EASY)
             if self.neg_strategy == self.SEMIHARD:
-                unlike = unlike & (pairs.scores < pairs.scores.gather(1, p))
-            n, has_n = _nearest(pairs.scores, unlike, nearest=self.neg_strategy != self.EASY)
+                negative = negative & (pairs.scores < pairs.scores.gather(1, p))
+            n, has_n = _nearest(pairs.scores, negative, nearest=self.neg_strategy != self.EASY)
         if self.ALL not in (self.pos_strategy, self.neg_strategy):
             has_p = has_n = has_p & has_n
         every = torch.arange(len(p), device=p.device)
         a1, a2 = every[has_p], every[has_n]
-        positive = torch.nonzero(pairs.alike, as_tuple=True) if self.pos_strategy == self.ALL else (a1, p[a1, 0])
-        negative = torch.nonzero(pairs.unlike, as_tuple=True) if self.neg_strategy == self.ALL else (a2, n[a2, 0])
-        return (*positive, *negative)
+        kept_positive = torch.nonzero(pairs.positive, as_tuple=True) if self.pos_strategy == self.ALL else (a1, p[a1, 0])
+        kept_negative = torch.nonzero(pairs.negative, as_tuple=True) if self.neg_strategy == self.ALL else (a2, n[a2, 0])
+        return (*kept_positive, *kept_negative)
 
 
 class BatchHardMiner(Miner):
@@ -297,19 +297,19 @@ class BatchHardMiner(Miner):
         self.allowed_neg_range = allowed_neg_range
 
     def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
-        alike, unlike = _within(self.distance, pairs, self.allowed_pos_range, self.allowed_neg_range)
-        p, has_p = _nearest(pairs.scores, alike, nearest=False)
-        n, has_n = _nearest(pairs.scores, unlike, nearest=True)
+        positive, negative = _within(self.distance, pairs, self.allowed_pos_range, self.allowed_neg_range)
+        p, has_p = _nearest(pairs.scores, positive, nearest=False)
+        n, has_n = _nearest(pairs.scores, negative, nearest=True)
         (anchor,) = torch.nonzero(has_p & has_n, as_tuple=True)
         return anchor, p[anchor, 0], n[anchor, 0]
 
 
 def _within(distance: Distance, pairs: Pairs, *ranges: Range | None) -> tuple[Tensor, Tensor]:
-    """Masks of the alike and the unlike pairs inside their ranges."""
+    """Masks of the positive and the negative pairs inside their ranges."""
     numbers = distance.score(pairs.scores)
     bounds = [(-math.inf, math.inf) if limits is None else limits for limits in ranges]
     inside = [(numbers >= low) & (numbers <= high) for low, high in bounds]
-    return pairs.alike & inside[0], pairs.unlike & inside[1]
+    return pairs.positive & inside[0], pairs.negative & inside[1]
 
 
 def _nearest(scores: Tensor, present: Tensor, *, nearest: bool) -> tuple[Tensor, Tensor]:

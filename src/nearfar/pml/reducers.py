@@ -31,7 +31,7 @@ class Reducer(nn.Module, ABC):
     """How terms become a number.
 
     Attributes:
-        how: our reduction, where there is one term an anchor or an alike pair.
+        how: our reduction, where there is one term an anchor or a positive pair.
         over: our uncertainty set, where pairs or triplets are the terms.
     """
 

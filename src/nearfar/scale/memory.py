@@ -182,7 +182,7 @@ class Memory(Loss):
 
     @property
     def _in_step(self) -> str:
-        """What ranks that remember the same rows have alike."""
+        """What ranks that remember the same rows have positive."""
         return f"{self._calls} calls, at place {self._position} of the ring"
 
     @property

@@ -83,15 +83,15 @@ def _compare(
 
 
 def near_triplets(x: NDArray[Any], y: NDArray[Any], targets: int = 3, impostors: int = 3) -> tuple[Tensor, Tensor]:
-    """Differences to the nearest alike and the nearest unlike rows, every target with every impostor."""
+    """Differences to the nearest positive and the nearest negative rows, every target with every impostor."""
     rows = torch.as_tensor(x, dtype=torch.float64)
     labels = torch.as_tensor(y)
     distance = torch.cdist(rows, rows)
     same = labels[:, None] == labels
-    alike = distance.masked_fill(~same, math.inf).fill_diagonal_(math.inf).topk(targets, largest=False).indices
-    unlike = distance.masked_fill(same, math.inf).topk(impostors, largest=False).indices
-    u = (rows[:, None] - rows[alike])[:, :, None].expand(-1, -1, impostors, -1)
-    v = (rows[:, None] - rows[unlike])[:, None].expand(-1, targets, -1, -1)
+    positive = distance.masked_fill(~same, math.inf).fill_diagonal_(math.inf).topk(targets, largest=False).indices
+    negative = distance.masked_fill(same, math.inf).topk(impostors, largest=False).indices
+    u = (rows[:, None] - rows[positive])[:, :, None].expand(-1, -1, impostors, -1)
+    v = (rows[:, None] - rows[negative])[:, None].expand(-1, targets, -1, -1)
     return u.reshape(-1, rows.shape[1]), v.reshape(-1, rows.shape[1])
 
 

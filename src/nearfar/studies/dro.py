@@ -1,6 +1,6 @@
 """Distributionally robust losses (Qi et al. 2020): recall against pair imbalance, against K, and grouped KL beside its kin.
 
-`reproduce(folder)` runs Qi et al.'s Figure 1 (batches of 80 to 640 with 5 samples a class: the rarer alike pairs become, who
+`reproduce(folder)` runs Qi et al.'s Figure 1 (batches of 80 to 640 with 5 samples a class: the rarer positive pairs become, who
 keeps up?), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to .001 beside lifted
 structure and multi-similarity, B = 80, 64 dimensions). The pair loss of all but these two is the hinge [m ± (λ - s)]₊
 with m = .2 and λ = .5.
@@ -122,7 +122,7 @@ def _seeds(desk: Desk, method: Method, size: int, steps: int, rate: float, width
 
 
 def _ratio(desk: Desk, size: int) -> float:
-    """Alike over unlike pairs of a batch."""
+    """Positive over negative pairs of a batch."""
     rows = desk.per_class(size, SAMPLES)["classes"] * SAMPLES
     return (SAMPLES - 1) / float(rows - SAMPLES)
 
@@ -170,10 +170,10 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
     data, sizes = found["data"], found["sizes"]
     series = {name: [row[str(size)]["recall@1"] for size in sizes] for name, row in found["imbalance"].items()}
     first = figures.Panel(
-        f"{data}: alike pairs grow rarer to the right",
+        f"{data}: positive pairs grow rarer to the right",
         sizes,
         series,
-        "B, 5 samples a class (alike : unlike pairs)",
+        "B, 5 samples a class (positive : negative pairs)",
         log=True,
         names=[f"{size}\n(1 : {1 / found['ratios'][str(size)]:.0f})" for size in sizes],
     )

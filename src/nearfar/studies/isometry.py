@@ -167,12 +167,12 @@ def _descend(x: Tensor, y: Tensor, hardest: bool, margin: float, steps: int) -> 
     """What is left of the spread, and whether the loss became 0."""
     start, zero = x.clone(), False
     x.requires_grad_()
-    alike = y[:, None] == y[None, :]
+    positive = y[:, None] == y[None, :]
     for _ in range(10 * steps if hardest else steps):
         square = ((x[:, None] - x[None]) ** 2).sum(dim=2)
         apart = (square + 1e-18).sqrt()
-        far = apart.masked_fill(~alike, -1.0).amax(dim=1)
-        near = apart.masked_fill(alike, torch.inf).amin(dim=1)
+        far = apart.masked_fill(~positive, -1.0).amax(dim=1)
+        near = apart.masked_fill(positive, torch.inf).amin(dim=1)
         each = (far - near + margin).clamp(min=0)
         loss = each.max() if hardest else each.mean()
         zero = float(loss.detach()) == 0

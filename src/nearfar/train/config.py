@@ -108,8 +108,8 @@ class TrainingConfig:
     explain_every: int = option(50, "steps between looks at the pair weights; 0: never")
     doctor: int | None = option(None, "steps between two looks of the doctor; null: thirty looks a run; 0: never")
     baselines: bool = option(True, "score the input, where it is a vector, and the new network on the test classes too")
-    near: float = option(0.6, "alike pairs farther apart than this violate their constraint")
-    far: float = option(1.2, "unlike pairs nearer than this violate theirs")
+    near: float = option(0.6, "positive pairs farther apart than this violate their constraint")
+    far: float = option(1.2, "negative pairs nearer than this violate theirs")
     protocol: Literal["validation", "paper"] = option(
         "validation", "validation: choose by held-out classes, test once | paper: report the best test score"
     )

@@ -23,14 +23,14 @@ from nearfar.sets.base import over
 
 
 class PerTriplet(Filter):
-    """Each alike pair counts once per unlike pair of its anchor, and the reverse: as often as triplets hold it."""
+    """Each positive pair counts once per negative pair of its anchor, and the reverse: as often as triplets hold it."""
 
     both = True
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
         dtype = pairs.scores.dtype
-        alike, unlike = (side.sum(dim=1, keepdim=True).to(dtype) for side in (pairs.alike, pairs.unlike))
-        return pairs.keep(alike=unlike, unlike=alike)
+        positive, negative = (side.sum(dim=1, keepdim=True).to(dtype) for side in (pairs.positive, pairs.negative))
+        return pairs.keep(positive=negative, negative=positive)
 
 
 class AnchorHinge(PairLoss):
@@ -138,7 +138,7 @@ class MarginLoss(Loss):
 def _triplets_per_anchor(call: Call) -> Tensor:
     """How many triplets each anchor [n] has."""
     if call.indices is None:
-        alike, unlike = call.relation().counts()
-        return alike * unlike
+        positive, negative = call.relation().counts()
+        return positive * negative
     first, *_ = counts = [torch.bincount(part.long(), minlength=len(call.embeddings)) for part in call.indices[::2]]
     return first if len(call.indices) == 3 else first * counts[1]

@@ -18,7 +18,7 @@ from nearfar.pml.miners import Miner
 class CrossBatchMemory(nn.Module):
     """loss(batch, reference = the last `memory_size` rows, the batch among them, none with a gradient).
 
-    As in PML the batch is remembered first and compared with the memory then, a row never with itself. Unlike PML: no
+    As in PML the batch is remembered first and compared with the memory then, a row never with itself. Negative PML: no
     list of all pairs is made where there is no miner; triplets and their miners work; position and filling are in the
     state dict (a PML checkpoint without them is taken for an empty memory, as PML itself does).
 
@@ -116,9 +116,9 @@ class CrossBatchMemory(nn.Module):
     def _with_given(self, labels: Tensor, past: Tensor, ids: Tensor, mined: Indices | None, given: Indices) -> Indices:
         """The pairs or triplets with the memory, and those given; as in PML the latter point at the memory's rows."""
         if mined is None:
-            alike = labels[:, None] == past[None, :]
+            positive = labels[:, None] == past[None, :]
             itself = ids[:, None] == torch.arange(len(past), device=past.device)[None, :]
-            mined = (*(alike & ~itself).nonzero(as_tuple=True), *(~alike).nonzero(as_tuple=True))
+            mined = (*(positive & ~itself).nonzero(as_tuple=True), *(~positive).nonzero(as_tuple=True))
         if len(mined) == 3 and len(given) == 4:
             raise ValueError(
                 "CrossBatchMemory: the miner gives triplets but indices_tuple holds pairs; pass triplets, or mine "

@@ -19,7 +19,7 @@ from nearfar.sets import KL
 
 
 class ContrastiveLoss(Loss):
-    """mean of the alike losses [d - m₊]₊ above zero, plus that of the unlike ones [m₋ - d]₊.
+    """mean of the positive losses [d - m₊]₊ above zero, plus that of the negative ones [m₋ - d]₊.
 
     Args:
         pos_margin: m₊, in the distance's own units: with `CosineSimilarity` use 1, with distances 0.
@@ -99,9 +99,9 @@ class GeneralizedLiftedStructureLoss(Loss):
 
 
 class LiftedEnds(Link):
-    """One term per alike pair: v_ij = ½ [log(e^{unlike_i} + e^{unlike_j}) + l_ij]₊², a missing logarithm counting 0.
+    """One term per positive pair: v_ij = ½ [log(e^{negative_i} + e^{negative_j}) + l_ij]₊², a missing logarithm counting 0.
 
-    The unlike pairs of j are those of row j, or with a reference those of column j.
+    The negative pairs of j are those of row j, or with a reference those of column j.
     """
 
     def __init__(self, *, wants_columns: bool) -> None:
@@ -109,10 +109,10 @@ class LiftedEnds(Link):
         self.wants_columns = wants_columns
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
-        row, has_row = sides.unlike, sides.has_unlike
+        row, has_row = sides.negative, sides.has_negative
         col, has_col = (row, has_row) if sides.columns is None else (sides.columns, sides.has_columns)
         assert has_col is not None  # noqa: S101 - comes with the columns
-        # -1e30 and not -inf: an end without unlike pairs adds nothing, and no NaN to the gradient
+        # -1e30 and not -inf: an end without negative pairs adds nothing, and no NaN to the gradient
         row, col = torch.where(has_row, row, -1e30), torch.where(has_col, col, -1e30)
         either = has_row[:, None] | has_col[None, :]
         ends = torch.where(either, torch.logaddexp(row[:, None], col[None, :]), torch.zeros_like(sides.losses))
@@ -122,7 +122,7 @@ class LiftedEnds(Link):
 
 
 class LiftedStructureLoss(Loss):
-    """mean over alike pairs of  ½ [ d_ij - m₊ + log( Σ_{N_i} e^{m₋-d_ik} + Σ_{N_j} e^{m₋-d_jk} ) ]₊².
+    """mean over positive pairs of  ½ [ d_ij - m₊ + log( Σ_{N_i} e^{m₋-d_ik} + Σ_{N_j} e^{m₋-d_jk} ) ]₊².
 
     Args:
         neg_margin: m₋.
@@ -153,5 +153,5 @@ class LiftedStructureLoss(Loss):
 
 
 def _margins(distance: Distance, pos_margin: float, neg_margin: float) -> tuple[Linear, Linear]:
-    """D - m₊ for alike pairs, m₋ - d for unlike ones."""
+    """D - m₊ for positive pairs, m₋ - d for negative ones."""
     return Linear(distance.score(float(pos_margin))), Linear(distance.score(float(neg_margin)))

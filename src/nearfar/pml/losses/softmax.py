@@ -21,7 +21,7 @@ from nearfar.sets import KL, Mean
 
 
 class NTXentLoss(Loss):
-    """mean over alike pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) ).
+    """mean over positive pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) ).
 
     Args:
         temperature: τ.
@@ -37,11 +37,11 @@ class NTXentLoss(Loss):
 
 
 class SupConLink(Link):
-    """v = alike + everyone; 0 for anchors without positives, and for all where nobody has a negative."""
+    """v = positive + everyone; 0 for anchors without positives, and for all where nobody has a negative."""
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
-        values = sides.alike + sides.unlike
-        counts = sides.has_alike & sides.has_unlike.any()
+        values = sides.positive + sides.negative
+        counts = sides.has_positive & sides.has_negative.any()
         return (Terms(torch.where(counts, values, torch.zeros_like(values)), sides.anchors),)
 
 
@@ -116,7 +116,7 @@ class NPairsLoss(Loss):
             raise ValueError("NPairsLoss: it takes no reference; leave ref_emb and ref_labels out.")
         labels = self._labels(call)
         if call.indices is None:
-            a, p = torch.nonzero(call.relation().dense().alike, as_tuple=True)
+            a, p = torch.nonzero(call.relation().dense().positive, as_tuple=True)
         else:
             a, p, _, _ = as_pairs(call.indices)
         first = _first_of_each(labels[a])

@@ -37,7 +37,7 @@ def with_drawn(call: Call, per_anchor: PerAnchor) -> Call:
         return call
     tile = call.relation().dense()
     times = torch.full((len(call.embeddings),), int(per_anchor), device=call.embeddings.device)
-    drawn = draw_triplets(tile.alike > 0, tile.unlike, times)
+    drawn = draw_triplets(tile.positive > 0, tile.negative, times)
     # where there is no triplet to draw, the whole batch goes on: a zero, and the warning that says why
     return replace(call, indices=drawn) if len(drawn[0]) else call
 
@@ -47,7 +47,7 @@ class TripletMarginLoss(Loss):
 
     Args:
         margin: m.
-        swap: judge a negative from the nearer end of the alike pair.
+        swap: judge a negative from the nearer end of the positive pair.
         smooth_loss: softplus in place of the hinge.
         triplets_per_anchor: "all", or how many to draw at random.
         settings: see `Settings`; defaults `LpDistance()`, `AvgNonZeroReducer()`.
@@ -80,9 +80,9 @@ class TripletMarginLoss(Loss):
 
 
 class AngularLoss(Loss):
-    """mean over alike pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α, of unit rows.
+    """mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α, of unit rows.
 
-    Like PML's, it takes alike pairs from an index tuple, and all unlike ones from the labels.
+    Like PML's, it takes positive pairs from an index tuple, and all negative ones from the labels.
 
     Args:
         alpha: α, in degrees.
@@ -112,6 +112,6 @@ class AngularLoss(Loss):
         if others is None:
             raise ValueError("AngularLoss: ref_emb and ref_labels belong together, but only one of them came.")
         rows, cols = torch.nonzero(labels[:, None] != others[None, :], as_tuple=True)
-        if not len(listed):  # PML: nothing to learn where no unlike pair is listed
+        if not len(listed):  # PML: nothing to learn where no negative pair is listed
             rows, cols = rows[:0], cols[:0]
         return replace(call, indices=(a, p, rows, cols)).into(self.robust)
