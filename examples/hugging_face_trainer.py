@@ -42,7 +42,7 @@ class ByClass(Trainer):
     """Draws batches by class; everything else is the trainer's."""
 
     def get_train_dataloader(self) -> DataLoader:
-        sampler = nf.batches.PerClass(self.train_dataset.samples.labels, classes=32, samples=4)
+        sampler = nf.batches.MPerClass(self.train_dataset.samples.labels, classes=32, samples=4)
         return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=named)
 
 

@@ -35,7 +35,7 @@ class Retrieval(lightning.LightningModule):
 
 def main(steps: int) -> None:
     data = open_data("glyphs")
-    sampler = nf.batches.PerClass(data.train.labels, classes=32, samples=4)
+    sampler = nf.batches.MPerClass(data.train.labels, classes=32, samples=4)
     loader = DataLoader(
         View(data.train, transforms.get("glyphs", train=True)), batch_sampler=sampler, collate_fn=collate
     )

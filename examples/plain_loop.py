@@ -15,7 +15,7 @@ from nearfar.data import View, collate, open_data, transforms
 
 def main(steps: int) -> None:
     data = open_data("glyphs")
-    sampler = nf.batches.PerClass(data.train.labels, classes=32, samples=4)
+    sampler = nf.batches.MPerClass(data.train.labels, classes=32, samples=4)
     view = View(data.train, transforms.get("glyphs", train=True))
     loader = DataLoader(view, batch_sampler=sampler, collate_fn=collate)
     network = models.build("small", inputs=(1, 32, 32), width=64)

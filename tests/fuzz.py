@@ -18,7 +18,7 @@ from oracles import algebra
 import nearfar as nf
 from nearfar.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets, difference, nearest_difference
 
-P, S, M, K = nf.pairs, nf.sets, nf.mining, nf.links
+P, S, M, K = nf.pairs, nf.sets, nf.miners, nf.links
 Drawn = tuple[Any, tuple[str, dict[str, Any]]]
 
 
@@ -86,12 +86,12 @@ def draw_pair(rng: np.random.Generator, unit: bool, exact: bool) -> Drawn:
         return P.CircleScore(margin, scale), ("circle", {"margin": margin, "scale": scale})
     if kind == "arc" and unit:
         return P.AngularMargin(margin, scale), ("arc", {"margin": margin, "scale": scale})
-    return P.Score(scale), ("score", {"scale": scale})
+    return P.Identity(scale), ("score", {"scale": scale})
 
 
 def draw_set(rng: np.random.Generator) -> Drawn:
     """An uncertainty set."""
-    options: dict[str, Any] = {"zero": "drop" if rng.random() < 0.25 else "keep", "atom": bool(rng.random() < 0.2)}
+    options: dict[str, Any] = {"zero": "drop" if rng.random() < 0.25 else "keep", "zero_member": bool(rng.random() < 0.2)}
     kind = rng.choice(["mean", "worst", "topk", "fraction", "kl", "kl", "kl_ball", "chi_square", "expected"])
     if kind == "mean":
         return S.Mean(**options), ("mean", options)
@@ -113,10 +113,10 @@ def draw_set(rng: np.random.Generator) -> Drawn:
         rho = float(rng.choice([0.0, 0.3, 2.0, 40.0, 1e6]))
         return S.ChiSquare(rho, **options), ("chi_square", options | {"rho": rho})
     gamma = _number(rng, 0.1, 1.5)
-    return S.Expected(S.KL(gamma, **options)), ("expected", {"of": ("kl", options | {"gamma": gamma})})
+    return S.DetachedWeights(S.KL(gamma, **options)), ("expected", {"of": ("kl", options | {"gamma": gamma})})
 
 
-def draw_filter(rng: np.random.Generator) -> Drawn | tuple[None, None]:
+def draw_miner(rng: np.random.Generator) -> Drawn | tuple[None, None]:
     """A miner, or none."""
     if rng.random() < 0.6:
         return None, None
@@ -211,8 +211,8 @@ def _refused(product: algebra.Product, relation: str) -> str:
         "both sets must be TopK": product.groups == "balanced"
         and {product.over_positive[0], product.over_negative[0]} != {"topk"},
         "raw rows have no distance": (product.similarity, product.normalize) == ("dot", False)
-        and product.filter is not None
-        and product.filter[0] == "distance_weighted",
+        and product.miner is not None
+        and product.miner[0] == "distance_weighted",
         "two rows that are no representatives": product.rule.get("compare") in ("swap", "angular")
         and relation.startswith(("representatives", "among")),
     }
@@ -233,7 +233,7 @@ def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
     )
     exact = rows != "random"
     pair, other, over, under = _sides(rng, groups, kind, unit, exact)
-    link, filter_ = draw_link(rng), draw_filter(rng)
+    link, filter_ = draw_link(rng), draw_miner(rng)
     rule, told = draw_rule(rng)
     everyone = bool(rng.random() < 0.2)
     anchored = groups in ANCHORED or rng.random() < 0.08
@@ -259,7 +259,7 @@ def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
 
     def make(engine: str) -> nf.RobustLoss:
         loss = nf.RobustLoss(
-            pair=(pair[0], other[0]), over=(over[0], under[0]), groups=grouping, link=link[0], filter=filter_[0],
+            pair=(pair[0], other[0]), over=(over[0], under[0]), groups=grouping, link=link[0], miner=filter_[0],
             reduction=reduction, similarity=similarity, members="all" if everyone else "negative", engine=engine,
         )  # fmt: skip
         loss.tile = tile

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import nearfar as nf
 
-L, M, P, S = nf.losses, nf.mining, nf.pairs, nf.sets
+L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 SPLITS = {2: (0.62, 1.0), 3: (0.4, 0.43, 1.0)}
 """Where the rows of one rank end: unequal, and one rank with next to nothing."""
 
@@ -36,7 +36,7 @@ class Share:
         return x[self.rows(len(x))]
 
     def wrap(self, loss: Any, **options: Any) -> Any:
-        return nf.Gathered(loss, **options) if self.world > 1 else loss
+        return nf.Distributed(loss, **options) if self.world > 1 else loss
 
 
 Case = Callable[[Share], dict[str, Any]]
@@ -106,7 +106,7 @@ def of_products() -> dict[str, Case]:
     for name, miner in MINERS.items():
         for make in (L.Contrastive, L.SupCon, L.DroKL, L.Triplet, L.LiftedStructure):
             found[f"{make.__name__}/{name}"] = plain(
-                lambda make=make, miner=miner: make(filter=miner), larger, "tiled", 5
+                lambda make=make, miner=miner: make(miner=miner), larger, "tiled", 5
             )
     return found
 
@@ -170,7 +170,7 @@ def remembered(make: Callable[[], Any], **options: Any) -> Case:
     """Five batches of unequal sizes through a memory that wraps around."""
 
     def run(share: Share) -> dict[str, Any]:
-        memory = nf.Memory(on(make().double(), "tiled", 5), size=50, **options)
+        memory = nf.CrossBatchMemory(on(make().double(), "tiled", 5), size=50, **options)
         found: dict[str, Any] = {}
         for n in (20, 41, 13, 30, 24):
             embeddings, labels = larger(n, seed=n)
@@ -198,7 +198,7 @@ def drawn(make: Callable[[], Any]) -> Case:
 def of_draws() -> dict[str, Case]:
     return {
         "sampled": drawn(lambda: L.DroKL(samples=7)),
-        "distance-weighted": drawn(lambda: L.Margin(filter=M.DistanceWeighted())),
+        "distance-weighted": drawn(lambda: L.Margin(miner=M.DistanceWeighted())),
     }
 
 

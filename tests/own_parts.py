@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 import nearfar as nf
-from nearfar import groups, links, mining, pairs, similarity, triplets
+from nearfar import groups, links, miners, pairs, similarity, triplets
 from nearfar.links import Terms
 from nearfar.pairing import Pairs
 from nearfar.parts import Part
 
-L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.mining
+L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 Triple = triplets.Rule, triplets.AngularScore, triplets.SemiHardBand
 ANGLE = triplets.Rule(triplets.AngularScore(0.4), wants_reference=True)
 
@@ -26,7 +26,7 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
     P.Logistic: lambda of: of(),
     P.Squared: lambda of: of(-0.9, 0.6),
     P.Linear: lambda of: of(0.3, 0.1),
-    P.Score: lambda of: of(2.0),
+    P.Identity: lambda of: of(2.0),
     P.CircleScore: lambda of: of(scale=4.0),
     P.AngularMargin: lambda of: of(scale=3.0),
     S.Mean: lambda of: of(),
@@ -35,7 +35,7 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
     S.KL: lambda of: of(0.3),
     S.KLBall: lambda of: of(0.3),
     S.ChiSquare: lambda of: of(0.7),
-    S.Expected: lambda of: of(S.KL(0.3)),
+    S.DetachedWeights: lambda of: of(S.KL(0.3)),
     S.PowerWeights: lambda of: of(1.0, 3.0),
     S.CalibratedKL: lambda of: of(0.3, 20),
     similarity.Cosine: lambda of: of(),
@@ -87,34 +87,34 @@ WAYS: dict[type, tuple[Callable[[Any], Any], ...]] = {
         lambda x: robust(over=x),
         lambda x: robust(over=x, **ANCHORS),
         lambda x: robust(over=(x, S.KL(0.3, normalised=False)), pair=P.Linear(), **ANCHORS),
-        lambda x: robust(over=S.Expected(x), **ANCHORS),
+        lambda x: robust(over=S.DetachedWeights(x), **ANCHORS),
     ),
     similarity.Similarity: (
         lambda x: L.DroTopK(k=5, similarity=x),
         lambda x: L.MultiSimilarity(similarity=x),
         lambda x: L.Triplet(similarity=x, margin=0.3),
         lambda x: L.LiftedStructure(similarity=x),
-        lambda x: L.Contrastive(similarity=x, filter=M.DistanceWeighted(sample=False)),
+        lambda x: L.Contrastive(similarity=x, miner=M.DistanceWeighted(sample=False)),
     ),
     links.Link: (
         lambda x: robust(link=x, **ANCHORS),
         lambda x: robust(link=x, pair=P.Linear(), **ANCHORS),
     ),
-    mining.Filter: (
+    miners.Miner: (
         lambda x: L.MultiSimilarity(miner=x),
-        lambda x: L.Contrastive(filter=x),
-        lambda x: L.Triplet(filter=x, margin=0.3),
+        lambda x: L.Contrastive(miner=x),
+        lambda x: L.Triplet(miner=x, margin=0.3),
     ),
     groups.Grouping: (
         lambda x: robust(groups=x, over=S.TopK(5)),
-        lambda x: robust(groups=x, pair=P.Score(), over=S.TopK(5)),
+        lambda x: robust(groups=x, pair=P.Identity(), over=S.TopK(5)),
     ),
     triplets.Rule: (
         lambda x: robust(groups=triplets.Triplets(x), over=S.Mean()),
         lambda x: robust(groups=triplets.Positive(x)),
     ),
     triplets.AngularScore: (lambda x: robust(groups=triplets.Positive(triplets.Rule(x, wants_reference=True)),
-                                             pair=P.Score()),),
+                                             pair=P.Identity()),),
     triplets.SemiHardBand: (lambda x: robust(groups=triplets.Triplets(triplets.Rule(keep=x)), over=S.Mean(),
                                              pair=P.Hinge(0.4, 0.0)),),
 }  # fmt: skip

@@ -20,7 +20,7 @@ import nearfar as nf
 from nearfar.scale import agreement
 from nearfar.train import fit
 
-L, G = nf.losses, nf.Gathered
+L, G = nf.losses, nf.Distributed
 Try = Callable[[], Any]
 
 
@@ -86,7 +86,7 @@ def losses(last: bool) -> dict[str, Try]:
         raise AssertionError("nobody looked again")
 
     def remembered() -> Tensor:
-        memory = nf.Memory(L.SupCon().double(), size=20)
+        memory = nf.CrossBatchMemory(L.SupCon().double(), size=20)
         if last:
             memory(x, y)
         return G(memory)(x, y)
@@ -98,7 +98,7 @@ def losses(last: bool) -> dict[str, Try]:
         "inner": lambda: G(L.DroKL(pair=nf.pairs.Hinge(margin=0.3 if last else 0.2)))(x, y),
         "shape": lambda: G(L.ProxyNCA(60 + last, 4).double())(x, y),
         "averaged": lambda: G(L.SupCon(), averaged=last)(x, y),
-        "mode": lambda: G(nf.Memory(L.SupCon().double(), 20)).train(not last)(x, y),
+        "mode": lambda: G(nf.CrossBatchMemory(L.SupCon().double(), 20)).train(not last)(x, y),
         "memory": remembered,
         "values": lambda: seeded()(x, y),
         "values later": drifting,
@@ -137,7 +137,7 @@ def _refused() -> str:
 
 
 class Breaks(nn.Module):
-    """An encoder, or a filter of pairs, that fails on some rank when it is called once more than `good` times."""
+    """An encoder, or a miner of pairs, that fails on some rank when it is called once more than `good` times."""
 
     def __init__(self, good: int | None) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def silences(rank: int, world: int) -> dict[str, str]:
 
     tries = {
         "loss": alone(lambda: L.DroTopK(k=5, engine="tiled")),
-        "memory": alone(lambda: nf.Memory(L.SupCon().double(), size=20)),
+        "memory": alone(lambda: nf.CrossBatchMemory(L.SupCon().double(), size=20)),
         "before the loss": cached(1),
         "after the loss": cached(3),
     }

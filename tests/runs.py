@@ -45,7 +45,7 @@ def config(**changes: dict[str, Any]) -> Config:
         "data": {"validation": 0.25},
         "model": {"name": "mlp", "width": 4, "hidden": 16},
         "loss": {"name": "DroTopK", "k": 8, "pair": "Logistic"},
-        "batches": {"name": "PerClass", "classes": 4, "samples": 3},
+        "batches": {"name": "MPerClass", "classes": 4, "samples": 3},
         "optimiser": {"rate": 0.01, "warmup": 3},
         "training": {"steps": 20, "evaluate_every": 5, "checkpoint_every": 5, "explain_every": 4, "tensorboard": False},
     }

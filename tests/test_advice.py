@@ -142,12 +142,12 @@ def test_shares_leave_two_to_learn_from_and_never_hold_one_out_alone(training, s
 
 def test_a_named_sampler_needs_no_arguments(tmp_path):
     data = drawn("vectors", 12, 5)
-    for number, name in enumerate(("PerClass", "Representatives")):
+    for number, name in enumerate(("MPerClass", "Representatives")):
         trained({"batches": {"name": name}}, tmp_path / str(number), data)
 
 
 def test_the_printed_default_has_no_number_of_classes():
-    assert to_tree(Config())["batches"] == {"name": "PerClass", "classes": None, "samples": 4}
+    assert to_tree(Config())["batches"] == {"name": "MPerClass", "classes": None, "samples": 4}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert parse({"batches": {"samples": 2}}).batches.options == {"classes": None, "samples": 2}

@@ -21,7 +21,7 @@ LAYERS = (
     ("similarity", "pairs", "projection", "given", "relations", "indices"),
     ("sets",),
     ("pairing",),
-    ("mining",),
+    ("miners",),
     ("links",),
     ("groups",),
     ("triplets",),
@@ -40,16 +40,16 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 PUBLIC = {
     "nearfar": """
-        DegenerateBatchWarning Explanation Gathered Memory Proximal Relation RobustLoss
-        batches cached_step compare data evaluate geometry groups links losses mining pairs report sets similarity
+        DegenerateBatchWarning Explanation CrossBatchMemory Distributed Proximal Relation RobustLoss
+        batches cached_step compare data evaluate geometry groups links losses miners pairs report sets similarity
     """,
-    "nearfar.batches": "HardClasses PerClass Proximal Representatives Violations violations",
+    "nearfar.batches": "HardClasses MPerClass Proximal Representatives Violations violations",
     "nearfar.losses": """
         Angular ArcFace BinomialDeviance Circle Contrastive DroChiSquare DroKL DroKLGrouped DroTopK DroTopKPN DroWorst
         GeneralizedLifted HAP2S LiftedStructure Margin MultiSimilarity NPair NTXent ProxyAnchor ProxyNCA SupCon Triplet
     """,
     "nearfar.sets": """
-        CalibratedKL ChiSquare Dual Expected KL KLBall Mean PowerWeights Sampled TopK UncertaintySet Worst
+        CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Sampled TopK UncertaintySet Worst
     """,
 }
 

@@ -9,7 +9,7 @@ import torch
 
 import nearfar as nf
 
-L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.mining
+L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 
 
 @pytest.mark.parametrize("name", L.__all__)
@@ -82,7 +82,7 @@ NUMBERS = [
     (P.Logistic, "slope_negative", False),
     (P.Squared, "power", False),
     (P.Linear, "scale", False),
-    (P.Score, "scale", False),
+    (P.Identity, "scale", False),
     (P.CircleScore, "scale", False),
     (P.AngularMargin, "scale", False),
     (M.DistanceWeighted, "cutoff", False),
@@ -149,7 +149,7 @@ def test_balanced_groups_need_top_k():
 
 
 def test_a_raw_dot_product_has_no_distance():
-    loss = product(similarity=nf.similarity.Dot(), filter=M.DistanceWeighted())
+    loss = product(similarity=nf.similarity.Dot(), miner=M.DistanceWeighted())
     with pytest.raises(ValueError, match="Dot: raw rows have no distance"):
         loss(torch.eye(3), torch.tensor([0, 0, 1]))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.similarity import scores
-from test_batches_per_class import saved
+from test_batches_m_per_class import saved
 
 import nearfar as nf
 from nearfar.batches import Proximal, violations

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_batches_per_class import labels_of, saved
+from test_batches_m_per_class import labels_of, saved
 
 from nearfar.batches import HardClasses, Proximal, Representatives
 

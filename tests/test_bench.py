@@ -75,7 +75,7 @@ def no_processes(monkeypatch):
 def test_every_loss_and_miner_is_a_subject():
     made = [subject.make(32, 8, "dense") for subject in SUBJECTS.values()]
     assert {type(loss).__name__ for loss in made} == set(nf.losses.__all__)
-    miners = {type(getattr(loss, "filter", None)).__name__ for loss in made}
+    miners = {type(getattr(loss, "miner", None)).__name__ for loss in made}
     assert {"MultiSimilarity", "Hard", "SemiHard", "BalancedHard", "DistanceWeighted"} <= miners
 
 

@@ -249,15 +249,15 @@ SETS = {
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("zero", ["keep", "drop"])
-@pytest.mark.parametrize("atom", [False, True], ids=["", "atom"])
-def test_options_of_a_set_mean_the_same_inside_a_loss(name, zero, atom):
-    """Dropped pairs are gone before a share of the rest is taken, and the atom is one of them (k: both orders)."""
+@pytest.mark.parametrize("zero_member", [False, True], ids=["", "zero_member"])
+def test_options_of_a_set_mean_the_same_inside_a_loss(name, zero, zero_member):
+    """Dropped pairs are gone before a share of the rest is taken, and the zero member is one of them (k: both orders)."""
     make, wanted = SETS[name]
     embeddings, labels = tensors(*random_batch())
-    loss = nf.RobustLoss(pair=nf.pairs.Hinge(), over=make(zero=zero, atom=atom))
+    loss = nf.RobustLoss(pair=nf.pairs.Hinge(), over=make(zero=zero, zero_member=zero_member))
     losses = nf.losses.DroWorst().explain(embeddings, labels).losses[~torch.eye(10, dtype=torch.bool)].numpy()
     found = loss(embeddings, labels).item()
-    assert found == pytest.approx(float(wanted(losses, zero=zero, atom=atom)), abs=1e-9)
+    assert found == pytest.approx(float(wanted(losses, zero=zero, zero_member=zero_member)), abs=1e-9)
 
 
 @some(lambda row: row.name != "NPair")

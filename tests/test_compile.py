@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import nearfar as nf
 
-L, M, S = nf.losses, nf.mining, nf.sets
+L, M, S = nf.losses, nf.miners, nf.sets
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
 
 
@@ -29,11 +29,11 @@ def product(**more):
 
 
 OTHERS = {
-    "hard": lambda: L.Contrastive(filter=M.Hard()),
-    "semi-hard": lambda: L.Contrastive(filter=M.SemiHard()),
-    "balanced-hard": lambda: L.Contrastive(filter=M.BalancedHard()),
-    "distance-weighted": lambda: L.Contrastive(filter=M.DistanceWeighted(sample=False)),
-    "triplets-mined": lambda: L.Triplet(filter=M.MultiSimilarity()),
+    "hard": lambda: L.Contrastive(miner=M.Hard()),
+    "semi-hard": lambda: L.Contrastive(miner=M.SemiHard()),
+    "balanced-hard": lambda: L.Contrastive(miner=M.BalancedHard()),
+    "distance-weighted": lambda: L.Contrastive(miner=M.DistanceWeighted(sample=False)),
+    "triplets-mined": lambda: L.Triplet(miner=M.MultiSimilarity()),
     "swap": lambda: L.Triplet(swap=True),
     "kl-ball": lambda: product(over=S.KLBall(0.2)),
     "calibrated": lambda: product(over=S.CalibratedKL(0.1, 20)),
@@ -44,7 +44,7 @@ OTHERS = {
 DRAWN = {
     "sampled": lambda: L.DroKL(samples=7),
     "sampled-as-in-paper": lambda: L.DroKL.as_in_paper(k_code=3),
-    "distance-weighted": lambda: L.Margin(filter=M.DistanceWeighted()),
+    "distance-weighted": lambda: L.Margin(miner=M.DistanceWeighted()),
 }
 
 

@@ -133,7 +133,7 @@ def test_a_run_leaves_them_out_and_says_so(photographs, tmp_path):
     (photographs / "test" / "bee" / "00.png").rename(photographs / "test" / "bee" / "0\x1b[2J.png")
     plan = config(
         data={"name": "folder", "path": str(photographs), "on_corrupt": "skip", "transform": "none", "validation": 0},
-        batches={"name": "PerClass", "classes": 2, "samples": 2},
+        batches={"name": "MPerClass", "classes": 2, "samples": 2},
         training={"steps": 1, "tensorboard": False, "doctor": 0},
     )
     with (tmp_path / "told").open("w", encoding="utf-8") as stream:
@@ -164,7 +164,7 @@ def test_the_page_shows_each_row_its_own_picture(photographs, tmp_path):
     """Rows of embeddings.npz are fewer than the samples: pictures are found by name, not by place."""
     plan = config(
         data={"name": "folder", "path": str(photographs), "on_corrupt": "skip", "transform": "none", "validation": 0},
-        batches={"name": "PerClass", "classes": 2, "samples": 2},
+        batches={"name": "MPerClass", "classes": 2, "samples": 2},
         training={"steps": 1, "tensorboard": False, "doctor": 0},
     )
     fit(plan, tmp_path / "run", console=Console(quiet=True))

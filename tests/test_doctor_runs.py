@@ -259,7 +259,7 @@ def test_every_collapse_has_a_remedy_that_runs(what):
 
 
 def test_blame():
-    tiny_batch = parse({"batches": {"name": "PerClass", "classes": 2, "samples": 2}, "optimiser": {"rate": 1e-4}})
+    tiny_batch = parse({"batches": {"name": "MPerClass", "classes": 2, "samples": 2}, "optimiser": {"rate": 1e-4}})
     assert dict(remedies.against_collapse(tiny_batch))["batches.classes"] == "null"  # 32, or all
     assert dict(remedies.against_collapse(tiny_batch, 9))["batches.classes"] == "9"
     assert remedies.against_collapse(None) == remedies.ANY_TO_SEMIHARD

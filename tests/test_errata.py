@@ -166,7 +166,7 @@ def test_qi2020_the_dual_of_kl():
 def test_qi2020_the_margin_loss_does_not_recover_multi_similarity():
     """Qi et al. 2020, eq. 19-27: c₊ = λ+m, c₋ = λ-m gives MS with TWO thresholds, and m = 0 needs all losses positive."""
     E, y, *_ = batch()
-    over = tuple(S.KL(1 / x, normalised=False, atom=True) for x in (2.0, 50.0))
+    over = tuple(S.KL(1 / x, normalised=False, zero_member=True) for x in (2.0, 50.0))
 
     def slope(pair):
         return slope_of(nf.RobustLoss(pair=pair, over=over, groups="anchor_sign")(E, y), E)

@@ -65,30 +65,30 @@ def test_the_result_is_frozen_and_carries_no_gradient(row):
 
 
 def group_sums(loss, found, positive):
-    """The weight of each group, and whether it may hold an atom."""
+    """The weight of each group, and whether it may hold a zero member."""
     product = inside(loss)
     if isinstance(product.groups, Batch | Triplets):
-        return [found.weights.sum()], product.over_positive.atom
+        return [found.weights.sum()], product.over_positive.zero_member
     if isinstance(product.groups, Positive):
-        return list(found.weights.sum(dim=2).flatten()), product.over_negative.atom
+        return list(found.weights.sum(dim=2).flatten()), product.over_negative.zero_member
     signed = [torch.where(positive, found.weights, 0.0), torch.where(positive, 0.0, found.weights)]
     if product.members == "all":  # the wide side holds the positive pairs too: a row's two groups have one sum
         both = 1 + (positive.sum(dim=1) > 1)
         return list(found.weights.sum(dim=1) / both), False
     if isinstance(product.groups, Sign | Balanced):
         return [x.sum() for x in signed], False
-    return [x for side in signed for x in side.sum(dim=1)], product.over_positive.atom
+    return [x for side in signed for x in side.sum(dim=1)], product.over_positive.zero_member
 
 
 @rows
 @pytest.mark.parametrize("kind", BATCHES)
 def test_weights_are_not_negative_and_sum_to_one_per_group(row, kind):
     loss, _, _, found, positive = explained(row, kind=kind)
-    sums, atom = group_sums(loss, found, positive)
+    sums, zero_member = group_sums(loss, found, positive)
     assert (found.weights >= 0).all()
     assert kind == "easy" or any(x > 0.01 for x in sums)
     for x in sums:
-        if atom:
+        if zero_member:
             assert 0 <= x <= 1 + 1e-12
         else:
             assert min(abs(x.item()), abs(x.item() - 1)) < 1e-12
@@ -265,8 +265,8 @@ def test_worst_mean_and_per_sign_by_hand():
     assert (found.active_positives, found.active_negatives) == (4, 2)
 
 
-def test_the_atom_takes_its_share_by_hand():
-    """Anchor 1 of multi-similarity: one positive pair at .6, negative pairs at .8 and -.6, and the atom."""
+def test_the_zero_member_takes_its_share_by_hand():
+    """Anchor 1 of multi-similarity: one positive pair at .6, negative pairs at .8 and -.6, and the zero member."""
     found = L.MultiSimilarity(alpha=2, beta=10, threshold=0.5, miner=None).explain(FOUR, TWO)
     pull, push = math.exp(-2 * 0.1), [math.exp(10 * 0.3), math.exp(-10 * 1.1)]
     wanted = [pull / (1 + pull), 0, push[0] / (1 + sum(push)), push[1] / (1 + sum(push))]

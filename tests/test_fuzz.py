@@ -69,7 +69,7 @@ def test_the_gradient_of_the_oracle_is_that_of_its_value():
     for seed in SEEDS:
         case = drawn(seed)
         product = case.product
-        factors = (product.positive, product.negative, product.over_positive, product.over_negative, product.filter or ("",))
+        factors = (product.positive, product.negative, product.over_positive, product.over_negative, product.miner or ("",))
         if case.refused or case.exact or HELD & {name for name, *_ in factors} or checked[product.groups] == 6:
             continue
         by_differences, closed = slopes(settled(seed)[0])
@@ -88,7 +88,7 @@ def test_the_seeds_reach_every_factor_and_few_are_refused():
         seen.update([f"pair {product.positive[0]}", f"other {product.negative[0]}", f"over {product.over_positive[0]}"])
         seen.update([product.similarity, product.groups, f"link {product.link[0]}", product.reduction, case.dtype])
         seen.update([f"everyone {product.everyone}", f"compare {product.rule.get('compare')}", case.note["relation"]])
-        seen.update([f"filter {product.filter and product.filter[0]}", f"band {product.rule.get('band') is not None}"])
+        seen.update([f"filter {product.miner and product.miner[0]}", f"band {product.rule.get('band') is not None}"])
         seen.update([f"exact {case.exact}", f"shared {case.shared}"])
     assert min(seen.values()) >= 3, seen
     assert len(seen) >= 75
@@ -149,11 +149,11 @@ def test_half_a_matrix_counts_each_pair_twice(groups):
 def test_a_mass_that_rounding_lifts_above_the_whole(groups):
     """Weights that are no whole numbers, summed in float32: k may come out above what there is."""
     rng = torch.Generator().manual_seed(0)
-    mine = nf.mining.DistanceWeighted(sample=False)
+    mine = nf.miners.DistanceWeighted(sample=False)
     for _ in range(10):
         rows, labels = torch.randn(9, 5, generator=rng), torch.arange(9) // 3
         dense, tiled = (
-            nf.RobustLoss(pair=nf.pairs.Hinge(), over=nf.sets.TopK(20), groups=groups, filter=mine, engine=engine)
+            nf.RobustLoss(pair=nf.pairs.Hinge(), over=nf.sets.TopK(20), groups=groups, miner=mine, engine=engine)
             for engine in ("dense", "tiled")
         )
         torch.testing.assert_close(tiled(rows, labels), dense(rows, labels))

@@ -52,18 +52,18 @@ def test_equals_cpu_without_a_stall(row):
 @pytest.mark.parametrize(
     "miner",
     [
-        nf.mining.Hard(),
-        nf.mining.SemiHard(),
-        nf.mining.MultiSimilarity(),
-        nf.mining.BalancedHard(),
-        nf.mining.DistanceWeighted(),
+        nf.miners.Hard(),
+        nf.miners.SemiHard(),
+        nf.miners.MultiSimilarity(),
+        nf.miners.BalancedHard(),
+        nf.miners.DistanceWeighted(),
     ],
     ids=lambda miner: type(miner).__name__,
 )
 def test_miners_do_not_stall(miner):
     embeddings, labels = tensors(*random_batch())
     there, names = embeddings.detach().cuda().requires_grad_(), labels.cuda()
-    loss = nf.losses.BinomialDeviance(filter=miner)
+    loss = nf.losses.BinomialDeviance(miner=miner)
     loss(there, names).backward()
     with no_stalls():
         loss(there, names).backward()
@@ -118,14 +118,14 @@ def test_auto_tiles_large_batches_there():
 
 def test_a_memory_lives_there():
     memory, here = (
-        nf.Memory(nf.losses.SupCon(), size=30).double().cuda(),
-        nf.Memory(nf.losses.SupCon(), size=30).double(),
+        nf.CrossBatchMemory(nf.losses.SupCon(), size=30).double().cuda(),
+        nf.CrossBatchMemory(nf.losses.SupCon(), size=30).double(),
     )
     for seed in range(4):
         embeddings, labels = tensors(*random_batch(seed), grad=False)
         value = memory(embeddings.cuda(), labels.cuda(), ids=torch.arange(10).cuda())
         torch.testing.assert_close(value.cpu(), here(embeddings, labels, ids=torch.arange(10)))
-    again = nf.Memory(nf.losses.SupCon(), size=30).double().cuda()
+    again = nf.CrossBatchMemory(nf.losses.SupCon(), size=30).double().cuda()
     again.load_state_dict(memory.state_dict())
     assert torch.equal(again(embeddings.cuda(), labels.cuda(), ids=torch.arange(10).cuda()),
                        memory(embeddings.cuda(), labels.cuda(), ids=torch.arange(10).cuda()))  # fmt: skip
@@ -159,7 +159,7 @@ def shared_device(rank: int, world: int) -> dict[str, list[torch.Tensor]]:
     for make in (nf.losses.MultiSimilarity, lambda: nf.losses.DroTopK(k=300), nf.losses.LiftedStructure):
         leaf = embeddings[mine].cuda().requires_grad_()
         loss = make().double().cuda()
-        value = nf.Gathered(loss, averaged=False)(leaf, labels[mine].cuda())
+        value = nf.Distributed(loss, averaged=False)(leaf, labels[mine].cuda())
         value.backward()
         found[type(loss).__name__] = [value.detach().cpu(), leaf.grad.cpu()]
     return found

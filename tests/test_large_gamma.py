@@ -81,9 +81,9 @@ def streamed(over, losses, measure, chunks):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("atom", [False, True])
+@pytest.mark.parametrize("zero_member", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_set_and_its_stream_equal_the_oracle(weighted, atom, gamma, dtype):
+def test_a_set_and_its_stream_equal_the_oracle(weighted, zero_member, gamma, dtype):
     rng = np.random.default_rng(4)
     losses = rng.normal(size=90).astype(np.float32)
     weights = rng.choice([0.0, 0.5, 1.0, 3.0], size=90) if weighted else rng.integers(0, 2, size=90)
@@ -91,8 +91,8 @@ def test_a_set_and_its_stream_equal_the_oracle(weighted, atom, gamma, dtype):
     measure = w.to(dtype) if weighted else w > 0
     top = np.abs(losses).max()
     for over, wanted in (
-        (nf.sets.KL(gamma, atom=atom), slow.kl(losses, gamma, weights, atom=atom)),
-        (nf.sets.KL(gamma, atom=atom, zero="drop"), slow.kl(losses, gamma, weights, atom=atom, zero="drop")),
+        (nf.sets.KL(gamma, zero_member=zero_member), slow.kl(losses, gamma, weights, zero_member=zero_member)),
+        (nf.sets.KL(gamma, zero_member=zero_member, zero="drop"), slow.kl(losses, gamma, weights, zero_member=zero_member, zero="drop")),
     ):
         close(over.value(l, measure), wanted, dtype, top)
         close(streamed(over, l, measure, 7).value(), wanted, dtype, top)

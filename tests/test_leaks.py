@@ -13,7 +13,7 @@ import nearfar as nf
 WAYS = {
     "alone": lambda make: make(),
     "in strips": lambda make: make(engine="tiled"),
-    "memory": lambda make: nf.Memory(make(), size=40),
+    "memory": lambda make: nf.CrossBatchMemory(make(), size=40),
 }
 LOSSES = {
     "Contrastive": nf.losses.Contrastive,

@@ -155,7 +155,7 @@ def random_losses(generator, count, weighted):
 @EVERY_SET
 def test_nothing_costs_nothing(value, share, hyper):
     assert value([], **hyper) == 0
-    assert value([], atom=True, **hyper) == 0
+    assert value([], zero_member=True, **hyper) == 0
     assert value([-1, 0, -2], zero="drop", **hyper) == 0
     assert value([3, 1], weights=[0, 0], **hyper) == 0
     np.testing.assert_array_equal(share([-1, 0, -2], zero="drop", **hyper), [0, 0, 0])
@@ -196,13 +196,13 @@ def test_a_weight_is_a_number_of_copies(value, share, hyper):
 
 
 @EVERY_SET
-def test_atom_and_dropping_by_their_definition(value, share, hyper):
+def test_zero_member_and_dropping_by_their_definition(value, share, hyper):
     items, base = np.array([0.4, -0.3, 0.9, 0.0, -1.0]), np.array([1, 2, 0.5, 1, 1])
-    near(value(items, weights=base, atom=True, **hyper), value([*items, 0], weights=[*base, 1], **hyper), 1e-18)
+    near(value(items, weights=base, zero_member=True, **hyper), value([*items, 0], weights=[*base, 1], **hyper), 1e-18)
     near(value(items, weights=base, zero="drop", **hyper), value([0.4, 0.9], weights=[1, 0.5], **hyper), 1e-18)
-    both = value(items, weights=base, zero="drop", atom=True, **hyper)
+    both = value(items, weights=base, zero="drop", zero_member=True, **hyper)
     near(both, value([0.4, 0.9, 0], weights=[1, 0.5, 1], **hyper), 1e-18)
-    p = share(items, weights=base, zero="drop", atom=True, **hyper)
+    p = share(items, weights=base, zero="drop", zero_member=True, **hyper)
     expected = share([0.4, 0.9, 0], weights=[1, 0.5, 1], **hyper)
     np.testing.assert_array_equal(p, [expected[0], 0, expected[1], 0, 0])
     if value is not sets.kl:  # its value has the divergence subtracted
@@ -825,16 +825,16 @@ def test_grouped_kl_is_the_lifted_loss_at_gamma_one():
         near(grouped, lifted + offset)
 
 
-def test_multi_similarity_is_kl_with_an_atom():
-    # (1/a) log(1 + sum e^(a l)) = KL of the list l and an atom, without the normalisation; l = +-(t - s)
+def test_multi_similarity_is_kl_with_a_zero_member():
+    # (1/a) log(1 + sum e^(a l)) = KL of the list l and a zero member, without the normalisation; l = +-(t - s)
     E, y, _ = random_batch()
     S = similarity.scores(E, E, "cosine")
     total = 0
     for i in range(7):
         positive = [pairs.linear(S[i, j], +1, threshold=0.5) for j in range(7) if j != i and y[j] == y[i]]
         negative = [pairs.linear(S[i, j], -1, threshold=0.5) for j in range(7) if y[j] != y[i]]
-        total += sets.kl(positive, 1 / 2, normalised=False, atom=True)
-        total += sets.kl(negative, 1 / 50, normalised=False, atom=True)
+        total += sets.kl(positive, 1 / 2, normalised=False, zero_member=True)
+        total += sets.kl(negative, 1 / 50, normalised=False, zero_member=True)
     near(losses.multi_similarity(E, y), total / 7, 1e-16)
 
 

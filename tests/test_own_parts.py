@@ -15,7 +15,7 @@ import nearfar as nf
 from nearfar import links
 from nearfar.parts import Part, swift, touched
 
-L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.mining
+L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 CLOSE = {"atol": 1e-9, "rtol": 1e-9, "equal_nan": True}
 NEVER = 2**60
 SENTENCE = r'^\w+: engine="tiled" cannot serve this loss, because .*; use engine="dense"\.$'
@@ -99,7 +99,7 @@ MOVED = {
     S.UncertaintySet: {"value", "_value"},
     nf.similarity.Similarity: {"forward", "scores", "finish"},
     links.Link: {"forward"},
-    M.Filter: {"forward"},
+    M.Miner: {"forward"},
     nf.groups.Grouping: {"split", "join"},
 }
 
@@ -132,7 +132,7 @@ def test_a_subclass_has_no_shortcuts_but_its_own():
     assert Told(0.1).solve_(torch.zeros(1, 1), torch.ones(1)) is None
     assert nf.similarity.Cosine.norms is False
     assert type("Own", (nf.similarity.Cosine,), {}).norms is True
-    assert not swift([S.Expected(Twice(0.1))])
+    assert not swift([S.DetachedWeights(Twice(0.1))])
 
 
 def test_a_pair_loss_may_say_that_it_is_swift(monkeypatch):
@@ -213,12 +213,12 @@ def test_a_number_may_be_a_tensor_with_a_gradient(kind, monkeypatch):
 
 
 REPLACED = {
-    "over_positive": (S.KL(0.2), S.TopK(3), S.Sampled(S.KL(0.2), 5), S.Expected(S.KL(0.5)), S.Worst(atom=True)),
-    "over_negative": (S.KL(0.2, atom=True), S.TopK(3), S.Worst(), S.ChiSquare(1.0)),
+    "over_positive": (S.KL(0.2), S.TopK(3), S.Sampled(S.KL(0.2), 5), S.DetachedWeights(S.KL(0.5)), S.Worst(zero_member=True)),
+    "over_negative": (S.KL(0.2, zero_member=True), S.TopK(3), S.Worst(), S.ChiSquare(1.0)),
     "pair_positive": (P.Logistic(), P.Linear(), P.AngularMargin(scale=2.0)),
-    "pair_negative": (P.Logistic(), P.Score(3.0), P.Squared(0.0, 0.3)),
+    "pair_negative": (P.Logistic(), P.Identity(3.0), P.Squared(0.0, 0.3)),
     "similarity": (nf.similarity.NegEuclidean(), nf.similarity.Dot()),
-    "filter": (M.Hard(), M.MultiSimilarity(), None),
+    "miner": (M.Hard(), M.MultiSimilarity(), None),
     "link": (links.HingeLink(0.3), links.LiftedLink(), links.Add(apart=True)),
     "groups": (nf.groups.Batch(), nf.groups.Sign(), nf.groups.Anchor(), nf.groups.AnchorSign()),
 }

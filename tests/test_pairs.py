@@ -44,7 +44,7 @@ CASES = {
     "squared-1": (P.Squared(0.2, 0.9, 1), lambda s, y: oracle.squared(s, y, 0.2, 0.9, 1)),
     "squared-3": (P.Squared(0.0, 1.0, 3.0), lambda s, y: oracle.squared(s, y, power=3)),
     "linear": (P.Linear(0.4, 0.1, 3.0), lambda s, y: oracle.linear(s, y, 0.4, 0.1, 3)),
-    "score": (P.Score(2.5), lambda s, y: oracle.score(s, y, 2.5)),
+    "score": (P.Identity(2.5), lambda s, y: oracle.score(s, y, 2.5)),
     "circle": (P.CircleScore(), circle),
     "angular": (P.AngularMargin(), angular),
     "angular-wide": (P.AngularMargin(1.2, 8.0), lambda s, y: angular(s, y, 1.2, 8)),
@@ -164,7 +164,7 @@ def test_a_new_pair_loss_needs_its_forward_only(groups):
 
 def test_two_pair_losses_one_for_each_sign():
     embeddings, labels = tensors(*random_batch())
-    apart = nf.RobustLoss(pair=(P.Linear(), P.Score()), over=nf.sets.Mean(), groups="sign")(embeddings, labels)
+    apart = nf.RobustLoss(pair=(P.Linear(), P.Identity()), over=nf.sets.Mean(), groups="sign")(embeddings, labels)
     scores = nf.similarity.Cosine()(embeddings, embeddings)
     positive = (labels[:, None] == labels) & ~torch.eye(10, dtype=torch.bool)
     negative = labels[:, None] != labels

@@ -104,12 +104,12 @@ def angular(E, y, star, degrees=40):
 
 
 def balanced():
-    return nf.mining.BalancedHard()
+    return nf.miners.BalancedHard()
 
 
 SIX = {
-    "contrastive": (lambda: L.Contrastive(filter=balanced()), contrastive),
-    "margin": (lambda: L.Margin(filter=balanced()), margin),
+    "contrastive": (lambda: L.Contrastive(miner=balanced()), contrastive),
+    "margin": (lambda: L.Margin(miner=balanced()), margin),
     "triplet": (
         lambda: L.Triplet(margin=0.3, mining="balanced", similarity=nf.similarity.NegSquaredEuclidean()),
         triplet,
@@ -168,7 +168,7 @@ def test_pairs_of_representatives_on_request():
     # class 0 and 1 nearly meet in their representatives, so that these are the hardest
     E[1] = E[0] + 0.01
     value, slope = value_and_gradient(
-        L.Contrastive(filter=balanced()).double(), E, related(y, star, among_representatives=True)
+        L.Contrastive(miner=balanced()).double(), E, related(y, star, among_representatives=True)
     )
     assert abs(value - float(contrastive(E, y, star, among=True))) < 1e-9
     assert abs(value - float(contrastive(E, y, star))) > 1e-3

@@ -14,8 +14,8 @@ from nearfar.train import parse
 from nearfar.train.parts import check
 
 ROWS = (
-    Row("a", 100, 10, 128, {"name": "DroTopK", "k": 160}, {"name": "PerClass"}, 0.7, 0.6, 0.8, 3, "here"),
-    Row("a", 100, 10, 128, {"name": "SupCon", "temperature": 0.1}, {"name": "PerClass"}, 0.6, 0.5, 0.7, 3, "here"),
+    Row("a", 100, 10, 128, {"name": "DroTopK", "k": 160}, {"name": "MPerClass"}, 0.7, 0.6, 0.8, 3, "here"),
+    Row("a", 100, 10, 128, {"name": "SupCon", "temperature": 0.1}, {"name": "MPerClass"}, 0.6, 0.5, 0.7, 3, "here"),
     Row(
         "b",
         10_000,
@@ -43,7 +43,7 @@ def labels(classes: int, each: int) -> np.ndarray:
 def test_the_best_row_of_the_nearest_data_is_cited_and_scaled():
     found = recommend(labels(120, 8), batch_size=64, rows=ROWS)
     assert found.config["loss"] == {"name": "DroTopK", "k": 80 * 60 // 64}  # 12 classes x 5 samples
-    assert found.config["batches"] == {"name": "PerClass", "classes": 12, "samples": 5}
+    assert found.config["batches"] == {"name": "MPerClass", "classes": 12, "samples": 5}
     assert any("R@1 70.0 [60.0, 80.0] over 3 seeds, here" in reason for reason in found.reasons)
 
 
@@ -58,7 +58,7 @@ def test_it_says_when_no_row_is_near():
     found = recommend(labels(3, 500), rows=ROWS)
     assert any("No measured row is near: the nearest data set is a" in reason for reason in found.reasons)
     assert found.config["loss"]["name"] == "DroTopK"
-    assert found.config["batches"] == {"name": "PerClass", "classes": 3, "samples": 5}
+    assert found.config["batches"] == {"name": "MPerClass", "classes": 3, "samples": 5}
 
 
 def test_memory_bounds_the_batch():
@@ -99,10 +99,10 @@ def test_the_rows_of_the_package_are_those_of_the_results():
 
 
 def test_plain_batches_are_proposed_where_projections_lead_by_less_than_the_seeds_tell():
-    plain = replace(ROWS[2], batches={"name": "PerClass", "classes": 64, "samples": 2}, optimiser={}, recall=0.72)
+    plain = replace(ROWS[2], batches={"name": "MPerClass", "classes": 64, "samples": 2}, optimiser={}, recall=0.72)
     near, far = replace(plain, high=0.71), replace(plain, high=0.69)
     found = recommend(labels(9_000, 5), rows=(*ROWS, near))
-    assert found.config["batches"] == {"name": "PerClass", "classes": 64, "samples": 2}
+    assert found.config["batches"] == {"name": "MPerClass", "classes": 64, "samples": 2}
     assert "optimiser" not in found.config
     assert any("R@1 75.0 [70.0, 80.0]; the intervals meet" in reason for reason in found.reasons)
     assert recommend(labels(9_000, 5), rows=(*ROWS, far)).config["batches"]["name"] == "Representatives"

@@ -358,7 +358,7 @@ def first_of_each(labels, cols, itself):
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("kind", ["square", "reference", "named", "leading", "leading named", "no positive"])
+@pytest.mark.parametrize("kind", ["square", "reference", "named", "reference_starts_with_batch", "leading named", "no positive"])
 def test_one_a_class_keeps_first_rows_and_their_first_positives(kind, seed):
     y, other = draw(9, seed).tolist(), draw(7, seed + 10).tolist()
     n, ids, more = len(y), [3 * i % 5 for i in range(9)], [i % 5 for i in range(7)]
@@ -376,15 +376,15 @@ def test_one_a_class_keeps_first_rows_and_their_first_positives(kind, seed):
     else:
         named, cols = "named" in kind, y + other
         told = {"ids": torch.tensor(ids), "ref_ids": torch.tensor(ids + more)} if named else {}
-        given = R.from_labels(torch.tensor(y), torch.tensor(cols), leading=True, **told)
+        given = R.from_labels(torch.tensor(y), torch.tensor(cols), reference_starts_with_batch=True, **told)
         itself = lambda i, j: i == j if j < n else named and ids[i] == (ids + more)[j]  # noqa: E731
     assert given.one_a_class().dense().valid.tolist() == first_of_each(y, cols, itself)
 
 
 def test_leading_columns_are_the_rows_themselves():
     y = torch.tensor([0, 0, 1])
-    relation = R.from_labels(y, torch.tensor([0, 0, 1, 0, 1]), leading=True)
+    relation = R.from_labels(y, torch.tensor([0, 0, 1, 0, 1]), reference_starts_with_batch=True)
     assert relation.dense().valid.int().tolist() == [[0, 1, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 0, 1, 1]]
     assert relation.orders == 1
-    with pytest.raises(ValueError, match=r"leading=True .* put the rows in front"):
-        R.from_labels(y, y[:2], leading=True)
+    with pytest.raises(ValueError, match=r"reference_starts_with_batch=True .* put the rows in front"):
+        R.from_labels(y, y[:2], reference_starts_with_batch=True)

@@ -39,7 +39,7 @@ OTHERS = {
     "memory": {"training": {"memory": 40}},
     "projections": {"batches": {"name": "Representatives", "batch_size": 12}},
     "decayed": {"optimiser": {"weight_decay": 1.0, "rate": 0.1}},
-    "all classes": {"batches": {"name": "PerClass"}},
+    "all classes": {"batches": {"name": "MPerClass"}},
 }
 RUNS = {name: config(loss=loss) for name, loss in LOSSES.items()} | {
     name: config(**changes) for name, changes in OTHERS.items()

@@ -21,7 +21,7 @@ def drawn(found: Any, l: torch.Tensor, w: torch.Tensor, times: int) -> torch.Ten
 
 
 @pytest.mark.parametrize(
-    "inner", [S.KL(0.3), S.TopK(2.5), S.ChiSquare(1.0), S.CalibratedKL(0.4, 3), S.KL(0.3, atom=True)]
+    "inner", [S.KL(0.3), S.TopK(2.5), S.ChiSquare(1.0), S.CalibratedKL(0.4, 3), S.KL(0.3, zero_member=True)]
 )
 @pytest.mark.parametrize("samples", [1, 7])
 def test_sampled_is_unbiased_and_with_replacement(inner, samples):
@@ -34,7 +34,7 @@ def test_sampled_is_unbiased_and_with_replacement(inner, samples):
     torch.testing.assert_close(p, inner.weights(l, w)[0], atol=0, rtol=0)
     torch.testing.assert_close(counts, counts.round(), atol=1e-9, rtol=0)
     assert (counts.sum(dim=1) <= samples + 1e-9).all()
-    if not inner.atom:
+    if not inner.zero_member:
         torch.testing.assert_close(counts.sum(dim=1), torch.full((times,), float(samples), dtype=l.dtype))
     assert (counts[:, p == 0] == 0).all()
     band = 5 * (p * (1 - p) / (samples * times)).sqrt()

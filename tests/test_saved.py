@@ -46,13 +46,13 @@ LOSSES = (
     Subject("Triplet-annealed", annealed, lambda loss: loss.step()),
     Subject("Margin-two", lambda: nf.RobustLoss(pair=(nf.pairs.Hinge(learn=True), nf.pairs.Hinge(learn=True)),
                                                 over=nf.sets.Mean())),
-    Subject("Memory", lambda: nf.Memory(L.Margin(), size=20)),
-    Subject("Memory-new", lambda: nf.Memory(L.Margin(), size=20), lambda loss: None),
-    Subject("Memory-annealed", lambda: nf.Memory(annealed(), size=20), lambda loss: (loss(X, Y), loss.loss.step())),
-    Subject("Memory-named", lambda: nf.Memory(L.SupCon(), size=20, max_age=2), lambda loss: loss(X, Y, ids=Y),
+    Subject("CrossBatchMemory", lambda: nf.CrossBatchMemory(L.Margin(), size=20)),
+    Subject("Memory-new", lambda: nf.CrossBatchMemory(L.Margin(), size=20), lambda loss: None),
+    Subject("Memory-annealed", lambda: nf.CrossBatchMemory(annealed(), size=20), lambda loss: (loss(X, Y), loss.loss.step())),
+    Subject("Memory-named", lambda: nf.CrossBatchMemory(L.SupCon(), size=20, max_age=2), lambda loss: loss(X, Y, ids=Y),
             lambda loss: (loss(LATER, Y, ids=Y), loss.staleness())),
-    Subject("Gathered", lambda: nf.Gathered(L.Margin())),
-    Subject("Gathered-memory", lambda: nf.Gathered(nf.Memory(L.Margin(), size=20))),
+    Subject("Distributed", lambda: nf.Distributed(L.Margin())),
+    Subject("Distributed-memory", lambda: nf.Distributed(nf.CrossBatchMemory(L.Margin(), size=20))),
     Subject("CrossBatchMemory", crossed),
     *(Subject(f"pml-{row.id}", lambda row=row: row.make(pml), lambda loss: None, lambda loss: ()) for row in PML),
 )  # fmt: skip
@@ -117,7 +117,7 @@ def test_a_state_is_plain_tensors_that_any_format_takes(subject, tmp_path):
     assert not state or same(subject.say(third), wanted)
 
 
-@pytest.mark.parametrize("subject", [each for each in LOSSES if "Memory" in each.id], ids=lambda each: each.id)
+@pytest.mark.parametrize("subject", [each for each in LOSSES if "CrossBatchMemory" in each.id], ids=lambda each: each.id)
 def test_what_was_used_differs_from_what_is_new(subject):
     """Else the test above could not fail: the state must matter to what is said."""
     module, new = subject.make(), subject.make()

@@ -65,13 +65,13 @@ def test_dropout_masks_are_drawn_once(chunk):
 
 def test_gradients_add_up_and_a_memory_sees_the_batch_once():
     x, y = larger()
-    net, memory = network(), nf.Memory(L.SupCon().double(), size=100)
+    net, memory = network(), nf.CrossBatchMemory(L.SupCon().double(), size=100)
     for _ in range(2):
         nf.cached_step(net, x, y, memory, 8, ids=torch.arange(len(y)))
     assert memory.staleness().rows == 82
     twice = slopes(net)
     net.zero_grad()
-    plain, again = network(), nf.Memory(L.SupCon().double(), size=100)
+    plain, again = network(), nf.CrossBatchMemory(L.SupCon().double(), size=100)
     for _ in range(2):
         again(plain(x), y, ids=torch.arange(len(y))).backward()
     same(twice, slopes(plain))
@@ -177,7 +177,7 @@ def one_step(rank: int, world: int) -> dict[str, Any]:
         net: nn.Module = network(0.2 if name == "dropout" else 0.0)
         net = DistributedDataParallel(net) if world > 1 else net
         loss = L.Margin(learn=True).double()
-        gathered = nf.Gathered(loss) if world > 1 else loss
+        gathered = nf.Distributed(loss) if world > 1 else loss
         torch.manual_seed(rank)
         if name == "plain":
             value = gathered(net(x[mine]), y[mine])

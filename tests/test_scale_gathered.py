@@ -52,18 +52,18 @@ def test_ranks_equal_one_process(world, tmp_path):
 def test_alone_it_is_the_loss_inside():
     embeddings, labels = larger()
     loss = nf.losses.DroTopK(k=9).double()
-    assert torch.equal(nf.Gathered(loss)(embeddings, labels), loss(embeddings, labels))
-    assert torch.equal(nf.Gathered(loss).explain(embeddings, labels).weights, loss.explain(embeddings, labels).weights)
+    assert torch.equal(nf.Distributed(loss)(embeddings, labels), loss(embeddings, labels))
+    assert torch.equal(nf.Distributed(loss).explain(embeddings, labels).weights, loss.explain(embeddings, labels).weights)
 
     class Doubled(nf.losses.SupCon):
         def forward(self, *args, **options):
             return 2 * super().forward(*args, **options)
 
-    assert torch.equal(nf.Gathered(Doubled())(embeddings, labels), 2 * nf.losses.SupCon()(embeddings, labels))
-    with pytest.raises(TypeError, match=r"Gathered: loss must be a nearfar loss, but came as Linear"):
-        nf.Gathered(torch.nn.Linear(2, 2))
+    assert torch.equal(nf.Distributed(Doubled())(embeddings, labels), 2 * nf.losses.SupCon()(embeddings, labels))
+    with pytest.raises(TypeError, match=r"Distributed: loss must be a nearfar loss, but came as Linear"):
+        nf.Distributed(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="finite"):
-        nf.Gathered(loss)(embeddings * torch.nan, labels)
+        nf.Distributed(loss)(embeddings * torch.nan, labels)
 
 
 @pytest.mark.parametrize(("rows", "tall", "world"), [(8, 1, 3), (100, 7, 2), (4096, 512, 8), (5, 99, 5), (301, 64, 4)])

@@ -23,16 +23,16 @@ DIFFER = {
     "types of weights": ("a relation with weights as torch.float64", "a relation with weights as torch.float32"),
     "ignored": ("a relation with _ignore = None", "a relation with _ignore = 3"),
     "ids": ("ids as none", "ids as integers"),
-    "k": ("Gathered.loss.over_positive.k = 5", "Gathered.loss.over_positive.k = 7"),
-    "k, many rows": ("Gathered.loss.over_positive.k = 5", "Gathered.loss.over_positive.k = 7000"),
-    "class": ("Gathered.loss is NTXent", "Gathered.loss is SupCon"),
-    "inner": ("Gathered.loss.pair_positive.margin = 0.2", "Gathered.loss.pair_positive.margin = 0.3"),
+    "k": ("Distributed.loss.over_positive.k = 5", "Distributed.loss.over_positive.k = 7"),
+    "k, many rows": ("Distributed.loss.over_positive.k = 5", "Distributed.loss.over_positive.k = 7000"),
+    "class": ("Distributed.loss is NTXent", "Distributed.loss is SupCon"),
+    "inner": ("Distributed.loss.pair_positive.margin = 0.2", "Distributed.loss.pair_positive.margin = 0.3"),
     "shape": (
-        "Gathered.loss.proxies = 'learnt torch.float64 [60, 4]'",
-        "Gathered.loss.proxies = 'learnt torch.float64 [61, 4]'",
+        "Distributed.loss.proxies = 'learnt torch.float64 [60, 4]'",
+        "Distributed.loss.proxies = 'learnt torch.float64 [61, 4]'",
     ),
-    "averaged": ("Gathered.averaged = False", "Gathered.averaged = True"),
-    "mode": ("Gathered.training = True", "Gathered.training = False"),
+    "averaged": ("Distributed.averaged = False", "Distributed.averaged = True"),
+    "mode": ("Distributed.training = True", "Distributed.training = False"),
     "memory": ("loss after 0 calls, at place 0 of the ring", "loss after 1 calls, at place 12 of the ring"),
 }
 BROUGHT = {
@@ -62,7 +62,7 @@ def test_both_ranks_hear_who_differs_in_what(heard, name):
     ours, theirs = DIFFER[name]
     wanted = f"rank 0 and rank 1 differ: {ours} on rank 0, {theirs} on rank 1; make them the same on every rank."
     for of_rank in heard:
-        assert of_rank[name] == f"Gathered: ranks must call one loss positive, but {wanted}"
+        assert of_rank[name] == f"Distributed: ranks must call one loss positive, but {wanted}"
 
 
 @pytest.mark.parametrize("name", ["values", "values later"])
@@ -76,7 +76,7 @@ def test_parameters_seeded_apart_are_noticed_and_roundings_are_not(heard, name):
 def test_what_one_rank_brought_stops_all(heard, name):
     first, second = (of_rank[name] for of_rank in heard)
     assert BROUGHT[name] in second
-    assert first == f"Gathered: rank 1 brought what its loss cannot take, which stops all of them: {second}"
+    assert first == f"Distributed: rank 1 brought what its loss cannot take, which stops all of them: {second}"
 
 
 @pytest.mark.parametrize("name", ON_ALL)
@@ -119,9 +119,9 @@ def test_when_one_rank_fails_alone_the_others_stop_in_time(tmp_path):
     first, second = together("ranks_cases", "silences", 2, tmp_path)
     assert set(second.values()) == {"of this rank alone"}
     for name, owner in {
-        "loss": "Gathered",
-        "memory": "Gathered",
-        "before the loss": "Gathered",
+        "loss": "Distributed",
+        "memory": "Distributed",
+        "before the loss": "Distributed",
         "after the loss": "cached_step",
     }.items():
         assert first[name].startswith(f"{owner}: rank 0 of 2 lost touch with the others, because one of them died"), (

@@ -26,13 +26,13 @@ def expected_value(weights: Callable[..., Any]) -> Callable[..., Any]:
     return lambda l, **how: np.sum(weights(l, **how) * np.asarray(l, dtype=np.longdouble))
 
 
-def power_weights(l, weights=None, zero="keep", atom=False, shift=1.0, power=3.0):
+def power_weights(l, weights=None, zero="keep", zero_member=False, shift=1.0, power=3.0):
     """p ∝ w (1 + l/shift)^power, by the oracle's own softmax."""
     height = lambda kept, base: oracle.softmax(power * np.log1p(kept / shift), base)  # noqa: E731
-    return oracle._share(height, l, weights, zero, atom)
+    return oracle._share(height, l, weights, zero, zero_member)
 
 
-def calibrated_weights(l, weights=None, zero="keep", atom=False, gamma=0.4, keep=3):
+def calibrated_weights(l, weights=None, zero="keep", zero_member=False, gamma=0.4, keep=3):
     """p ∝ w (e^{l/γ} - 1) on the `keep` largest losses (ties included), uniform where no loss is left."""
 
     def share(kept, base):
@@ -40,7 +40,7 @@ def calibrated_weights(l, weights=None, zero="keep", atom=False, gamma=0.4, keep
         raw = np.where((kept >= floor) & (kept > 0), base * (np.exp(kept / gamma) - 1), 0)
         return raw / np.sum(raw) if np.sum(raw) > 0 else base / np.sum(base)
 
-    return oracle._share(share, l, weights, zero, atom)
+    return oracle._share(share, l, weights, zero, zero_member)
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ CASES = {
     "chi": case(lambda **kw: S.ChiSquare(0.4, **kw), "chi_square", rho=0.4),
     "chi-wide": case(lambda **kw: S.ChiSquare(6.0, **kw), "chi_square", rho=6.0),
     "chi-point": case(lambda **kw: S.ChiSquare(0.0, **kw), "chi_square", rho=0.0),
-    "expected": case(lambda **kw: S.Expected(S.KL(0.5), **kw), "expected", oracle.kl_weights, gamma=0.5),
-    "expected-inside": case(lambda **kw: S.Expected(S.KL(0.5, **kw)), "expected", oracle.kl_weights, gamma=0.5),
+    "expected": case(lambda **kw: S.DetachedWeights(S.KL(0.5), **kw), "expected", oracle.kl_weights, gamma=0.5),
+    "expected-inside": case(lambda **kw: S.DetachedWeights(S.KL(0.5, **kw)), "expected", oracle.kl_weights, gamma=0.5),
     "power": case(lambda **kw: S.PowerWeights(1.0, 3.0, **kw), "expected", power_weights, floor=-0.9),
     "calibrated": case(lambda **kw: S.CalibratedKL(0.4, 3, **kw), "expected", calibrated_weights),
 }
@@ -137,16 +137,16 @@ OPTIONS += [("random+weighted", "keep", True), ("random+weighted", "drop", False
 
 
 @cases
-@pytest.mark.parametrize(("kind", "zero", "atom"), OPTIONS)
-def test_value_and_weights_equal_the_oracle(name, kind, zero, atom):
+@pytest.mark.parametrize(("kind", "zero", "zero_member"), OPTIONS)
+def test_value_and_weights_equal_the_oracle(name, kind, zero, zero_member):
     c = CASES[name]
     losses, weights = groups(kind)
     losses = [np.maximum(x, c.floor) for x in losses]
     l, measure, places = padded(losses, weights, kind)
-    found = c.make(zero=zero, atom=atom)
+    found = c.make(zero=zero, zero_member=zero_member)
     value, p = found.value(l, measure), found.weights(l, measure)
     for g, place in enumerate(places):
-        how = {"weights": weights[g], "zero": zero, "atom": atom}
+        how = {"weights": weights[g], "zero": zero, "zero_member": zero_member}
         assert abs(value[g].item() - float(c.value(losses[g], **how))) < TOLERANCE * max(1, np.abs(l.numpy()).max())
         wanted = np.zeros(l.shape[1])
         wanted[place] = c.weights(losses[g], **how)
@@ -154,7 +154,7 @@ def test_value_and_weights_equal_the_oracle(name, kind, zero, atom):
     assert (p >= 0).all()
     alive = (measure > 0) & ((l > 0) if zero == "drop" else True)
     total = p.sum(dim=1)
-    if atom:
+    if zero_member:
         assert (total <= 1 + 1e-12).all()
     else:
         torch.testing.assert_close(total, alive.any(dim=1).to(total.dtype), atol=1e-12, rtol=0)
@@ -207,11 +207,11 @@ def test_a_nan_member_is_never_hidden(name, zero, kind):
 @exact
 @pytest.mark.parametrize("kind", ["random", "random+weighted"])
 @pytest.mark.parametrize("zero", ["keep", "drop"])
-@pytest.mark.parametrize("atom", [False, True], ids=["", "atom"])
-def test_gradient_is_the_weights(name, kind, zero, atom):
+@pytest.mark.parametrize("zero_member", [False, True], ids=["", "zero_member"])
+def test_gradient_is_the_weights(name, kind, zero, zero_member):
     """Danskin: dF/dl = p*."""
     l, measure, _ = padded(*groups(kind, seed=5), kind)
-    found = EXACT[name].make(zero=zero, atom=atom)
+    found = EXACT[name].make(zero=zero, zero_member=zero_member)
     l.requires_grad_()
     found.value(l, measure).sum().backward()
     torch.testing.assert_close(l.grad, found.weights(l, measure), atol=1e-9, rtol=0)
@@ -227,11 +227,11 @@ def test_constant_weights_are_the_gradient_too(name):
 
 @exact
 @pytest.mark.parametrize("kind", ["random", "random+weighted"])
-@pytest.mark.parametrize("atom", [False, True], ids=["", "atom"])
-def test_derivatives_by_finite_differences(name, kind, atom):
+@pytest.mark.parametrize("zero_member", [False, True], ids=["", "zero_member"])
+def test_derivatives_by_finite_differences(name, kind, zero_member):
     losses, weights = groups(kind, seed=6)
     l, measure, _ = padded([losses[0][:4], losses[2]], [weights[0][:4], weights[2]], kind, width=5)
-    found = EXACT[name].make(atom=atom)
+    found = EXACT[name].make(zero_member=zero_member)
     l.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: found.value(x, measure), l, atol=1e-6, rtol=1e-5)
     assert torch.autograd.gradgradcheck(lambda x: found.value(x, measure), l, atol=1e-5, rtol=1e-4)
@@ -244,8 +244,8 @@ def test_a_whole_weight_is_a_repeated_member(name, data):
     n = data.draw(st.integers(1, 6))
     l = data.draw(st.lists(st.floats(-2, 2, width=32), min_size=n, max_size=n))
     w = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n).filter(any))
-    atom = data.draw(st.booleans())
-    found = EXACT[name].make(atom=atom)
+    zero_member = data.draw(st.booleans())
+    found = EXACT[name].make(zero_member=zero_member)
     weighted = torch.tensor([l], dtype=torch.float64), torch.tensor([w], dtype=torch.float64)
     repeated = weighted[0].repeat_interleave(torch.tensor(w), dim=1)
     torch.testing.assert_close(found.value(*weighted), found.value(repeated), atol=1e-9, rtol=0)
@@ -365,7 +365,7 @@ def test_losses_that_lie_close_together_keep_their_weights_in_float32(name, spre
 @cases
 def test_cold_and_large_losses_stay_finite_in_float32(name):
     l = torch.tensor([[0.0, 0.3, 1.0, 1.99, 2.0, 2.0]], dtype=torch.float32, requires_grad=True)
-    cold = (S.KL(1e-3), S.KL(1e-3, atom=True), S.Expected(S.KL(1e-3)), S.CalibratedKL(1e-3), S.KLBall(1.0))
+    cold = (S.KL(1e-3), S.KL(1e-3, zero_member=True), S.DetachedWeights(S.KL(1e-3)), S.CalibratedKL(1e-3), S.KLBall(1.0))
     for found in (CASES[name].make(), *cold):
         value = found.value(l).sum()
         (slope,) = torch.autograd.grad(value, l)

@@ -32,7 +32,7 @@ def trial(path, seed=0, loss="Contrastive", **how):
         "data": {"name": "vectors", "path": path, "transform": "none", "validation": 0.0},
         "model": {"name": "linear", "width": 4},
         "loss": loss,
-        "batches": {"name": "PerClass", "classes": 4, "samples": 2},
+        "batches": {"name": "MPerClass", "classes": 4, "samples": 2},
         "training": {"steps": 3, "seed": seed, "evaluate_every": 3, "checkpoint_every": 3, "tensorboard": False},
     }
     return Trial(parse(config), ks=(1, 4), **how)

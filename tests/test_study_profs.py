@@ -74,7 +74,7 @@ def test_variants_are_what_they_say(study):
     run = {line["key"]: line["config"] for line in found["runs"]}
     row = found["table"]["Contrastive-hard"]
     plain, projected, hard = (run[row[variant]["keys"][1]] for variant in profs.VARIANTS)
-    assert plain["batches"] == {"name": "PerClass", "classes": 8, "samples": 2}
+    assert plain["batches"] == {"name": "MPerClass", "classes": 8, "samples": 2}
     assert plain["optimiser"]["proximal"] == 0
     assert projected["batches"] == {"name": "Representatives", "batch_size": 128, "samples": 2}
     assert projected["optimiser"]["proximal"] == hard["optimiser"]["proximal"] == 1e-3

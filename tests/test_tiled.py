@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import nearfar as nf
 from nearfar.engines import Tiling, dense_pairs, dense_value, tiled_value
 
-L, M, P, S = nf.losses, nf.mining, nf.pairs, nf.sets
+L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -154,13 +154,13 @@ def test_every_relation_equals_dense(row, kind):
 SETS = {
     "mean": S.Mean(), "worst": S.Worst(), "top-k": S.TopK(7), "top-k-part": S.TopK(3.3),
     "fraction": S.TopK(fraction=0.2),
-    "kl": S.KL(0.1), "kl-atom": S.KL(0.2, normalised=False, atom=True), "kl-ball": S.KLBall(0.3),
+    "kl": S.KL(0.1), "kl-zero_member": S.KL(0.2, normalised=False, zero_member=True), "kl-ball": S.KLBall(0.3),
     "kl-ball-corner": S.KLBall(30.0), "kl-ball-flat": S.KLBall(0.0), "chi-square": S.ChiSquare(1.0),
-    "chi-square-far": S.ChiSquare(300.0), "chi-square-corner": S.ChiSquare(1e7), "held": S.Expected(S.KL(0.3)),
-    "held-atom": S.Expected(S.KL(0.3, atom=True)), "held-drop": S.Expected(S.KL(0.3, zero="drop")),
-    "drop-atom": S.KL(0.3, zero="drop", atom=True), "held-top": S.Expected(S.TopK(5)),
-    "drop": S.KL(0.1, zero="drop"), "worst-atom": S.Worst(atom=True),
-    "top-atom": S.TopK(4, atom=True), "power": S.PowerWeights(1.0, 3.0),
+    "chi-square-far": S.ChiSquare(300.0), "chi-square-corner": S.ChiSquare(1e7), "held": S.DetachedWeights(S.KL(0.3)),
+    "held-zero_member": S.DetachedWeights(S.KL(0.3, zero_member=True)), "held-drop": S.DetachedWeights(S.KL(0.3, zero="drop")),
+    "drop-zero_member": S.KL(0.3, zero="drop", zero_member=True), "held-top": S.DetachedWeights(S.TopK(5)),
+    "drop": S.KL(0.1, zero="drop"), "worst-zero_member": S.Worst(zero_member=True),
+    "top-zero_member": S.TopK(4, zero_member=True), "power": S.PowerWeights(1.0, 3.0),
 }  # fmt: skip
 PRODUCTS = {
     "lifted-none": lambda: L.LiftedStructure(reduction="none"),
@@ -179,7 +179,7 @@ PRODUCTS = {
     "learnt-top-k": lambda: nf.RobustLoss(pair=P.Hinge(learn=True), over=S.TopK(9)),
     "learnt-sign": lambda: nf.RobustLoss(pair=P.Hinge(learn=True), over=S.TopK(9), groups="sign"),
     "proxy-anchor-mined": lambda: L.MultiSimilarity(miner=M.Hard()),
-    "lifted-mined": lambda: L.LiftedStructure(filter=M.MultiSimilarity()),
+    "lifted-mined": lambda: L.LiftedStructure(miner=M.MultiSimilarity()),
     "lifted-top-k": lambda: nf.RobustLoss(
         pair=P.Linear(), over=S.TopK(3), groups="anchor_sign", link=nf.links.LiftedLink()
     ),
@@ -220,13 +220,13 @@ MINERS = {
     "make", [L.Contrastive, L.SupCon, L.DroKL, L.Triplet, L.LiftedStructure], ids=lambda x: x.__name__
 )
 def test_every_miner_equals_dense(make, miner):
-    check(lambda: make(filter=MINERS[miner]), (5,), *larger())
+    check(lambda: make(miner=MINERS[miner]), (5,), *larger())
 
 
 def test_a_miner_that_draws_draws_the_same_in_every_sweep():
     """The gradient belongs to the value: both sweeps of a batch-wide set see the same pairs."""
     embeddings, labels = larger(15)
-    loss = on(L.Margin(filter=M.DistanceWeighted(), learn=False).double(), "tiled", 7)
+    loss = on(L.Margin(miner=M.DistanceWeighted(), learn=False).double(), "tiled", 7)
 
     def value(x):
         torch.manual_seed(1)
@@ -290,7 +290,7 @@ def test_no_matrix_of_all_pairs_is_made(row):
 @pytest.mark.parametrize("miner", MINERS)
 def test_no_miner_makes_a_matrix_of_all_pairs(miner):
     torch.manual_seed(0)
-    loss = on(L.Contrastive(filter=MINERS[miner]), "tiled", 64)
+    loss = on(L.Contrastive(miner=MINERS[miner]), "tiled", 64)
     assert largest(loss, torch.randn(512, DIM), torch.arange(512) // 4) <= 4 * 64 * 512
 
 

@@ -80,8 +80,8 @@ def test_wrong_values_are_one_sentence(tree, words):
         ({"loss": {"name": "DroTopK", "kk": 3}}, "DroTopK has no loss.kk; did you mean 'k'"),
         ({"loss": {"name": "DroTopK", "k": 3, "pair": "Logistik"}}, "did you mean 'Logistic'"),
         ({"loss": {"name": "DroTopK", "k": 3, "pair": {"name": "Hinge", "magrin": 1}}}, "did you mean 'margin'"),
-        ({"batches": "PerClas"}, "did you mean 'PerClass'"),
-        ({"batches": {"name": "PerClass", "rank": 1}}, "PerClass has no batches.rank"),
+        ({"batches": "PerClas"}, "did you mean 'MPerClass'"),
+        ({"batches": {"name": "MPerClass", "rank": 1}}, "MPerClass has no batches.rank"),
     ],
 )
 def test_unknown_parts_are_refused_before_data_are_read(tree, words):

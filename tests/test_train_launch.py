@@ -20,7 +20,7 @@ CONFIG = """
 data: {{name: vectors, path: {path}, validation: 0}}
 model: {{name: linear, width: 4}}
 loss: {{name: SupCon}}
-batches: {{name: PerClass, classes: 4, samples: 4}}
+batches: {{name: MPerClass, classes: 4, samples: 4}}
 training: {{steps: 2, evaluate_every: 2, doctor: 0, explain_every: 0, tensorboard: false}}
 """
 

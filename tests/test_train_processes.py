@@ -46,7 +46,7 @@ GLYPHS = {"model": {"name": "small", "width": 4}}
 
 
 @pytest.mark.parametrize(
-    ("settings", "data"), [(GLYPHS, "letters"), (PROFS, "tiny")], ids=["PerClass, glyphs", "Representatives"]
+    ("settings", "data"), [(GLYPHS, "letters"), (PROFS, "tiny")], ids=["MPerClass, glyphs", "Representatives"]
 )
 def test_ranks_draw_the_batches_of_one_process(tmp_path, settings, data):
     alone: list[list[int]] = []
@@ -79,7 +79,7 @@ def test_a_run_of_two_ranks_goes_on_with_one(tmp_path):
 
 EXACT = {
     "model": {"name": "small", "width": 8, "group_norms": True},
-    "batches": {"name": "PerClass", "classes": 4, "samples": 3},
+    "batches": {"name": "MPerClass", "classes": 4, "samples": 3},
     "training": {"steps": 50, "precision": "double", "evaluate_every": 50, "explain_every": 0, "doctor": 0},
 }
 CASES = {
@@ -143,7 +143,7 @@ def test_when_a_rank_fails_the_others_stop_and_another_number_of_ranks_goes_on(t
     assert [process.returncode for process in ranks] == [1, 9 if how == "killed" else 1]
     if how == "NaN":
         assert "DroTopK: embeddings must be finite, but 6 of 6 rows hold NaN" in second
-        assert f"Gathered: rank 1 brought what its loss cannot take, which stops all of them: {second.strip()}" in first
+        assert f"Distributed: rank 1 brought what its loss cannot take, which stops all of them: {second.strip()}" in first
         return
     assert "rank 0 of 2 lost touch with the others" in first
     assert "go on from the last checkpoint" in first

@@ -201,7 +201,7 @@ REFUSED = {
     "optimiser.proximal": {"optimiser": {"proximal": 0.1}},
     "training.seed": {"training": {"seed": 1}},
     "training.precision": {"training": {"precision": "double"}},
-    "training.memory": {"training": {"memory": 20}},
+    "training.cross_batch_memory": {"training": {"memory": 20}},
     "training.protocol": {"training": {"protocol": "paper"}},
     "data.validation": {"data": {"validation": 0.5}},
 }

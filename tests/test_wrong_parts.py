@@ -9,14 +9,14 @@ import pytest
 import nearfar as nf
 from nearfar.triplets import Triplets
 
-L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.mining
+L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 NEEDED = {"k": 5, "rho": 1.0, "classes": 4, "dim": 3}
 WRONG = {
     "pair": ("logistic", P.Hinge, M.Hard(), S.Mean(), 0, "", lambda s, sign: s, (P.Hinge(), "hinge")),
     "over": ("kl", S.KL, P.Hinge(), 0.1, None, (S.KL(), S.KL)),
     "groups": (nf.groups.Batch, 3, None, S.Mean()),
     "similarity": ("cosine", nf.similarity.Cosine, P.Hinge(), False),
-    "filter": ("hard", M.Hard, P.Hinge(), 0.1),
+    "miner": ("hard", M.Hard, P.Hinge(), 0.1),
     "link": ("add", nf.links.Add, P.Hinge()),
     "miner": ("hard", M.Hard, P.Hinge()),
 }
@@ -66,6 +66,6 @@ def test_two_parts_are_two():
 
 
 def test_parts_inside_parts_are_checked_too():
-    for make in (lambda: S.Expected("kl"), lambda: S.Sampled(S.KL, 5), lambda: Triplets("all")):
+    for make in (lambda: S.DetachedWeights("kl"), lambda: S.Sampled(S.KL, 5), lambda: Triplets("all")):
         with pytest.raises(TypeError, match=r"must be a .*, but came as "):
             make()

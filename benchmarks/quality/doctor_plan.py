@@ -67,7 +67,7 @@ def tree(loss, optimiser, model, *, batch=(32, 4), seed=0, steps=STEPS, **more):
     return {
         "model": model,
         "loss": loss,
-        "batches": {"name": "PerClass", "classes": batch[0], "samples": batch[1]},
+        "batches": {"name": "MPerClass", "classes": batch[0], "samples": batch[1]},
         "optimiser": optimiser,
         "training": {"steps": steps, "seed": seed},
     } | more

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from nearfar import losses as L
-from nearfar import mining, pairs
+from nearfar import miners, pairs
 from nearfar._files import whole, write_text
 from nearfar.bench import PEER, Limits, Patience, Plan, Task, peak
 from nearfar.bench.pages import as_json, markdown
@@ -50,7 +50,7 @@ def ours(size: int) -> dict[str, Step]:
         "DRO-TopK-PN": L.DroTopKPN(k=2 * size, pair=logistic),
         "DRO-KL": L.DroKL(pair=logistic),
         "semi-hard": L.Triplet(mining="semihard", reduction="nonzero"),
-        "distance-weighted": L.Margin(filter=mining.DistanceWeighted()),
+        "distance-weighted": L.Margin(miner=miners.DistanceWeighted()),
         "MS": L.MultiSimilarity(),
         "LS": L.LiftedStructure(),
     }

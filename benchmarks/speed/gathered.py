@@ -1,4 +1,4 @@
-"""What each of several processes works for a `Gathered` loss, as a share of one process with the whole batch.
+"""What each of several processes works for a `Distributed` loss, as a share of one process with the whole batch.
 
     python benchmarks/speed/gathered.py            about a minute on two cores
 
@@ -60,7 +60,7 @@ def work(rank: int, world: int, file: str, size: int, width: int, rounds: int) -
     rows, labels = batch(size, width)
     mine = slice(size * rank // world, size * (rank + 1) // world)
     found = {
-        name: seconds(nf.Gathered(make()) if world > 1 else make(), rows[mine], labels[mine], rounds)
+        name: seconds(nf.Distributed(make()) if world > 1 else make(), rows[mine], labels[mine], rounds)
         for name, make in LOSSES.items()
     }
     Path(f"{file}.{rank}.json").write_text(json.dumps(found), encoding="utf-8")

@@ -46,10 +46,10 @@ LOSSES: dict[str, Callable[..., Any]] = {
 WAYS = {
     "alone": lambda make: make(),
     "in strips": lambda make: make(engine="tiled"),
-    "memory": lambda make: nf.Memory(make(), size=256),
+    "memory": lambda make: nf.CrossBatchMemory(make(), size=256),
     "chunks": lambda make: make(),
-    "two ranks": lambda make: nf.Gathered(make()),
-    "two ranks, memory": lambda make: nf.Gathered(nf.Memory(make(engine="tiled"), size=256)),
+    "two ranks": lambda make: nf.Distributed(make()),
+    "two ranks, memory": lambda make: nf.Distributed(nf.CrossBatchMemory(make(engine="tiled"), size=256)),
 }
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import nearfar as nf
-from nearfar.batches import PerClass, Representatives
+from nearfar.batches import MPerClass, Representatives
 from nearfar.batches.sampler import GlobalBatches
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -38,7 +38,7 @@ def labels(samples: int, classes: int) -> np.ndarray:
 def contestants(y: np.ndarray, size: int) -> dict[str, GlobalBatches]:
     """The samplers, by name."""
     return {
-        "PerClass, 4 a class": PerClass(y, classes=size // 4, samples=4),
+        "MPerClass, 4 a class": MPerClass(y, classes=size // 4, samples=4),
         "Representatives, 2 a class": Representatives(y, batch_size=size),
         "Representatives, 4 a class": Representatives(y, batch_size=size, samples=4),
         "Representatives, 2 a class, M = 1": Representatives(y, batch_size=size, steps=1),

@@ -10,21 +10,21 @@
 from importlib import import_module
 from typing import Any
 
-from nearfar import batches, data, geometry, groups, links, losses, mining, pairs, report, sets, similarity
+from nearfar import batches, data, geometry, groups, links, losses, miners, pairs, report, sets, similarity
 from nearfar._checks import DegenerateBatchWarning
 from nearfar.batches import Proximal
 from nearfar.evaluation import compare, evaluate
 from nearfar.explanation import Explanation
 from nearfar.relations import Relation
 from nearfar.robust import RobustLoss
-from nearfar.scale import Gathered, Memory, cached_step
+from nearfar.scale import Distributed, CrossBatchMemory, cached_step
 
 __version__ = "0.1.0"
 __all__ = [
     "DegenerateBatchWarning",
     "Explanation",
-    "Gathered",
-    "Memory",
+    "Distributed",
+    "CrossBatchMemory",
     "Proximal",
     "Relation",
     "RobustLoss",
@@ -37,7 +37,7 @@ __all__ = [
     "groups",
     "links",
     "losses",
-    "mining",
+    "miners",
     "pairs",
     "report",
     "sets",

@@ -45,7 +45,7 @@ def describe(loss: type) -> tuple[str, str, str]:
     """The equation, the algebra and the defaults of a loss, read from its docstring and signature."""
     paragraphs = inspect.getdoc(loss).split("\n\n")  # type: ignore[union-attr]
     algebra = next(text for text in paragraphs if text.startswith("Algebra:"))
-    common = ("pair", "similarity", "filter", "engine")
+    common = ("pair", "similarity", "miner", "engine")
     defaults = [
         parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
         for parameter in inspect.signature(loss).parameters.values()

@@ -21,7 +21,7 @@ class Explanation:
     Attributes:
         value: F, what the loss returns.
         losses: [n, m] loss of each pair (of triplets: [n, P, m], see `positives`); 0 where there is no pair.
-        weights: p* in the same shape: not negative, summing to 1 over each group (with its atom, if it has one).
+        weights: p* in the same shape: not negative, summing to 1 over each group (with its zero member, if it has one).
             Where positive and negative pairs form groups of their own, an anchor's weights sum to 1 for each of them.
         dual: [g] the leading dual variable of each group (TopK: threshold, KL: γ·log Σe^{l/γ}, ChiSquare: η, KLBall: γ,
             Worst: the maximum, Mean: the measure); [2, g], positive first, where the signs form groups of their own.

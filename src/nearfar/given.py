@@ -21,16 +21,16 @@ class Given:
     ref_weights: Tensor | None = None
     width: int | None = None
     projection: Projection | None = None
-    leading: bool = False
+    reference_starts_with_batch: bool = False
 
     def gathered(self, rows: Join, cols: Join, square: bool) -> Given:
         """The same of the rows and columns of all ranks; a width that one rank knew is not kept."""
         if self.weights is not None and self.weights.ndim == 2:
             raise ValueError(
-                "Gathered: pair weights [n, m] say nothing of pairs across ranks; give sample weights [n] instead."
+                "Distributed: pair weights [n, m] say nothing of pairs across ranks; give sample weights [n] instead."
             )
-        if self.leading:
-            raise ValueError("Gathered: a memory goes inside, not around: write Gathered(Memory(loss, ...)).")
+        if self.reference_starts_with_batch:
+            raise ValueError("Distributed: a memory goes inside, not around: write Distributed(CrossBatchMemory(loss, ...)).")
         return Given(
             None if self.ids is None else rows(self.ids),
             None if self.ref_ids is None else cols(self.ref_ids),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nearfar.links import Link, Reduction, Sides, Terms, reduce
-from nearfar.mining import Filter
+from nearfar.miners import Miner
 from nearfar.pairing import Pairs, present
 from nearfar.pairs import PairLoss
 from nearfar.parts import Part
@@ -77,7 +77,7 @@ class Product:
     over_negative: UncertaintySet
     groups: Grouping
     link: Link
-    filter: Filter | None
+    miner: Miner | None
     reduction: Reduction
     everyone: bool
     """The wide side of each anchor holds all its pairs (a softmax denominator), not the negative ones only."""
@@ -86,12 +86,12 @@ class Product:
     def parts(self) -> tuple[Part | None, ...]:
         """All of them."""
         pairs, sets = (self.positive, self.negative), (self.over_positive, self.over_negative)
-        return self.similarity, *pairs, *sets, self.groups, self.link, self.filter
+        return self.similarity, *pairs, *sets, self.groups, self.link, self.miner
 
     @property
     def draws(self) -> bool:
         """Whether pairs are drawn at random."""
-        return any(x.draws for x in (self.over_positive, self.over_negative, self.filter) if x is not None)
+        return any(x.draws for x in (self.over_positive, self.over_negative, self.miner) if x is not None)
 
 
 Needs = Literal["any", "positive", "both"]

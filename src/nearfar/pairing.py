@@ -1,4 +1,4 @@
-"""`Pairs`: the one container that travels from scores to value, and the filters' hands on it."""
+"""`Pairs`: the one container that travels from scores to value, and the miners' hands on it."""
 
 from __future__ import annotations
 

@@ -183,12 +183,12 @@ class Linear(PairLoss, swift=True):
         return f"threshold={self.threshold}, margin={self.margin}, scale={self.scale}"
 
 
-class Score(PairLoss, swift=True):
+class Identity(PairLoss, swift=True):
     """l = c·s whatever the sign: the denominators of softmax losses, where positive pairs compete too."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        check_positive("Score", "scale", scale)
+        check_positive("Identity", "scale", scale)
         self.scale = scale
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102

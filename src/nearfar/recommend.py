@@ -16,7 +16,7 @@ from nearfar.data.splits import Shares
 
 NEAR = math.log(4)
 """A measured data set is near when its number of classes and its samples a class are within a factor of four."""
-PLAIN = "PerClass"
+PLAIN = "MPerClass"
 """The sampler that asks for no projections."""
 MATRICES = 10
 """B x B matrices of float32 that a pairwise loss holds at once on the dense engine, forward and backward."""
@@ -118,7 +118,7 @@ def recommend(
         rows: measured results to choose from; by default those of the package.
 
     >>> recommend([0, 0, 0, 1, 1, 1, 2, 2, 2], batch_size=6).config["batches"]
-    {'name': 'PerClass', 'classes': 2, 'samples': 3}
+    {'name': 'MPerClass', 'classes': 2, 'samples': 3}
     """
     check_whole("recommend", "batch_size", batch_size)
     check_positive("recommend", "memory", memory)

@@ -62,7 +62,7 @@ class Relation(ABC):
         orders: 2 where each unordered pair stands in both orders (square, or a reference that holds exactly the same
             samples by id), else 1 (also with representatives); a number or a 0-dim tensor.
         anchors: with representatives, whose rows are anchors: "representatives" or "others"; else None.
-        leading: the first n columns are the rows themselves, told by position, with others behind them (a memory).
+        reference_starts_with_batch: the first n columns are the rows themselves, told by position, with others behind them (a memory).
 
     >>> relation = Relation.from_labels(torch.tensor([0, 0, 1]))
     >>> relation.dense().positive.int()
@@ -87,11 +87,11 @@ class Relation(ABC):
         self._ids, self._ref_ids = check_ids(shape, square, given.ids, given.ref_ids)
         self._weights, self._ref_weights = check_weights(shape, square, given.weights, given.ref_weights)
         self._projection = given.projection
-        self.leading = given.leading
+        self.reference_starts_with_batch = given.reference_starts_with_batch
         self._given = given
         self._among: tuple[Tensor, Tensor] | None = None
         self.orders: int | Tensor = 2 if square else count_orders(self._ids, self._ref_ids)
-        if given.projection is not None or given.leading:
+        if given.projection is not None or given.reference_starts_with_batch:
             self.orders = 1  # a pair stands in the row of its anchor alone; of a memory none stands twice
 
     @property
@@ -120,7 +120,7 @@ class Relation(ABC):
     def gathered(self, rows: Join, cols: Join) -> Relation:
         """The relation of all ranks' rows and columns together; each callable joins a tensor of every rank."""
         raise ValueError(
-            f"Gathered: {self!r} says nothing of rows on other ranks; give labels, or a relation of labels."
+            f"Distributed: {self!r} says nothing of rows on other ranks; give labels, or a relation of labels."
         )
 
     def one_a_class(self) -> Relation:
@@ -141,7 +141,7 @@ class Relation(ABC):
         representatives: Tensor | None = None,
         ref_representatives: Tensor | None = None,
         among_representatives: bool = False,
-        leading: bool = False,
+        reference_starts_with_batch: bool = False,
     ) -> Relation:
         """Positive when the labels are equal.
 
@@ -159,13 +159,13 @@ class Relation(ABC):
             ref_representatives: [m] likewise for the reference.
             among_representatives: negative pairs of two representatives count too (Can et al. 2019, eq. 4.2; its Alg. 1 has none).
                 `LiftedStructure` always has them.
-            leading: the first n reference rows are the rows themselves: no row is paired with its own.
+            reference_starts_with_batch: the first n reference rows are the rows themselves: no row is paired with its own.
         """
         _demand_integers("Relation.from_labels", "labels", labels)
         if ref_labels is not None:
             _demand_integers("Relation.from_labels", "ref_labels", ref_labels)
         projection = check_projection(labels, ref_labels, representatives, ref_representatives, among_representatives)
-        given = Given(ids, ref_ids, weights, ref_weights, width, projection, leading)
+        given = Given(ids, ref_ids, weights, ref_weights, width, projection, reference_starts_with_batch)
         return _Labels(labels, ref_labels, ignore, given)
 
     @staticmethod
@@ -292,10 +292,10 @@ class Relation(ABC):
         if self.square:
             return row == col
         if self._ids is None or self._ref_ids is None:
-            return (row == col) & (col < self.shape[0]) if self.leading else torch.zeros_like(row == col)
+            return (row == col) & (col < self.shape[0]) if self.reference_starts_with_batch else torch.zeros_like(row == col)
         same = self._ids[row] == self._ref_ids[col]
         # of the rows themselves position tells, of the others ids do
-        return torch.where(col < self.shape[0], row == col, same) if self.leading else same
+        return torch.where(col < self.shape[0], row == col, same) if self.reference_starts_with_batch else same
 
     def _weight(self, rows: slice, cols: slice) -> Tensor | None:
         if self._weights is None:
@@ -315,9 +315,9 @@ class _Labels(Relation):
         self._row = labels
         self._col = labels if ref_labels is None else ref_labels
         self._ignore = ignore
-        if given.leading and (ref_labels is None or len(ref_labels) < len(labels)):
+        if given.reference_starts_with_batch and (ref_labels is None or len(ref_labels) < len(labels)):
             raise ValueError(
-                "Relation.from_labels: leading=True says that the first reference rows are the rows themselves, "
+                "Relation.from_labels: reference_starts_with_batch=True says that the first reference rows are the rows themselves, "
                 "but there are fewer of them than rows; put the rows in front of the reference."
             )
         super().__init__((len(labels), len(self._col)), labels.device, ref_labels is None, given)

@@ -21,7 +21,7 @@ from nearfar.explanation import Explanation, explain, unexplained
 from nearfar.groups import Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Sign
 from nearfar.links import REDUCTIONS, Add, Link, Reduction
 from nearfar.loss import Call, Loss
-from nearfar.mining import Filter
+from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
 from nearfar.parts import check_part
 from nearfar.projection import Anchors
@@ -53,7 +53,7 @@ class RobustLoss(Loss):
         groups: which pairs share one p: "batch", "sign", "balanced", "anchor", "anchor_sign", "positive", "triplets",
             or a `Grouping`.
         link: how the two values of an anchor join, for "anchor_sign"; `Add` where none is given.
-        filter: a miner (nearfar.mining), or None for all pairs.
+        miner: a miner (nearfar.miners), or None for all pairs.
         reduction: over anchors: "mean", "sum", "nonzero" (mean over those above zero) or "none" (one value an anchor).
         similarity: scores between rows; `Cosine` where none is given.
         members: the wide side of an anchor: its "negative" pairs, or "all" of them (softmax denominators).
@@ -86,7 +86,7 @@ class RobustLoss(Loss):
         over: UncertaintySet | tuple[UncertaintySet, UncertaintySet],
         groups: str | Grouping = "batch",
         link: Link | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         reduction: Reduction = "mean",
         similarity: Similarity | None = None,
         members: Literal["negative", "all"] = "negative",
@@ -112,11 +112,11 @@ class RobustLoss(Loss):
         else:
             self.pair_negative = negative
         self.over_positive, self.over_negative = _two(owner, "over", over, UncertaintySet, "nf.sets.KL(0.1)")
-        self._check_options(link, filter, similarity)
+        self._check_options(link, miner, similarity)
         groups.check(self.over_positive, self.over_negative)
         self.groups = groups
         self.link = link if link is not None else Add()
-        self.filter = filter
+        self.miner = miner
         self.reduction: Reduction = reduction
         self.similarity = similarity if similarity is not None else Cosine()
         self.members = members
@@ -126,10 +126,10 @@ class RobustLoss(Loss):
         self._warned = False
         self._deferred = Deferred()
 
-    def _check_options(self, link: object, filter: object, similarity: object) -> None:
+    def _check_options(self, link: object, miner: object, similarity: object) -> None:
         options = (
             ("link", link, Link, "nf.links.Add()"),
-            ("filter", filter, Filter, "nf.mining.Hard()"),
+            ("miner", miner, Miner, "nf.miners.Hard()"),
             ("similarity", similarity, Similarity, "nf.similarity.Cosine()"),
         )
         for name, value, kind, such_as in options:
@@ -146,7 +146,7 @@ class RobustLoss(Loss):
             *self._sets(),
             self.groups,
             self.link,
-            self.filter,
+            self.miner,
             self.reduction,
             self.members == "all",
         )
@@ -202,7 +202,7 @@ class RobustLoss(Loss):
             if call.indices is not None:
                 raise ValueError(
                     f'{self.owner}: an index tuple is a matrix of weights to engine="tiled", which makes none; '
-                    'use engine="dense", or a filter.'
+                    'use engine="dense", or a miner.'
                 )
             return dealt(call, self.product)
         if self.engine != "auto" or call.indices is not None or torch.compiler.is_compiling():
@@ -229,7 +229,7 @@ class RobustLoss(Loss):
     def _teaching(self, had: Had) -> Tensor:
         """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""
         linked = isinstance(self.groups, AnchorSign) and self.link.both
-        if linked or self.groups.needs == "both" or (self.filter is not None and self.filter.both):
+        if linked or self.groups.needs == "both" or (self.miner is not None and self.miner.both):
             return had.had_positive & had.had_negative
         return had.had_positive if self.groups.needs == "positive" else had.anchors
 

@@ -1,4 +1,4 @@
-"""Any product pair loss x set x groups x link x filter x reduction, by loops: its value and its closed gradient.
+"""Any product pair loss x set x groups x link x miner x reduction, by loops: its value and its closed gradient.
 
 Factors are told by name and keywords, e.g. ("hinge", {"margin": 0.2}). S are the scores of n anchors against m
 references, A and U [n, m] how often each pair is there as positive and as negative (0: not at all).
@@ -46,7 +46,7 @@ class Product:
     over_negative: tuple
     groups: str = "batch"
     link: tuple = ("add", {})
-    filter: tuple | None = None
+    miner: tuple | None = None
     reduction: str = "mean"
     everyone: bool = False
     rule: dict = field(default_factory=dict)
@@ -157,7 +157,7 @@ def solved(over, losses, weights, orders=1, cap=None):
     there = weights > 0
     if options.get("zero", "keep") == "drop":
         there = there & (losses > 0)
-    size = np.sum(weights[there]) + (1 if options.get("atom") else 0)
+    size = np.sum(weights[there]) + (1 if options.get("zero_member") else 0)
     if name != "topk":
         value, share = SETS[name]
         lean = {key: x for key, x in options.items() if key != "normalised"}
@@ -372,9 +372,9 @@ def _threshold(pair, total):
 
 def mined(product, S, A, U, dim):
     """The measures after the miner."""
-    if product.filter is None:
+    if product.miner is None:
         return A, U
-    name, options = product.filter
+    name, options = product.miner
     if name != "distance_weighted":
         return getattr(mining, name)(S, A, U, **options)
     D = -S if product.similarity == "neg_euclidean" else np.sqrt(np.maximum(2 - 2 * S, 0))

@@ -1,10 +1,10 @@
 """Worst cases of a list of losses over a set of weights: the value, and the weights p* that attain it.
 
 Every function takes base weights w (all 1 by default; an item with w = 0 is absent), zero="drop" (items with
-loss <= 0 are made absent first) and atom=True (after the dropping, one item of loss 0 and weight 1 joins).
+loss <= 0 are made absent first) and zero_member=True (after the dropping, one item of loss 0 and weight 1 joins).
 W is the sum of w over what is then present. The value of an empty list is 0.
 A `*_weights` function returns p* for the given items, in their order: 0 for the absent ones, and without the
-share of the atom. Where p* is not unique (ties), equal losses share in proportion to w.
+share of the zero member. Where p* is not unique (ties), equal losses share in proportion to w.
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ def softmax(exponents, weights=None):
     return factors / np.sum(factors)
 
 
-def _present(losses, weights, zero, atom):
+def _present(losses, weights, zero, zero_member):
     """The losses and base weights that take part, and the place of each in the given list."""
     if zero not in ("keep", "drop"):
         raise ValueError(zero)
@@ -58,38 +58,38 @@ def _present(losses, weights, zero, atom):
     weights = np.asarray(weights, dtype=np.longdouble)
     places = [i for i in range(len(losses)) if weights[i] > 0 and (zero == "keep" or losses[i] > 0)]
     losses, weights = losses[places], weights[places]
-    if atom:
+    if zero_member:
         losses, weights = np.append(losses, NOTHING), np.append(weights, NOTHING + 1)
     return losses, weights, places
 
 
-def _value(function, losses, weights, zero, atom):
-    kept, base, _ = _present(losses, weights, zero, atom)
+def _value(function, losses, weights, zero, zero_member):
+    kept, base, _ = _present(losses, weights, zero, zero_member)
     return function(kept, base) if len(kept) > 0 else NOTHING
 
 
-def _share(function, losses, weights, zero, atom):
-    kept, base, places = _present(losses, weights, zero, atom)
+def _share(function, losses, weights, zero, zero_member):
+    kept, base, places = _present(losses, weights, zero, zero_member)
     p = np.zeros(len(losses), dtype=np.longdouble)
     if len(kept) > 0:
-        # The atom, if there is one, is the last item and has no place in the given list.
+        # The zero_member, if there is one, is the last item and has no place in the given list.
         p[places] = function(kept, base)[: len(places)]
     return p
 
 
-def mean(losses, weights=None, zero="keep", atom=False):
+def mean(losses, weights=None, zero="keep", zero_member=False):
     """sum_i w_i l_i / W."""
-    return _value(lambda kept, base: np.sum(base * kept) / np.sum(base), losses, weights, zero, atom)
+    return _value(lambda kept, base: np.sum(base * kept) / np.sum(base), losses, weights, zero, zero_member)
 
 
-def mean_weights(losses, weights=None, zero="keep", atom=False):
+def mean_weights(losses, weights=None, zero="keep", zero_member=False):
     """p_i = w_i / W."""
-    return _share(lambda kept, base: base / np.sum(base), losses, weights, zero, atom)
+    return _share(lambda kept, base: base / np.sum(base), losses, weights, zero, zero_member)
 
 
-def worst(losses, weights=None, zero="keep", atom=False):
+def worst(losses, weights=None, zero="keep", zero_member=False):
     """max_i l_i."""
-    return _value(lambda kept, base: np.max(kept), losses, weights, zero, atom)
+    return _value(lambda kept, base: np.max(kept), losses, weights, zero, zero_member)
 
 
 def _on_the_largest(losses, base):
@@ -97,9 +97,9 @@ def _on_the_largest(losses, base):
     return ties / np.sum(ties)
 
 
-def worst_weights(losses, weights=None, zero="keep", atom=False):
+def worst_weights(losses, weights=None, zero="keep", zero_member=False):
     """p_i = w_i / (sum of w over the items at the maximum) there, and 0 elsewhere."""
-    return _share(_on_the_largest, losses, weights, zero, atom)
+    return _share(_on_the_largest, losses, weights, zero, zero_member)
 
 
 def _mass(base, k, fraction):
@@ -109,7 +109,7 @@ def _mass(base, k, fraction):
     return np.minimum(fraction * np.sum(base) if k is None else np.longdouble(k), np.sum(base))
 
 
-def topk(losses, k=None, fraction=None, weights=None, zero="keep", atom=False):
+def topk(losses, k=None, fraction=None, weights=None, zero="keep", zero_member=False):
     """sum_i t_i l_i / k, where the greatest losses come first and take t_i <= w_i until sum t_i = k."""
 
     def value(kept, base):
@@ -121,10 +121,10 @@ def topk(losses, k=None, fraction=None, weights=None, zero="keep", atom=False):
             left = left - taken
         return total / mass
 
-    return _value(value, losses, weights, zero, atom)
+    return _value(value, losses, weights, zero, zero_member)
 
 
-def topk_weights(losses, k=None, fraction=None, weights=None, zero="keep", atom=False):
+def topk_weights(losses, k=None, fraction=None, weights=None, zero="keep", zero_member=False):
     """p_i = t_i / k; the items tied at the edge take what is left of k in proportion to w."""
 
     def share(kept, base):
@@ -137,10 +137,10 @@ def topk_weights(losses, k=None, fraction=None, weights=None, zero="keep", atom=
             p[i] = filled * base[i] / mass
         return p
 
-    return _share(share, losses, weights, zero, atom)
+    return _share(share, losses, weights, zero, zero_member)
 
 
-def kl(losses, gamma, weights=None, normalised=True, zero="keep", atom=False):
+def kl(losses, gamma, weights=None, normalised=True, zero="keep", zero_member=False):
     """gamma * (log sum_i w_i e^(l_i / gamma) - log W); without log W if normalised=False."""
 
     def value(kept, base):
@@ -149,12 +149,12 @@ def kl(losses, gamma, weights=None, normalised=True, zero="keep", atom=False):
         # w e^x = e^(x + log w): every present weight is positive.
         return gamma * log_sum(kept / gamma + np.log(base))
 
-    return _value(value, losses, weights, zero, atom)
+    return _value(value, losses, weights, zero, zero_member)
 
 
-def kl_weights(losses, gamma, weights=None, zero="keep", atom=False):
+def kl_weights(losses, gamma, weights=None, zero="keep", zero_member=False):
     """p_i = w_i e^(l_i / gamma) / sum_k w_k e^(l_k / gamma)."""
-    return _share(lambda kept, base: softmax(kept / gamma, base), losses, weights, zero, atom)
+    return _share(lambda kept, base: softmax(kept / gamma, base), losses, weights, zero, zero_member)
 
 
 def _root(increasing):
@@ -196,7 +196,7 @@ def _kl_ball_holds_the_largest(kept, base, rho):
     return ties == np.sum(base) or rho >= np.log(np.sum(base) / ties)
 
 
-def kl_ball(losses, rho, weights=None, zero="keep", atom=False):
+def kl_ball(losses, rho, weights=None, zero="keep", zero_member=False):
     """max sum p_i l_i: sum p = 1, KL(p || w/W) <= rho  =  min_g g rho + g log(sum_i (w_i/W) e^(l_i/g))."""
 
     def value(kept, base):
@@ -208,10 +208,10 @@ def kl_ball(losses, rho, weights=None, zero="keep", atom=False):
         b = _kl_ball_slope(kept, base, rho)
         return largest + (rho + log_mean(b * (kept - largest), base)) / b
 
-    return _value(value, losses, weights, zero, atom)
+    return _value(value, losses, weights, zero, zero_member)
 
 
-def kl_ball_weights(losses, rho, weights=None, zero="keep", atom=False):
+def kl_ball_weights(losses, rho, weights=None, zero="keep", zero_member=False):
     """p_i ~ w_i e^(l_i / g), with g such that KL(p || w/W) = rho; the maximum alone if rho allows it."""
 
     def share(kept, base):
@@ -221,7 +221,7 @@ def kl_ball_weights(losses, rho, weights=None, zero="keep", atom=False):
             return base / np.sum(base)
         return softmax(_kl_ball_slope(kept, base, rho) * kept, base)
 
-    return _share(share, losses, weights, zero, atom)
+    return _share(share, losses, weights, zero, zero_member)
 
 
 def _chi_square_share(kept, base, rho):
@@ -252,7 +252,7 @@ def _chi_square_share(kept, base, rho):
     return base * r / np.sum(base * r)
 
 
-def chi_square(losses, rho, weights=None, zero="keep", atom=False):
+def chi_square(losses, rho, weights=None, zero="keep", zero_member=False):
     """max sum p_i l_i: p >= 0, sum p = 1, sum p_i^2/w_i <= 1/n + 2 rho/n^2, n = W.
 
     = min_eta eta + sqrt(1 + 2 rho/n) sqrt(sum_i w_i (l_i - eta)_+^2 / n). Evaluated as sum p_i l_i at the p
@@ -263,9 +263,9 @@ def chi_square(losses, rho, weights=None, zero="keep", atom=False):
         largest = np.max(kept)
         return largest + np.sum(_chi_square_share(kept, base, rho) * (kept - largest))
 
-    return _value(value, losses, weights, zero, atom)
+    return _value(value, losses, weights, zero, zero_member)
 
 
-def chi_square_weights(losses, rho, weights=None, zero="keep", atom=False):
+def chi_square_weights(losses, rho, weights=None, zero="keep", zero_member=False):
     """p_i = w_i (l_i - eta)_+ / sum_k w_k (l_k - eta)_+, eta the minimiser of the dual."""
-    return _share(lambda kept, base: _chi_square_share(kept, base, rho), losses, weights, zero, atom)
+    return _share(lambda kept, base: _chi_square_share(kept, base, rho), losses, weights, zero, zero_member)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nearfar import losses as L
-from nearfar import mining
+from nearfar import miners
 from nearfar._checks import nearest
 from nearfar.similarity import Dot
 
@@ -107,21 +107,21 @@ SUBJECTS: dict[str, Subject] = dict(
               lambda n, d, p, m: p.ProxyAnchorLoss(_classes(n), d)),
         _pair("ArcFace", lambda n, d, e: L.ArcFace(_classes(n), d, engine=e),
               lambda n, d, p, m: p.ArcFaceLoss(_classes(n), d, margin=math.degrees(0.5))),
-        _pair("miner MultiSimilarity", lambda n, d, e: _filtered(mining.MultiSimilarity(), e),
+        _pair("miner MultiSimilarity", lambda n, d, e: _filtered(miners.MultiSimilarity(), e),
               lambda n, d, p, m: _mined(p.ContrastiveLoss(), m.MultiSimilarityMiner())),
-        _pair("miner Hard", lambda n, d, e: _filtered(mining.Hard(), e),
+        _pair("miner Hard", lambda n, d, e: _filtered(miners.Hard(), e),
               lambda n, d, p, m: _mined(p.ContrastiveLoss(), m.BatchHardMiner())),
-        _pair("miner SemiHard", lambda n, d, e: _filtered(mining.SemiHard(), e)),
-        _pair("miner BalancedHard", lambda n, d, e: _filtered(mining.BalancedHard(), e)),
-        _pair("miner DistanceWeighted", lambda n, d, e: L.Margin(filter=mining.DistanceWeighted(), engine=e),
+        _pair("miner SemiHard", lambda n, d, e: _filtered(miners.SemiHard(), e)),
+        _pair("miner BalancedHard", lambda n, d, e: _filtered(miners.BalancedHard(), e)),
+        _pair("miner DistanceWeighted", lambda n, d, e: L.Margin(miner=miners.DistanceWeighted(), engine=e),
               lambda n, d, p, m: _mined(p.MarginLoss(), m.DistanceWeightedMiner())),
     )
 )  # fmt: skip
 """By name, in the order of tables."""
 
 
-def _filtered(miner: mining.Filter, engine: Any) -> torch.nn.Module:
-    return L.Contrastive(power=1, reduction="nonzero", filter=miner, engine=engine)
+def _filtered(miner: miners.Miner, engine: Any) -> torch.nn.Module:
+    return L.Contrastive(power=1, reduction="nonzero", miner=miner, engine=engine)
 
 
 def chosen(names: Iterable[str]) -> list[Subject]:

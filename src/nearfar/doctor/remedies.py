@@ -24,7 +24,7 @@ SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
 EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "160"))
 UNIT: Flags = (("model.normalise", "true"),)
 HELD_OUT: Flags = (("data.validation", "0.1"),)
-EVEN: Flags = (("batches.name", "PerClass"), ("batches.classes", "null"), ("batches.samples", "4"))
+EVEN: Flags = (("batches.name", "MPerClass"), ("batches.classes", "null"), ("batches.samples", "4"))
 NEAR_CLASSES: Flags = (("batches.name", "Representatives"), ("batches.hard_classes", "true"))
 OTHER: Flags = (("loss.name", "MultiSimilarity"),)
 STEADY: Flags = (("optimiser.clip", "1"), ("training.precision", "no"))
@@ -159,7 +159,7 @@ def _blamed(config: Config, classes: int | None) -> Iterator[tuple[str, str]]:
     if config.optimiser.weight_decay > STRONG:
         yield "optimiser.weight_decay", "0.0001"
     if batch_of(config, classes) < FEW_ROWS:
-        yield "batches.name", "PerClass"
+        yield "batches.name", "MPerClass"
         yield "batches.classes", str(min(32, classes)) if classes else "null"
         yield "batches.samples", "4"
 

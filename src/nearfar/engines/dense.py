@@ -65,11 +65,11 @@ def measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def kept(product: Product, pairs: Pairs) -> Pairs:
     """What the product's miner keeps of these pairs."""
-    if product.filter is None:
+    if product.miner is None:
         return pairs
     with torch.no_grad():
-        kept: Pairs = product.filter(pairs)
-        # every comparison with NaN is false, so a filter drops it; it must stay in and show
+        kept: Pairs = product.miner(pairs)
+        # every comparison with NaN is false, so a miner drops it; it must stay in and show
         broken = torch.isnan(pairs.scores)
         positive, negative = torch.where(broken, pairs.positive, kept.positive), torch.where(broken, pairs.negative, kept.negative)
     return replace(pairs, positive=positive, negative=negative, mined=True)

@@ -38,8 +38,8 @@ def halves(product: Product, relation: Relation) -> bool:
     if (
         not exactly(product.groups, *WHOLE)
         or relation.plain_labels() is None
-        or product.filter is not None
-        or relation.leading
+        or product.miner is not None
+        or relation.reference_starts_with_batch
     ):
         return False
     if form_of(product.similarity) is None or any(True for _ in product.link.parameters()):

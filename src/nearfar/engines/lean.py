@@ -18,7 +18,7 @@ from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
 from nearfar.groups import AnchorSign, Product
 from nearfar.links import Add, Sides, tally
-from nearfar.mining import MultiSimilarity
+from nearfar.miners import MultiSimilarity
 from nearfar.parts import exactly
 from nearfar.relations import Relation
 from nearfar.sets.base import Solved
@@ -40,9 +40,9 @@ def leans(product: Product, relation: Relation) -> bool:
     line = line_of(product)
     if line is None and not isinstance(product.negative.slope(torch.zeros(1, 1), -1), Tensor):
         return False
-    if product.filter is not None:
+    if product.miner is not None:
         # the miner's interval is one of losses: a rising line, and weights that need no count
-        mined = exactly(product.filter, MultiSimilarity) and line is not None and not product.everyone
+        mined = exactly(product.miner, MultiSimilarity) and line is not None and not product.everyone
         if not mined or not exactly(over, KL) or over.normalised or over.zero == "drop":
             return False
     return over.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
@@ -125,7 +125,7 @@ class _Lean:
         """The positive pairs [t, P] that a miner keeps, how many members the wide side has, and whether any is a negative."""
         negative = losses.shape[1] - narrow.run.sum(dim=1)
         size = negative + narrow.positive.sum(dim=1) if self.product.everyone else negative
-        miner = self.product.filter
+        miner = self.product.miner
         if not exactly(miner, MultiSimilarity) or self.line is None:
             return narrow.positive, size.to(losses.dtype), negative > 0
         slope, start = self.line

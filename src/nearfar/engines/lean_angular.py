@@ -27,7 +27,7 @@ def leans_on_angles(product: Product, relation: Relation) -> bool:
     groups = product.groups
     if not exactly(groups, Positive) or not exactly(groups.rule.compare, AngularScore):
         return False
-    if groups.rule.keep is not None or groups.rule.balanced or product.filter is not None:
+    if groups.rule.keep is not None or groups.rule.balanced or product.miner is not None:
         return False
     if relation.plain_labels() is None or product.reduction == "none" or form_of(product.similarity) is not Plain:
         return False

@@ -28,11 +28,11 @@ from nearfar.sets.soft import LOWEST
 def leans_on_ends(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
     over = product.over_negative
-    if not exactly(product.groups, AnchorSign) or not product.link.wants_columns or product.filter is not None:
+    if not exactly(product.groups, AnchorSign) or not product.link.wants_columns or product.miner is not None:
         return False
     if relation.plain_labels() is None or not relation.square or product.reduction == "none" or product.everyone:
         return False
-    if not exactly(over, KL) or over.normalised or over.atom or over.zero == "drop":
+    if not exactly(over, KL) or over.normalised or over.zero_member or over.zero == "drop":
         return False
     line, similarity = line_of(product), product.similarity
     if not exactly(product.link, LiftedLink) or form_of(similarity) is None or line is None:

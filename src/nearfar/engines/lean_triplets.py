@@ -27,9 +27,9 @@ from nearfar.triplets import SemiHardBand, Triplets, difference
 def leans_on_triplets(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
     groups, pair, mean = product.groups, product.negative, product.over_negative
-    if not exactly(groups, Triplets) or relation.plain_labels() is None or product.filter is not None:
+    if not exactly(groups, Triplets) or relation.plain_labels() is None or product.miner is not None:
         return False
-    if not exactly(pair, Hinge) or pair.offset is not None or not exactly(mean, Mean) or mean.atom:
+    if not exactly(pair, Hinge) or pair.offset is not None or not exactly(mean, Mean) or mean.zero_member:
         return False
     rule = groups.rule
     if rule.compare is not difference or rule.balanced or form_of(product.similarity) is None:

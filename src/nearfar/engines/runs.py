@@ -43,7 +43,7 @@ class Runs:
         self.end = torch.searchsorted(ranked, row.contiguous(), right=True)
         self.width = max(1, int((self.end - self.start).amax()))
         self.own: Tensor | None = None
-        if relation.square or relation.leading:
+        if relation.square or relation.reference_starts_with_batch:
             self.own = torch.empty_like(self.order)
             self.own[self.order] = torch.arange(len(col), device=col.device)
         self.itself = int(self.own is not None)

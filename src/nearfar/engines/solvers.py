@@ -72,7 +72,7 @@ Named = tuple[Tensor, Tensor, Tensor]
 
 def solver(of: UncertaintySet, like: Tensor, orders: int) -> Solver | None:
     """What solves a set here, or None."""
-    if of.atom:
+    if of.zero_member:
         return None
     if exactly(of, Worst):
         return None if of.zero == "drop" else Few(of, like)

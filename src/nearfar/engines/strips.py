@@ -1,6 +1,6 @@
 """Strips: a few whole rows of the score matrix at a time, with the pairs of each that count, and gradients summed up.
 
-A strip holds whole anchors, so that filters and groups of one anchor see all they need; what reaches further is told
+A strip holds whole anchors, so that miners and groups of one anchor see all they need; what reaches further is told
 to streams (nearfar.sets.stream), strip by strip. Memory is that of a strip: O(m · tall).
 """
 
@@ -75,7 +75,7 @@ class Strips:
 
     def __iter__(self) -> Iterator[slice]:
         """The strips of one sweep; a miner that draws draws the same again in every sweep."""
-        if self.product.filter is not None:
+        if self.product.miner is not None:
             self._state = self._state or states(self.rows.device)
             set_states(self._state, self.rows.device)
         return iter(self.cuts)

@@ -6,12 +6,12 @@ from typing import Literal
 
 from nearfar._checks import check_choice, check_positive
 from nearfar.links import Add, HingeLink, LiftedLink, Reduction
-from nearfar.mining import Filter
-from nearfar.mining import MultiSimilarity as MultiSimilarityMiner
+from nearfar.miners import Miner
+from nearfar.miners import MultiSimilarity as MultiSimilarityMiner
 from nearfar.pairs import Linear, PairLoss
 from nearfar.parts import check_part
 from nearfar.robust import Engine, RobustLoss
-from nearfar.sets import KL, Expected, PowerWeights, UncertaintySet
+from nearfar.sets import KL, DetachedWeights, PowerWeights, UncertaintySet
 from nearfar.similarity import Cosine, NegEuclidean, Similarity
 
 
@@ -27,7 +27,7 @@ class LiftedStructure(RobustLoss):
         reduction: over positive pairs: "mean" (1/(2|P|) of the sum over unordered pairs), "sum", "nonzero", "none".
         pair: the pair loss in place of `Linear`, for both signs.
         similarity: `NegEuclidean` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default.
@@ -42,7 +42,7 @@ class LiftedStructure(RobustLoss):
         reduction: Reduction = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
@@ -52,7 +52,7 @@ class LiftedStructure(RobustLoss):
             link=LiftedLink(),
             reduction=reduction,
             similarity=NegEuclidean() if similarity is None else similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -67,7 +67,7 @@ class GeneralizedLifted(RobustLoss):
         reduction: "mean" over anchors; "sum" as Qi et al. 2020 prints it.
         pair: the pair loss in place of `Linear`, for both signs.
         similarity: `NegEuclidean` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default. Qi et al.'s form is `as_in_paper`; its λ cancels, so it has none.
@@ -83,7 +83,7 @@ class GeneralizedLifted(RobustLoss):
         reduction: Reduction = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ class GeneralizedLifted(RobustLoss):
             link=HingeLink(both=False),
             reduction=reduction,
             similarity=NegEuclidean() if similarity is None else similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -106,20 +106,20 @@ class GeneralizedLifted(RobustLoss):
 class MultiSimilarity(RobustLoss):
     """mean over anchors of  (1/α) log(1 + Σ_{P_i} e^{-α(s-λ)}) + (1/β) log(1 + Σ_{N_i} e^{β(s-λ)})   (Qi et al. 2020, eq. 2).
 
-    Algebra: Linear x (KL(1/α), KL(1/β)) with the zero atom x anchor_sign, added, on cosine; its miner is a filter.
+    Algebra: Linear x (KL(1/α), KL(1/β)) with the zero member x anchor_sign, added, on cosine; its miner is a miner.
 
     Args:
         alpha: α.
         beta: β.
         threshold: λ.
-        miner: the slack ε of its own miner, another filter, or None for no mining.
+        miner: the slack ε of its own miner, another miner, or None for no mining.
         reduction: "mean" over anchors, those the miner emptied included.
         pair: the pair loss in place of `Linear`.
         similarity: `Cosine` where none is given.
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's loss with its miner (or without, for None). It is `DroKLGrouped` with an
-    unhinged loss, the atom and two temperatures; with the hinge, as Qi et al. 2020 derives it, one gets two thresholds λ ± m
+    unhinged loss, the zero member and two temperatures; with the hinge, as Qi et al. 2020 derives it, one gets two thresholds λ ± m
     (docs/errata.md).
     """
 
@@ -131,7 +131,7 @@ class MultiSimilarity(RobustLoss):
         alpha: float = 2.0,
         beta: float = 50.0,
         threshold: float = 0.5,
-        miner: float | Filter | None = 0.1,
+        miner: float | Miner | None = 0.1,
         reduction: Reduction = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
@@ -140,13 +140,13 @@ class MultiSimilarity(RobustLoss):
         check_positive("MultiSimilarity", "alpha", alpha)
         check_positive("MultiSimilarity", "beta", beta)
         if miner is not None and not isinstance(miner, int | float):
-            check_part("MultiSimilarity", "miner", miner, Filter, "nf.mining.Hard() or a number")
+            check_part("MultiSimilarity", "miner", miner, Miner, "nf.miners.Hard() or a number")
         super().__init__(
             pair=Linear(threshold) if pair is None else pair,
-            over=(KL(1 / alpha, normalised=False, atom=True), KL(1 / beta, normalised=False, atom=True)),
+            over=(KL(1 / alpha, normalised=False, zero_member=True), KL(1 / beta, normalised=False, zero_member=True)),
             groups="anchor_sign",
             link=Add(),
-            filter=MultiSimilarityMiner(miner) if isinstance(miner, int | float) else miner,
+            miner=MultiSimilarityMiner(miner) if isinstance(miner, int | float) else miner,
             reduction=reduction,
             similarity=similarity,
             engine=engine,
@@ -156,7 +156,7 @@ class MultiSimilarity(RobustLoss):
 class HAP2S(RobustLoss):
     """mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant   (Qi et al. 2020, eq. 30; Yu et al.).
 
-    Algebra: Linear x Expected(KL(γ)) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows. The value is
+    Algebra: Linear x DetachedWeights(KL(γ)) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows. The value is
     not the antiderivative of the gradient (`exact_gradient` is False).
 
     Args:
@@ -167,7 +167,7 @@ class HAP2S(RobustLoss):
         reduction: "mean" over anchors.
         pair: the pair loss in place of `Linear`.
         similarity: `NegEuclidean` where none is given; `Cosine` for Qi et al.'s form.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma, zero="keep")` with a linear pair
@@ -184,12 +184,12 @@ class HAP2S(RobustLoss):
         reduction: Reduction = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         check_choice("HAP2S", "weights", weights, ("exponential", "polynomial"))
         over: tuple[UncertaintySet, UncertaintySet] = (
-            (Expected(KL(gamma)), Expected(KL(gamma)))
+            (DetachedWeights(KL(gamma)), DetachedWeights(KL(gamma)))
             if weights == "exponential"
             else (PowerWeights(1.0, power), PowerWeights(-1.0, -2 * power))
         )
@@ -200,6 +200,6 @@ class HAP2S(RobustLoss):
             link=HingeLink(margin),
             reduction=reduction,
             similarity=NegEuclidean() if similarity is None else similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )

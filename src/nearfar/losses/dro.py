@@ -6,7 +6,7 @@ from typing import Literal
 
 from nearfar._checks import check_positive
 from nearfar.links import Reduction
-from nearfar.mining import Filter
+from nearfar.miners import Miner
 from nearfar.pairs import Hinge, PairLoss
 from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst
@@ -23,7 +23,7 @@ class DroWorst(RobustLoss):
     Args:
         pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: `DroTopK(k=.5)` (one ordered pair), `DroKL(gamma→0)`, `DroChiSquare(rho≥n(n-1)/2)`.
@@ -34,14 +34,14 @@ class DroWorst(RobustLoss):
         *,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
             pair=Hinge() if pair is None else pair,
             over=Worst(),
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -58,7 +58,7 @@ class DroTopK(RobustLoss):
         zero: "keep" or "drop" pairs without loss; it matters only where K exceeds the pairs with loss.
         pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: k ≥ all pairs is the mean (`BinomialDeviance` with `Logistic`); k = ½ is `DroWorst`. The paper's printed
@@ -73,14 +73,14 @@ class DroTopK(RobustLoss):
         zero: Zero = "keep",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
             pair=Hinge() if pair is None else pair,
             over=TopK(k, fraction, zero=zero),
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -100,7 +100,7 @@ class DroTopKPN(RobustLoss):
         k: K in all, counted in unordered pairs.
         pair: `Hinge(.2, .5)` where none is given.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: the mean of `RobustLoss(over=TopK(k/2), groups="sign")`'s two sides where both have K/2 pairs.
@@ -112,7 +112,7 @@ class DroTopKPN(RobustLoss):
         k: float,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         check_positive("DroTopKPN", "k", k)
@@ -121,7 +121,7 @@ class DroTopKPN(RobustLoss):
             over=TopK(k / 2),
             groups="balanced",
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -143,7 +143,7 @@ class DroKL(RobustLoss):
             not.
         pair: `Hinge(.2, .5)` where none is given.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: γ→0 is `DroWorst`, γ→∞ the mean.
@@ -157,7 +157,7 @@ class DroKL(RobustLoss):
         zero: Zero = "drop",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         over = KL(gamma, zero=zero)
@@ -165,7 +165,7 @@ class DroKL(RobustLoss):
             pair=Hinge() if pair is None else pair,
             over=over if samples is None else Sampled(over, samples),
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -190,12 +190,12 @@ class DroKLGrouped(RobustLoss):
         reduction: "mean" over anchors; the paper sums ("sum").
         pair: `Hinge(.2, .5)` where none is given.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: with γ = 1 and a margin so large that every loss is positive, its gradient is `GeneralizedLifted`'s on
     cosine wherever that one's hinge is active, and F = L_LS + Σ(2m - log P_i - log N_i). Linear pairs, zero="keep" and
-    the zero atom make it `MultiSimilarity`. The paper's weights (7) hold only for margins above 1 + λ (docs/errata.md).
+    the zero member make it `MultiSimilarity`. The paper's weights (7) hold only for margins above 1 + λ (docs/errata.md).
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class DroKLGrouped(RobustLoss):
         reduction: Reduction = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
@@ -215,7 +215,7 @@ class DroKLGrouped(RobustLoss):
             groups="anchor_sign",
             reduction=reduction,
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -231,7 +231,7 @@ class DroChiSquare(RobustLoss):
         zero: "keep" or "drop" pairs without loss.
         pair: `Hinge(.2, .5)` where none is given.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: ρ = 0 is the mean, ρ ≥ n(n-1)/2 is `DroWorst`.
@@ -244,13 +244,13 @@ class DroChiSquare(RobustLoss):
         zero: Zero = "keep",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
             pair=Hinge() if pair is None else pair,
             over=ChiSquare(rho, zero=zero),
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from nearfar._checks import check_choice
-from nearfar.mining import Filter
+from nearfar.miners import Miner
 from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
 from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import Mean
@@ -28,7 +28,7 @@ class Contrastive(RobustLoss):
         reduction: "mean" over all pairs; "nonzero": the mean of the positive losses above zero plus that of the negative.
         pair: another pair loss in place of `Squared`.
         similarity: `NegEuclidean` where none is given.
-        filter: a miner; `mining.BalancedHard` makes it Can et al.'s contrastive-hard.
+        miner: a miner; `miners.BalancedHard` makes it Can et al.'s contrastive-hard.
         engine: see `RobustLoss`.
 
     Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (Can et al. 2019, prop. 4.1)
@@ -44,7 +44,7 @@ class Contrastive(RobustLoss):
         reduction: PairMean = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         check_choice("Contrastive", "reduction", reduction, ("mean", "nonzero"))
@@ -54,7 +54,7 @@ class Contrastive(RobustLoss):
             over=Mean(zero="drop") if nonzero else Mean(),
             groups="sign" if nonzero else "batch",
             similarity=NegEuclidean() if similarity is None else similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -72,7 +72,7 @@ class Margin(RobustLoss):
         reduction: "mean" over all pairs, or "nonzero": over the pairs with a loss above zero.
         pair: another pair loss in place of `Hinge`.
         similarity: `NegEuclidean` where none is given.
-        filter: a miner; the original draws pairs with `mining.DistanceWeighted`.
+        miner: a miner; the original draws pairs with `miners.DistanceWeighted`.
         engine: see `RobustLoss`.
 
     Relations: pytorch-metric-learning counts each positive pair once per negative pair of its anchor and the reverse; with
@@ -88,7 +88,7 @@ class Margin(RobustLoss):
         reduction: PairMean = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         check_choice("Margin", "reduction", reduction, ("mean", "nonzero"))
@@ -97,7 +97,7 @@ class Margin(RobustLoss):
             over=Mean(zero="drop" if reduction == "nonzero" else "keep"),
             groups="batch",
             similarity=NegEuclidean() if similarity is None else similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -118,7 +118,7 @@ class BinomialDeviance(RobustLoss):
         slope_negative: α.
         pair: another pair loss in place of `Logistic`.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: `DroTopK(k, pair=Logistic())` with k at or above the number of pairs.
@@ -132,7 +132,7 @@ class BinomialDeviance(RobustLoss):
         slope_negative: float = 40.0,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
@@ -140,6 +140,6 @@ class BinomialDeviance(RobustLoss):
             over=Mean(),
             groups="batch",
             similarity=Cosine() if similarity is None else similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )

@@ -110,7 +110,7 @@ class ProxyNCA(_Proxies):
 class ProxyAnchor(_Proxies):
     """(1/|C₊|) Σ_c log(1 + Σ_{y_i=c} e^{-a(s-δ)}) + (1/|C|) Σ_c log(1 + Σ_{y_i≠c} e^{a(s+δ)}),  C₊: classes present.
 
-    Algebra: Linear(margin=δ, scale=a) x KL(1) with the zero atom x anchor_sign, added with a denominator per sign; rows
+    Algebra: Linear(margin=δ, scale=a) x KL(1) with the zero member x anchor_sign, added with a denominator per sign; rows
     are the proxies, columns the batch, on cosine.
 
     Args:
@@ -141,7 +141,7 @@ class ProxyAnchor(_Proxies):
         check_positive("ProxyAnchor", "scale", scale)
         robust = RobustLoss(
             pair=Linear(margin=margin, scale=scale) if pair is None else pair,
-            over=KL(1.0, normalised=False, atom=True),
+            over=KL(1.0, normalised=False, zero_member=True),
             groups="anchor_sign",
             link=Add(apart=True),
             similarity=Cosine() if similarity is None else similarity,

@@ -11,8 +11,8 @@ from nearfar._checks import check_positive
 from nearfar.links import Add, PerPositive, Reduction, SoftplusLink
 from nearfar.loss import Call
 from nearfar.losses.composed import Composed
-from nearfar.mining import Filter
-from nearfar.pairs import CircleScore, Linear, PairLoss, Score
+from nearfar.miners import Miner
+from nearfar.pairs import CircleScore, Linear, PairLoss, Identity
 from nearfar.relations import Relation
 from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Mean
@@ -29,7 +29,7 @@ class NTXent(RobustLoss):
         reduction: over positive pairs.
         pair: the pair loss in place of `Linear`.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default. On `Dot` with temperature=1 and one positive of each class as
@@ -43,7 +43,7 @@ class NTXent(RobustLoss):
         reduction: Reduction = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         check_positive("NTXent", "temperature", temperature)
@@ -54,7 +54,7 @@ class NTXent(RobustLoss):
             link=PerPositive(),
             reduction=reduction,
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -62,7 +62,7 @@ class NTXent(RobustLoss):
 class SupCon(RobustLoss):
     """mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ   (Khosla et al.).
 
-    Algebra: Linear(1/τ) x Mean on the positive side, Score(1/τ) x KL(1) over everyone on the other, x anchor_sign, added,
+    Algebra: Linear(1/τ) x Mean on the positive side, Identity(1/τ) x KL(1) over everyone on the other, x anchor_sign, added,
     on cosine. "Mean of logarithms" needs no special case: the logarithm of the denominator is the same for all.
 
     Args:
@@ -70,7 +70,7 @@ class SupCon(RobustLoss):
         reduction: "nonzero" leaves anchors without positives out, as pytorch-metric-learning does.
         pair: two pair losses (positive, everyone) in place of these.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default. With one positive an anchor it is `NTXent`.
@@ -85,19 +85,19 @@ class SupCon(RobustLoss):
         reduction: Reduction = "nonzero",
         pair: tuple[PairLoss, PairLoss] | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         check_positive("SupCon", "temperature", temperature)
         super().__init__(
-            pair=(Linear(scale=1 / temperature), Score(1 / temperature)) if pair is None else pair,
+            pair=(Linear(scale=1 / temperature), Identity(1 / temperature)) if pair is None else pair,
             over=(Mean(), KL(1.0, normalised=False)),
             groups="anchor_sign",
             link=Add(both=True),
             members="all",
             reduction=reduction,
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -114,7 +114,7 @@ class Circle(RobustLoss):
         reduction: "nonzero": mean over anchors above zero, as pytorch-metric-learning does.
         pair: the pair loss in place of `CircleScore`.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default.
@@ -130,7 +130,7 @@ class Circle(RobustLoss):
         reduction: Reduction = "nonzero",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         super().__init__(
@@ -140,7 +140,7 @@ class Circle(RobustLoss):
             link=SoftplusLink(),
             reduction=reduction,
             similarity=similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
 
@@ -156,7 +156,7 @@ class NPair(Composed):
         l2: λ, the weight of the mean squared norm of the rows; raw products need it.
         pair: the pair loss in place of `Linear`.
         similarity: `Dot` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: with l2=0 and `Dot(normalize=True)` it is pytorch-metric-learning's default.
@@ -169,7 +169,7 @@ class NPair(Composed):
         l2: float = 0.02,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         check_positive("NPair", "l2", l2, zero=True)
@@ -180,7 +180,7 @@ class NPair(Composed):
                 groups="anchor_sign",
                 link=PerPositive(),
                 similarity=Dot() if similarity is None else similarity,
-                filter=filter,
+                miner=miner,
                 engine=engine,
             )
         )

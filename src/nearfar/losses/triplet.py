@@ -9,8 +9,8 @@ from nearfar._checks import check_choice, check_positive, check_whole
 from nearfar.groups import Grouping
 from nearfar.links import HingeLink, Link, Reduction
 from nearfar.losses.annealing import Anneal, Annealing, advance
-from nearfar.mining import Filter
-from nearfar.pairs import Hinge, Linear, PairLoss, Score
+from nearfar.miners import Miner
+from nearfar.pairs import Hinge, Linear, PairLoss, Identity
 from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Mean, UncertaintySet, Worst
 from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
@@ -38,7 +38,7 @@ class Triplet(RobustLoss):
             batch. Where plain hard mining collapses this need not (docs/doctor.md).
         pair: the pair loss in place of `Hinge` (of `Linear` with mining="hard").
         similarity: `NegEuclidean` where none is given; Jaffe 2020 and Can et al. 2019 use `NegSquaredEuclidean`.
-        filter: a miner of pairs, before triplets are formed.
+        miner: a miner of pairs, before triplets are formed.
         engine: see `RobustLoss`.
 
     Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ)
@@ -56,7 +56,7 @@ class Triplet(RobustLoss):
         anneal: int | Anneal | None = None,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         check_choice("Triplet", "mining", mining, ("all", "semihard", "balanced", "hard", "hardest"))
@@ -85,7 +85,7 @@ class Triplet(RobustLoss):
             link=link,
             reduction=reduction,
             similarity=NegEuclidean() if similarity is None else similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )
         if plan is not None:
@@ -124,7 +124,7 @@ def _anneal(given: int | Anneal | None, mining: Mining) -> Anneal | None:
 class Angular(RobustLoss):
     """mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α.
 
-    Algebra: Score x KL(1) with the zero atom x positive, on cosine. The score of a triplet needs ⟨x_p, x_n⟩ as well.
+    Algebra: Identity x KL(1) with the zero member x positive, on cosine. The score of a triplet needs ⟨x_p, x_n⟩ as well.
     Under a relation with representatives the anchors are the other rows, and p and n are representatives.
 
     Args:
@@ -132,7 +132,7 @@ class Angular(RobustLoss):
         reduction: over positive pairs.
         pair: the pair loss in place of `Score`.
         similarity: `Cosine` where none is given.
-        filter: a miner.
+        miner: a miner.
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default on unit rows; there the negatives are not normalised.
@@ -147,18 +147,18 @@ class Angular(RobustLoss):
         reduction: Reduction = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
-        filter: Filter | None = None,
+        miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
         if not 0 < degrees < 90:
             raise ValueError(f"Angular: degrees must lie between 0 and 90, but came as {degrees!r}.")
         compare = AngularScore(math.tan(math.radians(degrees)) ** 2)
         super().__init__(
-            pair=Score() if pair is None else pair,
-            over=KL(1.0, normalised=False, atom=True),
+            pair=Identity() if pair is None else pair,
+            over=KL(1.0, normalised=False, zero_member=True),
             groups=Positive(Rule(compare, wants_reference=True)),
             reduction=reduction,
             similarity=Cosine() if similarity is None else similarity,
-            filter=filter,
+            miner=miner,
             engine=engine,
         )

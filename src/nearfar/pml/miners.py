@@ -1,7 +1,7 @@
 """PML's miners: which pairs or triplets of a batch to learn from, as index tuples.
 
 A miner that returns pairs gives (anchor, positive, anchor, negative), one that returns triplets (anchor, positive,
-negative). Where nearfar has a filter for the same rule, the miner is that filter, and its result as a list.
+negative). Where nearfar has a miner for the same rule, the miner is that miner, and its result as a list.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from nearfar._checks import check_choice, check_embeddings, check_labels
 from nearfar.engines import dense_pairs
-from nearfar.mining import DistanceWeighted, MultiSimilarity
+from nearfar.miners import DistanceWeighted, MultiSimilarity
 from nearfar.pairing import Pairs
-from nearfar.pairs import Score
+from nearfar.pairs import Identity
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import MinerSettings, chosen_distance
 from nearfar.pml._tuples import Indices, draw_triplets
@@ -119,7 +119,7 @@ class Miner(nn.Module, ABC):
         relation = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)
         if 0 in relation.shape:
             return None
-        plain = RobustLoss(pair=Score(), over=Mean(), similarity=similarity)
+        plain = RobustLoss(pair=Identity(), over=Mean(), similarity=similarity)
         return dense_pairs(plain.product, rows, cols, relation, None)
 
 
@@ -128,7 +128,7 @@ def _listed(pairs: Pairs) -> Indices:
 
 
 class MultiSimilarityMiner(Miner):
-    """Positive pairs less similar than the row's hardest negative one plus ε, and the reverse: `nf.mining.MultiSimilarity`.
+    """Positive pairs less similar than the row's hardest negative one plus ε, and the reverse: `nf.miners.MultiSimilarity`.
 
     Args:
         epsilon: ε.
@@ -193,7 +193,7 @@ class TripletMarginMiner(Miner):
 
 
 class DistanceWeightedMiner(Miner):
-    """Triplets whose negatives are drawn so that all distances are met evenly: `nf.mining.DistanceWeighted`.
+    """Triplets whose negatives are drawn so that all distances are met evenly: `nf.miners.DistanceWeighted`.
 
     An anchor gives as many triplets as its class has columns. Draws follow `torch.manual_seed`.
 

@@ -1,7 +1,7 @@
-"""Scale: rows of past batches (`Memory`), of other processes (`Gathered`), and batches in chunks (`cached_step`)."""
+"""Scale: rows of past batches (`CrossBatchMemory`), of other processes (`Distributed`), and batches in chunks (`cached_step`)."""
 
 from nearfar.scale.cache import cached_step
-from nearfar.scale.gather import Gathered
-from nearfar.scale.memory import Memory, Staleness
+from nearfar.scale.gather import Distributed
+from nearfar.scale.memory import CrossBatchMemory, Staleness
 
-__all__ = ["Gathered", "Memory", "Staleness", "cached_step"]
+__all__ = ["Distributed", "CrossBatchMemory", "Staleness", "cached_step"]

@@ -55,7 +55,7 @@ def agree(ranks: Group, loss: nn.Module, call: Call, looks: Looks, problem: Exce
 
     Args:
         ranks: who takes part.
-        loss: the `Gathered` that is called, with all its parts.
+        loss: the `Distributed` that is called, with all its parts.
         call: this rank's call.
         looks: what is known of the loss.
         problem: what is wrong with this rank's call, or None.
@@ -122,16 +122,16 @@ def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
     """Which rank differs in what: the same sentence on every rank."""
     for rank, (problem, _) in enumerate(everyone):
         if problem is not None:
-            return f"Gathered: rank {rank} brought what its loss cannot take, which stops all of them: {problem}"
+            return f"Distributed: rank {rank} brought what its loss cannot take, which stops all of them: {problem}"
     first = everyone[0][1]
     for rank, (_, other) in enumerate(everyone):
         apart = ((a, b) for a, b in zip(first, other, strict=False) if a != b)
         for ours, theirs in apart:
             return (
-                f"Gathered: ranks must call one loss positive, but rank 0 and rank {rank} differ: {ours} on rank 0, "
+                f"Distributed: ranks must call one loss positive, but rank 0 and rank {rank} differ: {ours} on rank 0, "
                 f"{theirs} on rank {rank}; make them the same on every rank."
             )
-    return "Gathered: ranks must call one loss positive, but differ; make the loss and its call the same on every rank."
+    return "Distributed: ranks must call one loss positive, but differ; make the loss and its call the same on every rank."
 
 
 def _step_lines(loss: nn.Module) -> list[str]:
@@ -141,7 +141,7 @@ def _step_lines(loss: nn.Module) -> list[str]:
 
 
 def _loss_lines(loss: nn.Module) -> list[str]:
-    return list(_parts("Gathered", loss, 0))
+    return list(_parts("Distributed", loss, 0))
 
 
 def _value_lines(loss: nn.Module) -> list[str]:

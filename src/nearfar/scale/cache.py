@@ -37,7 +37,7 @@ def cached_step(
     a plain step whose encoder runs chunk by chunk, so that dropout masks are the same; without randomness, that of the
     plain step. Call the optimiser afterwards, as usual.
 
-    Under DDP pass the wrapped encoder and `Gathered(loss)`: gradients are averaged once, with the last chunk. A run
+    Under DDP pass the wrapped encoder and `Distributed(loss)`: gradients are averaged once, with the last chunk. A run
     under `torch.autocast` embeds under it both times.
 
     Args:

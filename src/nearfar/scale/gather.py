@@ -1,4 +1,4 @@
-"""`Gathered`: the loss of all processes' rows together, value and gradient as one process would compute them."""
+"""`Distributed`: the loss of all processes' rows together, value and gradient as one process would compute them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearfar.relations import Relation
 from nearfar.scale.agreement import Looks, agree
 
 
-class Gathered(Loss):
+class Distributed(Loss):
     """loss(rows of all ranks), the same value on every rank, with the gradient of one big batch.
 
     Every rank brings its rows [n_r, d] and labels; sizes may differ. Embeddings and labels are gathered, strips of the
@@ -30,7 +30,7 @@ class Gathered(Loss):
     exactly the gradient of the single process.
 
     Without `torch.distributed`, or with one process, it is the loss inside. A memory goes inside:
-    `Gathered(Memory(loss, ...))`.
+    `Distributed(CrossBatchMemory(loss, ...))`.
 
     Args:
         loss: any loss.
@@ -40,8 +40,8 @@ class Gathered(Loss):
 
     def __init__(self, loss: Loss, *, averaged: bool = True, group: Any = None) -> None:
         super().__init__()
-        if not isinstance(loss, Loss) or isinstance(loss, Gathered):
-            raise TypeError(f"Gathered: loss must be a nearfar loss, but came as {type(loss).__name__}.")
+        if not isinstance(loss, Loss) or isinstance(loss, Distributed):
+            raise TypeError(f"Distributed: loss must be a nearfar loss, but came as {type(loss).__name__}.")
         self.loss = loss
         self.averaged = averaged
         self.group = group
@@ -81,7 +81,7 @@ class Gathered(Loss):
         """The call with the rows of all ranks."""
         if self._alone:
             return call
-        ranks = Group("Gathered", self.group)
+        ranks = Group("Distributed", self.group)
         sizes = agree(ranks, self, call, self._looks, _problem(call))
         rows = _Rows(ranks, sizes.rows)
         cols = None if call.ref_emb is None else _Rows(ranks, sizes.cols)
@@ -140,7 +140,7 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *whole: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "Gathered: there is no second derivative across processes, which create_graph=True asks for; "
+                "Distributed: there is no second derivative across processes, which create_graph=True asks for; "
                 "take it of the loss inside."
             )
         # every rank has the gradient of the whole: nothing to add up
@@ -153,7 +153,7 @@ def _problem(call: Call) -> Exception | None:
         check_embeddings(call.owner, "embeddings", call.embeddings)
         if call.indices is not None:
             raise ValueError(
-                "Gathered: an index tuple knows the rows of one rank only; use filter= on the loss instead."
+                "Distributed: an index tuple knows the rows of one rank only; use miner= on the loss instead."
             )
         _check_ids(call, call.relation())
     except (TypeError, ValueError) as found:
@@ -168,7 +168,7 @@ def _check_ids(call: Call, relation: Relation) -> None:
     for ids, count in given:
         if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (count,)):
             came = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(f"Gathered: ids must be a tensor of shape [{count}], one of each row, but came as {came}.")
+            raise ValueError(f"Distributed: ids must be a tensor of shape [{count}], one of each row, but came as {came}.")
 
 
 def _device(x: object) -> str:

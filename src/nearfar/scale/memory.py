@@ -1,4 +1,4 @@
-"""`Memory`: rows of past batches as further references (cross-batch memory), in a ring that a checkpoint keeps."""
+"""`CrossBatchMemory`: rows of past batches as further references (cross-batch memory), in a ring that a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nearfar._checks import check_labels, check_whole
 from nearfar.explanation import Explanation
 from nearfar.loss import Call, Loss
 from nearfar.relations import Relation
-from nearfar.scale.gather import Gathered
+from nearfar.scale.gather import Distributed
 
 COUNTS = 3
 """Numbers of a memory's state that stand before the ages."""
@@ -33,7 +33,7 @@ class Staleness:
     oldest: int
 
 
-class Memory(Loss):
+class CrossBatchMemory(Loss):
     """loss(batch, reference = batch and the last `size` rows of earlier batches).
 
     Rows of the batch carry a gradient, on both sides of a pair; remembered rows carry none. An empty memory gives
@@ -41,7 +41,7 @@ class Memory(Loss):
     memory the k of `DroTopK` counts entries of the n x (n + size) matrix, in which pairs within the batch stand twice.
 
     In evaluation mode (`memory.eval()`) it compares with what it remembers and remembers nothing new. The ring, its
-    position and the ages are in `state_dict`. With several processes write `Gathered(Memory(loss, ...))`: each rank
+    position and the ages are in `state_dict`. With several processes write `Distributed(CrossBatchMemory(loss, ...))`: each rank
     then remembers the rows of all, in the same order.
 
     Args:
@@ -52,7 +52,7 @@ class Memory(Loss):
 
     Example:
         >>> import nearfar as nf
-        >>> memory = nf.Memory(nf.losses.Contrastive(), size=1000)
+        >>> memory = nf.CrossBatchMemory(nf.losses.Contrastive(), size=1000)
         >>> for seed in range(3):
         ...     rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
         ...     value = memory(rows, torch.arange(8) // 2)
@@ -66,16 +66,16 @@ class Memory(Loss):
 
     def __init__(self, loss: Loss, size: int, warmup: int = 0, *, max_age: int | None = None) -> None:
         super().__init__()
-        if not isinstance(loss, Loss) or hasattr(loss, "proxies") or isinstance(loss, Memory | Gathered):
+        if not isinstance(loss, Loss) or hasattr(loss, "proxies") or isinstance(loss, CrossBatchMemory | Distributed):
             raise TypeError(
-                f"Memory: loss must be a nearfar loss that takes reference rows, but came as {type(loss).__name__}; "
-                "proxies are a reference already, and Gathered goes around a memory, not inside."
+                f"CrossBatchMemory: loss must be a nearfar loss that takes reference rows, but came as {type(loss).__name__}; "
+                "proxies are a reference already, and Distributed goes around a memory, not inside."
             )
-        check_whole("Memory", "size", size)
+        check_whole("CrossBatchMemory", "size", size)
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-            raise ValueError(f"Memory: warmup must be a whole number of calls, 0 or more, but came as {warmup!r}.")
+            raise ValueError(f"CrossBatchMemory: warmup must be a whole number of calls, 0 or more, but came as {warmup!r}.")
         if max_age is not None:
-            check_whole("Memory", "max_age", max_age)
+            check_whole("CrossBatchMemory", "max_age", max_age)
         self.loss, self.size, self.warmup, self.max_age = loss, size, warmup, max_age
         self.register_buffer("embeddings", torch.empty(0, 0))
         self.register_buffer("labels", torch.empty(0, dtype=torch.int64))
@@ -106,7 +106,7 @@ class Memory(Loss):
             ids: [n] which samples they are; the memory must have been told ids too.
         """
         if not self._named:
-            raise ValueError("Memory: drift needs to know which row is which sample; pass ids= at each call.")
+            raise ValueError("CrossBatchMemory: drift needs to know which row is which sample; pass ids= at each call.")
         places = self._places()
         now, then = (ids.to(self.ids.device)[:, None] == self.ids[places][None, :]).nonzero(as_tuple=True)
         unit = torch.nn.functional.normalize
@@ -132,7 +132,7 @@ class Memory(Loss):
     def _inside(self, call: Call) -> Call:
         """The call with the remembered rows as further references."""
         labels = self._check(call)
-        call = replace(call, owner=f"Memory({self.loss.owner})")
+        call = replace(call, owner=f"CrossBatchMemory({self.loss.owner})")
         places = self._places() if self._calls >= self.warmup else self._written[:0]
         if not len(places) or not len(call.embeddings):
             return replace(call, ids=None)
@@ -143,7 +143,7 @@ class Memory(Loss):
             torch.cat([labels.long(), self.labels[at]]),
             ids=call.ids,
             ref_ids=torch.cat([call.ids.long(), self.ids[at]]) if call.ids is not None else None,
-            leading=True,
+            reference_starts_with_batch=True,
         )
         past = self.embeddings[at].to(call.embeddings.dtype)
         reference = torch.cat([call.embeddings, past])
@@ -158,24 +158,24 @@ class Memory(Loss):
     def _check(self, call: Call) -> Tensor:
         if any(x is not None for x in (call.ref_emb, call.ref_labels, call.ref_ids, call.indices)):
             raise ValueError(
-                "Memory: it brings its own reference rows and takes no others, nor an index tuple; leave them out, "
-                "and choose pairs with filter= on the loss."
+                "CrossBatchMemory: it brings its own reference rows and takes no others, nor an index tuple; leave them out, "
+                "and choose pairs with miner= on the loss."
             )
         if not isinstance(call.labels, Tensor):
             raise TypeError(
-                f"Memory: labels must be a 1-D integer tensor, which it can remember, but came as "
+                f"CrossBatchMemory: labels must be a 1-D integer tensor, which it can remember, but came as "
                 f"{type(call.labels).__name__}."
             )
-        check_labels("Memory", "labels", call.labels, len(call.embeddings), call.embeddings.device)
+        check_labels("CrossBatchMemory", "labels", call.labels, len(call.embeddings), call.embeddings.device)
         if self._named is not None and self._named != (call.ids is not None):
             raise ValueError(
-                f"Memory: ids came {'not ' if self._named else ''}with this call but {'' if self._named else 'not '}"
+                f"CrossBatchMemory: ids came {'not ' if self._named else ''}with this call but {'' if self._named else 'not '}"
                 "with earlier ones; pass them always or never, or call reset()."
             )
         width = self.embeddings.shape[1] if len(self.embeddings) else call.embeddings.shape[1]
         if self._holds_any and call.embeddings.shape[1] != width:
             raise ValueError(
-                f"Memory: embeddings must be as wide as those remembered ({width}), but are "
+                f"CrossBatchMemory: embeddings must be as wide as those remembered ({width}), but are "
                 f"{call.embeddings.shape[1]} wide; call reset() to forget them."
             )
         return call.labels
@@ -239,7 +239,7 @@ class Memory(Loss):
         told = state_dict.get(f"{prefix}_extra_state")
         if told is not None and len(told) != COUNTS + self.size:
             raise ValueError(
-                f"Memory: the checkpoint remembers {len(told) - COUNTS} rows, but this memory has size={self.size}; "
+                f"CrossBatchMemory: the checkpoint remembers {len(told) - COUNTS} rows, but this memory has size={self.size}; "
                 "make it as large, or leave its state out."
             )
         for name in ("embeddings", "labels", "ids"):  # made at the first call, so their shapes are the checkpoint's

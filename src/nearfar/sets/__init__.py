@@ -4,14 +4,14 @@ from nearfar.sets.base import Dual, UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.entropic import KL, KLBall
 from nearfar.sets.linear import Mean, TopK, Worst
-from nearfar.sets.wrapped import CalibratedKL, Expected, PowerWeights, Sampled
+from nearfar.sets.wrapped import CalibratedKL, DetachedWeights, PowerWeights, Sampled
 
 __all__ = [
     "KL",
     "CalibratedKL",
     "ChiSquare",
     "Dual",
-    "Expected",
+    "DetachedWeights",
     "KLBall",
     "Mean",
     "PowerWeights",

@@ -5,7 +5,7 @@
 Losses come as l [g, n], one group a row, with a base measure w [g, n]: a boolean mask, or weights where an integer
 weight means the pair is there that many times. Members with w = 0 are absent. An empty group has value 0, weights 0.
 
-A set gives three things (`l`, `w` already hold the atom and lack the dropped members; absent members have l = 0):
+A set gives three things (`l`, `w` already hold the zero member and lack the dropped members; absent members have l = 0):
 
     dual(l, w)        a few numbers per group from which the weights follow, no gradient
     weights(l, w, dual)   p* elementwise, no gradient
@@ -59,11 +59,11 @@ class UncertaintySet(Part, ABC):
 
     Args:
         zero: "drop" leaves members without loss (l <= 0) out of the group, as Qi et al. 2020 does; "keep" lets them damp the rest.
-        atom: add one member whose loss is always 0 (multi-similarity's "1 +" inside the logarithm).
+        zero_member: add one member whose loss is always 0 (multi-similarity's "1 +" inside the logarithm).
     """
 
     zero: Literal["keep", "drop"] = field(default="keep", kw_only=True)
-    atom: bool = field(default=False, kw_only=True)
+    zero_member: bool = field(default=False, kw_only=True)
 
     shortcuts = ("stream", "solve_")
     exact_gradient = True
@@ -106,7 +106,7 @@ class UncertaintySet(Part, ABC):
         orders: Orders = 1,
         cap: Tensor | None = None,
     ) -> Tensor:
-        """Weights p* [g, n]: not negative, summing to 1 over a group and its atom, 0 over an empty group."""
+        """Weights p* [g, n]: not negative, summing to 1 over a group and its zero member, 0 over an empty group."""
         with torch.no_grad():
             l, w = self._members(losses, measure)
             dual = self._dual(l, w, self._mass(l, w, orders, cap)) if dual is None else dual
@@ -145,7 +145,7 @@ class UncertaintySet(Part, ABC):
         if losses.shape[1] == 0:  # no members at all: one that is absent keeps every reduction defined
             losses, w = pad(losses, (0, 1)), pad(w, (0, 1))
         losses = hidden(losses, w, 0.0)  # whatever an absent member holds, inf and NaN too, ends here
-        return (pad(losses, (0, 1)), pad(w, (0, 1), value=1)) if self.atom else (losses, w)
+        return (pad(losses, (0, 1)), pad(w, (0, 1), value=1)) if self.zero_member else (losses, w)
 
     @abstractmethod
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual: ...

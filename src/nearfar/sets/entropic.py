@@ -46,7 +46,7 @@ class KL(UncertaintySet, swift=True):
         gamma: γ, the price of leaving the base measure; →0 is Worst, →∞ is Mean.
         normalised: False drops the constant -γ·log W, so that F = γ·log Σ wᵢ e^{lᵢ/γ} (entropy instead of KL).
 
-    Relations: with `atom` and a linear pair loss, per anchor and sign, it is multi-similarity; not normalised
+    Relations: with `zero_member` and a linear pair loss, per anchor and sign, it is multi-similarity; not normalised
     and over {violation, 0} it is the smoothed hinge of Jaffe 2020.
 
     >>> KL(0.5).weights(torch.tensor([[0.0, 1.0]]))
@@ -71,7 +71,7 @@ class KL(UncertaintySet, swift=True):
             torch.threshold_(l, 0.0, -math.inf)  # the comparison keeps a NaN
         top = l.amax(dim=1)
         empty = (size == 0) | (top == -math.inf)
-        if self.atom:
+        if self.zero_member:
             top, count, empty = top.clamp_min(0.0), count + 1, torch.zeros_like(empty)
         level = torch.where(empty, 0.0, top)
         l.sub_(level[:, None])
@@ -79,14 +79,14 @@ class KL(UncertaintySet, swift=True):
             l.mul_(1 / self.gamma)
         l.clamp_min_(LOWEST[l.dtype])
         below = l.clone() if held else None
-        rise = flat_rise(l, count - float(self.atom)) if self.normalised and not held else None
+        rise = flat_rise(l, count - float(self.zero_member)) if self.normalised and not held else None
         norm = l.exp_().sum(dim=1)
-        alone = torch.exp(-level / self.gamma) if self.atom else torch.zeros_like(norm)
+        alone = torch.exp(-level / self.gamma) if self.zero_member else torch.zeros_like(norm)
         norm = norm + alone
         if below is not None:
             value = level * (1 - alone / norm) + self.gamma * (below.mul_(l).sum(dim=1) / norm)
         elif rise is not None:
-            rise = rise + torch.expm1(-level / self.gamma) if self.atom else rise
+            rise = rise + torch.expm1(-level / self.gamma) if self.zero_member else rise
             value = level + self.gamma * log_mean(norm.log(), rise, count)
         else:
             value = level + self.gamma * (norm.log() - (log_of(count) if self.normalised else 0.0))

@@ -49,7 +49,7 @@ class Worst(UncertaintySet, swift=True):
     """
 
     def solve_(self, l: Tensor, size: Tensor) -> Solved | None:  # noqa: D102
-        if self.atom or self.zero == "drop":
+        if self.zero_member or self.zero == "drop":
             return None
         top, place, behind = first_two(l)
         there = size > 0

@@ -118,7 +118,7 @@ class OnlineKL(Online):
 
 def online(of: UncertaintySet, like: Tensor, orders: int) -> Online | None:
     """The single-sweep form of a set, where it has one; each member that comes stands `orders` times in its group."""
-    if of.atom:
+    if of.zero_member:
         return None
     if exactly(of, Mean):
         return OnlineMean(of, like)

@@ -221,7 +221,7 @@ class TopKStream(DualStream):
     def support(self) -> Support | None:
         """The largest members, where every one that is tied at the threshold is among them (told by a read)."""
         kept = self._kept
-        if kept is None or len(self.size) > 1 or self.over.atom or not readable(kept.values):
+        if kept is None or len(self.size) > 1 or self.over.zero_member or not readable(kept.values):
             return None
         threshold, share, k = self.dual
         if not self.ranks.all_agree(kept.complete(threshold), kept.values):

@@ -68,7 +68,7 @@ class Stream(ABC):
         if self._fresh:
             self._fresh = False
             self._start()
-            if self.over.atom and self.ranks.rank == 0:
+            if self.over.zero_member and self.ranks.rank == 0:
                 alone = torch.ones(len(losses), 1, dtype=measure.dtype, device=measure.device)
                 self._take(losses.new_zeros(len(losses), 1), alone, None)
         self._take(*self._members(losses, measure), tag)
@@ -230,6 +230,6 @@ class DualStream(Stream):
 
 
 def both(outer: UncertaintySet, inner: UncertaintySet) -> UncertaintySet:
-    """`inner` with what `outer`, which wraps it, says of zeros and of the atom as well."""
+    """`inner` with what `outer`, which wraps it, says of zeros and of the zero member as well."""
     zero: Literal["keep", "drop"] = "drop" if "drop" in (outer.zero, inner.zero) else "keep"
-    return replace(inner, zero=zero, atom=outer.atom or inner.atom)
+    return replace(inner, zero=zero, zero_member=outer.zero_member or inner.zero_member)

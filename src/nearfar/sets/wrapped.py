@@ -1,4 +1,4 @@
-"""Weights used in another way: `Expected` (held constant), `Sampled` (drawn), and two weightings from papers' code."""
+"""Weights used in another way: `DetachedWeights` (held constant), `Sampled` (drawn), and two weightings from papers' code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nearfar.sets.stream import Cap, HeldStream, Stream, both
 
 
 @dataclass(frozen=True, eq=False)
-class Expected(UncertaintySet, swift=True):
+class DetachedWeights(UncertaintySet, swift=True):
     """F = Σ pᵢlᵢ with p = `of`'s weights held constant: the value HAP2S reports.
 
     The gradient is that of `of` (Σ p dl); the value exceeds its F by the penalty: it is not the antiderivative.
@@ -27,10 +27,10 @@ class Expected(UncertaintySet, swift=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_part("Expected", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
+        check_part("DetachedWeights", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
 
     def solve_(self, l: Tensor, size: Tensor) -> Solved | None:  # noqa: D102
-        if not exactly(self.of, KL) or self.zero == "drop" or self.atom:
+        if not exactly(self.of, KL) or self.zero == "drop" or self.zero_member:
             return None
         return self.of.soft_(l, size, held=True)
 
@@ -125,7 +125,7 @@ class PowerWeights(UncertaintySet, swift=True):
     exact_gradient = False
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        inner = KL(1.0, zero=self.zero, atom=self.atom).stream(groups, like, orders, cap)
+        inner = KL(1.0, zero=self.zero, zero_member=self.zero_member).stream(groups, like, orders, cap)
         return HeldStream(inner, self._height)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:

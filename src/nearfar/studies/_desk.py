@@ -122,7 +122,7 @@ class Desk:
 
     def per_class(self, size: int, samples: int) -> Tree:
         """Batches of so many samples, `samples` of each class; fewer where there are not so many classes."""
-        return {"name": "PerClass", "classes": min(size // samples, self.classes), "samples": samples}
+        return {"name": "MPerClass", "classes": min(size // samples, self.classes), "samples": samples}
 
     def run(self, trials: Iterable[Trial]) -> dict[str, Line]:
         """All lines of this study so far, those of `trials` among them if time allowed."""

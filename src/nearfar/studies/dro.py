@@ -39,8 +39,8 @@ def imbalance_methods(size: int) -> dict[str, Method]:
         "DRO-TopK-PN": Method({"name": "DroTopKPN", "k": 2 * size}),
         "DRO-KL": Method({"name": "DroKL", "gamma": 0.1}),
         # the mean of the hinge over what the miner leaves
-        "semi-hard": Method({"name": "BinomialDeviance", **HINGE, "filter": "SemiHard"}),
-        "distance-weighted": Method({"name": "BinomialDeviance", **HINGE, "filter": "DistanceWeighted"}),
+        "semi-hard": Method({"name": "BinomialDeviance", **HINGE, "miner": "SemiHard"}),
+        "distance-weighted": Method({"name": "BinomialDeviance", **HINGE, "miner": "DistanceWeighted"}),
     }
 
 

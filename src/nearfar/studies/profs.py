@@ -1,6 +1,6 @@
 """Alternating projections (PROFS, Can et al. 2019): every loss plain, with PROFS, and with hard negative classes; recall against M.
 
-`reproduce(folder)` trains the baselines of Can et al.'s Table 1 plainly (`PerClass`, B = 128, I = 2), with PROFS
+`reproduce(folder)` trains the baselines of Can et al.'s Table 1 plainly (`MPerClass`, B = 128, I = 2), with PROFS
 (`Representatives`, only pairs that hold a representative, the proximal term) and with hard negative classes (HNCM) too,
 several seeds each, the same number of steps for all; then its Figure 1: recall against the steps of a projection, M.
 Two baselines stand alone, as in the paper: semi-hard triplets (PROFS takes the hard ones), and Proxy-NCA, whose proxies
@@ -37,12 +37,12 @@ from nearfar.studies.grid import Line, Trial, Workers
 BATCH, SAMPLES, PROXIMAL = 128, 2, 1e-3
 SQUARED = {"margin": 0.2, "similarity": "NegSquaredEuclidean"}
 LOSSES = {
-    "Contrastive-hard": Method({"name": "Contrastive", "filter": "BalancedHard"}),
+    "Contrastive-hard": Method({"name": "Contrastive", "miner": "BalancedHard"}),
     "Triplet-hard": Method({"name": "Triplet", "mining": "balanced", **SQUARED}),
     "Lifted": Method({"name": "LiftedStructure"}),
     "N-pair": Method({"name": "NPair"}, normalise=False),
     "Angular": Method({"name": "Angular"}),
-    "Margin-hard": Method({"name": "Margin", "filter": "BalancedHard"}),
+    "Margin-hard": Method({"name": "Margin", "miner": "BalancedHard"}),
 }
 ALONE = {
     "Triplet-semi": Method({"name": "Triplet", "mining": "semihard", **SQUARED}),

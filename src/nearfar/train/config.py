@@ -126,7 +126,7 @@ class TrainingConfig:
 
 
 LOSS = Part("DroTopK", MappingProxyType({"k": 160, "pair": MappingProxyType({"name": "Logistic"})}))
-BATCHES = Part("PerClass", MappingProxyType({"classes": None, "samples": 4}))
+BATCHES = Part("MPerClass", MappingProxyType({"classes": None, "samples": 4}))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: Part = field(default=LOSS, metadata={"doc": "any of `nearfar losses`, with its arguments"})
-    batches: Part = field(default=BATCHES, metadata={"doc": "PerClass | Representatives; classes null: 32, or all"})
+    batches: Part = field(default=BATCHES, metadata={"doc": "MPerClass | Representatives; classes null: 32, or all"})
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

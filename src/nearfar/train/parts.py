@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from nearfar import batches, links, losses, mining, pairs, sets, similarity
+from nearfar import batches, links, losses, miners, pairs, sets, similarity
 from nearfar._checks import nearest
 from nearfar.losses.annealing import Anneal
-from nearfar.scale import Memory
+from nearfar.scale import CrossBatchMemory
 from nearfar.train.config import Config, Part
 
 Catalogue = Mapping[str, Callable[..., Any]]
@@ -25,9 +25,9 @@ def _classes(module: ModuleType) -> Catalogue:
 
 
 LOSSES = _classes(losses)
-SAMPLERS: Catalogue = {"PerClass": batches.PerClass, "Representatives": batches.Representatives}
+SAMPLERS: Catalogue = {"MPerClass": batches.MPerClass, "Representatives": batches.Representatives}
 USUAL: Mapping[str, Mapping[str, Any]] = {
-    "PerClass": {"classes": None, "samples": 4},
+    "MPerClass": {"classes": None, "samples": 4},
     # each rank then holds whole classes, with their representatives
     "Representatives": {"batch_size": 128, "order": "classes"},
 }
@@ -37,8 +37,7 @@ CLASSES = 32
 INNER: Mapping[str, Catalogue] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),
-    "filter": _classes(mining),
-    "miner": _classes(mining),
+    "miner": _classes(miners),
     "over": _classes(sets),
     "link": _classes(links),
     "anneal": {"Anneal": Anneal},
@@ -50,10 +49,10 @@ def check(config: Config) -> None:
     """Refuse unknown names and options before any data are read."""
     _check("loss", config.loss, LOSSES)
     _check("batches", config.batches, SAMPLERS)
-    if config.training.memory and config.batches.name == "Representatives":
+    if config.training.cross_batch_memory and config.batches.name == "Representatives":
         raise ValueError(
-            "config: training.memory does not go with batches Representatives, whose pairs each hold a representative; "
-            "take PerClass, or memory 0."
+            "config: training.cross_batch_memory does not go with batches Representatives, whose pairs each hold a representative; "
+            "take MPerClass, or memory 0."
         )
 
 
@@ -63,7 +62,7 @@ def make_loss(config: Config, *, classes: int) -> Any:
     given = {"classes": classes, "dim": config.model.width}
     loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
     plan = config.training
-    return Memory(loss, plan.memory, plan.memory_warmup) if plan.memory else loss
+    return CrossBatchMemory(loss, plan.memory, plan.memory_warmup) if plan.memory else loss
 
 
 def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
@@ -76,7 +75,7 @@ def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
 def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
     """The sampler's arguments, with what is left open filled in for so many training classes."""
     given = {**USUAL[config.batches.name], **config.batches.options}
-    if config.batches.name == "PerClass" and given["classes"] is None:
+    if config.batches.name == "MPerClass" and given["classes"] is None:
         given["classes"] = min(CLASSES, classes)
     return given
 

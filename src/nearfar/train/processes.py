@@ -63,7 +63,7 @@ def begin(precision: str) -> Any:
     """The `Accelerator` of this process, after all who count the processes were heard to agree.
 
     Without a GPU accelerate is told to use the CPU: under torchrun it would otherwise take each process for a run of
-    its own, while `Gathered` sees them all.
+    its own, while `Distributed` sees them all.
 
     Raises:
         RuntimeError: they do not agree, or the other processes were not found.

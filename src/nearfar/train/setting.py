@@ -17,7 +17,7 @@ from nearfar.data import DataSet, Samples, View, class_disjoint, part
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
 from nearfar.relations import Relation
-from nearfar.scale import Gathered, Memory
+from nearfar.scale import Distributed, CrossBatchMemory
 from nearfar.train import parts
 from nearfar.train.config import Config
 from nearfar.train.rates import optimiser
@@ -80,7 +80,7 @@ class Setting:
 
     def ids(self, indices: Tensor) -> Tensor | None:
         """Which sample each row of a batch is, where the loss remembers rows: none is paired with its own past."""
-        return indices.to(self.machine.device) if isinstance(self.loss, Memory) else None
+        return indices.to(self.machine.device) if isinstance(self.loss, CrossBatchMemory) else None
 
     def target(self, labels: Tensor) -> Tensor | Relation:
         """What the loss is told of a batch: labels, or in a projection which pairs hold a representative."""
@@ -134,7 +134,7 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh:
         step=Step(
             machine,
             model,
-            Gathered(loss),
+            Distributed(loss),
             moves,
             config.optimiser.clip,
             proximal,

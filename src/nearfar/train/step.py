@@ -20,7 +20,7 @@ class Step:
     Args:
         machine: the `accelerate.Accelerator` that owns devices, precision and processes.
         model: the prepared network.
-        loss: the loss of all processes' rows together, `Gathered`; the gradient of what it learns itself is whole.
+        loss: the loss of all processes' rows together, `Distributed`; the gradient of what it learns itself is whole.
         optimiser: the prepared optimiser.
         clip: the longest gradient that is let through, or None.
         chunk: samples that the network sees at a time, or None for the whole batch.

@@ -131,7 +131,7 @@ def shares_of(config: Config, data: DataSet) -> Shares:
     if shares.learn < 2:
         raise ValueError(f"train: {shares}, where two are needed; add classes.")
     wanted = shape_of_batch(config, shares.learn).get("classes")
-    if config.batches.name == "PerClass" and isinstance(wanted, int) and wanted > shares.learn:
+    if config.batches.name == "MPerClass" and isinstance(wanted, int) and wanted > shares.learn:
         raise ValueError(
             f"train: batches.classes is {wanted}, more than there are to draw from ({shares}); "
             f"write --batches.classes {shares.learn}, or fewer."

@@ -249,7 +249,7 @@ class ProxyAnchorLoss(ClassLoss):
         self.proxies = _fresh(settings, kaiming, num_classes, embedding_size)
         self.robust = RobustLoss(
             pair=Linear(margin=self.distance.score(float(margin)), scale=alpha),
-            over=KL(1.0, normalised=False, atom=True),
+            over=KL(1.0, normalised=False, zero_member=True),
             groups="anchor_sign",
             link=Add(apart=isinstance(self.reducer, DivisorReducer | AvgNonZeroReducer)),
             reduction=self.reducer.how,

@@ -9,7 +9,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nearfar.mining import Filter
+from nearfar.miners import Miner
 from nearfar.pairing import Pairs
 from nearfar.pairs import PairLoss
 from nearfar.pml._settings import Settings
@@ -22,7 +22,7 @@ from nearfar.robust import RobustLoss
 from nearfar.sets.base import over
 
 
-class PerTriplet(Filter):
+class PerTriplet(Miner):
     """Each positive pair counts once per negative pair of its anchor, and the reverse: as often as triplets hold it."""
 
     both = True
@@ -97,14 +97,14 @@ class MarginLoss(Loss):
         self.hinge = AnchorHinge(margin)
         self.robust, self.listed = self._recipe(PerTriplet()), self._recipe(None)
 
-    def _recipe(self, filter: Filter | None) -> RobustLoss:
+    def _recipe(self, miner: Miner | None) -> RobustLoss:
         return self._take(
             RobustLoss(
                 pair=self.hinge,
                 over=self.reducer.over,
                 groups="batch" if isinstance(self.reducer, DivisorReducer) else "sign",
                 similarity=self.distance.similarity,
-                filter=filter,
+                miner=miner,
             )
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearfar.links import Link, PerPositive, Sides, Terms
 from nearfar.losses import Circle, NTXent
-from nearfar.pairs import Linear, Score
+from nearfar.pairs import Linear, Identity
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import as_pairs
 from nearfar.pml.distances import CosineSimilarity, DotProductSimilarity
@@ -60,7 +60,7 @@ class SupConLoss(Loss):
         self.temperature = temperature
         self.robust = self._take(
             RobustLoss(
-                pair=(Linear(scale=1 / temperature), Score(1 / temperature)),
+                pair=(Linear(scale=1 / temperature), Identity(1 / temperature)),
                 over=(Mean(), KL(1.0, normalised=False)),
                 groups="anchor_sign",
                 link=SupConLink(),

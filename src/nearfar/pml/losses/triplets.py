@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.pairs import Hinge, Score
+from nearfar.pairs import Hinge, Identity
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import as_pairs, draw_triplets
 from nearfar.pml.distances import LpDistance
@@ -95,8 +95,8 @@ class AngularLoss(Loss):
         score = AngularScore(math.tan(math.radians(alpha)) ** 2)
         self.robust = self._take(
             RobustLoss(
-                pair=Score(),
-                over=KL(1.0, normalised=False, atom=True),
+                pair=Identity(),
+                over=KL(1.0, normalised=False, zero_member=True),
                 groups=Positive(Rule(score, wants_reference=True)),
                 reduction=self.reducer.how,
                 similarity=Cosine(),

@@ -1,4 +1,4 @@
-"""`PerClass`: whole epochs, even classes, exact states, ranks that add up."""
+"""`MPerClass`: whole epochs, even classes, exact states, ranks that add up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from nearfar.batches import PerClass
+from nearfar.batches import MPerClass
 from nearfar.batches.sampler import class_rounds
 
 
@@ -32,7 +32,7 @@ def cases(draw):
 def test_an_epoch_visits_everything_and_classes_evenly(case):
     sizes, classes, samples, seed = case
     y = labels_of(sizes, seed)
-    sampler = PerClass(y, classes=classes, samples=samples, seed=seed)
+    sampler = MPerClass(y, classes=classes, samples=samples, seed=seed)
     for _ in range(2):
         batches = list(sampler)
         assert len(batches) == len(sampler)
@@ -55,7 +55,7 @@ def test_an_epoch_visits_everything_and_classes_evenly(case):
 
 def test_small_classes_repeat_in_turn():
     y = np.array([0] * 2 + [1] * 7)
-    for batch in PerClass(y, classes=2, samples=5):
+    for batch in MPerClass(y, classes=2, samples=5):
         counts = Counter(row for row in batch if y[row] == 0)
         assert sorted(counts.values()) == [2, 3]
 
@@ -75,7 +75,7 @@ def test_rounds_of_classes(classes, width, count, seed):
 
 def test_epochs_differ_and_the_seed_decides():
     y = labels_of([4, 5, 6, 3])
-    make = lambda seed: PerClass(y, classes=2, samples=2, seed=seed)  # noqa: E731
+    make = lambda seed: MPerClass(y, classes=2, samples=2, seed=seed)  # noqa: E731
     sampler = make(1)
     first, second = list(sampler), list(sampler)
     assert first != second
@@ -88,8 +88,8 @@ def test_epochs_differ_and_the_seed_decides():
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_the_parts_of_the_ranks_are_the_batch(world):
     y = labels_of([4, 5, 6, 3])
-    whole = PerClass(y, classes=3, samples=2, seed=4)
-    parts = [PerClass(y, classes=3, samples=2, seed=4, rank=rank, world=world) for rank in range(world)]
+    whole = MPerClass(y, classes=3, samples=2, seed=4)
+    parts = [MPerClass(y, classes=3, samples=2, seed=4, rank=rank, world=world) for rank in range(world)]
     for _ in range(2):
         for batch, *shares in zip(whole, *parts, strict=True):
             assert [row for share in shares for row in share] == batch
@@ -108,17 +108,17 @@ def saved(state):
 @pytest.mark.parametrize("stop", [0, 1, 3, 7, 8, 11])
 def test_a_state_in_the_middle_of_an_epoch(stop):
     y = labels_of([4, 5, 6, 3])
-    reference = PerClass(y, classes=2, samples=2, seed=3)
+    reference = MPerClass(y, classes=2, samples=2, seed=3)
     expected = [batch for _ in range(4) for batch in reference]
-    sampler = PerClass(y, classes=2, samples=2, seed=3)
+    sampler = MPerClass(y, classes=2, samples=2, seed=3)
     stream = (batch for _ in range(4) for batch in sampler)
     used = [next(stream) for _ in range(stop)]
     state = saved(sampler.state_dict())
-    resumed = PerClass(y, classes=2, samples=2, seed=3)
+    resumed = MPerClass(y, classes=2, samples=2, seed=3)
     resumed.load_state_dict(state)
     assert used + [batch for _ in range(4) for batch in resumed][: len(expected) - stop] == expected
     # with two ranks what one has saved goes on all the same
-    pair = [PerClass(y, classes=2, samples=2, seed=3, rank=rank, world=2) for rank in range(2)]
+    pair = [MPerClass(y, classes=2, samples=2, seed=3, rank=rank, world=2) for rank in range(2)]
     for part in pair:
         part.load_state_dict(state)
     assert [a + b for a, b in zip(*pair, strict=True)] == expected[stop : (stop // len(reference) + 1) * len(reference)]
@@ -128,12 +128,12 @@ def test_a_loader_that_runs_ahead():
     """Workers fetch before batches are used: the state told by the number used is the right one."""
     y = labels_of([4, 5, 6, 3])
     data = TensorDataset(torch.arange(len(y)))
-    expected = list(PerClass(y, classes=2, samples=2))
-    sampler = PerClass(y, classes=2, samples=2)
+    expected = list(MPerClass(y, classes=2, samples=2))
+    sampler = MPerClass(y, classes=2, samples=2)
     loader = iter(DataLoader(data, batch_sampler=sampler, num_workers=1, prefetch_factor=2))
     used = [next(loader)[0].tolist() for _ in range(2)]
     assert sampler.step > 2
-    resumed = PerClass(y, classes=2, samples=2)
+    resumed = MPerClass(y, classes=2, samples=2)
     resumed.load_state_dict(sampler.state_dict(step=2))
     rest = [rows[0].tolist() for rows in DataLoader(data, batch_sampler=resumed)]
     assert used + rest == expected
@@ -142,23 +142,23 @@ def test_a_loader_that_runs_ahead():
 
 def test_states_that_do_not_fit():
     y = labels_of([4, 5, 6, 3])
-    state = PerClass(y, classes=2, samples=2).state_dict()
+    state = MPerClass(y, classes=2, samples=2).state_dict()
     for other in (
-        PerClass(y, classes=2, samples=3),
-        PerClass(y, classes=2, samples=2, seed=1),
-        PerClass(y[::-1].copy(), classes=2, samples=2),
+        MPerClass(y, classes=2, samples=3),
+        MPerClass(y, classes=2, samples=2, seed=1),
+        MPerClass(y[::-1].copy(), classes=2, samples=2),
     ):
         with pytest.raises(ValueError, match="the state belongs to other labels or settings"):
             other.load_state_dict(state)
-    with pytest.raises(ValueError, match="the state must be one of PerClass, but came from 'Representatives'"):
+    with pytest.raises(ValueError, match="the state must be one of MPerClass, but came from 'Representatives'"):
         other.load_state_dict({"sampler": "Representatives"})
     with pytest.raises(ValueError, match="step must be a whole number from 0 to 0, but came as 3"):
-        PerClass(y, classes=2, samples=2).state_dict(step=3)
+        MPerClass(y, classes=2, samples=2).state_dict(step=3)
 
 
 @pytest.mark.parametrize("labels", [torch.tensor([5, 5, 9, 9]), [5, 5, 9, 9], np.array([5, 5, 9, 9], dtype=np.int16)])
 def test_labels_of_any_kind(labels):
-    assert sorted(next(iter(PerClass(labels, classes=2, samples=2)))) == [0, 1, 2, 3]
+    assert sorted(next(iter(MPerClass(labels, classes=2, samples=2)))) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -178,4 +178,4 @@ def test_labels_of_any_kind(labels):
 )
 def test_bad_arguments(labels, arguments, message):
     with pytest.raises(ValueError, match=message):
-        PerClass(labels, **({"classes": 2, "samples": 2} | arguments))
+        MPerClass(labels, **({"classes": 2, "samples": 2} | arguments))

@@ -11,7 +11,7 @@ from table import random_batch, tensors, tied_batch
 import nearfar as nf
 from nearfar.engines import dense_pairs
 
-M, L, R = nf.mining, nf.losses, nf.Relation
+M, L, R = nf.miners, nf.losses, nf.Relation
 
 FILTERS = {
     "multi-similarity": (M.MultiSimilarity(), oracle.multi_similarity),
@@ -21,11 +21,11 @@ FILTERS = {
     "semi-hard-open": (M.SemiHard(0.3, None), lambda *x: oracle.semi_hard(*x, threshold=0.3, margin=None)),
     "balanced": (M.BalancedHard(), oracle.balanced_hard),
 }
-filters = pytest.mark.parametrize("name", FILTERS)
+miners = pytest.mark.parametrize("name", FILTERS)
 
 
 def product(miner=None, similarity=None):
-    return nf.RobustLoss(pair=nf.pairs.Hinge(), over=nf.sets.Mean(), filter=miner, similarity=similarity).product
+    return nf.RobustLoss(pair=nf.pairs.Hinge(), over=nf.sets.Mean(), miner=miner, similarity=similarity).product
 
 
 def mined(miner, E, relation, similarity=None, cols=None):
@@ -60,7 +60,7 @@ def relations(kind: str, y: np.ndarray) -> nf.Relation:
     }[kind]()
 
 
-@filters
+@miners
 @pytest.mark.parametrize("kind", ["labels", "lacking", "whole weights", "weights"])
 @pytest.mark.parametrize("batch", [random_batch, tied_batch])
 def test_a_filter_keeps_what_the_loop_keeps(name, kind, batch):
@@ -77,7 +77,7 @@ def test_a_filter_keeps_what_the_loop_keeps(name, kind, batch):
         assert found.positive.dtype == found.negative.dtype == torch.bool
 
 
-@filters
+@miners
 def test_a_filter_against_a_reference(name):
     miner, wanted = FILTERS[name]
     E, y = random_batch(1)
@@ -92,7 +92,7 @@ def test_a_filter_against_a_reference(name):
 
 @pytest.mark.parametrize("name", [*FILTERS, "distance"])
 def test_a_whole_weight_is_a_repeated_reference(name):
-    """What a filter keeps of a reference that counts twice is what it keeps of two copies of it."""
+    """What a miner keeps of a reference that counts twice is what it keeps of two copies of it."""
     miner = FILTERS[name][0] if name in FILTERS else M.DistanceWeighted(sample=False)
     E, y = random_batch(3)
     labels, ids, one = torch.tensor(y), torch.arange(10), torch.ones(10, dtype=torch.float64)
@@ -208,17 +208,17 @@ LOSSES = {
     "nt-xent": L.NTXent,
     "supcon": L.SupCon,
     "circle": L.Circle,
-    "multi-similarity": lambda **kw: L.MultiSimilarity(miner=kw.get("filter")),
+    "multi-similarity": lambda **kw: L.MultiSimilarity(miner=kw.get("miner")),
 }
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@filters
+@miners
 def test_a_filtered_loss_is_the_loss_of_the_pairs_that_are_left(loss, name):
     """Mining inside = handing in the list of the pairs that the miner keeps."""
     miner, _ = FILTERS[name]
     embeddings, labels = tensors(*random_batch(2))
-    inside = LOSSES[loss](filter=miner).double()
+    inside = LOSSES[loss](miner=miner).double()
     kept = mined(miner, embeddings.detach(), R.from_labels(labels), inside.similarity)
     listed = (*torch.nonzero(kept.positive, as_tuple=True), *torch.nonzero(kept.negative, as_tuple=True))
     value = inside(embeddings, labels)
@@ -233,7 +233,7 @@ def test_a_filtered_loss_is_the_loss_of_the_pairs_that_are_left(loss, name):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_distance_weighted_goes_with_any_loss_and_follows_the_seed(loss):
     embeddings, labels = tensors(*random_batch(2))
-    made = LOSSES[loss](filter=M.DistanceWeighted()).double()
+    made = LOSSES[loss](miner=M.DistanceWeighted()).double()
     values = []
     for seed in (0, 0, 1, 2, 3):
         torch.manual_seed(seed)
@@ -243,13 +243,13 @@ def test_distance_weighted_goes_with_any_loss_and_follows_the_seed(loss):
 
 
 def test_a_new_filter_is_one_method():
-    class Near(M.Filter):
+    class Near(M.Miner):
         def forward(self, pairs):
             assert not torch.is_grad_enabled()
             return pairs.keep(negative=pairs.scores > 0)
 
     embeddings, labels = tensors(*random_batch(2))
-    found = L.Contrastive(filter=Near()).explain(embeddings, labels)
+    found = L.Contrastive(miner=Near()).explain(embeddings, labels)
     assert ((found.weights > 0) <= ((labels[:, None] == labels) | (found.scores > 0))).all()
 
 
@@ -257,4 +257,4 @@ def test_filters_say_what_they_are():
     assert repr(M.MultiSimilarity(0.2)) == "MultiSimilarity(epsilon=0.2)"
     assert repr(M.SemiHard()) == "SemiHard(threshold=0.5, margin=0.2)"
     assert repr(M.DistanceWeighted()) == "DistanceWeighted(cutoff=0.5, upper=1.4, sample=True)"
-    assert "Hard()" in repr(L.Contrastive(filter=M.Hard()))
+    assert "Hard()" in repr(L.Contrastive(miner=M.Hard()))

@@ -1,4 +1,4 @@
-"""`PerClass`: some classes a batch, some samples of each, and every sample in every epoch."""
+"""`MPerClass`: some classes a batch, some samples of each, and every sample in every epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nearfar._checks import check_whole
 from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds, shuffle_within
 
 
-class PerClass(GlobalBatches):
+class MPerClass(GlobalBatches):
     """Batches of C classes with S samples each, class after class: B = C·S rows.
 
     An epoch visits **every sample** and **every class equally often**: R = max over classes of ceil(size / S) times,
@@ -32,7 +32,7 @@ class PerClass(GlobalBatches):
 
     `len()` is the batches of an epoch, ceil(R·L / C) for L classes.
 
-    >>> sampler = PerClass([0, 0, 0, 0, 1, 1, 2, 2], classes=2, samples=2, seed=1)
+    >>> sampler = MPerClass([0, 0, 0, 0, 1, 1, 2, 2], classes=2, samples=2, seed=1)
     >>> len(sampler), [len(batch) for batch in sampler]
     (3, [4, 4, 4])
     """
@@ -47,12 +47,12 @@ class PerClass(GlobalBatches):
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        check_whole("PerClass", "classes", classes)
-        check_whole("PerClass", "samples", samples)
-        self._classes = Classes("PerClass", labels)
+        check_whole("MPerClass", "classes", classes)
+        check_whole("MPerClass", "samples", samples)
+        self._classes = Classes("MPerClass", labels)
         if not 2 <= classes <= len(self._classes):
             raise ValueError(
-                f"PerClass: classes must be from 2 to the {len(self._classes)} classes of the labels, "
+                f"MPerClass: classes must be from 2 to the {len(self._classes)} classes of the labels, "
                 f"but came as {classes}."
             )
         super().__init__(batch_size=classes * samples, seed=seed, rank=rank, world=world)

@@ -1,7 +1,7 @@
-"""Miners: which pairs enter a loss. A filter takes `Pairs` and gives back `Pairs` with fewer or reweighted members.
+"""Miners: which pairs enter a loss. A miner takes `Pairs` and gives back `Pairs` with fewer or reweighted members.
 
 Every filter works row by row on scores without gradient, is blind to how pairs are later weighted, and goes with any
-loss: `nf.losses.Contrastive(filter=nf.mining.Hard())`. Nothing here loops over anchors or classes.
+loss: `nf.losses.Contrastive(miner=nf.miners.Hard())`. Nothing here loops over anchors or classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nearfar.sets.base import hidden, total
 from nearfar.sets.wrapped import draw
 
 
-class Filter(Part, nn.Module, ABC):
+class Miner(Part, nn.Module, ABC):
     """Keeps some of the pairs. The scores it sees carry no gradient."""
 
     both: bool = False
@@ -33,7 +33,7 @@ class Filter(Part, nn.Module, ABC):
         """The pairs to keep, row by row."""
 
 
-class MultiSimilarity(Filter, swift=True):
+class MultiSimilarity(Miner, swift=True):
     """Keep positive s < max of the row's negative + ε, and negative s > min of the row's positive - ε (multi-similarity's miner).
 
     A row without positive or without negative pairs keeps none.
@@ -59,7 +59,7 @@ class MultiSimilarity(Filter, swift=True):
         return f"epsilon={self.epsilon}"
 
 
-class Hard(Filter, swift=True):
+class Hard(Miner, swift=True):
     """Keep each anchor's hardest positive and hardest negative pair (batch-hard); ties are all kept."""
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
@@ -69,7 +69,7 @@ class Hard(Filter, swift=True):
         return pairs.keep(positive=s == hardest_positive, negative=s == hardest_negative)
 
 
-class SemiHard(Filter, swift=True):
+class SemiHard(Miner, swift=True):
     """Keep negative pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (Qi et al. 2020, 4.2.2).
 
     All positive pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
@@ -94,7 +94,7 @@ class SemiHard(Filter, swift=True):
         return f"threshold={self.threshold}, margin={self.margin}"
 
 
-class BalancedHard(Filter, swift=True):
+class BalancedHard(Miner, swift=True):
     """Keep, for each anchor, all positive pairs and as many of its hardest negative ones (Can et al.'s contrastive-, margin-hard).
 
     Negative pairs tied at the last place are all kept.
@@ -110,7 +110,7 @@ class BalancedHard(Filter, swift=True):
         return pairs.keep(negative=(pairs.scores >= last) & (wanted > 0))
 
 
-class DistanceWeighted(Filter, swift=True):
+class DistanceWeighted(Miner, swift=True):
     """Draw, for each anchor, as many negative pairs as it has positive ones, with probability ∝ 1 / q(d).
 
     q(d) ∝ d^{dim-2} (1 - d²/4)^{(dim-3)/2} is the density of distances between random points of the unit sphere
