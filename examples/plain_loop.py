@@ -1,4 +1,4 @@
-"""A plain PyTorch loop: our sampler, our loss, your optimiser.
+"""A plain PyTorch loop: our sampler, our loss, your optimizer.
 
 python examples/plain_loop.py --steps 200
 """
@@ -20,15 +20,15 @@ def main(steps: int) -> None:
     loader = DataLoader(view, batch_sampler=sampler, collate_fn=collate)
     network = models.build("small", inputs=(1, 32, 32), width=64)
     loss = nf.losses.DroTopK(k=160, pair=nf.pairs.Logistic())
-    optimiser = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=1e-3)
+    optimizer = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=1e-3)
 
     step = 0
     while step < steps:
         for pictures, labels, _ in loader:
             value = loss(network(pictures), labels)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             value.backward()
-            optimiser.step()
+            optimizer.step()
             step += 1
             print(f"step {step}  loss {value.item():.4f}")
             if step == steps:

@@ -24,15 +24,15 @@ def main(steps: int) -> None:
 
     one, other = (models.build("small", inputs=(1, 32, 32), width=64) for _ in range(2))
     loss = nf.losses.NTXent(temperature=0.1)
-    optimiser = torch.optim.Adam([*one.parameters(), *other.parameters()], lr=1e-3)
+    optimizer = torch.optim.Adam([*one.parameters(), *other.parameters()], lr=1e-3)
     random = torch.Generator().manual_seed(0)
     for step in range(1, steps + 1):
         rows = torch.randperm(len(query), generator=random)[:128]
         a, b = query[rows], reference[rows]  # both are in the order of their labels, one picture a character
         value = loss(one(pictures[a]), labels[a], ref_emb=other(pictures[b]), ref_labels=labels[b])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value.backward()
-        optimiser.step()
+        optimizer.step()
         print(f"step {step}  loss {value.item():.4f}")
 
     one.eval()

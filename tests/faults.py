@@ -44,9 +44,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "projections": {
         "batches": {"name": "Representatives", "batch_size": 8, "samples": 2, "rho": 2, "hard_classes": True},
         "loss": {"name": "Margin"},
-        "optimiser": {"proximal": 0.1},
+        "optimizer": {"proximal": 0.1},
     },
-    "proxies": {"loss": {"name": "ProxyNCA"}, "optimiser": {"name": "sgd", "clip": 0.5}},
+    "proxies": {"loss": {"name": "ProxyNCA"}, "optimizer": {"name": "sgd", "clip": 0.5}},
     "memory and chunks": {"training": {"memory": 30, "memory_warmup": 2, "chunk": 5}},
     "workers": {"data": {"workers": 1}},
 }

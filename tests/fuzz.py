@@ -104,7 +104,7 @@ def draw_set(rng: np.random.Generator) -> Drawn:
         share = float(rng.choice([0.03, 0.27, 0.61, 1.0]))
         return S.TopK(fraction=share, **options), ("topk", options | {"fraction": share})
     if kind == "kl":
-        more = {"gamma": _number(rng, 0.05, 1.5), "normalised": bool(rng.random() < 0.6)}
+        more = {"gamma": _number(rng, 0.05, 1.5), "normalized": bool(rng.random() < 0.6)}
         return S.KL(**more, **options), ("kl", options | more)
     if kind == "kl_ball":
         rho = float(rng.choice([0.0, 0.05, 0.4, 1.5, 30.0]))

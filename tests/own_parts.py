@@ -86,7 +86,7 @@ WAYS: dict[type, tuple[Callable[[Any], Any], ...]] = {
     nf.sets.UncertaintySet: (
         lambda x: robust(over=x),
         lambda x: robust(over=x, **ANCHORS),
-        lambda x: robust(over=(x, S.KL(0.3, normalised=False)), pair=P.Linear(), **ANCHORS),
+        lambda x: robust(over=(x, S.KL(0.3, normalized=False)), pair=P.Linear(), **ANCHORS),
         lambda x: robust(over=S.DetachedWeights(x), **ANCHORS),
     ),
     similarity.Similarity: (

@@ -46,7 +46,7 @@ def config(**changes: dict[str, Any]) -> Config:
         "model": {"name": "mlp", "width": 4, "hidden": 16},
         "loss": {"name": "DroTopK", "k": 8, "pair": "Logistic"},
         "batches": {"name": "MPerClass", "classes": 4, "samples": 3},
-        "optimiser": {"rate": 0.01, "warmup": 3},
+        "optimizer": {"rate": 0.01, "warmup": 3},
         "training": {"steps": 20, "evaluate_every": 5, "checkpoint_every": 5, "explain_every": 4, "tensorboard": False},
     }
     for section, values in changes.items():

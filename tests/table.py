@@ -109,7 +109,7 @@ ROWS = (
     Row("Circle", L.Circle, frozen=True),
     Row("ProxyNCA", lambda: L.ProxyNCA(CLASSES, DIM, scale=3.0), {"scale": 3.0}, proxies="proxies", reference=False),
     Row("ProxyAnchor", lambda: L.ProxyAnchor(CLASSES, DIM), proxies="proxies", reference=False),
-    Row("ArcFace", lambda: L.ArcFace(CLASSES, DIM, scale=8.0), {"scale": 8.0}, proxies="centres", reference=False),
+    Row("ArcFace", lambda: L.ArcFace(CLASSES, DIM, scale=8.0), {"scale": 8.0}, proxies="centers", reference=False),
 )  # fmt: skip
 IDS = [row.id for row in ROWS]
 

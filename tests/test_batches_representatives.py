@@ -246,7 +246,7 @@ def test_a_state_is_a_copy():
         HardClasses(5).load_state_dict(state)
 
 
-def test_the_choice_is_a_seed_and_its_neighbours():
+def test_the_choice_is_a_seed_and_its_neighbors():
     table = filled()
     used = np.ones(12, dtype=np.int64)
     used[[3, 8]] = 0
@@ -346,7 +346,7 @@ def test_hard_classes_resume_with_their_table(stop):
 
 
 def test_hard_classes_are_near_in_a_batch():
-    """Once the table is full, a batch holds the neighbours of its first class."""
+    """Once the table is full, a batch holds the neighbors of its first class."""
     y = labels_of([3] * 12)
     sampler = Representatives(y, batch_size=8, rho=3, hard_classes=True)
     trained(sampler, y, 2)

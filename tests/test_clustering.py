@@ -20,13 +20,13 @@ torch.set_num_threads(1)
 
 def blobs(classes=12, each=15, width=6, noise=0.3, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(classes, width, generator=generator) * 2
+    centers = torch.randn(classes, width, generator=generator) * 2
     y = torch.arange(classes).repeat_interleave(each)
-    return centres[y] + noise * torch.randn(len(y), width, generator=generator), y
+    return centers[y] + noise * torch.randn(len(y), width, generator=generator), y
 
 
-def inertia(x, centres):
-    return torch.cdist(x.double(), centres.double()).amin(dim=1).square().sum().item()
+def inertia(x, centers):
+    return torch.cdist(x.double(), centers.double()).amin(dim=1).square().sum().item()
 
 
 @pytest.mark.parametrize("k", [2, 12, 60])
@@ -53,9 +53,9 @@ def test_the_solution_is_consistent():
     x, _ = blobs(noise=1.0)
     found = k_means(x, 9)
     for c in range(9):
-        torch.testing.assert_close(found.centres[c], x[found.assignment == c].mean(dim=0), atol=1e-4, rtol=1e-4)
-    assert torch.equal(found.assignment, torch.cdist(x, found.centres).argmin(dim=1))
-    assert found.inertia == pytest.approx(inertia(x, found.centres), rel=1e-5)
+        torch.testing.assert_close(found.centers[c], x[found.assignment == c].mean(dim=0), atol=1e-4, rtol=1e-4)
+    assert torch.equal(found.assignment, torch.cdist(x, found.centers).argmin(dim=1))
+    assert found.inertia == pytest.approx(inertia(x, found.centers), rel=1e-5)
 
 
 def test_clear_clusters_are_found():
@@ -129,7 +129,7 @@ def test_duplicates_and_more_clusters_than_points():
     assert found.inertia == pytest.approx(0, abs=1e-6)
     assert len(set(found.assignment[:6].tolist())) == 1
     assert len(set(found.assignment[6:].tolist())) == 1
-    assert torch.isfinite(found.centres).all()
+    assert torch.isfinite(found.centers).all()
 
 
 def test_an_empty_cluster_restarts_at_a_far_row():

@@ -97,7 +97,7 @@ def test_a_flat_folder_is_embedded_and_searched(home):
     run(home, *EMBED, "birds", "-o", "v.npz")
     run(home, "index", "v.npz", "-o", "i.npz")
     run(home, "search", "i.npz", "q.npz", "-k", 1, "--json", "s.json")
-    near = [row["neighbours"][0]["name"] for row in json.loads((home / "s.json").read_text(encoding="utf-8"))]
+    near = [row["neighbors"][0]["name"] for row in json.loads((home / "s.json").read_text(encoding="utf-8"))]
     assert near == ["auk/0.bmp", "auk/1.bmp", "auk/2.bmp"]  # the same pictures
 
 

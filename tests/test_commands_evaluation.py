@@ -19,10 +19,10 @@ from nearfar.train import fit
 
 def blobs(noise=1.0, seed=0, classes=30, each=6):
     generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(classes, 8, generator=generator)
+    centers = torch.randn(classes, 8, generator=generator)
     y = torch.arange(classes).repeat_interleave(each)
     generator = torch.Generator().manual_seed(seed)
-    return centres[y] + noise * torch.randn(len(y), 8, generator=generator), y
+    return centers[y] + noise * torch.randn(len(y), 8, generator=generator), y
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_evaluate_with_options_and_a_gallery(vectors):
     folder, x, y = vectors
     g, z = blobs(seed=5)
     Vectors(g, z).save(folder / "g.npz")
-    words = ["--similarity", "euclidean", "--ties", "favourable", "--unit", "query", "--seed", 3, "--json", "e.json"]
+    words = ["--similarity", "euclidean", "--ties", "favorable", "--unit", "query", "--seed", 3, "--json", "e.json"]
     shown = run(folder, "evaluate", "v.npz", "--gallery", "g.npz", *words)
-    wanted = nf.evaluate(x, y, ref_emb=g, ref_labels=z, similarity="euclidean", ties="favourable", unit="query", seed=3)
+    wanted = nf.evaluate(x, y, ref_emb=g, ref_labels=z, similarity="euclidean", ties="favorable", unit="query", seed=3)
     record = json.loads((folder / "e.json").read_text(encoding="utf-8"))
     assert record["scores"] == pytest.approx(wanted.scores())
     assert record["intervals"]["mrr"]["low"] == pytest.approx(wanted.intervals["mrr"].low)
@@ -146,8 +146,8 @@ def test_embed_glyphs_then_evaluate_index_and_search(tmp_path):
     record = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
     assert [row["query"] for row in record] == list(found.name[:12])
     wanted = Index(found).search(found.x[:12], 3)
-    assert [[near["row"] for near in row["neighbours"]] for row in record] == wanted.places.tolist()
-    assert record[4]["neighbours"][1]["score"] == pytest.approx(float(wanted.scores[4, 1]), abs=1e-5)
+    assert [[near["row"] for near in row["neighbors"]] for row in record] == wanted.places.tolist()
+    assert record[4]["neighbors"][1]["score"] == pytest.approx(float(wanted.scores[4, 1]), abs=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")

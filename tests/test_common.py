@@ -207,15 +207,15 @@ def test_a_whole_weight_of_a_reference_is_a_repeated_reference(row):
 
 
 @some(lambda row: not row.composed)
-@pytest.mark.parametrize("labelled", [True, False])
-def test_an_index_tuple_of_all_pairs_is_no_index_tuple(row, labelled):
+@pytest.mark.parametrize("labeled", [True, False])
+def test_an_index_tuple_of_all_pairs_is_no_index_tuple(row, labeled):
     embeddings, labels = tensors(*random_batch(8))
     wanted = measured(row.loss(), embeddings, labels)
     tile = nf.Relation.from_labels(labels).dense()
     pairs = (*torch.nonzero(tile.positive, as_tuple=True), *torch.nonzero(tile.negative, as_tuple=True))
     mixed = torch.randperm(len(pairs[2]), generator=torch.Generator().manual_seed(0))
     pairs = (pairs[0], pairs[1], pairs[2][mixed], pairs[3][mixed])
-    same(measured(row.loss(), embeddings, labels if labelled else None, pairs), wanted)
+    same(measured(row.loss(), embeddings, labels if labeled else None, pairs), wanted)
 
 
 # ---------------------------------------------------------------- values

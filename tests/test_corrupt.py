@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nearfar import report
 from nearfar.cli import app
-from nearfar.data import ByName, CorruptImageError, Labelled, Pictures, View, genuine, open_data, part, transforms
+from nearfar.data import ByName, CorruptImageError, Labeled, Pictures, View, genuine, open_data, part, transforms
 from nearfar.doctor.callback import _drawn as drawn
 from nearfar.evaluation import evaluate
 from nearfar.train import fit
@@ -61,7 +61,7 @@ def test_the_sample_itself_or_none(photographs):
     assert genuine(test, CUT).tobytes() == test[CUT].tobytes()
     chosen = part(test, [3, 9, 20])
     assert [genuine(chosen, i) is None for i in range(3)] == [True, False, False]
-    wrapped = Labelled(Pictures(test.paths, test.labels, on_corrupt="skip"), test.labels)
+    wrapped = Labeled(Pictures(test.paths, test.labels, on_corrupt="skip"), test.labels)
     assert genuine(wrapped, 0) is None
     assert genuine(wrapped, 9).size == (4, 4)
     named = ByName(chosen)

@@ -21,9 +21,9 @@ def at_hand(name):
     return DATA
 
 
-def image(path, colour=0):
+def image(path, color=0):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 8), (colour, 0, 0)).save(path)
+    Image.new("RGB", (8, 8), (color, 0, 0)).save(path)
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from PIL import Image
 from nearfar.data import CorruptImageError, open_data
 
 
-def image(path, colour=0):
+def image(path, color=0):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 8), (colour, 0, 0)).save(path)
+    Image.new("RGB", (8, 8), (color, 0, 0)).save(path)
     return path
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from nearfar.data import (
     CorruptImageError,
     CorruptImageWarning,
-    Labelled,
+    Labeled,
     Pictures,
     Samples,
     Tensors,
@@ -33,7 +33,7 @@ def pictures_in_memory(classes=6, each=4, side=12):
 
 
 def files(folder, classes=2, each=3):
-    """Image files of one colour each: the red channel tells the index."""
+    """Image files of one color each: the red channel tells the index."""
     paths = []
     for i in range(classes * each):
         path = folder / str(i // each) / f"{i}.png"
@@ -49,7 +49,7 @@ def files(folder, classes=2, each=3):
 def test_all_kinds_are_samples(tmp_path):
     paths, labels = files(tmp_path)
     memory = pictures_in_memory()
-    for samples in (memory, Pictures(paths, labels), Labelled(memory.x, memory.labels), part(memory, [0, 5])):
+    for samples in (memory, Pictures(paths, labels), Labeled(memory.x, memory.labels), part(memory, [0, 5])):
         assert isinstance(samples, Samples)
         assert len(samples) == len(samples.labels) == len(samples.names)
         assert samples.labels.dtype == np.int64
@@ -100,7 +100,7 @@ def test_numbered():
     assert classes == ("4", "30")  # in the order of the numbers, not of their digits
 
 
-def test_labelled_reads_items_and_targets():
+def test_labeled_reads_items_and_targets():
     class Set:
         targets = [1, 0]
         classes = ["cat", "dog"]
@@ -111,17 +111,17 @@ def test_labelled_reads_items_and_targets():
         def __getitem__(self, index):
             return torch.tensor([float(index)]), self.targets[index]
 
-    samples = Labelled(Set())
+    samples = Labeled(Set())
     assert samples[1].tolist() == [1.0]
     assert samples.names == ["dog/0", "cat/0"]
     with pytest.raises(ValueError, match="list has neither targets nor labels"):
-        Labelled([1, 2])
+        Labeled([1, 2])
 
 
 def test_part_renumbers_and_keeps_names(tmp_path):
     paths, labels = files(tmp_path, classes=3, each=2)
     memory = Tensors(torch.arange(6.0)[:, None], labels, [f"n{i}" for i in range(6)], ("a", "b", "c"))
-    for whole in (memory, Labelled(memory.x, labels, memory.names, memory.classes)):
+    for whole in (memory, Labeled(memory.x, labels, memory.names, memory.classes)):
         chosen = part(whole, [5, 0, 4])
         assert chosen.labels.tolist() == [1, 0, 1]
         assert chosen.classes == ("a", "c")
@@ -204,7 +204,7 @@ def test_batches_equal_single_samples(name):
     samples = pictures_in_memory()
     transform = transforms.get(name, train=True, mean=(0.2,), std=(0.5,))
     keys = [(3, 1), (0, 1), (23, 2), (3, 5)]
-    slow = View(Labelled(samples.x, samples.labels), transform, seed=1)  # nothing in memory, so one at a time
+    slow = View(Labeled(samples.x, samples.labels), transform, seed=1)  # nothing in memory, so one at a time
     for view in (View(samples, transform, seed=1), slow):
         x, labels, index = view.__getitems__(keys)
         torch.testing.assert_close(x, torch.stack([view[key][0] for key in keys]))

@@ -119,10 +119,10 @@ def test_moves_stay_within_their_bounds():
     out = Moved(shift=2, scale=0, turn=0, slant=0).batch(x, [generator(i) for i in range(300)])
     places = torch.arange(17.0)
     for axis in (2, 3):
-        centre = (out.sum(dim=(1, 5 - axis)) * places).sum(dim=1) / out.sum(dim=(1, 2, 3))
-        assert (centre - 8).abs().max() <= 2 + 1e-4
-        assert (centre - 8).max() > 1.8
-        assert (centre - 8).min() < -1.8
+        center = (out.sum(dim=(1, 5 - axis)) * places).sum(dim=1) / out.sum(dim=(1, 2, 3))
+        assert (center - 8).abs().max() <= 2 + 1e-4
+        assert (center - 8).max() > 1.8
+        assert (center - 8).min() < -1.8
 
 
 def test_turn_and_slant_and_scale():

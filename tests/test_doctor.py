@@ -124,22 +124,22 @@ def test_a_gradient_on_few_pairs_names_the_rows():
     assert why.active_positives + why.active_negatives == 2
 
 
-def test_mislabelled_rows_are_listed():
+def test_mislabeled_rows_are_listed():
     wrong = LABELS.clone()
     rows = torch.arange(3, 400, 40)
     wrong[rows] = (wrong[rows] + 7) % 40
     found = diagnose(blobs(noise=0.3), wrong)
-    finding = next(each for each in found.findings if each.name == "mislabelled suspects")
+    finding = next(each for each in found.findings if each.name == "mislabeled suspects")
     assert set(finding.rows) == set(rows.tolist())
     assert finding.severity == "note"
-    assert "mislabelled suspects" not in diagnose(blobs(noise=0.3), LABELS)
+    assert "mislabeled suspects" not in diagnose(blobs(noise=0.3), LABELS)
 
 
 def test_rows_keep_their_numbers_in_a_sample():
     wrong = LABELS.clone()
     wrong[::20] = (wrong[::20] + 7) % 40
     found = diagnose(blobs(noise=0.3), wrong, rows=200)
-    rows = {row for each in found.findings if each.name == "mislabelled suspects" for row in each.rows}
+    rows = {row for each in found.findings if each.name == "mislabeled suspects" for row in each.rows}
     assert rows
     assert all(row % 20 == 0 for row in rows)
 
@@ -187,7 +187,7 @@ def test_a_journal_pinned_at_its_margin():
     entries = run_of(np.concatenate([falling, 0.2 + noise]))
     found = diagnose_journal(entries, config=config(**TRIPLET))
     assert severity(found, "loss pinned at its margin") == "alarm"
-    assert ("optimiser.rate", "0.001") in found.findings[0].flags
+    assert ("optimizer.rate", "0.001") in found.findings[0].flags
     assert "stalled" not in found
     assert "loss pinned at its margin" not in diagnose_journal(entries)  # nobody knows the margin
     kept = [{"step": step, "validation recall@1": 0.9} for step in (100, 260)]

@@ -125,7 +125,7 @@ def spoil(step):
 def ill(tmp_path_factory):
     """A run of hard mining at a high rate that collapses."""
     folder, told = tmp_path_factory.mktemp("ill") / "run", []
-    settings = config(loss=HARD, optimiser={"rate": 0.02}, training={"doctor": 0, "steps": 30})
+    settings = config(loss=HARD, optimizer={"rate": 0.02}, training={"doctor": 0, "steps": 30})
     doctor = Doctor(every=2, tell=told.append)
     fit(settings, folder, data=tiny(), callbacks=[spoil(8), doctor])
     return folder, told, doctor
@@ -187,10 +187,10 @@ def test_a_remedy_is_a_change_of_configuration(ill):
     remedy = prescribe(ill[0])
     assert remedy.finding.severity == "alarm"
     assert remedy.config.loss.options["mining"] == "semihard"
-    assert remedy.config.optimiser.rate == pytest.approx(0.002)
+    assert remedy.config.optimizer.rate == pytest.approx(0.002)
     assert "loss.mining: hard -> semihard" in remedy.changes
     assert "batches.classes: 4 -> 9" in remedy.changes  # as many as there are
-    assert "optimiser.rate: 0.02 -> 0.002" in remedy.changes
+    assert "optimizer.rate: 0.02 -> 0.002" in remedy.changes
     assert "Changed: loss.mining: hard -> semihard" in remedy.text()
 
 
@@ -238,9 +238,9 @@ ILL = {
     "annealed": {"loss": HARD | {"anneal": 100}},
     "no margin": {"loss": {"name": "Triplet", "margin": 0.0}},
     "worst": {"loss": {"name": "DroWorst"}},
-    "fast": {"optimiser": {"rate": 0.1}},
-    "decayed": {"optimiser": {"rate": 1e-3, "weight_decay": 1.0}},
-    "nothing to blame": {"optimiser": {"rate": 1e-3}, "batches": {"classes": 16, "samples": 4}},
+    "fast": {"optimizer": {"rate": 0.1}},
+    "decayed": {"optimizer": {"rate": 1e-3, "weight_decay": 1.0}},
+    "nothing to blame": {"optimizer": {"rate": 1e-3}, "batches": {"classes": 16, "samples": 4}},
     "defaults": {},
 }
 
@@ -259,7 +259,7 @@ def test_every_collapse_has_a_remedy_that_runs(what):
 
 
 def test_blame():
-    tiny_batch = parse({"batches": {"name": "MPerClass", "classes": 2, "samples": 2}, "optimiser": {"rate": 1e-4}})
+    tiny_batch = parse({"batches": {"name": "MPerClass", "classes": 2, "samples": 2}, "optimizer": {"rate": 1e-4}})
     assert dict(remedies.against_collapse(tiny_batch))["batches.classes"] == "null"  # 32, or all
     assert dict(remedies.against_collapse(tiny_batch, 9))["batches.classes"] == "9"
     assert remedies.against_collapse(None) == remedies.ANY_TO_SEMIHARD

@@ -62,10 +62,10 @@ def test_qi2020_ties_give_one_subgradient_of_many():
     torch.testing.assert_close(p, torch.tensor([[0.0, 1 / 2, 1 / 6, 1 / 6, 1 / 6]]))
 
 
-def test_qi2020_kl_with_and_without_its_normaliser():
+def test_qi2020_kl_with_and_without_its_normalizer():
     """Qi et al. 2020, KL: γ log mean e^{l/γ} or γ log Σ e^{l/γ} differ by γ log n in value and in nothing else."""
     l = torch.tensor([[0.3, 0.9, 0.1, 0.4]], dtype=torch.float64, requires_grad=True)
-    normal, raw = S.KL(0.2).value(l).sum(), S.KL(0.2, normalised=False).value(l).sum()
+    normal, raw = S.KL(0.2).value(l).sum(), S.KL(0.2, normalized=False).value(l).sum()
     assert (raw - normal).item() == pytest.approx(0.2 * math.log(4))
     torch.testing.assert_close(slope_of(normal, l), slope_of(raw, l))
     torch.testing.assert_close(slope_of(S.KL(0.2).value(l).sum(), l), torch.softmax(l.detach() / 0.2, dim=1))
@@ -99,7 +99,7 @@ def test_qi2020_lambda_cancels_in_lifted_structure(margin):
     values = [
         nf.RobustLoss(
             pair=(P.Linear(threshold), P.Linear(threshold, margin)),
-            over=S.KL(1.0, normalised=False),
+            over=S.KL(1.0, normalized=False),
             groups="anchor_sign",
             link=L.GeneralizedLifted().link,
             reduction="sum",
@@ -166,7 +166,7 @@ def test_qi2020_the_dual_of_kl():
 def test_qi2020_the_margin_loss_does_not_recover_multi_similarity():
     """Qi et al. 2020, eq. 19-27: c₊ = λ+m, c₋ = λ-m gives MS with TWO thresholds, and m = 0 needs all losses positive."""
     E, y, *_ = batch()
-    over = tuple(S.KL(1 / x, normalised=False, zero_member=True) for x in (2.0, 50.0))
+    over = tuple(S.KL(1 / x, normalized=False, zero_member=True) for x in (2.0, 50.0))
 
     def slope(pair):
         return slope_of(nf.RobustLoss(pair=pair, over=over, groups="anchor_sign")(E, y), E)

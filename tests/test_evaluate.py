@@ -37,7 +37,7 @@ def calculator(x, y):
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
-@pytest.mark.parametrize("ties", ["place", "favourable"])
+@pytest.mark.parametrize("ties", ["place", "favorable"])
 def test_equals_the_oracle(kind, ties):
     x, y, g, z = problem(kind, seed=3)
     found = nf.evaluate(x, y, ks=(1, 3, 7), ref_emb=g, ref_labels=z, ties=ties, resamples=0)
@@ -63,11 +63,11 @@ def test_equals_the_oracle(kind, ties):
 
 
 def test_a_tie_by_hand():
-    """The query's right and wrong neighbour score the same; the wrong one comes first."""
+    """The query's right and wrong neighbor score the same; the wrong one comes first."""
     x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [-1.0, -1.0], [-1.0, -1.0]])
     y = torch.tensor([0, 1, 0, 1, 2])
-    by_place, favourable = (nf.evaluate(x, y, ks=(1,), ties=ties).per_query.rank[0] for ties in ("place", "favourable"))
-    assert (int(by_place), int(favourable)) == (2, 1)
+    by_place, favorable = (nf.evaluate(x, y, ks=(1,), ties=ties).per_query.rank[0] for ties in ("place", "favorable"))
+    assert (int(by_place), int(favorable)) == (2, 1)
 
 
 def test_lone_queries_by_hand():

@@ -94,7 +94,7 @@ def by_oracle(S, positive, counts, ties):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
-@pytest.mark.parametrize("ties", ["place", "favourable"])
+@pytest.mark.parametrize("ties", ["place", "favorable"])
 @pytest.mark.parametrize("kind", ["multi-label", "multi-label gallery", "matrix", "ignored pairs", "tied", "ids"])
 def test_relations_equal_the_oracle(kind, ties, similarity):
     x, g = (TIED if kind == "tied" else X), (G if "gallery" in kind or kind == "ids" else None)

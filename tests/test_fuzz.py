@@ -137,7 +137,7 @@ def test_half_a_matrix_counts_each_pair_twice(groups):
     """γ·log Σ e^{l/γ} of both orders of a pair is γ·log 2 above that of one."""
     rng = torch.Generator().manual_seed(0)
     rows, labels = torch.randn(8, 3, generator=rng, dtype=torch.float64), torch.arange(8) // 2
-    over = nf.sets.KL(0.7, normalised=False)
+    over = nf.sets.KL(0.7, normalized=False)
     dense, tiled = (
         nf.RobustLoss(pair=nf.pairs.Hinge(), over=over, groups=groups, engine=engine)(rows, labels)
         for engine in ("dense", "tiled")

@@ -71,7 +71,7 @@ def test_on_a_line_the_values_are_exact(points, labels, iso, haus):
         assert found.lower == pytest.approx(wanted, abs=1e-4)
 
 
-def test_the_minimiser_that_the_papers_case_one_excludes():
+def test_the_minimizer_that_the_papers_case_one_excludes():
     """A = {-1, 1}, B = {0}: g of the paper's own objective (30) has value 5/3, attained by a (+, +) triplet too."""
     f, g = torch.tensor([-1.0, 1, 0]), torch.tensor([0, 2 / 3, 4 / 3])
     terms = {}
@@ -84,7 +84,7 @@ def test_the_minimiser_that_the_papers_case_one_excludes():
     assert G.is_triplet_separated(g[:, None], torch.tensor([0, 0, 1]), tolerance=1e-6)
 
 
-def test_triangle_and_centre():
+def test_triangle_and_center():
     x, y = torch.cat([circle(3), torch.zeros(1, 2).double()]), torch.tensor([0, 0, 0, 1])
     hard = G.hardness(x, y)
     assert hard == pytest.approx(0.7321, abs=1e-4)

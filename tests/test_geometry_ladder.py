@@ -202,7 +202,7 @@ def test_the_slopes_of_the_programme(kind, metric):
         assert programme.jacobian(z)[:, k] == pytest.approx(slope, abs=1e-6)
 
 
-def test_each_pair_is_bounded_by_its_two_neighbouring_radii():
+def test_each_pair_is_bounded_by_its_two_neighboring_radii():
     parts = splits(torch.tensor([[9, 2, 1, 0]] * 4).numpy())
     # row 0 has three steps below it: two radii; its middle row is bounded on both sides
     first = [c for c in range(len(parts["pairs"])) if parts["radius"][c] < 2]

@@ -159,7 +159,7 @@ def test_near_pictures_count_as_look_alikeS_and_the_split_widens_the_limit() -> 
     base = np.zeros((1, 3, 32, 32), dtype=np.uint8)
     base[:, :, 4:28, 4:28] = 200
     base[:, 1, 10, 10] = 200 - 63  # within a quarter of 255
-    base[:, 2, 10, 10] = 200 - 127  # within a half, and 64 from its neighbour
+    base[:, 2, 10, 10] = 200 - 127  # within a half, and 64 from its neighbor
     there = np.ones((1, 3), dtype=np.bool_)
     keep = module._without_look_alikes
     one_side = np.zeros(3, dtype=np.bool_)
@@ -183,7 +183,7 @@ def test_misdrawn_and_wrongly_encoded_pictures_are_left_out(data: Glyphs) -> Non
     assert set(modern) <= set(character(data.train, "A"))
     assert set(modern).isdisjoint(character(data.train, "<"))  # Computer Modern shows an inverted "!" there
     codes = {code(name) for name in data.train.names + data.test.names}
-    assert codes.isdisjoint({0x04CB, 0x04F6, 0x1D41})  # one face of twelve shows a neighbour: 11 remain
+    assert codes.isdisjoint({0x04CB, 0x04F6, 0x1D41})  # one face of twelve shows a neighbor: 11 remain
     assert codes.isdisjoint({0x2031})  # wider than the frame
 
 
@@ -232,7 +232,7 @@ def test_nothing_is_cut_off(data: Glyphs, monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_allclose(large.sum(axis=(1, 2)), ink.numpy(), rtol=0.02)
 
 
-def test_raw_pixels_find_a_third_of_the_neighbours(data: Glyphs) -> None:
+def test_raw_pixels_find_a_third_of_the_neighbors(data: Glyphs) -> None:
     pixels = torch.nn.functional.normalize(data.test.images.flatten(1).float())
     scores = pixels @ pixels.T
     scores.fill_diagonal_(-1.0)

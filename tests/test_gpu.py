@@ -1,4 +1,4 @@
-"""On a GPU: the same numbers as on the CPU, and not one host synchronisation in forward or backward."""
+"""On a GPU: the same numbers as on the CPU, and not one host synchronization in forward or backward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_equals_cpu_without_a_stall(row):
     value.backward()
     there, names = embeddings.detach().cuda().requires_grad_(), labels.cuda()
     loss = loss.cuda()
-    loss(there, names).backward()  # once to warm up: libraries may synchronise when they load
+    loss(there, names).backward()  # once to warm up: libraries may synchronize when they load
     there.grad = None
     with no_stalls():
         moved = loss(there, names)

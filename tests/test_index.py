@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nearfar._files import read_arrays, write_arrays
-from nearfar.evaluation import Index, Vectors, neighbours
+from nearfar.evaluation import Index, Vectors, neighbors
 
 torch.set_num_threads(1)
 
@@ -30,7 +30,7 @@ def rows(n=600, width=12, seed=0):
 def test_exact_is_our_search(similarity):
     x, q = rows(), rows(20, seed=1)
     found = Index(x, similarity).search(q, 7)
-    wanted = neighbours(q, x, k=7, similarity=similarity)
+    wanted = neighbors(q, x, k=7, similarity=similarity)
     assert torch.equal(found.places, wanted.places)
     assert torch.equal(found.scores, wanted.scores)
     assert Index(x, similarity).measured_recall(q, 7) == 1.0
@@ -54,7 +54,7 @@ def test_queries_may_be_vectors():
 def test_approximate_kinds(faiss, tmp_path, kind, similarity):
     x, q = rows(2000), rows(100, seed=1)
     index = Index(x, similarity, kind)
-    found, exact = index.search(q, 5), neighbours(q, x, k=5, similarity=similarity)
+    found, exact = index.search(q, 5), neighbors(q, x, k=5, similarity=similarity)
     hits = np.mean(
         [len(set(a) & set(b)) / 5 for a, b in zip(found.places.tolist(), exact.places.tolist(), strict=True)]
     )

@@ -36,13 +36,13 @@ def alive() -> int:
 def test_no_step_keeps_a_tensor(name, way):
     torch.manual_seed(0)
     encoder, loss = nn.Linear(6, 4), WAYS[way](LOSSES[name])
-    optimiser = torch.optim.SGD([*encoder.parameters(), *loss.parameters()], lr=1e-3)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *loss.parameters()], lr=1e-3)
     found = []
     for step in range(31):
         n = 12 + 4 * (step % 2)
         loss(encoder(torch.randn(n, 6)), torch.arange(n) // 4).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         if step in (10, 20, 30):
             found.append(alive())
     assert found[0] == found[1] == found[2]

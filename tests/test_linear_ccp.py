@@ -20,7 +20,7 @@ from nearfar.linear.descent import size
 
 @pytest.mark.parametrize(("margin", "mu"), [(0.0, 1.0), (0.5, 0.3)])
 def test_the_subproblem_is_the_papers(margin, mu):
-    """F + Σw|(A - A_k)v|² is g less the linearised h, touches f at A_k, and never lies below it."""
+    """F + Σw|(A - A_k)v|² is g less the linearized h, touches f at A_k, and never lies below it."""
     f, anchor, u, v = problem(0, margin=margin, mu=mu)
     loops = (u.numpy(), v.numpy(), margin, mu)
     for seed in range(5):

@@ -57,9 +57,9 @@ def data():
     return X, y
 
 
-@pytest.mark.parametrize("triplets", ["neighbours", "hard", "all", "dro"])
+@pytest.mark.parametrize("triplets", ["neighbors", "hard", "all", "dro"])
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_every_solver_improves_the_neighbours(data, solver, triplets):
+def test_every_solver_improves_the_neighbors(data, solver, triplets):
     """From the identity, which is Euclid: what is gained is learnt."""
     X, y = data
     half = len(X) // 2
@@ -85,7 +85,7 @@ def test_history_says_what_is_certified(data, solver):
 
 
 def run_of(X, labels, **changes):
-    options = {"margin": 1.0, "mu": None, "kind": "neighbours", "targets": 3, "impostors": 5, "over": None}
+    options = {"margin": 1.0, "mu": None, "kind": "neighbors", "targets": 3, "impostors": 5, "over": None}
     plan = Plan(**{**options, "batch": 64, "refresh": 5, "tolerance": 0.0, **changes})
     return Run(Problem.of(X, labels, X.std(axis=0) + 1e-9), plan, 400, 0)
 
@@ -248,7 +248,7 @@ def test_starts(init):
 
 BAD = [
     ({"solver": "adam"}, "solver must be one of"),
-    ({"triplets": "neighbors"}, "did you mean 'neighbours'"),
+    ({"triplets": "neighbors"}, "did you mean 'neighbors'"),
     ({"init": "auto"}, "init must be one of"),
     ({"mu": "anealed"}, "did you mean 'annealed'"),
     ({"mu": -1.0}, "mu must be a number zero or more"),

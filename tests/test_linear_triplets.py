@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar.linear.neighbours import KINDS, choose, differences, sort_classes
+from nearfar.linear.neighbors import KINDS, choose, differences, sort_classes
 from nearfar.linear.stochastic import Batch, annealed, triplet_weights
 from nearfar.sets import KL, TopK
 
@@ -28,7 +28,7 @@ def oracle(z, labels, i, k, l, hard):
     return (positive[-1:], negative[:1]) if hard else (positive[:k], negative[:l])
 
 
-@pytest.mark.parametrize("kind", ["neighbours", "dro", "hard"])
+@pytest.mark.parametrize("kind", ["neighbors", "dro", "hard"])
 @pytest.mark.parametrize("sizes", [(20, 15, 9), (1, 2, 3, 30), (4, 2)])
 @pytest.mark.parametrize("tile", [50, 2**22])
 def test_selection_is_the_plain_loop(kind, sizes, tile):
@@ -89,7 +89,7 @@ def test_unknown_kind_is_named():
     z, classes = problem((3, 3))
     with pytest.raises(ValueError, match="did you mean 'hard'"):
         choose(z, classes, classes.anchors(), kind="hrd")
-    assert set(KINDS) == {"neighbours", "hard", "all", "dro"}
+    assert set(KINDS) == {"neighbors", "hard", "all", "dro"}
 
 
 @pytest.mark.parametrize("over", [None, KL(0.5), TopK(fraction=0.3)], ids=["even", "kl", "topk"])

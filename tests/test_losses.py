@@ -54,8 +54,8 @@ def test_gradient_of_the_proxies_equals_the_oracle(row):
     loss = row.loss()
     loss(embeddings, labels).backward()
     exact = np.asarray(E, dtype=np.longdouble)
-    centres = np.asarray(loss.proxies.detach().numpy(), dtype=np.longdouble)
-    slope = gradient(lambda c: row.oracle(exact, y, **{row.proxies: c}), centres)
+    centers = np.asarray(loss.proxies.detach().numpy(), dtype=np.longdouble)
+    slope = gradient(lambda c: row.oracle(exact, y, **{row.proxies: c}), centers)
     np.testing.assert_allclose(loss.proxies.grad.numpy(), slope, rtol=0, atol=TOLERANCE)
 
 

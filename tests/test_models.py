@@ -1,4 +1,4 @@
-"""Models: shapes, heads, pools, frozen normalisation, and lite0 against its stored features and against timm."""
+"""Models: shapes, heads, pools, frozen normalization, and lite0 against its stored features and against timm."""
 
 import builtins
 import copy
@@ -44,12 +44,12 @@ def test_embeddings_have_unit_length(name, inputs):
     z = model(torch.randn(5, *inputs))
     assert z.shape == (5, 16)
     torch.testing.assert_close(z.norm(dim=1), torch.ones(5))
-    raw = build(name, width=16, inputs=inputs, normalise=False)(torch.randn(5, *inputs))
+    raw = build(name, width=16, inputs=inputs, normalize=False)(torch.randn(5, *inputs))
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-4
 
 
 def test_trunk_and_head_are_all_of_it():
-    """An optimiser that gives the head a rate of its own must miss nothing."""
+    """An optimizer that gives the head a rate of its own must miss nothing."""
     model = build("small")
     parts = {id(p) for p in model.trunk.parameters()} | {id(p) for p in model.head.parameters()}
     assert parts == {id(p) for p in model.parameters()}
@@ -105,7 +105,7 @@ def test_errors(call, told):
         call()
 
 
-# ------------------------------------------------------------------------------- frozen normalisation
+# ------------------------------------------------------------------------------- frozen normalization
 
 
 def test_frozen_norms_keep_their_statistics_and_learn_their_scale():

@@ -15,7 +15,7 @@ from scipy.optimize import linprog, minimize
 FOLDER = pathlib.Path(__file__).parent / "oracles"
 GENERATOR = 20240607
 
-# Two batches on the unit circle once normalised; the lengths differ from 1 on purpose.
+# Two batches on the unit circle once normalized; the lengths differ from 1 on purpose.
 #   THREE: x0 = (1, 0), x1 = (.6, .8), x2 = (0, 1).   cosines s01 = .6, s02 = 0, s12 = .8
 #   |x - y|^2 = 2 - 2 s:                              d01^2 = .8, d02^2 = 2, d12^2 = .4
 #   labels 0, 0, 1: positive pairs (0,1), (1,0); negative pairs (0,2), (2,0), (1,2), (2,1).
@@ -173,7 +173,7 @@ def test_equal_losses(value, share, hyper):
 @EVERY_SET
 @pytest.mark.parametrize("weighted", [False, True])
 def test_weights_are_the_gradient_and_a_distribution(value, share, hyper, weighted):
-    # Danskin: the maximiser p* is the derivative of the value by the losses.
+    # Danskin: the maximizer p* is the derivative of the value by the losses.
     generator = np.random.default_rng(GENERATOR)
     items, base = random_losses(generator, 7, weighted)
     p = share(items, weights=base, **hyper)
@@ -253,7 +253,7 @@ def test_kl_by_hand_and_its_limits():
     gamma = 0.3
     items = [0, gamma * log(3)]
     near(sets.kl(items, gamma), gamma * log(2))
-    near(sets.kl(items, gamma, normalised=False), gamma * log(4))
+    near(sets.kl(items, gamma, normalized=False), gamma * log(4))
     np.testing.assert_allclose(sets.kl_weights(items, gamma).astype(float), [0.25, 0.75])
     # weights 3, 1: (3 + 3) / 4
     near(sets.kl(items, gamma, weights=[3, 1]), gamma * log(1.5))
@@ -460,7 +460,7 @@ def bound_oracle(name, vectors):
     if name.startswith("Proxy"):
         hyper["proxies"] = vectors
     if name == "ArcFace":
-        hyper["centres"] = vectors
+        hyper["centers"] = vectors
     return functools.partial(ORACLES[name], **hyper)
 
 
@@ -699,7 +699,7 @@ def test_n_pair_by_hand():
 
 
 def test_proxy_nca_by_hand():
-    # proxies (1, 0) and (0, 1) (after normalisation); row (.6, .8): squared distances .8 and .4
+    # proxies (1, 0) and (0, 1) (after normalization); row (.6, .8): squared distances .8 and .4
     near(losses.proxy_nca([[3, 4]], [0], proxies=[[1, 0], [0, 2]]), softplus(0.4))
     near(losses.proxy_nca([[3, 4]], [1], proxies=[[1, 0], [0, 2]]), softplus(-0.4))
     # a third proxy (-1, 0): squared distance 2 + 1.2; scale 2; and a second row (1, 0): 0, 2, 4
@@ -719,7 +719,7 @@ def test_proxy_anchor_by_hand():
 
 
 def test_arc_face_by_hand():
-    # centres (1, 0), (0, 1); scale 2, margin .5.
+    # centers (1, 0), (0, 1); scale 2, margin .5.
     # row (1, 0) of 0: theta = 0, target 2 cos .5, other 0
     # row (.6, .8) of 1: cos theta = .8: cos(theta + .5) = .8 cos .5 - .6 sin .5, other .6
     # row (-1, 0) of 0: theta = pi > pi - .5: target -1 - .5 sin .5, other 0
@@ -729,9 +729,9 @@ def test_arc_face_by_hand():
         softplus(2 * (0.6 - (0.8 * cos(0.5) - 0.6 * sin(0.5)))),
         softplus(2 * (1 + 0.5 * sin(0.5))),
     ]
-    near(losses.arc_face(E, y, centres=[[1, 0], [0, 2]], scale=2), sum(terms) / 3)
+    near(losses.arc_face(E, y, centers=[[1, 0], [0, 2]], scale=2), sum(terms) / 3)
     # margin 0 is plain cross-entropy of the cosines
-    near(losses.arc_face(E[1:2], [0], centres=[[1, 0], [0, 2]], scale=2, margin=0), softplus(2 * 0.2))
+    near(losses.arc_face(E[1:2], [0], centers=[[1, 0], [0, 2]], scale=2, margin=0), softplus(2 * 0.2))
 
 
 @pytest.mark.parametrize("name", [name for name in ORACLES if name not in ("ProxyNCA", "ProxyAnchor", "ArcFace")])
@@ -826,15 +826,15 @@ def test_grouped_kl_is_the_lifted_loss_at_gamma_one():
 
 
 def test_multi_similarity_is_kl_with_a_zero_member():
-    # (1/a) log(1 + sum e^(a l)) = KL of the list l and a zero member, without the normalisation; l = +-(t - s)
+    # (1/a) log(1 + sum e^(a l)) = KL of the list l and a zero member, without the normalization; l = +-(t - s)
     E, y, _ = random_batch()
     S = similarity.scores(E, E, "cosine")
     total = 0
     for i in range(7):
         positive = [pairs.linear(S[i, j], +1, threshold=0.5) for j in range(7) if j != i and y[j] == y[i]]
         negative = [pairs.linear(S[i, j], -1, threshold=0.5) for j in range(7) if y[j] != y[i]]
-        total += sets.kl(positive, 1 / 2, normalised=False, zero_member=True)
-        total += sets.kl(negative, 1 / 50, normalised=False, zero_member=True)
+        total += sets.kl(positive, 1 / 2, normalized=False, zero_member=True)
+        total += sets.kl(negative, 1 / 50, normalized=False, zero_member=True)
     near(losses.multi_similarity(E, y), total / 7, 1e-16)
 
 
@@ -858,7 +858,7 @@ def test_dro_losses_meet_in_their_limits():
             near(bound_oracle(name, None)(stretched, y), bound_oracle(name, None)(E, y), 1e-13)
 
 
-def test_unnormalised_distances():
+def test_unnormalized_distances():
     # rows 0, 3 and 7 on a line, labels 0 0 1: d01 = 3, d02 = 7, d12 = 4
     E, y = np.array([[0.0], [3.0], [7.0]]), [0, 0, 1]
     near(losses.contrastive(E, y, neg_margin=5, normalize=False), (9 + 0 + 1) / 3)

@@ -81,7 +81,7 @@ PAIRS = {
 def test_equals_pytorch_metric_learning(name, seed):
     ours, theirs, miner = PAIRS[name]
     embeddings, labels = tensors(*random_batch(seed))
-    if name == "angular":  # PML normalises anchors and positives, but not negatives
+    if name == "angular":  # PML normalizes anchors and positives, but not negatives
         embeddings = torch.nn.functional.normalize(embeddings).detach().requires_grad_()
     value = ours().double()(embeddings, labels)
     (slope,) = torch.autograd.grad(value, embeddings)

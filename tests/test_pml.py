@@ -100,7 +100,7 @@ ROWS = (
     Row("GeneralizedLiftedStructureLoss", lambda m: {"neg_margin": -0.7, "pos_margin": 0.4, **nonzero(m)}, "nonzero"),
     Row("GeneralizedLiftedStructureLoss", lambda m: cosine(m, neg_margin=0.4, pos_margin=0.1), "cosine"),
     Row("NPairsLoss", reference=False),
-    Row("NPairsLoss", lambda m: dot(m, **length(m)), "dot-regularised", reference=False),
+    Row("NPairsLoss", lambda m: dot(m, **length(m)), "dot-regularized", reference=False),
     Row("NPairsLoss", lambda m: {"distance": m.distances.LpDistance(), **total(m)}, "distance-sum", reference=False),
     Row("AngularLoss", unit=True),
     Row("AngularLoss", lambda m: {"alpha": 30}, "angle", unit=True),

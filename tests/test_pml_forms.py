@@ -195,7 +195,7 @@ ONE_SIDED = ("ContrastiveLoss", "MultiSimilarityLoss", "GeneralizedLiftedStructu
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in ROWS if not row.args and row.name not in ONE_SIDED and "regularised" not in row.label],
+    [row for row in ROWS if not row.args and row.name not in ONE_SIDED and "regularized" not in row.label],
     ids=lambda row: row.id,
 )
 def test_nothing_to_learn_from(row):

@@ -117,8 +117,8 @@ def test_float32_holds_on_a_larger_batch(row):
     labels = torch.arange(256) // 4
     if row.name in ("Triplet", "Angular"):
         labels = labels[:96]
-    centres = torch.randn(64, 64, generator=generator)[labels]
-    embeddings = (centres + 1.2 * torch.randn(len(labels), 64, generator=generator)).float()
+    centers = torch.randn(64, 64, generator=generator)[labels]
+    embeddings = (centers + 1.2 * torch.randn(len(labels), 64, generator=generator)).float()
     value, slope, _ = measured(row, embeddings, labels)
     wanted, exact, _ = measured(row, embeddings.double(), labels)
     assert off(value, wanted) < 1e-5

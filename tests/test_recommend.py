@@ -51,7 +51,7 @@ def test_projections_are_proposed_where_they_were_measured_best():
     found = recommend(labels(9_000, 5), batch_size=128, rows=ROWS)
     assert found.config["batches"]["name"] == "Representatives"
     assert found.config["batches"]["batch_size"] == 128
-    assert found.config["optimiser"] == {"proximal": 1e-3}
+    assert found.config["optimizer"] == {"proximal": 1e-3}
 
 
 def test_it_says_when_no_row_is_near():
@@ -88,22 +88,22 @@ def test_what_is_proposed_is_a_configuration(shape):
 def test_the_rows_of_the_package_name_files_of_the_repository():
     for row in measured():
         assert (ROOT / row.source).is_file(), row.source
-        check(parse({"loss": row.loss, "batches": row.batches, "model": row.model, "optimiser": row.optimiser}))
+        check(parse({"loss": row.loss, "batches": row.batches, "model": row.model, "optimizer": row.optimizer}))
 
 
 def test_the_rows_of_the_package_are_those_of_the_results():
     made = runpy.run_path(str(ROOT / "benchmarks" / "quality" / "rows.py"))["rows"]()
     assert [asdict(row) for row in measured()] == made
     assert {row.data for row in measured()} == {"glyphs", "omniglot", "cub"}
-    assert [row.model for row in measured() if row.loss["name"] == "NPair"] == [{"normalise": False}] * 6
+    assert [row.model for row in measured() if row.loss["name"] == "NPair"] == [{"normalize": False}] * 6
 
 
 def test_plain_batches_are_proposed_where_projections_lead_by_less_than_the_seeds_tell():
-    plain = replace(ROWS[2], batches={"name": "MPerClass", "classes": 64, "samples": 2}, optimiser={}, recall=0.72)
+    plain = replace(ROWS[2], batches={"name": "MPerClass", "classes": 64, "samples": 2}, optimizer={}, recall=0.72)
     near, far = replace(plain, high=0.71), replace(plain, high=0.69)
     found = recommend(labels(9_000, 5), rows=(*ROWS, near))
     assert found.config["batches"] == {"name": "MPerClass", "classes": 64, "samples": 2}
-    assert "optimiser" not in found.config
+    assert "optimizer" not in found.config
     assert any("R@1 75.0 [70.0, 80.0]; the intervals meet" in reason for reason in found.reasons)
     assert recommend(labels(9_000, 5), rows=(*ROWS, far)).config["batches"]["name"] == "Representatives"
     other = replace(near, source="elsewhere")  # other steps, other network: not to be compared
@@ -111,9 +111,9 @@ def test_plain_batches_are_proposed_where_projections_lead_by_less_than_the_seed
 
 
 def test_what_the_measured_network_needed_is_proposed_too():
-    long = replace(ROWS[1], loss={"name": "NPair"}, recall=0.9, model={"normalise": False})
+    long = replace(ROWS[1], loss={"name": "NPair"}, recall=0.9, model={"normalize": False})
     found = recommend(labels(100, 10), rows=(*ROWS, long))
-    assert found.config["model"] == {"normalise": False}
+    assert found.config["model"] == {"normalize": False}
     assert found.reasons[-2] == "NPair, as measured."
 
 

@@ -62,7 +62,7 @@ def test_the_corners_of_every_family_are_the_worst_pair(seed):
 
 
 @seeds
-def test_the_centres_of_every_family_are_the_mean(seed):
+def test_the_centers_of_every_family_are_the_mean(seed):
     """DroTopK(k ≥ all pairs) = DroKL(γ→∞) = DroChiSquare(0) = the mean; with `Logistic` it is BinomialDeviance."""
     E, y, *_ = batch(seed)
     for pair in (P.Hinge(), P.Logistic()):
@@ -150,12 +150,12 @@ def test_a_linear_loss_and_the_zero_member_are_multi_similarity(seed):
     """γ₊ = 1/α, γ₋ = 1/β, unhinged, one zero loss in every group: equal to 1e-12, values too once log W is dropped."""
     E, y, *_ = batch(seed)
     alpha, beta = 2.0, 50.0
-    over = tuple(S.KL(1 / x, normalised=False, zero_member=True) for x in (alpha, beta))
+    over = tuple(S.KL(1 / x, normalized=False, zero_member=True) for x in (alpha, beta))
     recovered = nf.RobustLoss(pair=P.Linear(0.5), over=over, groups="anchor_sign", link=Add())
     wanted = measured(L.MultiSimilarity(alpha=alpha, beta=beta, miner=None), E, y)
     same(measured(recovered, E, y), wanted)
-    normalised = tuple(S.KL(1 / x, zero_member=True) for x in (alpha, beta))
-    recovered = nf.RobustLoss(pair=P.Linear(0.5), over=normalised, groups="anchor_sign")
+    normalized = tuple(S.KL(1 / x, zero_member=True) for x in (alpha, beta))
+    recovered = nf.RobustLoss(pair=P.Linear(0.5), over=normalized, groups="anchor_sign")
     torch.testing.assert_close(measured(recovered, E, y)[1], wanted[1], atol=1e-12, rtol=0)
 
 
@@ -163,7 +163,7 @@ def test_a_linear_loss_and_the_zero_member_are_multi_similarity(seed):
 def test_the_margin_loss_and_the_zero_member_are_multi_similarity_with_two_thresholds(seed):
     """With the hinge, m = 2: thresholds λ + m for positive and λ - m for negative pairs, not one λ."""
     E, y, positive, negative = batch(seed)
-    over = (S.KL(0.5, normalised=False, zero_member=True), S.KL(0.2, normalised=False, zero_member=True))
+    over = (S.KL(0.5, normalized=False, zero_member=True), S.KL(0.2, normalized=False, zero_member=True))
     found = measured(nf.RobustLoss(pair=P.Hinge(2.0, 0.5), over=over, groups="anchor_sign"), E, y)
     leaf = E.clone().requires_grad_()
     s = Cosine()(leaf, leaf)
@@ -221,9 +221,9 @@ def test_softplus_is_the_smoothed_triplet_and_kl_over_violation_and_zero(seed, m
     d = -nf.similarity.NegSquaredEuclidean()(E, E)
     x = (d[:, :, None] - d[:, None, :] + 0.1)[positive[:, :, None] & negative[:, None, :]]
     both = torch.stack([x, torch.zeros_like(x)], dim=1)
-    torch.testing.assert_close(smooth(E, y), S.KL(mu, normalised=False).value(both).mean())
+    torch.testing.assert_close(smooth(E, y), S.KL(mu, normalized=False).value(both).mean())
     alone = x[:, None].clone()
-    torch.testing.assert_close(smooth(E, y), S.KL(mu, normalised=False, zero_member=True).value(alone).mean())
+    torch.testing.assert_close(smooth(E, y), S.KL(mu, normalized=False, zero_member=True).value(alone).mean())
     plain = L.Triplet.as_in_paper(margin=0.1)(E, y)
     assert plain <= smooth(E, y) <= plain + mu * math.log(2)
     torch.testing.assert_close(plain, torch.relu(x).mean())
@@ -257,7 +257,7 @@ def test_sup_con_with_one_positive_an_anchor_is_nt_xent(seed):
 
 @seeds
 def test_proxy_losses_are_cross_entropies(seed):
-    """ProxyNCA keeps its own proxy in the denominator; ArcFace with margin 0 is the normalised softmax."""
+    """ProxyNCA keeps its own proxy in the denominator; ArcFace with margin 0 is the normalized softmax."""
     E, y, *_ = batch(seed)
     torch.manual_seed(seed)
     nca = L.ProxyNCA(5, 4, scale=3.0).double()

@@ -38,7 +38,7 @@ LOSSES = {
 OTHERS = {
     "memory": {"training": {"memory": 40}},
     "projections": {"batches": {"name": "Representatives", "batch_size": 12}},
-    "decayed": {"optimiser": {"weight_decay": 1.0, "rate": 0.1}},
+    "decayed": {"optimizer": {"weight_decay": 1.0, "rate": 0.1}},
     "all classes": {"batches": {"name": "MPerClass"}},
 }
 RUNS = {name: config(loss=loss) for name, loss in LOSSES.items()} | {
@@ -91,7 +91,7 @@ def test_every_remedy_trains():
     seen = {}
     for name, run in RUNS.items():
         for flags in every_remedy(name):
-            if name == "DroTopK" or not all(flag.startswith(("optimiser.", "training.", "data.")) for flag, _ in flags):
+            if name == "DroTopK" or not all(flag.startswith(("optimizer.", "training.", "data.")) for flag, _ in flags):
                 cured = changed(run, flags)
                 seen[json.dumps(to_tree(cured), sort_keys=True)] = cured
     assert len(seen) > 80
@@ -176,7 +176,7 @@ def test_a_run_below_its_baseline_is_not_healthy():
     assert (found.name, found.severity) == ("below its baseline", "warning")
     assert "57.0 [50.0, 68.0]" in found.evidence
     assert "97.3 for the input vectors themselves" in found.evidence
-    assert found.flags == (("optimiser.rate", "0.001"),)
+    assert found.flags == (("optimizer.rate", "0.001"),)
     input_alone = diagnose_journal(entries, config=config(), tested=Outcome(0.92, 0.9, 0.95)).findings[0]
     assert input_alone.flags == (("model.width", "8"),)
     assert severities(entries, tested=Outcome(0.96, 0.93, 0.98)) == {"below its baseline": "note"}
@@ -203,7 +203,7 @@ def test_a_run_measures_its_baselines_once_and_follows_the_remedy_to_a_better_sc
     data = misleading()
     settings = config(
         model={"name": "linear", "width": 8},
-        optimiser={"rate": 0.03, "warmup": 0},
+        optimizer={"rate": 0.03, "warmup": 0},
         training={"steps": 60, "doctor": 10, "evaluate_every": 20},
         data={"validation": 0.0},
     )

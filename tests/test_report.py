@@ -34,8 +34,8 @@ QUICK = {"queries": 20, "points": 60}
 def some_data(classes: int = 12, each: int = 8, width: int = 10, noise: float = 1.0, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat(each)
-    centres = torch.randn(classes, width, generator=generator)
-    return 0.7 * centres[labels] + noise * torch.randn(len(labels), width, generator=generator), labels
+    centers = torch.randn(classes, width, generator=generator)
+    return 0.7 * centers[labels] + noise * torch.randn(len(labels), width, generator=generator), labels
 
 
 def data_of(page: str) -> dict:
@@ -173,17 +173,17 @@ def test_drawings_keep_their_pixels_and_turn_dark_on_light(run):
 
 def test_pictures_come_in_many_forms(tmp_path):
     x, y = some_data()
-    colour = np.random.default_rng(0).integers(0, 256, (len(x), 20, 20, 3), dtype=np.uint8)
+    color = np.random.default_rng(0).integers(0, 256, (len(x), 20, 20, 3), dtype=np.uint8)
     names = [f"{i}.png" for i in range(len(x))]
-    for name, pixels in zip(names, colour, strict=True):
+    for name, pixels in zip(names, color, strict=True):
         Image.fromarray(pixels).save(tmp_path / name)
     forms = {
-        "array": colour,
-        "tensor, channels first": torch.from_numpy(colour).permute(0, 3, 1, 2),
-        "list of arrays": list(colour),
+        "array": color,
+        "tensor, channels first": torch.from_numpy(color).permute(0, 3, 1, 2),
+        "list of arrays": list(color),
         "list of paths": [tmp_path / name for name in names],
         "folder": tmp_path,
-        "function to images": lambda row: Image.fromarray(colour[row]),
+        "function to images": lambda row: Image.fromarray(color[row]),
     }
     pages = {form: report.build((x, y), names=names, images=images, **QUICK) for form, images in forms.items()}
     assert len(set(pages.values())) == 1, [form for form in forms if pages[form] != pages["array"]]
@@ -457,9 +457,9 @@ def test_principal_axes_are_those_of_the_singular_values():
     for shape in ((40, 6), (6, 40)):
         x = np.random.default_rng(0).normal(size=shape)
         axes, explained = principal(x, 4)
-        centred = x - x.mean(axis=0)
-        u, s, _ = np.linalg.svd(centred, full_matrices=False)
-        wanted = np.abs((u * s)[:, :4] / np.abs(centred).max())
+        centered = x - x.mean(axis=0)
+        u, s, _ = np.linalg.svd(centered, full_matrices=False)
+        wanted = np.abs((u * s)[:, :4] / np.abs(centered).max())
         assert np.abs(axes) == pytest.approx(wanted, abs=1e-8)
         assert explained == pytest.approx((s[:2] ** 2).sum() / (s**2).sum())
 

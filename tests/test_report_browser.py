@@ -200,8 +200,8 @@ def pictures(rows: int) -> np.ndarray:
 def some_data() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(13).repeat(9)
-    centres = torch.randn(13, 12, generator=generator)
-    return 0.6 * centres[labels] + torch.randn(len(labels), 12, generator=generator), labels
+    centers = torch.randn(13, 12, generator=generator)
+    return 0.6 * centers[labels] + torch.randn(len(labels), 12, generator=generator), labels
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +357,7 @@ def test_arrows_and_enter_work_in_the_gallery(browser):
     assert browser.ask("document.querySelector('.bar-top p').textContent").startswith("Query 12 of ")
 
 
-def test_worst_come_first_and_marks_differ_by_more_than_colour(browser):
+def test_worst_come_first_and_marks_differ_by_more_than_color(browser):
     ranks = browser.ask("data.queries.map((q) => q.rank)")
     assert ranks == sorted(ranks, reverse=True)
     looks = browser.ask("""['right', 'wrong'].map((kind) => {

@@ -40,7 +40,7 @@ def judged(x, y, g, z, similarity):
 
 @pytest.mark.parametrize("kind", PROBLEMS)
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
-@pytest.mark.parametrize("ties", ["place", "favourable"])
+@pytest.mark.parametrize("ties", ["place", "favorable"])
 @pytest.mark.parametrize("deepest", [1, 64])
 def test_every_query_equals_the_oracle(monkeypatch, kind, similarity, ties, deepest):
     monkeypatch.setattr(module, "DEEPEST", deepest)  # 1: ranks beyond the list are counted
@@ -62,7 +62,7 @@ def test_ranks_beyond_the_list_are_counted_to_the_end():
     """One right answer among 3,000, the farthest of all."""
     x = torch.cat([torch.tensor([[1.0, 0.0]]), torch.stack([torch.ones(3000), torch.linspace(0, 1, 3000)], dim=1)])
     y = torch.cat([torch.zeros(1), torch.arange(1, 3000), torch.zeros(1)]).long()
-    for ties in ("place", "favourable"):
+    for ties in ("place", "favorable"):
         found = retrieve(x, y, similarity="euclidean", ties=ties)
         assert int(found.rank[0]) == 3000
 
@@ -87,7 +87,7 @@ def test_a_tie_beyond_the_list_goes_by_place():
     found = retrieve(torch.ones(n, 2), y)
     assert int(found.rank[10]) == 250  # 0..9 and 11..249 stand before it
     assert int(found.rank[250]) == 11
-    assert int(retrieve(torch.ones(n, 2), y, ties="favourable").rank[10]) == 1
+    assert int(retrieve(torch.ones(n, 2), y, ties="favorable").rank[10]) == 1
 
 
 def test_hand_worked_average_precision():
@@ -111,7 +111,7 @@ def test_empty_sides():
 def test_watch_is_told():
     told = []
     retrieve(torch.randn(50, 3), torch.arange(50) // 2, watch=told.append)
-    assert told[0] == "neighbours of 50 of 50 queries"
+    assert told[0] == "neighbors of 50 of 50 queries"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_watch_is_told():
     [
         ({"ref_emb": torch.eye(3)}, "belong together"),
         ({"ref_emb": torch.ones(2, 2), "ref_labels": torch.tensor([0, 1])}, "3 wide"),
-        ({"ties": "favorable"}, "did you mean 'favourable'"),
+        ({"ties": "favorable"}, "did you mean 'favorable'"),
         ({"labels": torch.tensor([0, 1])}, "one entry per row"),
         ({"labels": torch.tensor([0.0, 1.0, 2.0])}, "integers"),
     ],

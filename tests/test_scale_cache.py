@@ -118,7 +118,7 @@ def test_the_encoder_sees_chunks_only():
 def test_batch_statistics_are_refused_or_frozen():
     x, y = larger()
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)).double()
-    with pytest.raises(ValueError, match=r'cached_step: 1 \(BatchNorm1d\) normalises by its batch.* bn="frozen"'):
+    with pytest.raises(ValueError, match=r'cached_step: 1 \(BatchNorm1d\) normalizes by its batch.* bn="frozen"'):
         nf.cached_step(net, x, y, L.SupCon(), 8)
     state = {k: v.clone() for k, v in net.state_dict().items()}
     nf.cached_step(net, x, y, L.SupCon(), 8, bn="frozen")

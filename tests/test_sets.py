@@ -54,7 +54,7 @@ class Case:
 
 def case(make, value, weights=None, smooth=True, floor=-np.inf, **hyper):
     wanted = weights or getattr(oracle, value + "_weights")
-    inner = {k: v for k, v in hyper.items() if k != "normalised"}
+    inner = {k: v for k, v in hyper.items() if k != "normalized"}
 
     def p(l, **how):
         return wanted(l, **inner, **how)
@@ -72,7 +72,7 @@ CASES = {
     "top-all": case(lambda **kw: S.TopK(1000, **kw), "topk", smooth=False, k=1000),
     "top-fraction": case(lambda **kw: S.TopK(fraction=0.37, **kw), "topk", smooth=False, fraction=0.37),
     "kl": case(lambda **kw: S.KL(0.3, **kw), "kl", gamma=0.3),
-    "kl-raw": case(lambda **kw: S.KL(0.3, False, **kw), "kl", gamma=0.3, normalised=False),
+    "kl-raw": case(lambda **kw: S.KL(0.3, False, **kw), "kl", gamma=0.3, normalized=False),
     "kl-cold": case(lambda **kw: S.KL(1e-3, **kw), "kl", gamma=1e-3),
     "ball": case(lambda **kw: S.KLBall(0.2, **kw), "kl_ball", rho=0.2),
     "ball-wide": case(lambda **kw: S.KLBall(1.2, **kw), "kl_ball", rho=1.2),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from nearfar.data import Labelled, Tensors
+from nearfar.data import Labeled, Tensors
 from nearfar.studies import grid
 from nearfar.studies.grid import Trial, Workers, permuted
 from nearfar.train import parse
@@ -117,7 +117,7 @@ def test_held_out_classes_stand_in_for_the_test(vectors, tmp_path):
 
 def test_wrong_labels_keep_the_sizes_of_classes(vectors):
     labels = np.repeat(np.arange(50), 4)
-    for samples in (Tensors(np.zeros((200, 2)), labels), Labelled([np.zeros(2)] * 200, labels)):
+    for samples in (Tensors(np.zeros((200, 2)), labels), Labeled([np.zeros(2)] * 200, labels)):
         wrong = permuted(samples, 0.4, seed=3)
         changed = np.mean(wrong.labels != labels)
         assert 0.35 < changed <= 0.4

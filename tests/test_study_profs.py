@@ -75,9 +75,9 @@ def test_variants_are_what_they_say(study):
     row = found["table"]["Contrastive-hard"]
     plain, projected, hard = (run[row[variant]["keys"][1]] for variant in profs.VARIANTS)
     assert plain["batches"] == {"name": "MPerClass", "classes": 8, "samples": 2}
-    assert plain["optimiser"]["proximal"] == 0
+    assert plain["optimizer"]["proximal"] == 0
     assert projected["batches"] == {"name": "Representatives", "batch_size": 128, "samples": 2}
-    assert projected["optimiser"]["proximal"] == hard["optimiser"]["proximal"] == 1e-3
+    assert projected["optimizer"]["proximal"] == hard["optimizer"]["proximal"] == 1e-3
     assert hard["batches"] == {**projected["batches"], "hard_classes": True}
     assert {each["training"]["seed"] for each in (plain, projected, hard)} == {1}
     assert plain["data"]["validation"] == 0
@@ -133,7 +133,7 @@ def test_the_rate_is_chosen_on_held_out_classes(vectors, tmp_path, monkeypatch):
     def run(trials, file, **how):
         asked.extend(trials)
         best = {3e-4: 0.2, 1e-3: 0.3, 3e-3: 0.6}
-        return {each.key: _line(best[each.config.optimiser.rate]) for each in asked}
+        return {each.key: _line(best[each.config.optimizer.rate]) for each in asked}
 
     monkeypatch.setattr(_desk.grid, "run", run)
     how = {"data": "vectors", "path": vectors, "seeds": 3, "jobs": 1, "quick": False, "seconds": None}

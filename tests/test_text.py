@@ -32,7 +32,7 @@ IN_BYTES = [b"[/a]", rb"b\x1b[2J", b"[bold]", rb"\xe9"]
 
 
 def terminal(encoding: str) -> tuple[Terminal, io.BytesIO]:
-    """A console over a strict stream that takes itself for a terminal without colours."""
+    """A console over a strict stream that takes itself for a terminal without colors."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict", write_through=True)
     return Terminal(file=stream, width=300, force_terminal=True, color_system=None), raw

@@ -154,7 +154,7 @@ def test_every_relation_equals_dense(row, kind):
 SETS = {
     "mean": S.Mean(), "worst": S.Worst(), "top-k": S.TopK(7), "top-k-part": S.TopK(3.3),
     "fraction": S.TopK(fraction=0.2),
-    "kl": S.KL(0.1), "kl-zero_member": S.KL(0.2, normalised=False, zero_member=True), "kl-ball": S.KLBall(0.3),
+    "kl": S.KL(0.1), "kl-zero_member": S.KL(0.2, normalized=False, zero_member=True), "kl-ball": S.KLBall(0.3),
     "kl-ball-corner": S.KLBall(30.0), "kl-ball-flat": S.KLBall(0.0), "chi-square": S.ChiSquare(1.0),
     "chi-square-far": S.ChiSquare(300.0), "chi-square-corner": S.ChiSquare(1e7), "held": S.DetachedWeights(S.KL(0.3)),
     "held-zero_member": S.DetachedWeights(S.KL(0.3, zero_member=True)), "held-drop": S.DetachedWeights(S.KL(0.3, zero="drop")),

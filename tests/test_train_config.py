@@ -25,11 +25,11 @@ def test_every_key_is_explained():
 
 def test_flags_change_single_keys_and_numbers_may_be_written_short(tmp_path):
     (tmp_path / "c.yaml").write_text(
-        "optimiser: {rate: 1e-4, betas: [0.9, 0.99]}\nloss: {name: DroKL, gamma: 1}\n", encoding="utf-8"
+        "optimizer: {rate: 1e-4, betas: [0.9, 0.99]}\nloss: {name: DroKL, gamma: 1}\n", encoding="utf-8"
     )
     config = load(tmp_path / "c.yaml", [("loss.gamma", "1e-2"), ("training.steps", "7"), ("data.transform", "qi2020")])
-    assert config.optimiser.rate == 1e-4
-    assert config.optimiser.betas == (0.9, 0.99)
+    assert config.optimizer.rate == 1e-4
+    assert config.optimizer.betas == (0.9, 0.99)
     assert config.loss == Part("DroKL", {"gamma": 0.01})
     assert config.training.steps == 7
     assert config.data.transform == "qi2020"
@@ -59,9 +59,9 @@ def test_a_configuration_is_frozen():
         ({"training": {"steps": 1.5}}, "training.steps must be a whole number, but came as 1.5"),
         ({"training": {"steps": True}}, "training.steps must be a whole number, but came as True"),
         ({"training": {"precision": "half"}}, "training.precision must be one of no, bf16, fp16"),
-        ({"optimiser": {"rate": "fast"}}, "optimiser.rate must be a number, but came as 'fast'"),
-        ({"optimiser": {"rate": -1}}, "optimiser.rate must be a number above zero"),
-        ({"optimiser": {"betas": [0.9]}}, "optimiser.betas must be 2 numbers"),
+        ({"optimizer": {"rate": "fast"}}, "optimizer.rate must be a number, but came as 'fast'"),
+        ({"optimizer": {"rate": -1}}, "optimizer.rate must be a number above zero"),
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be 2 numbers"),
         ({"data": {"validation": 1.0}}, "data.validation must be from 0 to below 1"),
         ({"loss": 3}, "loss must be a name, or a mapping with a name"),
         ([], "the configuration must be a mapping"),

@@ -20,14 +20,14 @@ from nearfar.train import NotFiniteError, fit, loop, open_run
 PROFS = {
     "batches": {"name": "Representatives", "batch_size": 8, "samples": 2, "rho": 2, "hard_classes": True},
     "loss": {"name": "Margin"},
-    "optimiser": {"proximal": 0.1},
+    "optimizer": {"proximal": 0.1},
 }
 KINDS = {
     "plain": {},
     "projections": PROFS,
     "proxies": {"loss": {"name": "ProxyNCA"}},
     "workers": {"data": {"workers": 1}},
-    "sgd": {"optimiser": {"name": "sgd", "clip": 0.5, "schedule": "constant"}},
+    "sgd": {"optimizer": {"name": "sgd", "clip": 0.5, "schedule": "constant"}},
     "memory and chunks": {"training": {"memory": 30, "memory_warmup": 2, "chunk": 5}},
 }
 
@@ -141,7 +141,7 @@ def test_ctrl_c_saves_and_resumes(tmp_path, capsys):
 
 
 def test_a_run_can_be_made_longer(tmp_path):
-    short = config(training={"steps": 10}, optimiser={"schedule": "constant"})
+    short = config(training={"steps": 10}, optimizer={"schedule": "constant"})
     fit(short, tmp_path / "a", data=tiny())
     longer = replace(short, training=replace(short.training, steps=20))
     fit(longer, tmp_path / "a", data=tiny(), resume=True)
@@ -164,7 +164,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_checkpoint(tmp_pa
         if moment.step == 12:
             with torch.no_grad():
                 next(iter(moment.setting.bare_model.parameters())).fill_(1e30)
-                moment.setting.bare_model.normalise = False
+                moment.setting.bare_model.normalize = False
 
     settings = config(loss={"name": "NPair"})
     with pytest.raises(NotFiniteError, match=r"at step 13 \(finite up to 12\).*last\.pt \(step 10\)"):
@@ -217,11 +217,11 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_parameters_of_the_loss_learn_at_their_own_rate_and_are_kept(tmp_path):
-    settings = config(loss={"name": "Margin"}, optimiser={"loss": 5.0, "head": 10.0})
+    settings = config(loss={"name": "Margin"}, optimizer={"loss": 5.0, "head": 10.0})
     rates = []
-    look = [lambda m: rates.append([group["lr"] for group in m.setting.step.optimiser.param_groups])]
+    look = [lambda m: rates.append([group["lr"] for group in m.setting.step.optimizer.param_groups])]
     fit(settings, tmp_path / "a", data=tiny(), callbacks=look)
-    rate = settings.optimiser.rate
+    rate = settings.optimizer.rate
     assert rates[3] == pytest.approx([rate, rate, 10 * rate, 10 * rate, 5 * rate])
     state = torch.load(tmp_path / "a/checkpoints/last.pt", weights_only=True)
     assert set(state["loss"]) == {"pair_positive.offset"}  # one parameter, under one name
@@ -286,7 +286,7 @@ def test_a_memory_goes_with_plain_batches_only(tmp_path):
 
 
 def test_batch_norms_and_chunks_exclude_each_other(tmp_path):
-    with pytest.raises(ValueError, match=r"normalises by its batch"):
+    with pytest.raises(ValueError, match=r"normalizes by its batch"):
         fit(config(training={"chunk": 4}, model={"neck": True}), tmp_path / "a", data=tiny())
     fit(
         config(training={"chunk": 4, "steps": 2}, model={"neck": True, "group_norms": True}),

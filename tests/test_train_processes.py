@@ -38,7 +38,7 @@ def launch(settings: dict, folder: Path, world: int = 2, data: str = "tiny", **m
 PROFS = {
     "batches": {"name": "Representatives", "batch_size": 8, "samples": 2, "rho": 2},
     "loss": {"name": "Contrastive"},
-    "optimiser": {"proximal": 0.1},
+    "optimizer": {"proximal": 0.1},
 }
 
 

@@ -147,7 +147,7 @@ def test_best_weights_without_a_key_are_a_sentence(run, key):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("step", "4"), ("best", 3), ("model", {}), ("optimiser", {}), ("sampler", None), ("random", [{}]), ("config", 1)],
+    [("step", "4"), ("best", 3), ("model", {}), ("optimizer", {}), ("sampler", None), ("random", [{}]), ("config", 1)],
 )
 def test_a_checkpoint_of_nonsense_is_a_sentence(run, key, value):
     rewritten(run / "checkpoints/last.pt", lambda state: state.__setitem__(key, value))
@@ -196,9 +196,9 @@ REFUSED = {
     "loss.pair": {"loss": {"pair": "Hinge"}},
     "batches.samples": {"batches": {"samples": 2}},
     "model.width": {"model": {"width": 5}},
-    "model.normalise": {"model": {"normalise": False}},
-    "optimiser.name": {"optimiser": {"name": "sgd", "rate": 0.01, "warmup": 3}},
-    "optimiser.proximal": {"optimiser": {"proximal": 0.1}},
+    "model.normalize": {"model": {"normalize": False}},
+    "optimizer.name": {"optimizer": {"name": "sgd", "rate": 0.01, "warmup": 3}},
+    "optimizer.proximal": {"optimizer": {"proximal": 0.1}},
     "training.seed": {"training": {"seed": 1}},
     "training.precision": {"training": {"precision": "double"}},
     "training.cross_batch_memory": {"training": {"memory": 20}},
@@ -211,7 +211,7 @@ REFUSED = {
 def test_what_may_not_change_is_refused_by_name(run, name):
     with pytest.raises(ValueError, match=rf"{name} was .* and is now .*; put it back") as caught:
         go_on(run, **REFUSED[name])
-    assert "optimiser.rate" in str(caught.value)  # it says what may
+    assert "optimizer.rate" in str(caught.value)  # it says what may
     assert journal(run)[-1]["step"] == 8
 
 
@@ -221,15 +221,15 @@ ALLOWED = {
     "data.on_corrupt": "skip",
     "model.pretrained": False,
     "model.weights": "file.pt",
-    "optimiser.rate": 0.002,
-    "optimiser.head": 3.0,
-    "optimiser.loss": 2.0,
-    "optimiser.betas": [0.8, 0.9],
-    "optimiser.momentum": 0.5,
-    "optimiser.weight_decay": 0.1,
-    "optimiser.warmup": 11,
-    "optimiser.schedule": "constant",
-    "optimiser.clip": 0.01,
+    "optimizer.rate": 0.002,
+    "optimizer.head": 3.0,
+    "optimizer.loss": 2.0,
+    "optimizer.betas": [0.8, 0.9],
+    "optimizer.momentum": 0.5,
+    "optimizer.weight_decay": 0.1,
+    "optimizer.warmup": 11,
+    "optimizer.schedule": "constant",
+    "optimizer.clip": 0.01,
     "training.steps": 10,
     "training.chunk": 5,
     "training.threads": 1,
@@ -242,7 +242,7 @@ ALLOWED = {
     "training.far": 1.9,
     "training.tensorboard": True,
 }
-RATES = [name for name in ALLOWED if name.startswith("optimiser.") and name not in ("optimiser.momentum",)]
+RATES = [name for name in ALLOWED if name.startswith("optimizer.") and name not in ("optimizer.momentum",)]
 
 
 def test_the_list_of_what_may_change_is_whole():
@@ -288,7 +288,7 @@ def test_a_changed_rate_takes_effect(learnt, tmp_path, name):
 
 
 def test_weights_of_another_network_are_refused(run):
-    for name, change in (("width", {"width": 5}), ("normalise", {"normalise": False})):
+    for name, change in (("width", {"width": 5}), ("normalize", {"normalize": False})):
         save(replace(settings(), model=replace(settings().model, **change)), run / "config.yaml")
         with pytest.raises(ValueError, match=rf"model\.{name} was .* and is now"):
             open_run(run)

@@ -28,7 +28,7 @@ def sgd(rate, **more):
     return adam(rate, name="sgd", **more)
 
 
-MADE = (  # kind, word, loss, optimiser, networks: u the usual one of the data, m a network of one hidden layer
+MADE = (  # kind, word, loss, optimizer, networks: u the usual one of the data, m a network of one hidden layer
     ("rate", "hardest, adam .3", HARDEST, adam(0.3), "u"),
     ("rate", "hardest, adam 1", HARDEST, adam(1.0), "u"),
     ("rate", "hard, sgd 1", HARD, sgd(1.0), "um"),
@@ -48,7 +48,7 @@ MADE = (  # kind, word, loss, optimiser, networks: u the usual one of the data, 
     ("decay", "semihard, adam .03, 1", SEMIHARD, adam(0.03, weight_decay=1.0), "um"),
     ("decay", "topk, adamw .1, 10", TOP_K, adam(0.1, name="adamw", weight_decay=10.0), "um"),
 )
-SOUND = (  # word, loss, optimiser, networks, batch, share of wrong labels
+SOUND = (  # word, loss, optimizer, networks, batch, share of wrong labels
     ("semihard", SEMIHARD, adam(1e-3), "um", (32, 4), 0.0),
     ("multi", MULTI, adam(1e-3), "um", (32, 4), 0.0),
     ("contrastive", CONTRASTIVE, adam(1e-3), "um", (32, 4), 0.0),
@@ -63,12 +63,12 @@ SOUND = (  # word, loss, optimiser, networks, batch, share of wrong labels
 )
 
 
-def tree(loss, optimiser, model, *, batch=(32, 4), seed=0, steps=STEPS, **more):
+def tree(loss, optimizer, model, *, batch=(32, 4), seed=0, steps=STEPS, **more):
     return {
         "model": model,
         "loss": loss,
         "batches": {"name": "MPerClass", "classes": batch[0], "samples": batch[1]},
-        "optimiser": optimiser,
+        "optimizer": optimizer,
         "training": {"steps": steps, "seed": seed},
     } | more
 
@@ -80,17 +80,17 @@ def network(data, letter):
 def calibration(seed=0):
     """Every setting once."""
     for data in DATA:
-        for kind, word, loss, optimiser, letters in MADE:
+        for kind, word, loss, optimizer, letters in MADE:
             batch, wrong = (2, 2) if kind == "tiny" else (32, 4), 0.5 if kind == "noise" else 0.0
             for letter in letters:
                 model = network(data, letter)
                 name = f"{data}, {model['name']}, {kind}: {word}"
-                yield Trial(name, data, tree(loss, optimiser, model, batch=batch, seed=seed), kind, wrong)
-        for word, loss, optimiser, letters, batch, wrong in SOUND:
+                yield Trial(name, data, tree(loss, optimizer, model, batch=batch, seed=seed), kind, wrong)
+        for word, loss, optimizer, letters, batch, wrong in SOUND:
             for letter in letters:
                 model = network(data, letter)
                 name = f"{data}, {model['name']}, sound: {word}"
-                yield Trial(name, data, tree(loss, optimiser, model, batch=batch, seed=seed), "sound", wrong)
+                yield Trial(name, data, tree(loss, optimizer, model, batch=batch, seed=seed), "sound", wrong)
 
 
 def again():
@@ -156,8 +156,8 @@ def prevented():
         "cub, linear, batches of 4, sgd 3": ("cub", USUAL["cub"], sgd(3.0), (2, 2), 0.0),
     }
     arms = {"hard": HARD, "hard, annealed": HARD | {"anneal": STEPS // 2}, "semihard": SEMIHARD}
-    for seed, (name, (data, model, optimiser, batch, wrong)) in itertools.product((0, 1, 2), settings.items()):
+    for seed, (name, (data, model, optimizer, batch, wrong)) in itertools.product((0, 1, 2), settings.items()):
         for arm, loss in arms.items():
             about = {"arm": arm, "setting": name, "seed": seed}
-            run = tree(loss, optimiser, model, batch=batch, seed=seed)
+            run = tree(loss, optimizer, model, batch=batch, seed=seed)
             yield Trial(f"{name}, {arm}, seed {seed}", data, run, "prevented", wrong, about)

@@ -3,7 +3,7 @@
     python benchmarks/quality/linear.py                      all sets, 5 splits: about 20 minutes on one core
     python benchmarks/quality/linear.py --sets wine digits   a minute
 
-Every method gets the same rows, standardised by the training rows, the same number of components, and one thread.
+Every method gets the same rows, standardized by the training rows, the same number of components, and one thread.
 Sets: wine, digits, the synthetic set of 5,000 x 50 with 10 classes, glyph pixels (200 classes of the embedded set),
 and, where the folder `shared/data` lies beside the repository, frozen CUB-200-2011 features (50 classes, splits within
 classes). On the wide sets NCA works after PCA to 100. Times are CPU seconds of the fit; the clock's are in the JSON.
@@ -255,7 +255,7 @@ def write(out, report):
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     parts = [
         "# Linear learners: 3-NN accuracy and fit time",
-        f"One thread, standardised rows, 95% intervals over splits of {1 - TEST:.0%} / {TEST:.0%}, median CPU seconds.",
+        f"One thread, standardized rows, 95% intervals over splits of {1 - TEST:.0%} / {TEST:.0%}, median CPU seconds.",
         versions + ".",
         table(report["sets"]),
     ]

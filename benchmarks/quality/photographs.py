@@ -29,10 +29,10 @@ from nearfar.train.suited import Input, open_model
 ROOT = Path(__file__).parents[2]
 
 
-class Utilisation:
+class Utilization:
     """Samples how busy the GPU is, twice a second, while the block runs; `idle` is the mean idle share."""
 
-    def __enter__(self) -> Utilisation:
+    def __enter__(self) -> Utilization:
         self.busy: list[float] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -58,7 +58,7 @@ class Utilisation:
 
 def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[str, object]:
     config = load(ROOT / "configs" / "cub_lite0.yaml", [*config_flags, ("training.seed", str(seed))])
-    with tempfile.TemporaryDirectory() as folder, Utilisation() as watch:
+    with tempfile.TemporaryDirectory() as folder, Utilization() as watch:
         found = fit(config, Path(folder) / "run", data=data)
         lines = [line for line in read(Path(folder) / "run" / "journal.jsonl") if "loss" in line]
     batch = config.batches.options["classes"] * config.batches.options["samples"]
@@ -107,7 +107,7 @@ def page(found: dict[str, object]) -> str:
     """The table of photographs.md."""
     rows, versions = found["runs"], found["versions"]
     config = rows[0]["config"]
-    steps, rate, share = config["training"]["steps"], config["optimiser"]["rate"], config["data"]["validation"]
+    steps, rate, share = config["training"]["steps"], config["optimizer"]["rate"], config["data"]["validation"]
     table = [
         f"# CUB-200-2011, classes 101-200, EfficientNet-Lite0, {steps} steps of DRO-TopK (binomial)",
         "",

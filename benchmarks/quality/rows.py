@@ -21,7 +21,7 @@ def read(name):
 
 def row(data, training, config, recalls, source):
     """One row: what was trained, and R@1 (shares, one a seed) with its 95% t-interval, within [0, 1]."""
-    found, batches, optimiser = spread(recalls), config["batches"], config["optimiser"]
+    found, batches, optimizer = spread(recalls), config["batches"], config["optimizer"]
     half = found["half"] or 0.0
     return {
         "data": data,
@@ -35,8 +35,8 @@ def row(data, training, config, recalls, source):
         "high": round(min(1.0, found["mean"] + half), 4),
         "seeds": len(recalls),
         "source": (RESULTS / source).relative_to(ROOT).as_posix(),
-        "optimiser": {"proximal": optimiser["proximal"]} if optimiser["proximal"] else {},
-        "model": {} if config["model"]["normalise"] else {"normalise": False},
+        "optimizer": {"proximal": optimizer["proximal"]} if optimizer["proximal"] else {},
+        "model": {} if config["model"]["normalize"] else {"normalize": False},
         "steps": config["training"]["steps"],
     }
 

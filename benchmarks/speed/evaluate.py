@@ -1,11 +1,11 @@
 """Time and memory of evaluation against faiss and pytorch-metric-learning (PML), interleaved, on one thread.
 
     python benchmarks/speed/evaluate.py                        all parts: about half an hour on one core
-    python benchmarks/speed/evaluate.py --parts neighbours evaluation --sizes 6000      a minute
+    python benchmarks/speed/evaluate.py --parts neighbors evaluation --sizes 6000      a minute
 
 Parts: the ten nearest of all rows among themselves; the whole retrieval evaluation (ours with its intervals over
 classes, recall@K, MRR and per-class rows, which PML's AccuracyCalculator has not); the peak of memory above what is
-held before, in a fresh process; and k-means with a fifth as many clusters as rows. Rows have 512 columns: a centre per
+held before, in a fresh process; and k-means with a fifth as many clusters as rows. Rows have 512 columns: a center per
 class and noise, so that recall@1 is that of a trained network. 6,000 rows are 100 classes of 60, as CUB's test set is;
 60,000 rows are 12,000 classes of 5, as that of Stanford Online Products is. `the product alone` is what no exact search
 can do without unless it multiplies each pair once, as ours does where it pays. Times are CPU seconds; ratios in one run
@@ -33,15 +33,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import nearfar as nf
-from nearfar.evaluation import neighbours
+from nearfar.evaluation import neighbors
 from nearfar.evaluation.k_means import runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 WIDTH, K = 512, 10
 NOISE = {6000: 1.7, 60000: 1.0}
 EACH = {6000: 60, 60000: 5}
-PARTS = ("neighbours", "evaluation", "memory", "k-means")
-BARS = {"neighbours": ("faiss", 1.3), "evaluation": ("PML", 1.0)}
+PARTS = ("neighbors", "evaluation", "memory", "k-means")
+BARS = {"neighbors": ("faiss", 1.3), "evaluation": ("PML", 1.0)}
 Run = Callable[[], object]
 
 
@@ -54,16 +54,16 @@ def help_faiss() -> str:
 
 
 def space(rows: int) -> tuple[Tensor, Tensor]:
-    """Rows [n, 512] about a centre per class, of unit length, and their classes, in no order."""
+    """Rows [n, 512] about a center per class, of unit length, and their classes, in no order."""
     generator = torch.Generator().manual_seed(0)
     y = (torch.arange(rows) // EACH.get(rows, 5))[torch.randperm(rows, generator=generator)]
     basis = torch.randn(64, WIDTH, generator=generator)
-    centres = torch.randn(int(y.max()) + 1, 64, generator=generator)
+    centers = torch.randn(int(y.max()) + 1, 64, generator=generator)
     x = torch.empty(rows, WIDTH)
     for start in range(0, rows, 1000):
         part = y[start : start + 1000]
         x[start : start + 1000] = normalize(
-            (centres[part] + NOISE.get(rows, 1.0) * torch.randn(len(part), 64, generator=generator)) @ basis
+            (centers[part] + NOISE.get(rows, 1.0) * torch.randn(len(part), 64, generator=generator)) @ basis
         )
     return x, y
 
@@ -79,7 +79,7 @@ def searches(x: Tensor) -> dict[str, Run]:
             for columns in torch.split(x, 2000):
                 torch.mm(rows, columns.T, out=tile)
 
-    runs: dict[str, Run] = {"nearfar": lambda: neighbours(x, k=K), "the product alone": product}
+    runs: dict[str, Run] = {"nearfar": lambda: neighbors(x, k=K), "the product alone": product}
     peer = CustomKNN(CosineSimilarity(), batch_size=1000)
     runs["PML without faiss"] = lambda: peer(x, K, x, True)
     try:
@@ -144,7 +144,7 @@ def growth(task: tuple[str, int]) -> tuple[str, float]:
     torch.set_num_threads(1)
     x, y = space(rows)
     small = slice(0, 2000)
-    runs = {"neighbours": lambda x, y: neighbours(x, k=K), "evaluate": lambda x, y: nf.evaluate(x, y)}
+    runs = {"neighbors": lambda x, y: neighbors(x, k=K), "evaluate": lambda x, y: nf.evaluate(x, y)}
     runs[name](x[small], y[small])  # what is loaded once is not counted
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = held("VmRSS")
@@ -170,11 +170,11 @@ def measure(part: str, rows: int, args: argparse.Namespace) -> dict[str, object]
     """One part at one size."""
     if part == "memory":
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-            return dict(pool.map(growth, [("evaluate", rows), ("neighbours", rows)]))
+            return dict(pool.map(growth, [("evaluate", rows), ("neighbors", rows)]))
     if part == "k-means":
         return dict(clusters(rows, args.starts))
     x, y = space(rows)
-    who = searches(x) if part == "neighbours" else evaluations(x, y)
+    who = searches(x) if part == "neighbors" else evaluations(x, y)
     chosen = {name: run for name, run in who.items() if args.who is None or name in ("nearfar", *args.who)}
     return dict(timed(chosen, rounds_of(rows, args.rounds)))
 
@@ -189,7 +189,7 @@ def table(part: str, rows: int, found: dict[str, object]) -> str:
         return "\n".join(
             [title, "", "| starts | CPU s |", "|---|---|", *(f"| {name} | {s:.0f} |" for name, s in found.items())]
         )
-    about = {"neighbours": f"{K} nearest of each row", "evaluation": "whole retrieval evaluation"}[part]
+    about = {"neighbors": f"{K} nearest of each row", "evaluation": "whole retrieval evaluation"}[part]
     median = {name: statistics.median(values) for name, values in found.items()}
     lines = [
         f"## {about[0].upper()}{about[1:]}, {rows:,} x {WIDTH}",

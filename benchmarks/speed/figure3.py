@@ -116,7 +116,7 @@ def draw(file: Path, found: list[dict[str, Any]], known: Mapping[str, Any]) -> N
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    colours = {"DRO-TopK": "#0f6b66", "DRO-TopK-PN": "#3f7fbf", "DRO-KL": "#5a4a9c", "semi-hard": "#c79a1e",
+    colors = {"DRO-TopK": "#0f6b66", "DRO-TopK-PN": "#3f7fbf", "DRO-KL": "#5a4a9c", "semi-hard": "#c79a1e",
                "distance-weighted": "#a83a6c", "MS": "#b4532a", "LS": "#6b4a2a"}  # fmt: skip
     figure = Figure(figsize=(8.4, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -125,7 +125,7 @@ def draw(file: Path, found: list[dict[str, Any]], known: Mapping[str, Any]) -> N
     for name in dict.fromkeys(name for each in found for name in each["ms"] if name != LIMIT):
         points = [(each["rows"], each["ms"][name]) for each in found if name in each["ms"]]
         peer = name.startswith("PML")
-        ax.plot(*zip(*points, strict=True), color=colours[name.removeprefix("PML ")], marker="s" if peer else "o",
+        ax.plot(*zip(*points, strict=True), color=colors[name.removeprefix("PML ")], marker="s" if peer else "o",
                 linestyle="--" if peer else "-", markersize=4, linewidth=1.4, label=name)  # fmt: skip
         ends[name] = points[-1][1]
         failed = next((each for each in found if name in each["failed"]), None)

@@ -4,7 +4,7 @@
     python benchmarks/speed/geometry.py --rows 5000        seconds
 
 The bars are 40 seconds on two cores and 300 MB above what is held when the call begins. Rows are unit rows of a trained
-kind: class centres and noise, five rows a class. Seconds by the clock belong also to whatever else the machine does;
+kind: class centers and noise, five rows a class. Seconds by the clock belong also to whatever else the machine does;
 seconds of the processor are of all threads together. On a busy machine two threads wait for each other and count that:
 OMP_NUM_THREADS=1 tells what the work is.
 """
@@ -47,8 +47,8 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def drawn(rows: int, width: int) -> tuple[Tensor, Tensor]:
     noise = torch.Generator().manual_seed(0)
     y = torch.arange(rows) // 5
-    centres = torch.randn(int(y.max()) + 1, width, generator=noise)
-    return normalize(centres[y] + 0.9 * torch.randn(rows, width, generator=noise)), y
+    centers = torch.randn(int(y.max()) + 1, width, generator=noise)
+    return normalize(centers[y] + 0.9 * torch.randn(rows, width, generator=noise)), y
 
 
 def held(key: str) -> float:

@@ -57,7 +57,7 @@ def memory_of_steps(loss: Any, steps: int, chunk: int | None) -> Iterator[tuple[
     """Resident MB after each twentieth step."""
     torch.manual_seed(0)
     encoder, process = nn.Linear(32, 16), psutil.Process()
-    optimiser = torch.optim.SGD([*encoder.parameters(), *loss.parameters()], lr=1e-3)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *loss.parameters()], lr=1e-3)
     for step in range(steps):
         n = 48 + 4 * (step % 5)
         x, y = torch.randn(n, 32), torch.arange(n) // 4
@@ -65,8 +65,8 @@ def memory_of_steps(loss: Any, steps: int, chunk: int | None) -> Iterator[tuple[
             loss(encoder(x), y).backward()
         else:
             nf.cached_step(encoder, x, y, loss, chunk)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         if step % 20 == 19:
             yield step + 1, process.memory_info().rss / 2**20
 

@@ -3,7 +3,7 @@
     python benchmarks/speed/search.py                           about five minutes on two cores
     python benchmarks/speed/search.py --rows 100000             half a minute
 
-Two sets, of unit length, cosine: `clustered` (10,000 centres and noise in 32 directions of 128: what a trained network
+Two sets, of unit length, cosine: `clustered` (10,000 centers and noise in 32 directions of 128: what a trained network
 gives) and `uniform` (no structure at all: the hardest case for an approximate index, stated for honesty). 1,000 queries
 are searched at once, with IVF at several numbers of probes. Seconds belong to the machine, those of the clock also to
 whatever else it is doing; recall does not.
@@ -35,9 +35,9 @@ Row = dict[str, str | float]
 
 def clustered(rows: int, generator: torch.Generator) -> Tensor:
     basis = torch.randn(32, WIDTH, generator=generator)
-    centres = torch.randn(10_000, 32, generator=generator)
-    y = torch.randint(len(centres), (rows,), generator=generator)
-    return normalize((centres[y] + 0.7 * torch.randn(rows, 32, generator=generator)) @ basis)
+    centers = torch.randn(10_000, 32, generator=generator)
+    y = torch.randint(len(centers), (rows,), generator=generator)
+    return normalize((centers[y] + 0.7 * torch.randn(rows, 32, generator=generator)) @ basis)
 
 
 def uniform(rows: int, generator: torch.Generator) -> Tensor:

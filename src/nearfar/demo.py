@@ -19,7 +19,7 @@ RECIPE = {
     "model": {"name": "small", "width": 128, "neck": True},
     "loss": {"name": "DroTopK", "k": 160, "pair": {"name": "Logistic"}},
     "batches": {"name": "MPerClass", "classes": 32, "samples": 4},
-    "optimiser": {"name": "adamw", "rate": 3e-3, "weight_decay": 1e-4, "warmup": 50},
+    "optimizer": {"name": "adamw", "rate": 3e-3, "weight_decay": 1e-4, "warmup": 50},
     "training": {"steps": 2300, "evaluate_every": 1150, "checkpoint_every": 1150, "tensorboard": False},
 }
 

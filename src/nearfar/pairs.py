@@ -224,8 +224,8 @@ class CircleScore(PairLoss, swift=True):
         return torch.relu(1 + self.margin - s) if sign > 0 else torch.relu(s + self.margin)
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        centre = 1 - self.margin if sign > 0 else self.margin
-        return -sign * self.scale * self._pace(s, sign) * (s - centre)
+        center = 1 - self.margin if sign > 0 else self.margin
+        return -sign * self.scale * self._pace(s, sign) * (s - center)
 
     def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return -sign * self.scale * self._pace(s, sign)

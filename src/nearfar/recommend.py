@@ -58,7 +58,7 @@ class Row:
     high: float
     seeds: int
     source: str
-    optimiser: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
 
@@ -130,7 +130,7 @@ def recommend(
     loss, about_loss = _loss(row, batch["classes"] * batch["samples"] if "classes" in batch else batch["batch_size"])
     config = {"loss": loss, "batches": batch}
     if row is not None:
-        more = {"model": row.model, "optimiser": row.optimiser if batch["name"] == "Representatives" else {}}
+        more = {"model": row.model, "optimizer": row.optimizer if batch["name"] == "Representatives" else {}}
         config |= {name: dict(part) for name, part in more.items() if part}
     left = "Steps and rate are left open: they depend on the network more than on the labels."
     return Recommendation(config, (*reasons, *about_batch, about_loss, left))

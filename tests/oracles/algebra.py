@@ -160,7 +160,7 @@ def solved(over, losses, weights, orders=1, cap=None):
     size = np.sum(weights[there]) + (1 if options.get("zero_member") else 0)
     if name != "topk":
         value, share = SETS[name]
-        lean = {key: x for key, x in options.items() if key != "normalised"}
+        lean = {key: x for key, x in options.items() if key != "normalized"}
         return value(losses, weights=weights, **options), share(losses, weights=weights, **lean), size
     plain = {key: x for key, x in options.items() if key not in ("k", "fraction")}
     taken = min(size, options["k"] * orders) if "k" in options else size * options["fraction"]

@@ -217,7 +217,7 @@ def multi_similarity(E, y, alpha=2, beta=50, threshold=0.5, epsilon=None):
 def hap2s(E, y, margin=0.2, gamma=0.5, weights="exponential", power=10, frozen=None, normalize=True):
     """mean_i max(0, sum_{j in P_i} p_ij d_ij - sum_{k in N_i} q_ik d_ik + margin), anchors with both sides.
 
-    exponential: p_ij ~ e^(d_ij / gamma), q_ik ~ e^(-d_ik / gamma), each normalised to sum 1;
+    exponential: p_ij ~ e^(d_ij / gamma), q_ik ~ e^(-d_ik / gamma), each normalized to sum 1;
     polynomial: p_ij ~ (1 + d_ij)^power, q_ik ~ (1 + d_ik)^(-2 power).
     p and q are constants for the gradient: they are taken at the embeddings `frozen` (E by default).
     """
@@ -272,7 +272,7 @@ def triplet(E, y, margin=0.05, mining="all", smooth=0, reduction="mean", squared
 def n_pair(E, y, l2=0.02):
     """mean over classes c of log(1 + sum_{c' != c} e^(<a_c, p_c'> - <a_c, p_c>)) + l2 * mean_i |x_i|^2.
 
-    Over the classes with at least two rows: a_c is the first of them and p_c the second. Not normalised.
+    Over the classes with at least two rows: a_c is the first of them and p_c the second. Not normalized.
     """
     E = np.asarray(E, dtype=np.longdouble)
     rows = {}
@@ -371,21 +371,21 @@ def circle(E, y, margin=0.4, scale=80, reduction="nonzero", frozen=None):
     return _reduce(values, reduction, len(y))
 
 
-def arc_face(E, y, centres, margin=0.5, scale=64):
-    """mean_i log(1 + sum_{c != y_i} e^(scale cos(theta_ic) - z_i)), theta_ic the angle of row i and centre c.
+def arc_face(E, y, centers, margin=0.5, scale=64):
+    """mean_i log(1 + sum_{c != y_i} e^(scale cos(theta_ic) - z_i)), theta_ic the angle of row i and center c.
 
     z_i = scale cos(theta + margin) if theta <= pi - margin, else scale (cos(theta) - margin sin(margin)),
     where theta = theta_iy_i.
     """
-    E, centres = np.asarray(E, dtype=np.longdouble), np.asarray(centres, dtype=np.longdouble)
-    S = scores(E, centres, "cosine")
+    E, centers = np.asarray(E, dtype=np.longdouble), np.asarray(centers, dtype=np.longdouble)
+    S = scores(E, centers, "cosine")
     half_turn = 4 * np.arctan(np.longdouble(1))
     margin = np.longdouble(margin)
     terms = []
     for i in range(len(y)):
-        theta = angle(E[i], centres[y[i]])
+        theta = angle(E[i], centers[y[i]])
         line = np.cos(theta) - margin * np.sin(margin)
         target = np.cos(theta + margin) if theta <= half_turn - margin else line
-        others = [c for c in range(len(centres)) if c != y[i]]
+        others = [c for c in range(len(centers)) if c != y[i]]
         terms.append(log_one_plus_sum([scale * (S[i, c] - target) for c in others]))
     return _average(terms)

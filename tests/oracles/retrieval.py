@@ -31,7 +31,7 @@ def ranking(S, i, itself):
     return sorted(places, key=lambda j: (-S[i, j], j))
 
 
-def neighbours(S, k, itself):
+def neighbors(S, k, itself):
     """Places [n][k] of the k best."""
     return [ranking(S, i, itself)[:k] for i in range(len(S))]
 

@@ -140,11 +140,11 @@ def topk_weights(losses, k=None, fraction=None, weights=None, zero="keep", zero_
     return _share(share, losses, weights, zero, zero_member)
 
 
-def kl(losses, gamma, weights=None, normalised=True, zero="keep", zero_member=False):
-    """gamma * (log sum_i w_i e^(l_i / gamma) - log W); without log W if normalised=False."""
+def kl(losses, gamma, weights=None, normalized=True, zero="keep", zero_member=False):
+    """gamma * (log sum_i w_i e^(l_i / gamma) - log W); without log W if normalized=False."""
 
     def value(kept, base):
-        if normalised:
+        if normalized:
             return gamma * log_mean(kept / gamma, base)
         # w e^x = e^(x + log w): every present weight is positive.
         return gamma * log_sum(kept / gamma + np.log(base))
@@ -225,7 +225,7 @@ def kl_ball_weights(losses, rho, weights=None, zero="keep", zero_member=False):
 
 
 def _chi_square_share(kept, base, rho):
-    """p_i = w_i r_i / sum_k w_k r_k, r_i = (l_i - eta)_+, eta the minimiser of the dual.
+    """p_i = w_i r_i / sum_k w_k r_k, r_i = (l_i - eta)_+, eta the minimizer of the dual.
 
     The dual g(eta) = eta + sqrt(1 + 2 rho/n) sqrt(E r^2), E = average with weights w/n, is convex and
     g'(eta) = 1 - sqrt(1 + 2 rho/n) E r / sqrt(E r^2). With E r^2 = (E r)^2 + Var r, g' <= 0 means
@@ -256,7 +256,7 @@ def chi_square(losses, rho, weights=None, zero="keep", zero_member=False):
     """max sum p_i l_i: p >= 0, sum p = 1, sum p_i^2/w_i <= 1/n + 2 rho/n^2, n = W.
 
     = min_eta eta + sqrt(1 + 2 rho/n) sqrt(sum_i w_i (l_i - eta)_+^2 / n). Evaluated as sum p_i l_i at the p
-    that belongs to the minimising eta: for a small rho eta is far below the losses and the dual cancels.
+    that belongs to the minimizing eta: for a small rho eta is far below the losses and the dual cancels.
     """
 
     def value(kept, base):
@@ -267,5 +267,5 @@ def chi_square(losses, rho, weights=None, zero="keep", zero_member=False):
 
 
 def chi_square_weights(losses, rho, weights=None, zero="keep", zero_member=False):
-    """p_i = w_i (l_i - eta)_+ / sum_k w_k (l_k - eta)_+, eta the minimiser of the dual."""
+    """p_i = w_i (l_i - eta)_+ / sum_k w_k (l_k - eta)_+, eta the minimizer of the dual."""
     return _share(lambda kept, base: _chi_square_share(kept, base, rho), losses, weights, zero, zero_member)

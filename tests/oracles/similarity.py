@@ -10,7 +10,7 @@ def unit(x):
 
 
 def dot(x, y):
-    """<x, y>, without normalisation."""
+    """<x, y>, without normalization."""
     return np.sum(x * y)
 
 

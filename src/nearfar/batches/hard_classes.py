@@ -27,7 +27,7 @@ class HardClasses:
     Args:
         classes: L.
         mix: the share of a batch drawn at random.
-        seeds: s, how many neighbourhoods a batch holds.
+        seeds: s, how many neighborhoods a batch holds.
         stale: "keep" rows of earlier projections until they are renewed, or "drop" them at a new projection.
 
     Attributes:
@@ -97,7 +97,7 @@ class HardClasses:
         return found
 
     def choose(self, random: np.random.Generator, used: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """`count` different class numbers: seeds with their neighbours, then random ones."""
+        """`count` different class numbers: seeds with their neighbors, then random ones."""
         taken = np.zeros(self.classes, dtype=bool)
         drawn: list[NDArray[np.int64]] = []
 

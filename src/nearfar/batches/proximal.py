@@ -19,7 +19,7 @@ class Proximal:
     too large (docs/errata.md). Give it the network's trainable parameters, not those of the loss; running
     statistics are no parameters and are left alone.
 
-    A parameter without a gradient (frozen, or not used in this step) gets none: the optimiser leaves it where it is.
+    A parameter without a gradient (frozen, or not used in this step) gets none: the optimizer leaves it where it is.
     Make it after the network is on its device; θₖ costs one copy of the parameters.
 
     Args:

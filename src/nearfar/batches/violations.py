@@ -44,7 +44,7 @@ def violations(
 ) -> Violations:
     """The share of pairs outside the bounds: positive pairs farther than ε₊ = `near`, negative ones nearer than ε₋ = `far`.
 
-    This is what a projection should lower: its loss is a penalty, and the minimum of a penalised loss need not be
+    This is what a projection should lower: its loss is a penalty, and the minimum of a penalized loss need not be
     feasible. With `Relation.from_labels(y, representatives=mask)` only the constraints of one projection are looked
     at. Pairs are read in strips of rows, so that memory stays small.
 

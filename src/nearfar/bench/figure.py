@@ -78,8 +78,8 @@ def _points(rows: Sequence[Row], who: str, what: str) -> Iterator[tuple[int, flo
 
 def _curve(ax: Any, points: Sequence[tuple[float, float]], name: str) -> None:
     if points:
-        colour, mark = (OURS, "o") if name == "nearfar" else (THEIRS, "s")
-        ax.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=3.5, linewidth=1.4, label=name)
+        color, mark = (OURS, "o") if name == "nearfar" else (THEIRS, "s")
+        ax.plot(*zip(*points, strict=True), color=color, marker=mark, markersize=3.5, linewidth=1.4, label=name)
 
 
 def _failure(ax: Any, rows: Sequence[Row], before: Sequence[tuple[float, float]]) -> None:

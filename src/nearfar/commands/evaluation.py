@@ -10,7 +10,7 @@ import typer
 from nearfar._checks import check_choice
 from nearfar._console import Terminal, say
 from nearfar.commands import search
-from nearfar.commands.shared import Extra, labelled, one_only, one_sentence, save_json, waiting
+from nearfar.commands.shared import Extra, labeled, one_only, one_sentence, save_json, waiting
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
 Ties = Annotated[
-    str, typer.Option(help="Of equal scores the earlier comes first (place), or a right one (favourable).")
+    str, typer.Option(help="Of equal scores the earlier comes first (place), or a right one (favorable).")
 ]
 Unit = Annotated[str, typer.Option(help="What the intervals draw anew: class (for unseen classes) or query.")]
 Seed = Annotated[int, typer.Option(help="Of the bootstrap and of k-means.")]
@@ -51,8 +51,8 @@ def evaluate(
         from nearfar.evaluation.fingerprint import check_same_network
 
         one_only("VECTORS", vectors, more)
-        queries = labelled(vectors)
-        found_in = None if gallery is None else labelled(gallery)
+        queries = labeled(vectors)
+        found_in = None if gallery is None else labeled(gallery)
         if found_in is not None:
             check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
             found_in = found_in.in_terms_of(queries)
@@ -152,7 +152,7 @@ def compare(
         from nearfar.evaluation import compare as judge
         from nearfar.evaluation import evaluate as score_of
 
-        sides = [labelled(path) for path in (a, b)]
+        sides = [labeled(path) for path in (a, b)]
         names = [side.name for side in sides]
         if None not in names and names[0] != names[1]:
             raise ValueError(f"{a} and {b} are not of the same samples in the same order: their names differ.")

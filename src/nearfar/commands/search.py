@@ -1,4 +1,4 @@
-"""`nearfar embed`, `index`, `search` and `export`: from samples to vectors, from vectors to neighbours, to ONNX."""
+"""`nearfar embed`, `index`, `search` and `export`: from samples to vectors, from vectors to neighbors, to ONNX."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nearfar._files import plain_target
 from nearfar.commands.shared import Extra, one_only, one_sentence, save_json, waiting
 
 if TYPE_CHECKING:
-    from nearfar.evaluation import Index, Neighbours, Vectors
+    from nearfar.evaluation import Index, Neighbors, Vectors
 
 SHOWN = 10
-"""Queries whose neighbours are printed."""
+"""Queries whose neighbors are printed."""
 NAMED = 3
 """Classes that are named in one line."""
 JUDGED = 1000
@@ -164,12 +164,12 @@ def index(
 def search(
     index: Annotated[Path, typer.Argument(metavar="INDEX", help="Made by `nearfar index`.")],
     queries: Annotated[Path, typer.Argument(metavar="QUERIES", help="A vectors.npz, or a run folder.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many neighbours.")] = 10,
-    json: Annotated[Path | None, typer.Option(help="Write all neighbours to this file.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many neighbors.")] = 10,
+    json: Annotated[Path | None, typer.Option(help="Write all neighbors to this file.")] = None,
 ) -> None:
     """Find the nearest vectors of an index.
 
-    Of an approximate one it also measures and prints which share of the exact neighbours it finds.
+    Of an approximate one it also measures and prints which share of the exact neighbors it finds.
     """
     with one_sentence("search"):
         from nearfar.evaluation import Index, Vectors
@@ -187,8 +187,8 @@ def search(
             say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
 
 
-def show(made: Index, asked: Vectors, found: Neighbours) -> None:
-    """The neighbours of the first queries, one row each."""
+def show(made: Index, asked: Vectors, found: Neighbors) -> None:
+    """The neighbors of the first queries, one row each."""
     from rich.table import Table
 
     table = Table(title=f"Nearest of {len(made):,} vectors ({made.similarity})", title_justify="left", show_lines=True)
@@ -205,8 +205,8 @@ def show(made: Index, asked: Vectors, found: Neighbours) -> None:
         console.print(f"... and {len(asked) - SHOWN:,} more queries; --json FILE keeps them all.")
 
 
-def records(made: Index, asked: Vectors, found: Neighbours) -> list[dict[str, Any]]:
-    """Query by query: its name and its neighbours' names, rows and scores; what an index did not find is left out."""
+def records(made: Index, asked: Vectors, found: Neighbors) -> list[dict[str, Any]]:
+    """Query by query: its name and its neighbors' names, rows and scores; what an index did not find is left out."""
     every = []
     rows = zip(made.names(found), found.places.tolist(), found.scores.tolist(), strict=True)
     for query, (names, places, scores) in enumerate(rows):
@@ -215,7 +215,7 @@ def records(made: Index, asked: Vectors, found: Neighbours) -> list[dict[str, An
             for name, place, score in zip(names, places, scores, strict=True)
             if place >= 0
         ]
-        every.append({"query": str(query) if asked.name is None else asked.name[query], "neighbours": near})
+        every.append({"query": str(query) if asked.name is None else asked.name[query], "neighbors": near})
     return every
 
 

@@ -55,13 +55,13 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(Text(f"{what}: {text}"))
 
 
-def labelled(path: Path) -> Vectors:
+def labeled(path: Path) -> Vectors:
     """Vectors that carry classes."""
     from nearfar.evaluation import Vectors
 
     found = Vectors.load(path)
     if found.y is None:
-        raise ValueError(f"{path} holds no y, the classes of its vectors; only labelled vectors can be scored.")
+        raise ValueError(f"{path} holds no y, the classes of its vectors; only labeled vectors can be scored.")
     return found
 
 

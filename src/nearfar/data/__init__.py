@@ -8,7 +8,7 @@ from nearfar.data.folders import folder, manifest, vectors
 from nearfar.data.omniglot import omniglot
 from nearfar.data.open import open_data
 from nearfar.data.pictures import CorruptImageError, CorruptImageWarning, Pictures
-from nearfar.data.samples import ByName, DataSet, Labelled, Samples, Tensors, View, collate, genuine, numbered, part
+from nearfar.data.samples import ByName, DataSet, Labeled, Samples, Tensors, View, collate, genuine, numbered, part
 from nearfar.data.splits import class_disjoint
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "CorruptImageWarning",
     "DataSet",
     "Glyphs",
-    "Labelled",
+    "Labeled",
     "Pictures",
     "Samples",
     "Split",

@@ -41,7 +41,7 @@ _STIX = ("STIXGeneral", "STIXGeneralBol", "STIXGeneralBolIta", "STIXGeneralItali
 # TeX's encodings: in these four only letters and digits sit at their own code points ("<" shows "¡").
 _COMPUTER_MODERN = ("cmb10", "cmr10", "cmss10", "cmtt10")
 FACES = _DEJAVU + _STIX + _COMPUTER_MODERN
-# Errors of the fonts, found by eye: these code points show the glyph of a neighbour (the bold T shows S).
+# Errors of the fonts, found by eye: these code points show the glyph of a neighbor (the bold T shows S).
 _MISDRAWN = {
     "DejaVuSansMono-Oblique": frozenset({0x04CB, 0x04CC, 0x04F6, 0x04F7}),
     "DejaVuSerif-Bold": frozenset({0x1D40, 0x1D41, 0x1D42}),

@@ -47,7 +47,7 @@ class DataSet:
     Attributes:
         name: such as "glyphs".
         train: samples to learn from.
-        test: samples to be judged by: each asks for its neighbours among the others, or in `gallery` if there is one.
+        test: samples to be judged by: each asks for its neighbors among the others, or in `gallery` if there is one.
         gallery: where the queries in `test` look; its labels and classes are those of `test`.
         ks: the k of recall@k that are customary for it.
     """
@@ -98,7 +98,7 @@ class Tensors:
         return self.x[index]
 
 
-class Labelled:
+class Labeled:
     """Any dataset with a length whose items are samples or (sample, label, ...), with its labels told.
 
     Args:
@@ -119,13 +119,13 @@ class Labelled:
             labels = getattr(dataset, "targets", getattr(dataset, "labels", None))
         if labels is None:
             raise ValueError(
-                f"Labelled: {type(dataset).__name__} has neither targets nor labels, so labels must be given; "
+                f"Labeled: {type(dataset).__name__} has neither targets nor labels, so labels must be given; "
                 "pass one integer per sample."
             )
         if classes is None:
             classes = getattr(dataset, "classes", None)
         self.dataset = dataset
-        self.labels, self.classes, self.names = described("Labelled", len(dataset), labels, names, classes)
+        self.labels, self.classes, self.names = described("Labeled", len(dataset), labels, names, classes)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -138,7 +138,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Photograph:
-    """A colour photograph brought to one size, then cropped: at random and flipped for training, else in the middle.
+    """A color photograph brought to one size, then cropped: at random and flipped for training, else in the middle.
 
     Args:
         crop: pixels a side of what the network reads.

@@ -22,12 +22,12 @@ SOFTENED: Flags = (("loss.name", "Triplet"), ("loss.mining", "hard"), ("loss.mar
 TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "160"))
 SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
 EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "160"))
-UNIT: Flags = (("model.normalise", "true"),)
+UNIT: Flags = (("model.normalize", "true"),)
 HELD_OUT: Flags = (("data.validation", "0.1"),)
 EVEN: Flags = (("batches.name", "MPerClass"), ("batches.classes", "null"), ("batches.samples", "4"))
 NEAR_CLASSES: Flags = (("batches.name", "Representatives"), ("batches.hard_classes", "true"))
 OTHER: Flags = (("loss.name", "MultiSimilarity"),)
-STEADY: Flags = (("optimiser.clip", "1"), ("training.precision", "no"))
+STEADY: Flags = (("optimizer.clip", "1"), ("training.precision", "no"))
 
 HARD = ("hard", "hardest")
 FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
@@ -131,7 +131,7 @@ def margin_of(config: Config | None) -> float | None:
 
 def slower(config: Config | None) -> Flags:
     """A tenth of the rate, where it is known."""
-    return (("optimiser.rate", f"{config.optimiser.rate / 10:g}"),) if config is not None else ()
+    return (("optimizer.rate", f"{config.optimizer.rate / 10:g}"),) if config is not None else ()
 
 
 def against_collapse(config: Config | None, classes: int | None = None) -> Flags:
@@ -154,10 +154,10 @@ def _blamed(config: Config, classes: int | None) -> Iterator[tuple[str, str]]:
         yield "loss.margin", "0.2"
     if config.loss.name == "DroWorst":
         yield from TOP_K
-    if config.optimiser.rate > FAST:
+    if config.optimizer.rate > FAST:
         yield from slower(config)
-    if config.optimiser.weight_decay > STRONG:
-        yield "optimiser.weight_decay", "0.0001"
+    if config.optimizer.weight_decay > STRONG:
+        yield "optimizer.weight_decay", "0.0001"
     if batch_of(config, classes) < FEW_ROWS:
         yield "batches.name", "MPerClass"
         yield "batches.classes", str(min(32, classes)) if classes else "null"
@@ -190,21 +190,21 @@ def softened(run: Patient) -> Way | None:
 
 def slow(run: Patient) -> Way:
     """A tenth of the rate."""
-    return Way("a tenth of the rate", slower(run.config)) if run.config else Way("a tenth of --optimiser.rate")
+    return Way("a tenth of the rate", slower(run.config)) if run.config else Way("a tenth of --optimizer.rate")
 
 
 def three_times(run: Patient) -> Way:
     """Another rate, for a run that does not move."""
     if run.config is None:
-        return Way("--optimiser.rate three times higher and three times lower")
-    return Way("three times the rate, and a third of it", (("optimiser.rate", f"{3 * run.config.optimiser.rate:g}"),))
+        return Way("--optimizer.rate three times higher and three times lower")
+    return Way("three times the rate, and a third of it", (("optimizer.rate", f"{3 * run.config.optimizer.rate:g}"),))
 
 
 def decayed_less(run: Patient) -> Way | None:
     """Weak weight decay, where it is strong."""
-    if run.config is not None and run.config.optimiser.weight_decay <= STRONG:
+    if run.config is not None and run.config.optimizer.weight_decay <= STRONG:
         return None
-    return Way("less weight decay", (("optimiser.weight_decay", "0.0001"),))
+    return Way("less weight decay", (("optimizer.weight_decay", "0.0001"),))
 
 
 def more_classes(run: Patient) -> Way | None:
@@ -264,7 +264,7 @@ def fixed(words: str, flags: Flags) -> Maker:
 another_loss = fixed("another loss", OTHER)
 spread_weight = fixed("weight on more pairs", TOP_K)
 soft_weight = fixed("softer weights", SOFT)
-clipped = fixed("shorter gradients", (("optimiser.clip", "1"),))
+clipped = fixed("shorter gradients", (("optimizer.clip", "1"),))
 by_class = fixed("the same number of rows from each class", EVEN)
 KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "collapse": ("Against a collapse", (semihard, softened, slow, decayed_less)),
@@ -289,7 +289,7 @@ KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "lone": ("Leave out classes with a single sample, and draw two or more rows of a class", (by_class,)),
     "signs": ("Give each sign its own share", (fixed("the hardest of each", EACH_SIGN), by_class)),
     "suspects": ("Look at these samples; leave them out or correct them, or weigh less hard", (soft_weight,)),
-    "norms": ("Try", (fixed("normalised embeddings", UNIT), slow, clipped)),
+    "norms": ("Try", (fixed("normalized embeddings", UNIT), slow, clipped)),
     "not finite": (
         "Look at these samples, and try",
         (fixed("steady steps", STEADY), slow, clipped),

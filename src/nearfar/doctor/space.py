@@ -14,7 +14,7 @@ from nearfar._checks import check_choice, check_embeddings, check_labels
 from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded, listed
 from nearfar.doctor.remedies import finding, level
 from nearfar.doctor.thresholds import Thresholds
-from nearfar.evaluation import neighbours
+from nearfar.evaluation import neighbors
 from nearfar.evaluation.taken import demand_classes, taken
 from nearfar.geometry import Collapse, Pull, collapse, pull
 from nearfar.geometry.collapse import sample
@@ -23,7 +23,7 @@ from nearfar.losses import Triplet
 EXPLAINED = 256
 """Rows of which the loss is explained: triplets of more would not fit."""
 NEAREST = 5
-"""Neighbours that judge a label."""
+"""Neighbors that judge a label."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def examine(
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     margin = margin_of(loss) if margin is None else margin
     measures = collapse(x, y, margin=margin or 0.0, metric=metric, shrink=shrink, rows=len(x))
-    recall, chance, near = _neighbourhood(x, y, metric)
+    recall, chance, near = _neighborhood(x, y, metric)
     few = sample(y, EXPLAINED).to(x.device)
     force = value = None
     if loss is not None:
@@ -165,10 +165,10 @@ def _rest(raw: Pull) -> tuple[tuple[float, ...], float, int, float]:
     return raw.shares, raw.positive, raw.active, raw.effective
 
 
-def _neighbourhood(x: Tensor, y: Tensor, metric: str) -> tuple[float, float, Tensor]:
+def _neighborhood(x: Tensor, y: Tensor, metric: str) -> tuple[float, float, Tensor]:
     """Recall@1, its chance, and the labels of each row's nearest rows."""
     k = min(NEAREST, len(x) - 1)
-    near = y[neighbours(x, k=k, similarity=metric).places]  # type: ignore[arg-type]
+    near = y[neighbors(x, k=k, similarity=metric).places]  # type: ignore[arg-type]
     others = (y[:, None] == y[None, :]).sum(dim=1) - 1
     asked = others > 0
     if not bool(asked.any()):
@@ -317,7 +317,7 @@ def suspects(look: Look) -> Iterator[Finding]:
         )
         many = len(rows) > look.limits.suspects * len(look.x)
         severity: Severity = "warning" if many else "note"
-        yield finding("mislabelled suspects", severity, evidence, "suspects", rows=rows)
+        yield finding("mislabeled suspects", severity, evidence, "suspects", rows=rows)
 
 
 def norms(look: Look) -> Iterator[Finding]:

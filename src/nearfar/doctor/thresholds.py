@@ -25,9 +25,9 @@ class Thresholds:
         point: spread within classes over total spread, below which classes are points.
         pinned: how near the loss lies to its margin, as a share of it.
         pull: share of the gradient that three rows carry.
-        suspects: share of rows whose neighbours agree on another label.
+        suspects: share of rows whose neighbors agree on another label.
         norm_ratio: longest row over the median one.
-        norm: rms length above which rows that are not normalised run away.
+        norm: rms length above which rows that are not normalized run away.
         sizes: largest class over the median one.
         lost: share of its first recall that a run keeps, below which it has forgotten.
         learnt: skill on the training samples from which they are known by heart.

@@ -43,7 +43,7 @@ def leans(product: Product, relation: Relation) -> bool:
     if product.miner is not None:
         # the miner's interval is one of losses: a rising line, and weights that need no count
         mined = exactly(product.miner, MultiSimilarity) and line is not None and not product.everyone
-        if not mined or not exactly(over, KL) or over.normalised or over.zero == "drop":
+        if not mined or not exactly(over, KL) or over.normalized or over.zero == "drop":
             return False
     return over.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
 

@@ -32,7 +32,7 @@ def leans_on_ends(product: Product, relation: Relation) -> bool:
         return False
     if relation.plain_labels() is None or not relation.square or product.reduction == "none" or product.everyone:
         return False
-    if not exactly(over, KL) or over.normalised or over.zero_member or over.zero == "drop":
+    if not exactly(over, KL) or over.normalized or over.zero_member or over.zero == "drop":
         return False
     line, similarity = line_of(product), product.similarity
     if not exactly(product.link, LiftedLink) or form_of(similarity) is None or line is None:

@@ -1,11 +1,11 @@
-"""Evaluation: neighbours, scores with error bars, comparison, clustering, verification; embed, index, export."""
+"""Evaluation: neighbors, scores with error bars, comparison, clustering, verification; embed, index, export."""
 
 from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.embed import embed
 from nearfar.evaluation.export import Exported, export_onnx
 from nearfar.evaluation.index import Index
 from nearfar.evaluation.k_means import Clusters, k_means
-from nearfar.evaluation.neighbours import Neighbours, neighbours
+from nearfar.evaluation.neighbors import Neighbors, neighbors
 from nearfar.evaluation.summary import ClassRow, Comparison, Evaluation, compare, evaluate
 from nearfar.evaluation.vectors import Vectors
 from nearfar.evaluation.verification import Verification, verification
@@ -20,7 +20,7 @@ __all__ = [
     "Exported",
     "Index",
     "Interval",
-    "Neighbours",
+    "Neighbors",
     "Vectors",
     "Verification",
     "compare",
@@ -28,6 +28,6 @@ __all__ = [
     "evaluate",
     "export_onnx",
     "k_means",
-    "neighbours",
+    "neighbors",
     "verification",
 ]

@@ -1,4 +1,4 @@
-"""Error bars by the bootstrap, over classes or over queries, with the neighbours left as they are.
+"""Error bars by the bootstrap, over classes or over queries, with the neighbors left as they are.
 
 Zero-shot retrieval asks how a space would serve *other classes*, and queries of one class fail together, so the class
 is the unit that is drawn anew: intervals over queries are too narrow there. Per-query results are computed once; a

@@ -52,7 +52,7 @@ def clustering_scores(
 
 
 def nmi_ami_f1(assignment: Tensor, labels: Tensor) -> tuple[float, float, float]:
-    """Normalised and adjusted mutual information (arithmetic mean) and pairwise F1 of clusters against classes.
+    """Normalized and adjusted mutual information (arithmetic mean) and pairwise F1 of clusters against classes.
 
     F1 = 2PR/(P+R) over pairs of rows: P, the share of pairs within a cluster that share their class; R, the share of
     pairs within a class that share their cluster (Oh Song et al.).

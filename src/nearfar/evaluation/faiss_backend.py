@@ -1,4 +1,4 @@
-"""Neighbours through faiss's flat indexes: the same answer as ours, for people who have it installed."""
+"""Neighbors through faiss's flat indexes: the same answer as ours, for people who have it installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.neighbours import Neighbours, strips
+from nearfar.evaluation.neighbors import Neighbors, strips
 from nearfar.evaluation.spaces import Metric, Rows, spaces, wide
 from nearfar.similarity import unit
 
@@ -21,8 +21,8 @@ def faiss(remedy: str = 'leave backend="torch"') -> Any:
     return module
 
 
-def faiss_neighbours(queries: Tensor, references: Tensor | None, k: int, similarity: Metric) -> Neighbours:
-    """The k nearest references by faiss's flat index; see `neighbours`.
+def faiss_neighbors(queries: Tensor, references: Tensor | None, k: int, similarity: Metric) -> Neighbors:
+    """The k nearest references by faiss's flat index; see `neighbors`.
 
     faiss leaves the order of ties open and rounds in its own way. Rows whose order hangs on that (two scores of the
     list, or the last and the first left out, closer than rounding) are searched again here, so that ties go by place.
@@ -46,7 +46,7 @@ def faiss_neighbours(queries: Tensor, references: Tensor | None, k: int, similar
     if len(again):
         exact = _again(queries, references, again, k, similarity)
         scores[again], places[again] = exact.scores, exact.places
-    return Neighbours(scores.clamp(-1, 1) if similarity == "cosine" else scores, places)
+    return Neighbors(scores.clamp(-1, 1) if similarity == "cosine" else scores, places)
 
 
 def _plain(rows: Rows) -> Tensor:
@@ -64,18 +64,18 @@ def _without_itself(keys: Tensor, places: Tensor, itself: Tensor) -> tuple[Tenso
 
 
 def _unclear(keys: Tensor, rows: Tensor, cols: Tensor, similarity: Metric) -> Tensor:
-    """Which rows hold neighbours in the list whose keys are closer than rounding can tell."""
+    """Which rows hold neighbors in the list whose keys are closer than rounding can tell."""
     size, largest = torch.linalg.vector_norm(rows, dim=1), float(torch.linalg.vector_norm(cols, dim=1).max())
     scale = size * largest if similarity != "euclidean" else size.square() + largest**2
     close: Tensor = keys[:, :-1] - keys[:, 1:] <= 2e-6 * scale[:, None]
     return close.any(dim=1)
 
 
-def _again(queries: Tensor, references: Tensor | None, chosen: Tensor, k: int, similarity: Metric) -> Neighbours:
+def _again(queries: Tensor, references: Tensor | None, chosen: Tensor, k: int, similarity: Metric) -> Neighbors:
     """Some rows searched here. Among themselves, each finds itself too: one more is asked for and it is dropped."""
     extra = references is None
     cols = queries if references is None else references
     found = list(strips(queries[chosen], cols, k=k + extra, similarity=similarity))
     scores = torch.cat([strip.scores for _, strip in found])
     places = torch.cat([strip.places for _, strip in found])
-    return Neighbours(*(_without_itself(scores, places, chosen) if extra else (scores, places)))
+    return Neighbors(*(_without_itself(scores, places, chosen) if extra else (scores, places)))

@@ -21,7 +21,7 @@ from nearfar._checks import check_choice, check_embeddings
 from nearfar._files import check_seal, read_arrays, write_arrays
 from nearfar.evaluation.faiss_backend import faiss
 from nearfar.evaluation.fingerprint import check_same_network
-from nearfar.evaluation.neighbours import Neighbours, neighbours
+from nearfar.evaluation.neighbors import Neighbors, neighbors
 from nearfar.evaluation.spaces import METRICS, Metric
 from nearfar.evaluation.vectors import Vectors
 from nearfar.similarity import unit
@@ -87,8 +87,8 @@ class Index:
     def __repr__(self) -> str:
         return f"Index({len(self)} vectors of width {self.vectors.x.shape[1]}, {self.similarity}, {self.kind})"
 
-    def search(self, queries: Tensor | Vectors, k: int = 10) -> Neighbours:
-        """The k nearest rows of each query [n, d]; see `neighbours`.
+    def search(self, queries: Tensor | Vectors, k: int = 10) -> Neighbors:
+        """The k nearest rows of each query [n, d]; see `neighbors`.
 
         An approximate index may come back with fewer: then places are -1 and scores -inf.
         """
@@ -104,16 +104,16 @@ class Index:
         if not isinstance(k, int) or not 1 <= k <= len(self):
             raise ValueError(f"Index: k must lie in 1..{len(self)}, the number of vectors, but came as {k!r}.")
         if self._faiss is None:
-            return neighbours(x, self.vectors.x, k=k, similarity=self.similarity)
+            return neighbors(x, self.vectors.x, k=k, similarity=self.similarity)
         found, listed = self._faiss.search(self._ready(x), k)
         if listed.max(initial=-1) >= len(self):
             raise ValueError(f"Index: faiss found row {listed.max()} of {len(self)}; make the index again.")
         scores, places = torch.from_numpy(found), torch.from_numpy(listed)
         if self.similarity == "euclidean":
             scores = -scores.clamp_min(0).sqrt()
-        return Neighbours(scores.masked_fill(places < 0, -torch.inf), places)
+        return Neighbors(scores.masked_fill(places < 0, -torch.inf), places)
 
-    def names(self, found: Neighbours) -> list[list[str]]:
+    def names(self, found: Neighbors) -> list[list[str]]:
         """The names of what was found, or the row numbers where the vectors have no names."""
         name = self.vectors.name
         return [
@@ -122,11 +122,11 @@ class Index:
         ]
 
     def measured_recall(self, queries: Tensor | Vectors, k: int = 10) -> float:
-        """The share of the k exact neighbours of each query that this index finds, measured here and now."""
+        """The share of the k exact neighbors of each query that this index finds, measured here and now."""
         if self._faiss is None:
             return 1.0
         x = queries.x if isinstance(queries, Vectors) else queries
-        exact = neighbours(x, self.vectors.x, k=k, similarity=self.similarity).places
+        exact = neighbors(x, self.vectors.x, k=k, similarity=self.similarity).places
         found = self.search(x, k).places
         return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(exact.tolist(), found.tolist(), strict=True)]))
 
@@ -164,7 +164,7 @@ class Index:
     def _ivf(self, cells: int | None, probes: int | None) -> Any:
         module = faiss(_REBUILD)
         rows, width = self.vectors.x.shape
-        # faiss wants 39 rows a cell to place its centres well, and says so on the error stream
+        # faiss wants 39 rows a cell to place its centers well, and says so on the error stream
         cells = max(1, min(rows, cells or min(round(4 * math.sqrt(rows)), rows // 39)))
         coarse = module.IndexFlatIP(width) if self.inner else module.IndexFlatL2(width)
         metric = module.METRIC_INNER_PRODUCT if self.inner else module.METRIC_L2

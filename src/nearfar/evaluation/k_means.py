@@ -5,8 +5,8 @@ Two exact shortcuts make 12,000 clusters of 60,000 rows a matter of minutes:
 - The starts are drawn in batches. A row is proposed with chance ∝ its squared distance D² to the starts before the
   batch and kept with chance (D² now) / (D² then): rejection, so the law is that of drawing one by one. One product then
   measures all rows against the whole batch.
-- A step compares only what may have changed: rows of clusters that moved against all centres, other rows against the
-  centres that moved.
+- A step compares only what may have changed: rows of clusters that moved against all centers, other rows against the
+  centers that moved.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ BATCH = 256
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """One k-means solution: the cluster [n] of each row, its centres [k, d] and the sum of squared distances."""
+    """One k-means solution: the cluster [n] of each row, its centers [k, d] and the sum of squared distances."""
 
     assignment: Tensor
-    centres: Tensor
+    centers: Tensor
     inertia: float
 
 
@@ -67,7 +67,7 @@ def runs(
     for run in range(restarts):
         name = f"k-means run {run + 1} of {restarts}"
         found = _lloyd(x, _starts(x, k, generator, name, watch), steps, name, watch)
-        yield Clusters(found.assignment, found.centres + middle, found.inertia)
+        yield Clusters(found.assignment, found.centers + middle, found.inertia)
 
 
 def _starts(x: Tensor, k: int, generator: torch.Generator, name: str, watch: Watch | None) -> Tensor:
@@ -113,62 +113,62 @@ def _draw(x: Tensor, square: Tensor, before: Tensor, count: int, generator: torc
     return [rows[i] for i in kept]
 
 
-def _lloyd(x: Tensor, centres: Tensor, steps: int, name: str, watch: Watch | None) -> Clusters:
+def _lloyd(x: Tensor, centers: Tensor, steps: int, name: str, watch: Watch | None) -> Clusters:
     square = x.square().sum(dim=1)
-    assignment, gain = _nearest(x, centres)
-    touched = torch.ones(len(centres), dtype=torch.bool, device=x.device)
+    assignment, gain = _nearest(x, centers)
+    touched = torch.ones(len(centers), dtype=torch.bool, device=x.device)
     for step in range(steps):
         distance = square - 2 * gain
-        moved = _move(x, centres, assignment, torch.where(distance <= 1e-6 * square, 0.0, distance), touched)
+        moved = _move(x, centers, assignment, torch.where(distance <= 1e-6 * square, 0.0, distance), touched)
         if watch is not None:
-            watch(f"{name}: step {step + 1}, {int(moved.sum())} of {len(centres)} centres moved")
+            watch(f"{name}: step {step + 1}, {int(moved.sum())} of {len(centers)} centers moved")
         if not bool(moved.any()):
             break
         before = assignment.clone()
-        _follow(x, centres, moved, assignment, gain)
+        _follow(x, centers, moved, assignment, gain)
         left, joined = before[before != assignment], assignment[before != assignment]
         touched = torch.zeros_like(touched).index_fill_(0, torch.cat([left, joined]), True)
     rows = zip(torch.split(x, 8192), torch.split(assignment, 8192), strict=True)
-    inertia = sum(float((part - centres[own]).square().sum(dtype=torch.float64)) for part, own in rows)
-    return Clusters(assignment, centres, inertia)
+    inertia = sum(float((part - centers[own]).square().sum(dtype=torch.float64)) for part, own in rows)
+    return Clusters(assignment, centers, inertia)
 
 
-def _follow(x: Tensor, centres: Tensor, moved: Tensor, assignment: Tensor, gain: Tensor) -> None:
-    """Nearest centres and gains after some centres moved, in place. A row changes only for a nearer centre."""
-    free = moved[assignment]  # their own centre moved: any other may be nearest now
+def _follow(x: Tensor, centers: Tensor, moved: Tensor, assignment: Tensor, gain: Tensor) -> None:
+    """Nearest centers and gains after some centers moved, in place. A row changes only for a nearer center."""
+    free = moved[assignment]  # their own center moved: any other may be nearest now
     rows, rest, some = free.nonzero().flatten(), (~free).nonzero().flatten(), moved.nonzero().flatten()
-    assignment[rows], gain[rows] = _nearest(x, centres, rows)
-    place, better = _nearest(x, centres[some], rest)
+    assignment[rows], gain[rows] = _nearest(x, centers, rows)
+    place, better = _nearest(x, centers[some], rest)
     switch = better > gain[rest]
     assignment[rest] = torch.where(switch, some[place], assignment[rest])
     gain[rest] = torch.where(switch, better, gain[rest])
 
 
-def _nearest(x: Tensor, centres: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The nearest centre of each row and its gain ⟨x, c⟩ - |c|²/2, so that |x - c|² = |x|² - 2 gain."""
-    half = centres.square().sum(dim=1) / 2
+def _nearest(x: Tensor, centers: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The nearest center of each row and its gain ⟨x, c⟩ - |c|²/2, so that |x - c|² = |x|² - 2 gain."""
+    half = centers.square().sum(dim=1) / 2
     best, place = [x.new_zeros(0)], [torch.zeros(0, dtype=torch.long, device=x.device)]
     chosen = torch.arange(len(x), device=x.device) if rows is None else rows
-    for part in torch.split(chosen, max(1, 2**22 // len(centres))):
+    for part in torch.split(chosen, max(1, 2**22 // len(centers))):
         if len(part):
-            gain = torch.addmm(half, x[part], centres.T, beta=-1).max(dim=1)
+            gain = torch.addmm(half, x[part], centers.T, beta=-1).max(dim=1)
             best.append(gain.values)
             place.append(gain.indices)
     return torch.cat(place), torch.cat(best)
 
 
-def _move(x: Tensor, centres: Tensor, assignment: Tensor, distance: Tensor, touched: Tensor) -> Tensor:
-    """Put the centre of each touched cluster at the mean of its rows, in place; tells which moved.
+def _move(x: Tensor, centers: Tensor, assignment: Tensor, distance: Tensor, touched: Tensor) -> Tensor:
+    """Put the center of each touched cluster at the mean of its rows, in place; tells which moved.
 
-    An empty cluster restarts at one of the rows that are farthest from their centres.
+    An empty cluster restarts at one of the rows that are farthest from their centers.
     """
-    counts = torch.bincount(assignment, minlength=len(centres))
-    means = torch.zeros_like(centres).index_add_(0, assignment, x) / counts.clamp(min=1)[:, None]
-    means = torch.where((touched & (counts > 0))[:, None], means, centres)
+    counts = torch.bincount(assignment, minlength=len(centers))
+    means = torch.zeros_like(centers).index_add_(0, assignment, x) / counts.clamp(min=1)[:, None]
+    means = torch.where((touched & (counts > 0))[:, None], means, centers)
     empty = (counts == 0).nonzero().flatten()
     if len(empty):
         far = distance.topk(len(empty))
-        means[empty] = torch.where((far.values > 0)[:, None], x[far.indices], centres[empty])
-    moved = (means != centres).any(dim=1)
-    centres.copy_(means)
+        means[empty] = torch.where((far.values > 0)[:, None], x[far.indices], centers[empty])
+    moved = (means != centers).any(dim=1)
+    centers.copy_(means)
     return moved

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_choice, check_embeddings, check_labels
-from nearfar.evaluation.neighbours import TILE, strips
+from nearfar.evaluation.neighbors import TILE, strips
 from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
 
-Ties = Literal["place", "favourable"]
-TIES: tuple[Ties, ...] = ("place", "favourable")
+Ties = Literal["place", "favorable"]
+TIES: tuple[Ties, ...] = ("place", "favorable")
 Watch = Callable[[str], None]
 DEEPEST = 64
-"""Neighbours listed at most for recall@K alone: ranks beyond are counted, which is cheaper than a longer list."""
+"""Neighbors listed at most for recall@K alone: ranks beyond are counted, which is cheaper than a longer list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +71,9 @@ def retrieve(
         labels: [n] integers.
         ref_emb: [m, d] gallery; None searches the queries themselves, no row finding itself.
         ref_labels: [m] integers.
-        depth: about so many neighbours are listed (for speed alone: ranks not known from the list are counted).
+        depth: about so many neighbors are listed (for speed alone: ranks not known from the list are counted).
         similarity: "cosine", "dot" or "euclidean".
-        ties: "place": of equal scores the earlier reference comes first; "favourable": a relevant one does, as in Qi et al.'s
+        ties: "place": of equal scores the earlier reference comes first; "favorable": a relevant one does, as in Qi et al.'s
             code, for `rank` only.
         watch: told in words how far it is.
     """
@@ -92,13 +92,13 @@ def retrieve(
         right = names[found.places] == labels[rows, None]
         parts.append(scored(right, found.scores, relevant[rows], ties))
         if watch is not None:
-            watch(f"neighbours of {rows.stop} of {len(labels)} queries")
+            watch(f"neighbors of {rows.stop} of {len(labels)} queries")
     rank, r_precision, ap = (torch.cat(column) for column in zip(*parts, strict=True))
     unseen = ((rank == 0) & (relevant > 0)).nonzero().flatten()
     if len(unseen):
         x, y = spaces(embeddings, ref_emb, similarity)
         ranks = _deep_ranks(x, y, labels, names, unseen, ties, itself=ref_emb is None, watch=watch)
-        rank[unseen] = ranks if ties == "favourable" else ranks.clamp(min=k + 1)
+        rank[unseen] = ranks if ties == "favorable" else ranks.clamp(min=k + 1)
     return PerQuery(rank, r_precision, ap, relevant, labels)
 
 
@@ -136,7 +136,7 @@ def scored(right: Tensor, scores: Tensor, relevant: Tensor, ties: Ties) -> tuple
     place = torch.arange(1, right.shape[1] + 1, device=right.device)
     first = torch.where(right, place, right.shape[1] + 1).amin(dim=1)
     listed = first <= right.shape[1]
-    if ties == "favourable":
+    if ties == "favorable":
         best = scores.gather(1, (first - 1).clamp(max=right.shape[1] - 1)[:, None])
         first = (scores > best).sum(dim=1) + 1
     hits = (right & (place <= relevant[:, None])).double()

@@ -83,12 +83,12 @@ def _origin(x: Tensor) -> Tensor | None:
     if len(x) < 2:
         return None
     sample = x[:: max(1, len(x) // 4096)].double()
-    centre = sample.mean(dim=0)
-    spread = float((sample - centre).square().mean())
-    if float(centre.square().mean()) <= 100 * spread or spread == 0:
+    center = sample.mean(dim=0)
+    spread = float((sample - center).square().mean())
+    if float(center.square().mean()) <= 100 * spread or spread == 0:
         return None
     step = 2.0 ** round(math.log2(spread) / 2)
-    return (torch.round(centre / step) * step).to(wide(x[:0]).dtype)
+    return (torch.round(center / step) * step).to(wide(x[:0]).dtype)
 
 
 def keys(x: Rows, y: Rows, out: Tensor | None = None) -> Tensor:

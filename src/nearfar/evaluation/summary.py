@@ -44,7 +44,7 @@ class Evaluation:
         r_precision: mean share of right ones among the R nearest, R the number of right answers.
         map_at_r: mean average precision at R.
         mrr: mean of 1 / rank of the first right answer.
-        nmi: normalised mutual information of k-means with the classes, or None without `clustering`.
+        nmi: normalized mutual information of k-means with the classes, or None without `clustering`.
         ami: adjusted mutual information, or None.
         f1: pairwise F1, or None.
         intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. Of clustering scores: the lowest
@@ -163,7 +163,7 @@ def evaluate(
         similarity: "cosine", "dot" or "euclidean".
         clustering: add NMI, AMI and F1: k-means with k = number of classes, k-means++, 3 restarts, `seed`; refused for
             a relation, which has no classes to compare clusters with.
-        ties: "place": of equal scores the earlier reference comes first; "favourable": a right one does (Qi et al.'s rule).
+        ties: "place": of equal scores the earlier reference comes first; "favorable": a right one does (Qi et al.'s rule).
         unit: what the intervals draw anew. Classes are right where the question is about unseen classes: queries
             of one class fail together; "query" gives narrower intervals that speak of these classes only. By default
             classes, and queries of a relation, which has no classes.

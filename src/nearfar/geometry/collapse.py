@@ -40,8 +40,8 @@ class Collapse:
         alignment: mean |x - z|² of positive unit rows; small is good.
         uniformity: log mean exp(-2|x - z|²) of all unit rows; -4 is spread out, 0 is one point.
         nc1: trace(Σ_within Σ_between⁺) / C; 0 where every class is a point.
-        nc2: mean |cos + 1/(C-1)| between centred class means; 0 at a simplex, which needs C ≤ width + 1.
-        nc2_norms: standard deviation over mean of the centred class means' lengths.
+        nc2: mean |cos + 1/(C-1)| between centered class means; 0 at a simplex, which needs C ≤ width + 1.
+        nc2_norms: standard deviation over mean of the centered class means' lengths.
         active: share of triplets with d(a, p) - d(a, n) + margin > 0.
     """
 

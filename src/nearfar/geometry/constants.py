@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearfar.geometry.isometry import Separation, hausdorff_distance, isometric_error
 from nearfar.geometry.separation import strips
-from nearfar.geometry.spaces import centred, distances
+from nearfar.geometry.spaces import centered, distances
 from nearfar.geometry.thickness import Thickness, thickness
 
 
@@ -57,7 +57,7 @@ def constants(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, starts
     >>> constants(torch.tensor([[-1.0], [1.0], [0.0]]), torch.tensor([0, 0, 1]), starts=2)
     Constants(ratio=1, observed=0.75)
     """
-    x = centred("constants", "embeddings", embeddings)
+    x = centered("constants", "embeddings", embeddings)
     diameter = max((float(distances(x[part], x).max()) for part in strips(len(x), len(x))), default=0.0)
     thin = thickness(embeddings, seed=seed)
     iso = isometric_error(embeddings, labels, margin=margin, starts=starts, seed=seed, solve=True)

@@ -1,6 +1,6 @@
 """The programme behind d_iso and d_haus, for SLSQP: one radius an anchor makes O(N²) constraints of O(N³) triplets.
 
-    variables    g [N, n],  a radius r for each anchor and each two neighbouring steps of its ladder,  t
+    variables    g [N, n],  a radius r for each anchor and each two neighboring steps of its ladder,  t
     separated    |g_i - g_j| ≤ r  (at or above the step),     r + α ≤ |g_i - g_k|  (below it)
     objective t  haus:  |g_i - f_i|² ≤ t²             iso:  | |g_i - g_j| - |f_i - f_j| | ≤ t
 

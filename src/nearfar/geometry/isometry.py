@@ -76,7 +76,7 @@ def isometric_error(
     Proved: H/2 ≤ d_iso (three lines: d_f(x,x⁺) ≤ d_g(x,x⁺) + e ≤ d_g(x,x⁻) + e ≤ d_f(x,x⁻) + 2e; tight), and
     d_iso ≤ 2 d_haus (tight). Both need the triangle inequality alone, so that they hold for ladders and for angles too.
     **Not proved:** d_iso ≤ 2H, theorem 3 of Xu et al. 2022. The proof's case 1 is possible (A = {-1, 1}, B = {0}), its f*
-    minimises another objective, and d_iso ≤ H is false (1.5 H for A = {0, 2}, B = {1}, C = {3, 5}, D = {4} on a line,
+    minimizes another objective, and d_iso ≤ H is false (1.5 H for A = {0, 2}, B = {1}, C = {3, 5}, D = {4} on a line,
     certified). Observed: no ratio above 1.5.
 
     Args:
@@ -192,7 +192,7 @@ def _cheap(task: _Task, hard: float) -> Separation:
 
 
 def _middles(x: Tensor, y: Tensor, space: Space, rounds: int = 200) -> Tensor:
-    """[c, d] near the centre of each class's smallest ball: steps towards its farthest row (Bădoiu, Clarkson)."""
+    """[c, d] near the center of each class's smallest ball: steps towards its farthest row (Bădoiu, Clarkson)."""
     middles = space.placed(class_means(x, y))
     best = torch.full((len(middles),), torch.inf, dtype=x.dtype, device=x.device)
     kept = middles.clone()

@@ -58,7 +58,7 @@ def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric:
     the worst; these alone are done in double, at most 4,096 of them. A ladder is always done in double.
 
     Args:
-        embeddings: [n, d]; nothing is normalised, but for metric="angle".
+        embeddings: [n, d]; nothing is normalized, but for metric="angle".
         labels: [n] integers, or [n, n] numbers, the relevance of each row (column) to each anchor (row), larger = more:
             the more relevant of two rows must be the nearer one. `ladder` makes it from nested labels.
         margin: α, in units of the metric.

@@ -21,7 +21,7 @@ ROUND = 1e-18
 """Under the root of a distance, so that coincident rows have a slope."""
 
 
-def centred(owner: str, name: str, embeddings: Tensor) -> Tensor:
+def centered(owner: str, name: str, embeddings: Tensor) -> Tensor:
     """Rows in double precision, around their mean (products of far-off rows would cancel)."""
     check_embeddings(owner, name, embeddings)
     x = embeddings.detach().double()
@@ -65,7 +65,7 @@ class Flat(Space):
     """The space itself, |x - y|."""
 
     def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:  # noqa: D102
-        return centred(owner, name, embeddings)
+        return centered(owner, name, embeddings)
 
     def distances(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
         return distances(x, y)

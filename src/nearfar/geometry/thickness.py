@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.geometry.spaces import centred
+from nearfar.geometry.spaces import centered
 
 HULL_WIDTH = 5
 """Up to so many dimensions the hull of differences is taken; its facets grow too fast above."""
@@ -46,7 +46,7 @@ def thickness(embeddings: Tensor, *, starts: int = 20, seed: int = 0) -> Thickne
     Proved: θ = 0 where N ≤ n. So theorem 2 of Xu et al. 2022, which divides by θ, is empty in just the regime that the paper calls
     good (N = 72, n = 128). What would have to stand there is the thickness in the N - 1 dimensions that the rows span.
     """
-    x = centred("thickness", "embeddings", embeddings).cpu().numpy()
+    x = centered("thickness", "embeddings", embeddings).cpu().numpy()
     rows, width = x.shape
     if rows <= width or rows == 0:
         return Thickness(0.0, 0.0, "rank")
@@ -104,7 +104,7 @@ def _least_facet(corners: Any) -> float:
 
 
 def _descend(x: Any, e: Any) -> float:
-    """Widths along e₀, e₁, ...:  eₖ₊₁ minimises the width under eₖ·e = 1, so that no step makes it worse."""
+    """Widths along e₀, e₁, ...:  eₖ₊₁ minimizes the width under eₖ·e = 1, so that no step makes it worse."""
     from scipy.optimize import linprog
 
     rows, width = x.shape

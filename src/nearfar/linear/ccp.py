@@ -1,6 +1,6 @@
 """The convex-concave procedure (DCA) for f = g - h, with a duality gap for each subproblem.
 
-With C = Σ wᵢ vᵢvᵢ', one CCP step linearises h at A_k and solves the convex rest. Completed by a constant it is
+With C = Σ wᵢ vᵢvᵢ', one CCP step linearizes h at A_k and solves the convex rest. Completed by a constant it is
 
     A₊ = argmin m(A),   m(A) = g(A) - h(A_k) - <∇h(A_k), A - A_k> = f(A) + Σ wᵢ|(A - A_k)vᵢ|²
 
@@ -22,7 +22,7 @@ from nearfar.linear.objective import Objective, gate
 from nearfar.pairs import smooth_hinge
 
 SHARPENINGS = 7  # the hinge is approached by so many temperatures, each a tenth of the one before
-LOOKS = (2, 4, 6, 8)  # L-BFGS iterations at which the gap, which costs a factorisation, is looked at; then every tenth
+LOOKS = (2, 4, 6, 8)  # L-BFGS iterations at which the gap, which costs a factorization, is looked at; then every tenth
 
 
 def majoriser(objective: Objective, A: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ class Subproblem:
     inner: int
 
 
-def _minimise(objective: Objective, anchor: Tensor, start: Tensor, gap: float, inner: int) -> tuple[Tensor, int]:
+def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, inner: int) -> tuple[Tensor, int]:
     """L-BFGS on m from `start`, in coordinates that whiten P(start), until the relative gap is small enough."""
     from scipy.optimize import minimize
 
@@ -123,14 +123,14 @@ def ccp_step(objective: Objective, anchor: Tensor, *, gap: float = 1e-6, inner: 
     by sharpening μ from a tenth of f(A_k), each temperature solved as well as it bounds the hinge.
     """
     if objective.mu:
-        A, spent = _minimise(objective, anchor, anchor, gap, inner)
+        A, spent = _minimize(objective, anchor, anchor, gap, inner)
         return _judged(objective, A, anchor, None, spent)
     scale = float(objective.value(anchor))
     best = Subproblem(anchor, scale, math.inf, 0)
     A, spent = anchor, 0
     for k in range(1, SHARPENINGS + 1):
         mu = max(scale * 10.0**-k, 1e-300)
-        A, count = _minimise(objective.at(mu=mu), anchor, A, max(gap / 4, 10.0**-k / 10), inner)
+        A, count = _minimize(objective.at(mu=mu), anchor, A, max(gap / 4, 10.0**-k / 10), inner)
         spent += count
         found = _judged(objective, A, anchor, mu, spent)
         best = found if found.value <= best.value else best

@@ -178,10 +178,10 @@ def _drop(s: float, b: float, mu: float) -> float:
 
 
 def exact_step(objective: Objective, A: Tensor, gradient: Tensor, *, start: float) -> float:
-    """The first local minimiser η ≥ start of f(A - η∇f), by doubling and bisection on the slope along the ray.
+    """The first local minimizer η ≥ start of f(A - η∇f), by doubling and bisection on the slope along the ray.
 
     For one triplet it is s₂/(2q·s₃), s₂ = |A B|², s₃ = <A B, A B B>, if s₃ > 0 (the paper prints that it is at most
-    1/(2qλmax); it is at least that). Where the ray descends for ever (s₃ ≤ 0) no minimiser exists, and the step ends
+    1/(2qλmax); it is at least that). Where the ray descends for ever (s₃ ≤ 0) no minimizer exists, and the step ends
     where A has moved by 10·max(|A|, 1).
 
     Args:
@@ -223,7 +223,7 @@ def descend(
     "safe"    root of η·L(|A| + η|∇f|) = 1                           (η/2)|∇f|², known beforehand
     "local"   the same with the curvature around A                   (η/2)|∇f|², known beforehand
     "armijo"  twice the last one, halved down to the safe one        η/10·|∇f|² (checked), (η/2)|∇f|² at the safe one
-    "exact"   first minimiser along the ray, from the safe one       as "armijo"
+    "exact"   first minimizer along the ray, from the safe one       as "armijo"
     "single"  1/(2q·l₊) of the only triplet, in its stable form      exact
     radius    on the ball |A|_F ≤ R, steps from 1/L(R), projected    |A₊ - A|²/(2η), or c|A₊ - A|²/η where η is longer
     batch     (safe step of a drawn batch)/(1+t)^decay               none: it certifies the batch's fall, not f's

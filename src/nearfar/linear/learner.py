@@ -1,6 +1,6 @@
 """`TripletLearner`: a linear map learnt from class labels, as a scikit-learn estimator.
 
-    minimise over A [d, m]   Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ),   uᵢ = x - x_target,  vᵢ = x - x_impostor
+    minimize over A [d, m]   Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ),   uᵢ = x - x_target,  vᵢ = x - x_impostor
 
 Targets and impostors are near rows of the same and of other classes, chosen anew as A moves. Numpy in, numpy out.
 """
@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from nearfar._checks import check_choice, check_positive
-from nearfar.linear.neighbours import KINDS
+from nearfar.linear.neighbors import KINDS
 from nearfar.linear.rounds import Problem, Run, Step
 from nearfar.linear.starts import INITS, start
 from nearfar.linear.stochastic import Adam, Plan, annealed
@@ -42,8 +42,8 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             procedure), "convex" (the global minimum over M = A'A, cut to rank d), or "auto": sgd, then certified gd.
         margin: α, in squared units of the map; A is scaled to it at the start, so that it is no unit of the data.
         mu: μ, the temperature of the softplus, or "annealed": from 1 to 0.3 margins. 0 is the hinge.
-        triplets: "neighbours" (near targets, near impostors), "hard" (farthest target, nearest impostor), "all"
-            (drawn evenly), or "dro": neighbours, weighted by the worst case over a set.
+        triplets: "neighbors" (near targets, near impostors), "hard" (farthest target, nearest impostor), "all"
+            (drawn evenly), or "dro": neighbors, weighted by the worst case over a set.
         robust: a set from `nearfar.sets` for the weights of the triplets; KL(1) with triplets="dro" where None.
         n_neighbors: targets of an anchor.
         n_impostors: impostors of an anchor.
@@ -85,7 +85,7 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         solver: str = "auto",
         margin: float = 1.0,
         mu: float | str = "annealed",
-        triplets: str = "neighbours",
+        triplets: str = "neighbors",
         robust: UncertaintySet | None = None,
         n_neighbors: int = 3,
         n_impostors: int = 10,

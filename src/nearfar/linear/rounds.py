@@ -17,7 +17,7 @@ from torch import Tensor
 from nearfar.linear.ccp import ccp
 from nearfar.linear.convex import psd_reference
 from nearfar.linear.descent import Path, descend, size
-from nearfar.linear.neighbours import Classes, differences, sort_classes
+from nearfar.linear.neighbors import Classes, differences, sort_classes
 from nearfar.linear.objective import TripletObjective
 from nearfar.linear.stochastic import Adam, Plan, annealed, cosine, one_round, triplet_weights
 
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Rows in the order of their classes, centred, each feature divided by its deviation: x [n, m] in float64."""
+    """Rows in the order of their classes, centered, each feature divided by its deviation: x [n, m] in float64."""
 
     x: Tensor
     classes: Classes

@@ -1,7 +1,7 @@
 """Where a linear map starts: A [d, m] from the data, before anything is learnt.
 
     "pca"       the d directions of largest variance
-    "lda"       the directions that maximise between-class over within-class variance, filled up with "pca"
+    "lda"       the directions that maximize between-class over within-class variance, filled up with "pca"
     "identity"  the first d features
 
 A = 0 is stationary for every triplet loss, so no row starts at 0. Nor does a row leave directions that the loss does
@@ -21,7 +21,7 @@ FILL = 0.3  # rows that fill up "lda" are so long beside its own: they hold what
 
 
 def start(init: str, X: Matrix, labels: NDArray[np.int64], components: int) -> Matrix:
-    """A [components, m] for centred rows X [n, m] with classes 0, 1, ...
+    """A [components, m] for centered rows X [n, m] with classes 0, 1, ...
 
     >>> start("pca", np.array([[3.0, 0.1], [-3.0, -0.1], [0.0, 0.0]]), np.array([0, 1, 1]), 1).round(2)
     array([[1.  , 0.03]])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.linear.neighbours import Chosen, Classes, choose
+from nearfar.linear.neighbors import Chosen, Classes, choose
 from nearfar.pairs import smooth_hinge
 from nearfar.sets import UncertaintySet
 

@@ -4,7 +4,7 @@ The triplet loss of a head x ↦ W x + b on fixed inputs is f(W) of `TripletObje
 of f bounds the learning rate of the head. Where that is a bound and where it is a rule of thumb:
 
 * a bound: plain SGD moves the head alone, on the mean loss μ·softplus((|Wu|² - |Wv|² + α)/μ) of the very triplets that
-  were handed in, without normalising embeddings. Then the loss of those triplets cannot rise.
+  were handed in, without normalizing embeddings. Then the loss of those triplets cannot rise.
 * a heuristic: another batch (the bound is of the batch that was seen), layers below that move too, momentum or Adam,
   embeddings of unit length, another loss. The rate still scales with the inputs and the weights as it should.
 """
@@ -94,7 +94,7 @@ def suggest_step(
 
 
 class StepGuard:
-    """min(lr, η) for one step of an optimiser, where η is what `suggest_step` says of the batch at hand.
+    """min(lr, η) for one step of an optimizer, where η is what `suggest_step` says of the batch at hand.
 
     The rates are lowered for that step only and put back, so schedules go on as they were. With momentum β the cap is
     (1-β)η, since velocities add up to 1/(1-β) steps.

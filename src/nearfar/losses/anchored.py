@@ -47,7 +47,7 @@ class LiftedStructure(RobustLoss):
     ) -> None:
         super().__init__(
             pair=(Linear(), Linear(margin=margin)) if pair is None else pair,
-            over=KL(1.0, normalised=False),
+            over=KL(1.0, normalized=False),
             groups="anchor_sign",
             link=LiftedLink(),
             reduction=reduction,
@@ -88,7 +88,7 @@ class GeneralizedLifted(RobustLoss):
     ) -> None:
         super().__init__(
             pair=(Linear(), Linear(margin=margin)) if pair is None else pair,
-            over=KL(1.0, normalised=False),
+            over=KL(1.0, normalized=False),
             groups="anchor_sign",
             link=HingeLink(both=False),
             reduction=reduction,
@@ -143,7 +143,7 @@ class MultiSimilarity(RobustLoss):
             check_part("MultiSimilarity", "miner", miner, Miner, "nf.miners.Hard() or a number")
         super().__init__(
             pair=Linear(threshold) if pair is None else pair,
-            over=(KL(1 / alpha, normalised=False, zero_member=True), KL(1 / beta, normalised=False, zero_member=True)),
+            over=(KL(1 / alpha, normalized=False, zero_member=True), KL(1 / beta, normalized=False, zero_member=True)),
             groups="anchor_sign",
             link=Add(),
             miner=MultiSimilarityMiner(miner) if isinstance(miner, int | float) else miner,

@@ -1,4 +1,4 @@
-"""`Composed`: losses that are a product after something was made first: proxies, a rectangle, a regulariser."""
+"""`Composed`: losses that are a product after something was made first: proxies, a rectangle, a regularizer."""
 
 from __future__ import annotations
 

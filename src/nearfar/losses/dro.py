@@ -18,7 +18,7 @@ Zero = Literal["keep", "drop"]
 class DroWorst(RobustLoss):
     """max over all pairs of l: the whole simplex as uncertainty set (Qi et al. 2020, section 3.1).
 
-    Algebra: pair x Worst x batch, on cosine. Sensitive to a single wrong label; `DroTopK` is its steadier neighbour.
+    Algebra: pair x Worst x batch, on cosine. Sensitive to a single wrong label; `DroTopK` is its steadier neighbor.
 
     Args:
         pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.

@@ -68,7 +68,7 @@ class Margin(RobustLoss):
     Args:
         margin: m.
         threshold: β, the distance that parts positives from negative; its starting value if learnt.
-        learn: make β a parameter (give it an optimiser: `loss.parameters()`).
+        learn: make β a parameter (give it an optimizer: `loss.parameters()`).
         reduction: "mean" over all pairs, or "nonzero": over the pairs with a loss above zero.
         pair: another pair loss in place of `Hinge`.
         similarity: `NegEuclidean` where none is given.

@@ -17,7 +17,7 @@ from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
 
 
 class _Proxies(Composed):
-    """One learnt vector per class. Give `loss.parameters()` an optimiser, or the proxies never move.
+    """One learnt vector per class. Give `loss.parameters()` an optimizer, or the proxies never move.
 
     Attributes:
         proxies: [classes, dim].
@@ -98,7 +98,7 @@ class ProxyNCA(_Proxies):
         check_positive("ProxyNCA", "scale", scale)
         robust = RobustLoss(
             pair=Linear(scale=scale) if pair is None else pair,
-            over=(Mean(), KL(1.0, normalised=False)),
+            over=(Mean(), KL(1.0, normalized=False)),
             groups="anchor_sign",
             link=PerPositive(),
             similarity=NegSquaredEuclidean() if similarity is None else similarity,
@@ -141,7 +141,7 @@ class ProxyAnchor(_Proxies):
         check_positive("ProxyAnchor", "scale", scale)
         robust = RobustLoss(
             pair=Linear(margin=margin, scale=scale) if pair is None else pair,
-            over=KL(1.0, normalised=False, zero_member=True),
+            over=KL(1.0, normalized=False, zero_member=True),
             groups="anchor_sign",
             link=Add(apart=True),
             similarity=Cosine() if similarity is None else similarity,
@@ -166,7 +166,7 @@ class ArcFace(_Proxies):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's for equal class vectors and the margin in degrees. With margin=0 it is
-    the normalised softmax.
+    the normalized softmax.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class ArcFace(_Proxies):
     ) -> None:
         robust = RobustLoss(
             pair=AngularMargin(margin, scale) if pair is None else pair,
-            over=(Mean(), KL(1.0, normalised=False)),
+            over=(Mean(), KL(1.0, normalized=False)),
             groups="anchor_sign",
             link=PerPositive(),
             similarity=Cosine() if similarity is None else similarity,

@@ -49,7 +49,7 @@ class NTXent(RobustLoss):
         check_positive("NTXent", "temperature", temperature)
         super().__init__(
             pair=Linear(scale=1 / temperature) if pair is None else pair,
-            over=(Mean(), KL(1.0, normalised=False)),
+            over=(Mean(), KL(1.0, normalized=False)),
             groups="anchor_sign",
             link=PerPositive(),
             reduction=reduction,
@@ -91,7 +91,7 @@ class SupCon(RobustLoss):
         check_positive("SupCon", "temperature", temperature)
         super().__init__(
             pair=(Linear(scale=1 / temperature), Identity(1 / temperature)) if pair is None else pair,
-            over=(Mean(), KL(1.0, normalised=False)),
+            over=(Mean(), KL(1.0, normalized=False)),
             groups="anchor_sign",
             link=Add(both=True),
             members="all",
@@ -135,7 +135,7 @@ class Circle(RobustLoss):
     ) -> None:
         super().__init__(
             pair=CircleScore(margin, scale) if pair is None else pair,
-            over=KL(1.0, normalised=False),
+            over=KL(1.0, normalized=False),
             groups="anchor_sign",
             link=SoftplusLink(),
             reduction=reduction,
@@ -176,7 +176,7 @@ class NPair(Composed):
         super().__init__(
             RobustLoss(
                 pair=Linear() if pair is None else pair,
-                over=(Mean(), KL(1.0, normalised=False)),
+                over=(Mean(), KL(1.0, normalized=False)),
                 groups="anchor_sign",
                 link=PerPositive(),
                 similarity=Dot() if similarity is None else similarity,

@@ -135,7 +135,7 @@ class Angular(RobustLoss):
         miner: a miner.
         engine: see `RobustLoss`.
 
-    Relations: equals pytorch-metric-learning's default on unit rows; there the negatives are not normalised.
+    Relations: equals pytorch-metric-learning's default on unit rows; there the negatives are not normalized.
     """
 
     anchors = "others"
@@ -155,7 +155,7 @@ class Angular(RobustLoss):
         compare = AngularScore(math.tan(math.radians(degrees)) ** 2)
         super().__init__(
             pair=Identity() if pair is None else pair,
-            over=KL(1.0, normalised=False, zero_member=True),
+            over=KL(1.0, normalized=False, zero_member=True),
             groups=Positive(Rule(compare, wants_reference=True)),
             reduction=reduction,
             similarity=Cosine() if similarity is None else similarity,

@@ -32,7 +32,7 @@ def build(
     width: int = 128,
     inputs: Shape | None = None,
     pool: str = "avg",
-    normalise: bool = True,
+    normalize: bool = True,
     pretrained: bool = True,
     weights: str | Path | None = None,
     hidden: int | None = None,
@@ -47,7 +47,7 @@ def build(
         inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Photographs have a size
             of their own, which `Embedder.size` tells.
         pool: "avg", "max" or "both", for networks that give maps.
-        normalise: scale each embedding to unit length.
+        normalize: scale each embedding to unit length.
         pretrained: begin with ImageNet's weights, where the network has any.
         weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
             it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
@@ -72,7 +72,7 @@ def build(
         width=width,
         size=size if inputs is None else tuple(inputs),
         pool=pool,
-        normalise=normalise,
+        normalize=normalize,
         hidden=None if name == "mlp" else hidden,
         neck=neck,
         mean=mean,

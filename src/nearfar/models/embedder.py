@@ -23,7 +23,7 @@ class Embedder(nn.Module):
         width: of the embedding.
         size: the shape of one input.
         pool: "avg", "max" or "both" (side by side, so the head is twice as wide).
-        normalise: scale each embedding to unit length.
+        normalize: scale each embedding to unit length.
         hidden: a hidden layer of this width in the head; None: the head is linear.
         neck: a batch norm after the head: every dimension gets the same spread, so that none is left unused.
         mean: what the transform takes from each channel of a picture in 0..1.
@@ -37,7 +37,7 @@ class Embedder(nn.Module):
         width: int,
         size: Shape,
         pool: str = "avg",
-        normalise: bool = True,
+        normalize: bool = True,
         hidden: int | None = None,
         neck: bool = False,
         mean: tuple[float, ...] = (0.0,),
@@ -46,14 +46,14 @@ class Embedder(nn.Module):
         super().__init__()
         check_whole("Embedder", "width", width)
         check_choice("Embedder", "pool", pool, POOLS)
-        self.trunk, self.size, self.pool, self.normalise = trunk, tuple(size), pool, normalise
+        self.trunk, self.size, self.pool, self.normalize = trunk, tuple(size), pool, normalize
         self.mean, self.std = tuple(mean), tuple(std)
         self.head = _head(self._features(), width, hidden, neck)
 
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings [b, width]."""
         z: Tensor = self.head(self._pooled(x.to(next(self.head.parameters()).dtype)))
-        return unit(z) if self.normalise else z
+        return unit(z) if self.normalize else z
 
     def _pooled(self, x: Tensor) -> Tensor:
         maps: Tensor = self.trunk(x)
@@ -102,7 +102,7 @@ def _head(features: int, width: int, hidden: int | None, neck: bool) -> nn.Modul
 
 
 def freeze_norms(model: nn.Module) -> int:
-    """Fix the statistics of every batch normalisation, now and after `model.train()`; scale and shift are still learnt.
+    """Fix the statistics of every batch normalization, now and after `model.train()`; scale and shift are still learnt.
 
     Returns:
         How many layers were fixed; a second call fixes none.
@@ -118,7 +118,7 @@ def freeze_norms(model: nn.Module) -> int:
 
 
 def group_norms(model: nn.Module, groups: int = 8) -> int:
-    """Put a group normalisation in place of every batch normalisation, so that a sample depends on no other.
+    """Put a group normalization in place of every batch normalization, so that a sample depends on no other.
 
     Ranks and chunks (`nf.cached_step`) then give exactly what one large batch does. Statistics and affine parts start
     anew. The number of groups is the largest divisor of the channels up to `groups`.

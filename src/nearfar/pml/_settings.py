@@ -1,4 +1,4 @@
-"""Arguments that many classes here share: the distance, the reducer, the regularisers."""
+"""Arguments that many classes here share: the distance, the reducer, the regularizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the worst classes are taken for: of each query of theirs, the class of its nearest neighbour."""
+"""What the worst classes are taken for: of each query of theirs, the class of its nearest neighbor."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ DASHES = ("", "7 4", "2 3", "10 3 2 3")
 
 
 def curve(panel: Panel, number: int) -> str:
-    """A figure: title, the picture, and a legend that tells curves apart by dashes as well as by colour."""
+    """A figure: title, the picture, and a legend that tells curves apart by dashes as well as by color."""
     series = panel.series[:8]
     steps = [point[0] for one in series for point in one.points]
     values = [value for one in series for point in one.points for value in point[2:]]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.neighbours import neighbours
+from nearfar.evaluation.neighbors import neighbors
 from nearfar.evaluation.retrieval import PerQuery
 from nearfar.report.measures import MEASURES, Metric, prepared
 
@@ -56,7 +56,7 @@ def gallery(
         found: what each row found, of `evaluate`.
         worst: labels of the worst classes.
         queries: how many to choose.
-        near: how many neighbours to list.
+        near: how many neighbors to list.
         similarity: "cosine", "dot" or "euclidean".
         seed: of the right answers that are drawn.
     """
@@ -73,7 +73,7 @@ def nearest(x: Tensor, rows: np.ndarray, similarity: Metric) -> np.ndarray:
     if len(x) < 2 or not len(rows):
         return np.zeros(0, dtype=np.int64)
     chosen = torch.from_numpy(rows)
-    places = neighbours(x[chosen], x, k=2, similarity=similarity).places
+    places = neighbors(x[chosen], x, k=2, similarity=similarity).places
     # itself stands first, except where an equal row comes before it
     other: np.ndarray = torch.where(places[:, 0] == chosen, places[:, 1], places[:, 0]).numpy()
     return other
@@ -128,7 +128,7 @@ def _gaps(rows: Tensor, scores: Tensor, labels: Tensor) -> np.ndarray:
 
 
 def _looked(rows: Tensor, scores: Tensor, labels: Tensor, near: int) -> list[Query]:
-    """What each row found; rank and neighbours from one and the same list, ties by place."""
+    """What each row found; rank and neighbors from one and the same list, ties by place."""
     gaps = _gaps(rows, scores, labels)
     ranked = scores.sort(dim=1, descending=True, stable=True)
     found = []

@@ -17,12 +17,12 @@
   const tip = make("div", { class: "tip", role: "status", hidden: "" });
   const hint = make("p", { class: "hint" }, "Drag to move. Click, then turn the wheel to zoom.");
   const pen = canvas.getContext("2d");
-  const colour = new Map(map.worst.map((group, i) => [group, i]));
+  const color = new Map(map.worst.map((group, i) => [group, i]));
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   const toScreen = ([x, y]) => [width / 2 + (x - view.x) * unit * view.zoom, height / 2 - (y - view.y) * unit * view.zoom];
 
-  // Five shapes and ten colours, so that classes differ by both.
+  // Five shapes and ten colors, so that classes differ by both.
   function mark(context, x, y, r, shape) {
     context.beginPath();
     if (shape === 0) context.arc(x, y, r, 0, 2 * Math.PI);
@@ -54,7 +54,7 @@
     const r = Math.min(7, 2.6 * Math.sqrt(view.zoom) * (total > 1200 ? 1 : 1.25));
     const late = [];
     for (let i = 0; i < total; i++) {
-      if (colour.has(map.classes[i]) || map.classes[i] === pinned) { late.push(i); continue; }
+      if (color.has(map.classes[i]) || map.classes[i] === pinned) { late.push(i); continue; }
       const [x, y] = toScreen(current[i]);
       pen.beginPath();
       pen.arc(x, y, r * 0.85, 0, 2 * Math.PI);
@@ -63,7 +63,7 @@
     for (const i of late) {
       const [x, y] = toScreen(current[i]);
       pen.globalAlpha = pinned < 0 || pinned === map.classes[i] ? 1 : 0.16;
-      const place = colour.get(map.classes[i]);
+      const place = color.get(map.classes[i]);
       paint(pen, x, y, (pinned === map.classes[i] ? 1.9 : 1.5) * r, place, map.nearest[i] !== map.classes[i], ground);
     }
     pen.globalAlpha = 1;

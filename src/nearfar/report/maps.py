@@ -60,16 +60,16 @@ def principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float]:
     The eigenvectors come from whichever is smaller, the covariance [d, d] or the Gram matrix [n, n]; each axis points
     to where its largest coordinate is, so that the same data gives the same picture.
     """
-    centred = x - x.mean(axis=0)
-    scale = np.abs(centred).max(initial=0.0)
-    centred = centred / scale if scale > 0 else centred
-    n, d = centred.shape
+    centered = x - x.mean(axis=0)
+    scale = np.abs(centered).max(initial=0.0)
+    centered = centered / scale if scale > 0 else centered
+    n, d = centered.shape
     count = min(count, n, d)
     if d <= n:
-        values, vectors = np.linalg.eigh(centred.T @ centred)
-        axes = centred @ vectors[:, ::-1][:, :count]
+        values, vectors = np.linalg.eigh(centered.T @ centered)
+        axes = centered @ vectors[:, ::-1][:, :count]
     else:
-        values, vectors = np.linalg.eigh(centred @ centred.T)
+        values, vectors = np.linalg.eigh(centered @ centered.T)
         axes = vectors[:, ::-1][:, :count] * np.sqrt(np.clip(values[::-1][:count], 0, None))
     flip = np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(count)]) if n else np.ones(count)
     axes = axes * np.where(flip == 0, 1, flip)
@@ -95,7 +95,7 @@ def _tsne(axes: np.ndarray, seed: int) -> np.ndarray | None:
 
 
 def on_grid(points: np.ndarray) -> np.ndarray:
-    """Whole numbers in 0..GRID, both axes at one scale, centred."""
+    """Whole numbers in 0..GRID, both axes at one scale, centered."""
     low, high = points.min(axis=0), points.max(axis=0)
     span = float((high - low).max()) or 1.0
     placed: np.ndarray = np.rint((points - (low + high) / 2) / span * GRID + GRID / 2).astype(np.int64)

@@ -74,7 +74,7 @@ def gather(
         stored = {key: getattr(source, key, None) for key in KEYS}
         word = "Embedding"
         if source.y is None:
-            raise ValueError("report: these Vectors hold no y, the classes; only labelled vectors can be shown.")
+            raise ValueError("report: these Vectors hold no y, the classes; only labeled vectors can be shown.")
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
         word = path.resolve().name if path.is_dir() else path.stem

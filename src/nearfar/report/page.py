@@ -93,7 +93,7 @@ def build(
         ks: which recall@K.
         clustering: add NMI, AMI and F1 (k-means, slower).
         queries: how many queries the gallery shows; up to 200 the page stays below 5 MB.
-        near: how many neighbours of each.
+        near: how many neighbors of each.
         points: the most points on the map; t-SNE is drawn up to 3,000.
         seed: of the intervals, of the right answers that the gallery draws, and of the map.
         watch: told in words how far it is.
@@ -186,7 +186,7 @@ def _gallery_section(evaluation: Evaluation, found: list[Query]) -> str:
 
 def _map_section(total: int, layout: Map) -> str:
     shown = len(layout.rows)
-    lead = "Each mark is a sample; hollow where its nearest neighbour is of another class. "
+    lead = "Each mark is a sample; hollow where its nearest neighbor is of another class. "
     if shown < total:
         lead += f"{shown:,} of {total:,}: the worst classes and others drawn at random, whole. "
     lead += f"The two principal axes show {100 * layout.explained:.0f}% of the variance."

@@ -1,7 +1,7 @@
 """Thumbnails that fit: every picture is reduced, encoded and embedded, within a given number of characters.
 
 Photographs become WebP (JPEG where Pillow lacks it), as large and as good as the room allows: `LADDER` is walked down
-until all of them fit. Small grey drawings stay as they are, without loss; where their ground is black (0 = paper, as in
+until all of them fit. Small gray drawings stay as they are, without loss; where their ground is black (0 = paper, as in
 `glyphs` or MNIST) they are turned round, so that ink is dark on light, and the page turns them back in the dark.
 """
 
@@ -22,7 +22,7 @@ from nearfar._checks import printable
 LADDER = ((128, 60), (112, 56), (96, 54), (96, 42), (80, 40), (64, 36), (48, 32), (32, 25))
 ATLAS = ((48, 40), (40, 36), (32, 32), (24, 28), (16, 25))
 DRAWING = 64
-"""The longest side, in pixels, of a grey picture that is kept without loss."""
+"""The longest side, in pixels, of a gray picture that is kept without loss."""
 
 Watch = Callable[[str], None]
 
@@ -114,7 +114,7 @@ class Pictures:
 
 
 def as_picture(thing: Any) -> Any:
-    """A PIL image, grey or RGB, of whatever came: an array, a tensor, a path or an image; None for None."""
+    """A PIL image, gray or RGB, of whatever came: an array, a tensor, a path or an image; None for None."""
     from PIL import Image
 
     if thing is None:
@@ -165,7 +165,7 @@ def _array(thing: Any) -> np.ndarray:
 
 
 def is_drawing(pictures: Iterable[Any]) -> bool:
-    """Whether all are grey and small."""
+    """Whether all are gray and small."""
     return all(picture.mode == "L" and max(picture.size) <= DRAWING for picture in pictures)
 
 

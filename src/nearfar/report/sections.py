@@ -18,7 +18,7 @@ MEANING = {
     "r_precision": ("R-precision", "share of right ones among the R nearest, R being all right answers there are"),
     "map_at_r": ("MAP@R", "the same, but early places count more"),
     "mrr": ("MRR", "mean of 1 / rank of the first right answer"),
-    "nmi": ("NMI", "mutual information of k-means clusters and classes, normalised"),
+    "nmi": ("NMI", "mutual information of k-means clusters and classes, normalized"),
     "ami": ("AMI", "the same, adjusted for chance"),
     "f1": ("F1", "pairs that share a cluster against pairs that share a class"),
 }
@@ -69,7 +69,7 @@ def headline(
 def _in_words(value: float) -> str:
     if value >= 1:
         return "Every query finds its own class first."
-    return f"In {100 * value:.0f} of 100 queries the nearest neighbour is of the right class."
+    return f"In {100 * value:.0f} of 100 queries the nearest neighbor is of the right class."
 
 
 def percent(value: float) -> str:

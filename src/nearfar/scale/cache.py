@@ -35,7 +35,7 @@ def cached_step(
     First every chunk is embedded without a graph, then the loss gives dF/dE [b, d], then every chunk is embedded again,
     with the same random numbers, and pulled by its part of dF/dE. Time: one more forward pass. The gradient is that of
     a plain step whose encoder runs chunk by chunk, so that dropout masks are the same; without randomness, that of the
-    plain step. Call the optimiser afterwards, as usual.
+    plain step. Call the optimizer afterwards, as usual.
 
     Under DDP pass the wrapped encoder and `Distributed(loss)`: gradients are averaged once, with the last chunk. A run
     under `torch.autocast` embeds under it both times.
@@ -46,7 +46,7 @@ def cached_step(
         labels: [b] integers, or a `Relation`.
         loss: any loss of the package, called with all b embeddings at once; its parameters get their gradient too.
         chunk: how many samples the encoder sees at a time.
-        bn: batch normalisation in training mode would see a chunk instead of the batch, and twice: "refuse" says so,
+        bn: batch normalization in training mode would see a chunk instead of the batch, and twice: "refuse" says so,
             "frozen" runs such layers in evaluation mode during the step.
         scaler: a `torch.amp.GradScaler`, where half precision wants one.
         more: further arguments of the loss, such as ids=.
@@ -157,7 +157,7 @@ def _norms(encoder: nn.Module, bn: str) -> Iterator[None]:
     ]
     if found and bn == "refuse":
         raise ValueError(
-            f"cached_step: {found[0][0] or 'the encoder'} ({type(found[0][1]).__name__}) normalises by its batch, "
+            f"cached_step: {found[0][0] or 'the encoder'} ({type(found[0][1]).__name__}) normalizes by its batch, "
             'which would be a chunk; pass bn="frozen" to use its running statistics, or take GroupNorm or LayerNorm.'
         )
     for _, module in found:

@@ -189,7 +189,7 @@ def log_of(size: Tensor) -> Tensor:
     return torch.where(size == 0, 1.0, size).log()
 
 
-def centred(l: Tensor, w: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+def centered(l: Tensor, w: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """The largest loss of each group [g], held constant, and the losses below it; `size` [g] is its measure."""
     top = hidden(l.detach(), w).amax(dim=1)
     top = torch.where(size == 0, 0.0, top)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearfar._checks import check_positive
 from nearfar.ranks import Ranks
-from nearfar.sets.base import Dual, Orders, UncertaintySet, centred, hidden, over, total, weighted
+from nearfar.sets.base import Dual, Orders, UncertaintySet, centered, hidden, over, total, weighted
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, DualStream, Stream
 from nearfar.similarity import root
@@ -45,7 +45,7 @@ class ChiSquare(UncertaintySet, swift=True):
         return _ChiSquareStream(self, groups, like, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        top, l = centred(l, w, total(w, l))
+        top, l = centered(l, w, total(w, l))
         floor = self._floor(l, w)
         mean, base, energy, room = self._moments(l, w, floor)
         slope = over(root(room), root(energy))

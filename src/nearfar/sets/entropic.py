@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, centred, hidden, log_of, over, total, weighted
+from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, centered, hidden, log_of, over, total, weighted
 from nearfar.sets.linear import Worst
 from nearfar.sets.soft import LOWEST, KLBallStream, KLStream, flat_rise, log_mean
 from nearfar.sets.stream import Cap, Stream
@@ -44,9 +44,9 @@ class KL(UncertaintySet, swift=True):
 
     Args:
         gamma: γ, the price of leaving the base measure; →0 is Worst, →∞ is Mean.
-        normalised: False drops the constant -γ·log W, so that F = γ·log Σ wᵢ e^{lᵢ/γ} (entropy instead of KL).
+        normalized: False drops the constant -γ·log W, so that F = γ·log Σ wᵢ e^{lᵢ/γ} (entropy instead of KL).
 
-    Relations: with `zero_member` and a linear pair loss, per anchor and sign, it is multi-similarity; not normalised
+    Relations: with `zero_member` and a linear pair loss, per anchor and sign, it is multi-similarity; not normalized
     and over {violation, 0} it is the smoothed hinge of Jaffe 2020.
 
     >>> KL(0.5).weights(torch.tensor([[0.0, 1.0]]))
@@ -54,7 +54,7 @@ class KL(UncertaintySet, swift=True):
     """
 
     gamma: float = 1.0
-    normalised: bool = True
+    normalized: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +67,7 @@ class KL(UncertaintySet, swift=True):
         """As `solve_`; with `held` the value is Σ p*l instead of F."""
         count = size
         if self.zero == "drop":
-            count = torch.sign(l).clamp_min_(0.0).sum(dim=1) if self.normalised else size
+            count = torch.sign(l).clamp_min_(0.0).sum(dim=1) if self.normalized else size
             torch.threshold_(l, 0.0, -math.inf)  # the comparison keeps a NaN
         top = l.amax(dim=1)
         empty = (size == 0) | (top == -math.inf)
@@ -79,7 +79,7 @@ class KL(UncertaintySet, swift=True):
             l.mul_(1 / self.gamma)
         l.clamp_min_(LOWEST[l.dtype])
         below = l.clone() if held else None
-        rise = flat_rise(l, count - float(self.zero_member)) if self.normalised and not held else None
+        rise = flat_rise(l, count - float(self.zero_member)) if self.normalized and not held else None
         norm = l.exp_().sum(dim=1)
         alone = torch.exp(-level / self.gamma) if self.zero_member else torch.zeros_like(norm)
         norm = norm + alone
@@ -89,24 +89,24 @@ class KL(UncertaintySet, swift=True):
             rise = rise + torch.expm1(-level / self.gamma) if self.zero_member else rise
             value = level + self.gamma * log_mean(norm.log(), rise, count)
         else:
-            value = level + self.gamma * (norm.log() - (log_of(count) if self.normalised else 0.0))
+            value = level + self.gamma * (norm.log() - (log_of(count) if self.normalized else 0.0))
         return Solved(torch.where(empty, 0.0, value), torch.where(empty, 0.0, 1 / norm))
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return KLStream(self, groups, like, orders, cap, self.gamma, self.normalised)
+        return KLStream(self, groups, like, orders, cap, self.gamma, self.normalized)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        top, z = centred(l, w, mass)
+        top, z = centered(l, w, mass)
         return (top + log_partition(z, w, self.gamma, mass) * self.gamma,)
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        _, z = centred(l, w, total(w, l))
+        _, z = centered(l, w, total(w, l))
         raw = weighted(torch.exp(hidden(z, w) / self.gamma), w)
         return over(raw, raw.sum(dim=1, keepdim=True))
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        top, z = centred(l, w, mass)  # the mass is that of all members
-        if self.normalised:
+        top, z = centered(l, w, mass)  # the mass is that of all members
+        if self.normalized:
             return top + self.gamma * log_average(z, w, self.gamma, mass)
         return top + self.gamma * log_partition(z, w, self.gamma, mass)
 
@@ -171,7 +171,7 @@ class KLBall(UncertaintySet, swift=True):
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         size = total(w, l)
-        top, l = centred(l, w, size)
+        top, l = centered(l, w, size)
         with torch.no_grad():
             gamma, corner, flat = self._temperature(l, w)
             slope = _divergence_slope(l, w, gamma)

@@ -78,7 +78,7 @@ class OnlineKL(Online):
     def __init__(self, of: KL, like: Tensor, orders: int) -> None:
         super().__init__(of, like)
         self._orders = orders
-        self._gamma, self._normalised, self.vanishes = of.gamma, of.normalised, self.drop
+        self._gamma, self._normalized, self.vanishes = of.gamma, of.normalized, self.drop
         self._top = torch.zeros_like(self.size)  # losses are not negative: 0 is as good a start as any
         self._sum, self._rise = torch.zeros_like(self.size), torch.zeros_like(self.size)
 
@@ -89,7 +89,7 @@ class OnlineKL(Online):
             torch.threshold_(l, 0.0, -math.inf)
         l.sub_(self._top).mul_(1 / self._gamma).clamp_min_(LOWEST[l.dtype])
         members = torch.as_tensor(members, dtype=self.size.dtype, device=self.size.device)
-        rise = flat_rise(l.reshape(1, -1), members[None]) if self._normalised else None
+        rise = flat_rise(l.reshape(1, -1), members[None]) if self._normalized else None
         raw = l.exp_().sum(dim=-1).sum(dtype=torch.float64)
         self._sum = self._sum + raw
         self._rise = self._rise + (raw - members if rise is None else rise[0])
@@ -111,7 +111,7 @@ class OnlineKL(Online):
     def finish(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         there = self.size > 0
         norm = torch.where(there, self._sum, 1.0)
-        log = log_mean(norm.log(), self._rise, self.size) if self._normalised else (norm * self._orders).log()
+        log = log_mean(norm.log(), self._rise, self.size) if self._normalized else (norm * self._orders).log()
         value = self._top + self._gamma * log
         return torch.where(there, value, 0.0), torch.where(there, 1 / norm, 0.0)
 

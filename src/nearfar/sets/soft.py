@@ -57,11 +57,11 @@ class KLStream(Stream):
         orders: Orders,
         cap: Cap | None,
         gamma: float,
-        normalised: bool,
+        normalized: bool,
     ) -> None:
         super().__init__(over, groups, like, orders, cap)
         self._gamma = gamma
-        self._normalised = normalised
+        self._normalized = normalized
 
     def _start(self) -> None:
         self._top = self._full(-torch.inf)
@@ -71,7 +71,7 @@ class KLStream(Stream):
         level = self._lift(torch.maximum(self._top, hidden(l, w).amax(dim=1)))
         z = (l - level[:, None]) / self._gamma
         self._sum += weighted(gentle(z), w).sum(dim=1, dtype=torch.float64)
-        if self._normalised:
+        if self._normalized:
             self._rise += weighted(torch.expm1(z), w).sum(dim=1, dtype=torch.float64)
             self._seen += total(w, self._seen)
 
@@ -89,7 +89,7 @@ class KLStream(Stream):
         return level
 
     def value(self) -> Tensor:  # noqa: D102
-        log = log_mean(self._sum.log(), self._rise, self.size) if self._normalised else self._sum.log()
+        log = log_mean(self._sum.log(), self._rise, self.size) if self._normalized else self._sum.log()
         return self._narrow(self._top.double() + self._gamma * log)
 
     def _weights(self, l: Tensor, w: Tensor) -> Tensor:

@@ -54,11 +54,11 @@ def appendix(found: Numbers, file: Path) -> None:
     with sheet(file, 1, 4, (15.0, 4.2)) as axes:
         for ax, (key, title) in zip(axes[0], titles.items(), strict=False):
             for name, run in found["runs"].items():
-                colour, line, width = STYLES[name]
+                color, line, width = STYLES[name]
                 shown = [max(x, FLOOR) for x in run[key]]
                 if name.startswith("1/(2q"):
                     shown = shown[:6]  # beyond it f is below 1e-80
-                ax.plot(shown, line, color=colour, linewidth=width, markersize=4, zorder=8 - width, label=f"η = {name}")
+                ax.plot(shown, line, color=color, linewidth=width, markersize=4, zorder=8 - width, label=f"η = {name}")
             ax.set_yscale("linear" if key == "norm" else "log")
             ax.set_title(title)
             ax.set_xlabel("iteration")
@@ -67,8 +67,8 @@ def appendix(found: Numbers, file: Path) -> None:
         axes[0, 1].legend(fontsize=8, loc="center right")
         last = axes[0, 3]
         for name, run in found["counterexample"].items():
-            colour, line, width = STYLES[name]
-            last.plot(run["value"], line, color=colour, linewidth=width, markersize=4, label=f"η = {name}")
+            color, line, width = STYLES[name]
+            last.plot(run["value"], line, color=color, linewidth=width, markersize=4, label=f"η = {name}")
         last.set_title("f(w) from u = e₁, v = e₂/2, w = (.1, .1)", fontsize=10)
         last.set_xlabel("iteration")
         last.legend(fontsize=8)
@@ -161,8 +161,8 @@ def rivals(found: Numbers, file: Path) -> None:
     with sheet(file, 1, len(found), (4.6 * len(found), 3.6), sharey=True) as axes:
         for ax, (name, methods) in zip(axes[0], found.items(), strict=True):
             for place, (method, score) in enumerate(methods.items()):
-                colour = "tab:orange" if "triplet" in method else "tab:green" if "contrastive" in method else "tab:gray"
-                ax.errorbar(score["mean"], place, xerr=score["half"], fmt="o", color=colour, capsize=4)
+                color = "tab:orange" if "triplet" in method else "tab:green" if "contrastive" in method else "tab:gray"
+                ax.errorbar(score["mean"], place, xerr=score["half"], fmt="o", color=color, capsize=4)
                 ax.annotate(
                     f"{score['mean']:.3f}",
                     (score["mean"], place),

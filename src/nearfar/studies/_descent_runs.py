@@ -194,9 +194,9 @@ def saddles(steps: int = 120) -> Numbers:
     }
     f = TripletObjective(torch.as_tensor(one.u)[None], torch.as_tensor(one.v)[None], margin=0.0)
     nudge = torch.as_tensor(np.random.default_rng(0).standard_normal((1, 3)))
-    for name, centre in (("0", torch.zeros(1, 3, dtype=torch.float64)), ("ker B", torch.as_tensor(kernel)[None])):
+    for name, center in (("0", torch.zeros(1, 3, dtype=torch.float64)), ("ker B", torch.as_tensor(kernel)[None])):
         for size_of in (1e-2, 1e-4, 1e-8):
-            path = descend(f, centre + size_of * nudge / size(nudge), steps=steps, rule="safe", tolerance=0.0)
+            path = descend(f, center + size_of * nudge / size(nudge), steps=steps, rule="safe", tolerance=0.0)
             found["runs"][f"{name} + {size_of:g}"] = path.values
     found["plane"] = _plane(f)
     return found

@@ -42,7 +42,7 @@ PHOTOGRAPHS = Scene(
     {
         "data": {"workers": 4},
         "model": {"name": "lite0", "width": 512, "freeze_norms": True},
-        "optimiser": {"head": 10.0},
+        "optimizer": {"head": 10.0},
     },
     (1e-5, 3e-5, 1e-4),
 )
@@ -55,11 +55,11 @@ class Method:
 
     Attributes:
         loss: as in a configuration.
-        normalise: embeddings of length 1; N-pair's products need them longer.
+        normalize: embeddings of length 1; N-pair's products need them longer.
     """
 
     loss: Tree
-    normalise: bool = True
+    normalize: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +114,8 @@ class Desk:
         tree["data"] |= {"name": self.data, "path": self.path, "validation": 0.0}
         if batches.get("hard_classes"):
             tree["data"]["workers"] = 0  # the choice of classes must not run ahead of the training
-        tree["model"] |= {"normalise": method.normalise} | ({} if width is None else {"width": width})
-        tree["optimiser"] = {**tree.get("optimiser", {}), "rate": rate, "proximal": proximal}
+        tree["model"] |= {"normalize": method.normalize} | ({} if width is None else {"width": width})
+        tree["optimizer"] = {**tree.get("optimizer", {}), "rate": rate, "proximal": proximal}
         tree["training"] = {"steps": steps, "seed": seed, "evaluate_every": steps, "checkpoint_every": steps}
         tree["training"] |= {"explain_every": 0, "tensorboard": False}
         return parse({**tree, "loss": method.loss, "batches": batches})

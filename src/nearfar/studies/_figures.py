@@ -91,12 +91,12 @@ def _points(panel: Panel) -> dict[str, list[tuple[float, Mapping[str, Any]]]]:
 
 
 def _curve(ax: Any, points: Sequence[tuple[float, Mapping[str, Any]]], name: str, number: int) -> None:
-    colour = COLOURS[number % len(COLOURS)]
+    color = COLOURS[number % len(COLOURS)]
     ax.errorbar(
         [x for x, _ in points],
         [each["mean"] for _, each in points],
         yerr=[each["half"] or 0.0 for _, each in points],
-        color=colour,
+        color=color,
         marker=MARKS[number % len(MARKS)],
         markersize=4.5,
         linewidth=1.2,
@@ -104,7 +104,7 @@ def _curve(ax: Any, points: Sequence[tuple[float, Mapping[str, Any]]], name: str
         label=name,
     )
     for x, each in points:
-        ax.plot([x] * len(each["values"]), each["values"], ".", color=colour, markersize=3, alpha=0.6)
+        ax.plot([x] * len(each["values"]), each["values"], ".", color=color, markersize=3, alpha=0.6)
 
 
 def _frame(ax: Any, panel: Panel) -> None:
@@ -185,7 +185,7 @@ def _rows(ax: Any, rows: Mapping[str, Mapping[str, Spread]], variants: Sequence[
     return ticks
 
 
-def _dot(ax: Any, found: Spread, place: float, colour: str) -> None:
+def _dot(ax: Any, found: Spread, place: float, color: str) -> None:
     assert found is not None  # noqa: S101 - asked by the caller
-    ax.errorbar(found["mean"], place, xerr=found["half"] or 0.0, color=colour, marker="o", markersize=5, elinewidth=1.2)
-    ax.plot(found["values"], [place] * len(found["values"]), ".", color=colour, markersize=3, alpha=0.6)
+    ax.errorbar(found["mean"], place, xerr=found["half"] or 0.0, color=color, marker="o", markersize=5, elinewidth=1.2)
+    ax.plot(found["values"], [place] * len(found["values"]), ".", color=color, markersize=3, alpha=0.6)

@@ -16,9 +16,9 @@ COLOURS = ("tab:red", "tab:blue")
 
 
 def _rows(ax: Any, x: Any, labels: Any, marker: str = "o", **how: Any) -> None:
-    for label, colour in enumerate(COLOURS):
+    for label, color in enumerate(COLOURS):
         mine = x[labels == label]
-        ax.scatter(mine[:, 0], mine[:, 1], c=colour, marker=marker, zorder=3, **how)
+        ax.scatter(mine[:, 0], mine[:, 1], c=color, marker=marker, zorder=3, **how)
 
 
 def _boundary(ax: Any, x: Any, labels: Any, label: int) -> None:

@@ -216,7 +216,7 @@ def _judged(trial: Trial) -> tuple[DataSet, float]:
     return replace(data, train=train), float(np.mean(train.labels != data.train.labels))
 
 
-class _Relabelled:
+class _Relabeled:
     """Samples with other labels."""
 
     def __init__(self, samples: Samples, labels: np.ndarray) -> None:
@@ -239,7 +239,7 @@ def permuted(samples: Samples, share: float, *, seed: int) -> Samples:
     labels[rows] = labels[random.permutation(rows)]
     if isinstance(samples, Tensors):
         return Tensors(samples.x, labels, samples.names, samples.classes)
-    return _Relabelled(samples, labels)
+    return _Relabeled(samples, labels)
 
 
 def _clusters(file: Path, most: int) -> dict[str, float]:

@@ -40,7 +40,7 @@ LOSSES = {
     "Contrastive-hard": Method({"name": "Contrastive", "miner": "BalancedHard"}),
     "Triplet-hard": Method({"name": "Triplet", "mining": "balanced", **SQUARED}),
     "Lifted": Method({"name": "LiftedStructure"}),
-    "N-pair": Method({"name": "NPair"}, normalise=False),
+    "N-pair": Method({"name": "NPair"}, normalize=False),
     "Angular": Method({"name": "Angular"}),
     "Margin-hard": Method({"name": "Margin", "miner": "BalancedHard"}),
 }

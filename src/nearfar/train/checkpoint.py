@@ -15,7 +15,7 @@ from nearfar._files import check_seal, sealed
 
 FORMAT = 2
 """1 had neither seal nor configuration."""
-LAST = ("step", "config", "model", "loss", "optimiser", "sampler", "proximal", "scaler", "random", "best", "lines")
+LAST = ("step", "config", "model", "loss", "optimizer", "sampler", "proximal", "scaler", "random", "best", "lines")
 """What `last.pt` holds."""
 BEST = ("step", "config", "model", "score", "inputs")
 """What `best.pt` holds."""

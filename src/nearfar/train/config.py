@@ -60,7 +60,7 @@ class ModelConfig:
     pool: Literal["avg", "max", "both"] = option("avg", "avg | max | both: how a picture's features become one vector")
     hidden: int | None = option(None, "width of mlp's hidden layer")
     neck: bool = option(False, "a batch norm after the head")
-    normalise: bool = option(True, "embeddings of length 1")
+    normalize: bool = option(True, "embeddings of length 1")
     pretrained: bool = option(True, "start from published weights, where the network has some")
     weights: str | None = option(None, "a file of weights for the trunk, as timm and torchvision publish them")
     freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")
@@ -68,7 +68,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class OptimiserConfig:
+class OptimizerConfig:
     """How parameters move."""
 
     name: Literal["adam", "adamw", "sgd"] = option("adam", "adam | adamw | sgd")
@@ -85,9 +85,9 @@ class OptimiserConfig:
 
     def __post_init__(self) -> None:
         for name in ("rate", "head", "loss", "momentum", "weight_decay", "warmup", "proximal"):
-            check_positive("config", f"optimiser.{name}", getattr(self, name), zero=name != "rate")
+            check_positive("config", f"optimizer.{name}", getattr(self, name), zero=name != "rate")
         if self.clip is not None:
-            check_positive("config", "optimiser.clip", self.clip)
+            check_positive("config", "optimizer.clip", self.clip)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: Part = field(default=LOSS, metadata={"doc": "any of `nearfar losses`, with its arguments"})
     batches: Part = field(default=BATCHES, metadata={"doc": "MPerClass | Representatives; classes null: 32, or all"})
-    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
 

@@ -68,7 +68,7 @@ class Keeper:
                     "config": to_tree(setting.config),
                     "model": setting.bare_model.state_dict(),
                     "loss": setting.loss.state_dict(),
-                    "optimiser": setting.step.optimiser.state_dict(),
+                    "optimizer": setting.step.optimizer.state_dict(),
                     "sampler": setting.sampler.state_dict(step=step),
                     "proximal": None if proximal is None else proximal.state_dict(),
                     "scaler": None if scaler is None else scaler.state_dict(),
@@ -98,13 +98,13 @@ class Keeper:
         return step
 
     def _put(self, state: dict[str, Any], setting: Setting) -> None:
-        machine, moves = setting.machine, setting.step.optimiser
+        machine, moves = setting.machine, setting.step.optimizer
         setting.bare_model.load_state_dict(state["model"])
         setting.loss.load_state_dict(state["loss"])
         told = [{key: value for key, value in group.items() if key != "params"} for group in moves.param_groups]
         # rates and decay as the configuration has them now, kernels as the device does: torch reads them as it loads
-        saved = [{**group, **now} for group, now in zip(state["optimiser"]["param_groups"], told, strict=True)]
-        moves.load_state_dict({**state["optimiser"], "param_groups": saved})
+        saved = [{**group, **now} for group, now in zip(state["optimizer"]["param_groups"], told, strict=True)]
+        moves.load_state_dict({**state["optimizer"], "param_groups": saved})
         setting.sampler.load_state_dict(state["sampler"])
         if setting.step.proximal is not None:
             setting.step.proximal.load_state_dict(state["proximal"])

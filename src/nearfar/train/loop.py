@@ -139,7 +139,7 @@ def _run(setting: Setting, keeper: Keeper, callbacks: Sequence[Callback], consol
             done = _steps(setting, keeper, lines, show, stop, callbacks, done, before)
         except NotFiniteError as error:
             raise NotFiniteError(
-                f"{error}; {keeper.last_good()}; lower optimiser.rate or set optimiser.clip, then --resume."
+                f"{error}; {keeper.last_good()}; lower optimizer.rate or set optimizer.clip, then --resume."
             ) from None
     if done < config.training.steps:
         show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
@@ -243,8 +243,8 @@ def _batches(setting: Setting, done: int) -> Iterator[tuple[int, Batch]]:
 def _advance(setting: Setting, step: int, batch: Batch) -> Moment:
     """One step: set the rate, begin a projection where one is due, descend, remember the representatives."""
     config, device = setting.config, setting.machine.device
-    factor = rate_factor(config.optimiser, step, config.training.steps)
-    set_rates(setting.step.optimiser.param_groups, factor)
+    factor = rate_factor(config.optimizer, step, config.training.steps)
+    set_rates(setting.step.optimizer.param_groups, factor)
     setting.begin_projection(step)
     x, labels, indices = batch
     labels = labels.to(device, non_blocking=True)
@@ -252,7 +252,7 @@ def _advance(setting: Setting, step: int, batch: Batch) -> Moment:
     embeddings, scalars = setting.step(x.to(device, non_blocking=True), target, setting.ids(indices))
     setting.remember(labels, embeddings)
     advance(setting.loss)
-    return Moment(step, setting, embeddings, labels, indices, target, scalars, factor * config.optimiser.rate)
+    return Moment(step, setting, embeddings, labels, indices, target, scalars, factor * config.optimizer.rate)
 
 
 def _write(lines: journal.Journal, show: Show, entries: Iterable[dict[str, Any]]) -> None:

@@ -13,10 +13,10 @@ from nearfar.losses.annealing import Anneal
 from nearfar.scale import CrossBatchMemory
 from nearfar.train.config import Config, Part
 
-Catalogue = Mapping[str, Callable[..., Any]]
+Catalog = Mapping[str, Callable[..., Any]]
 
 
-def _classes(module: ModuleType) -> Catalogue:
+def _classes(module: ModuleType) -> Catalog:
     """The public classes that a module or package defines."""
     found = {name: x for name, x in vars(module).items() if inspect.isclass(x) and not name.startswith("_")}
     return {
@@ -25,7 +25,7 @@ def _classes(module: ModuleType) -> Catalogue:
 
 
 LOSSES = _classes(losses)
-SAMPLERS: Catalogue = {"MPerClass": batches.MPerClass, "Representatives": batches.Representatives}
+SAMPLERS: Catalog = {"MPerClass": batches.MPerClass, "Representatives": batches.Representatives}
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "MPerClass": {"classes": None, "samples": 4},
     # each rank then holds whole classes, with their representatives
@@ -34,7 +34,7 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
 """What a sampler gets where the configuration says nothing."""
 CLASSES = 32
 """Classes of a batch where none are told, or all, where there are fewer."""
-INNER: Mapping[str, Catalogue] = {
+INNER: Mapping[str, Catalog] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),
     "miner": _classes(miners),
@@ -80,14 +80,14 @@ def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
     return given
 
 
-def _kind(place: str, part: Part, catalogue: Catalogue) -> Callable[..., Any]:
-    if part.name not in catalogue:
-        raise ValueError(f"config: {place}.name is {part.name!r}; {nearest(part.name, catalogue)}")
-    return catalogue[part.name]
+def _kind(place: str, part: Part, catalog: Catalog) -> Callable[..., Any]:
+    if part.name not in catalog:
+        raise ValueError(f"config: {place}.name is {part.name!r}; {nearest(part.name, catalog)}")
+    return catalog[part.name]
 
 
-def _check(place: str, part: Part, catalogue: Catalogue) -> None:
-    known = inspect.signature(_kind(place, part, catalogue)).parameters
+def _check(place: str, part: Part, catalog: Catalog) -> None:
+    known = inspect.signature(_kind(place, part, catalog)).parameters
     for key, value in part.options.items():
         if key not in known or key in ("labels", "rank", "world"):
             raise ValueError(f"config: {part.name} has no {place}.{key}; {nearest(key, known)}")
@@ -108,12 +108,12 @@ def _inner(place: str, value: Any) -> Part:
     raise ValueError(f"config: {place} must be a name, or a mapping with a name, but came as {value!r}.")
 
 
-def _make(place: str, part: Part, catalogue: Catalogue, given: Mapping[str, Any]) -> Any:
+def _make(place: str, part: Part, catalog: Catalog, given: Mapping[str, Any]) -> Any:
     options = dict(given)
     for key, value in part.options.items():
         here = f"{place}.{key}"
         options[key] = _make(here, _inner(here, value), INNER[key], {}) if _is_part(key, value) else value
     try:
-        return _kind(place, part, catalogue)(**options)
+        return _kind(place, part, catalog)(**options)
     except TypeError as error:  # a required argument is missing, or a value is of the wrong kind
         raise ValueError(f"config: {place} {part.name}: {error}; give it under `{place}:`.") from None

@@ -1,4 +1,4 @@
-"""The optimiser: its groups of parameters, and the rate at each step as a plain function of the step."""
+"""The optimizer: its groups of parameters, and the rate at each step as a plain function of the step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearfar.train.config import OptimiserConfig
+from nearfar.train.config import OptimizerConfig
 
 
-def optimiser(config: OptimiserConfig, model: Any, loss: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """Adam, AdamW or SGD over trunk, head (rate x `head`) and the loss's own parameters (rate x `loss`).
 
     Weight decay touches parameters of two or more dimensions alone: not biases, not norms, not thresholds.
@@ -38,10 +38,10 @@ def optimiser(config: OptimiserConfig, model: Any, loss: nn.Module, device: torc
     return kind(groups, lr=config.rate, betas=config.betas, fused=device.type == "cuda" or None)
 
 
-def rate_factor(config: OptimiserConfig, step: int, steps: int) -> float:
+def rate_factor(config: OptimizerConfig, step: int, steps: int) -> float:
     """What the rate is multiplied with at step 1..steps: linear warm-up, then constant or half a cosine down.
 
-    >>> [round(rate_factor(OptimiserConfig(warmup=2), step, 6), 3) for step in (1, 2, 3, 4, 6)]
+    >>> [round(rate_factor(OptimizerConfig(warmup=2), step, 6), 3) for step in (1, 2, 3, 4, 6)]
     [0.5, 1.0, 1.0, 0.854, 0.146]
     """
     if step <= config.warmup:

@@ -1,4 +1,4 @@
-"""Everything a run is made of, built from its configuration: data, network, loss, optimiser, sampler."""
+"""Everything a run is made of, built from its configuration: data, network, loss, optimizer, sampler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nearfar.relations import Relation
 from nearfar.scale import Distributed, CrossBatchMemory
 from nearfar.train import parts
 from nearfar.train.config import Config
-from nearfar.train.rates import optimiser
+from nearfar.train.rates import optimizer
 from nearfar.train.source import opened
 from nearfar.train.step import Step
 from nearfar.train.suited import Input, open_model, shares_of
@@ -102,7 +102,7 @@ def seed_everything(seed: int) -> None:
 
 
 def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True) -> Setting:
-    """Read the data, build network, loss and optimiser, and hand them to the machine; `fresh` as of `open_model`."""
+    """Read the data, build network, loss and optimizer, and hand them to the machine; `fresh` as of `open_model`."""
     seed = config.training.seed
     seed_everything(seed)
     given = data or opened(config.data)
@@ -117,8 +117,8 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh:
     bare.to(machine.device)
     loss.to(next(bare.parameters()).dtype)
     loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
-    moves = optimiser(config.optimiser, bare, loss, machine.device)
-    proximal = Proximal(bare.parameters(), config.optimiser.proximal) if config.optimiser.proximal else None
+    moves = optimizer(config.optimizer, bare, loss, machine.device)
+    proximal = Proximal(bare.parameters(), config.optimizer.proximal) if config.optimizer.proximal else None
     model, moves = machine.prepare(bare, moves)
     sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
@@ -136,7 +136,7 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh:
             model,
             Distributed(loss),
             moves,
-            config.optimiser.clip,
+            config.optimizer.clip,
             proximal,
             config.training.chunk,
             config.model.freeze_norms,

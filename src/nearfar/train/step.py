@@ -21,7 +21,7 @@ class Step:
         machine: the `accelerate.Accelerator` that owns devices, precision and processes.
         model: the prepared network.
         loss: the loss of all processes' rows together, `Distributed`; the gradient of what it learns itself is whole.
-        optimiser: the prepared optimiser.
+        optimizer: the prepared optimizer.
         clip: the longest gradient that is let through, or None.
         chunk: samples that the network sees at a time, or None for the whole batch.
         frozen: the network's batch norms keep their statistics.
@@ -31,7 +31,7 @@ class Step:
     machine: Any
     model: nn.Module
     loss: nn.Module
-    optimiser: Any
+    optimizer: Any
     clip: float | None = None
     proximal: Proximal | None = None
     chunk: int | None = None
@@ -51,8 +51,8 @@ class Step:
             self.proximal.add_gradient()
         if self.clip is not None:
             scalars["gradient"] = self.machine.clip_grad_norm_(self.model.parameters(), self.clip)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         return embeddings, scalars
 
     def _descend(self, x: Tensor, target: Tensor | Relation, ids: Tensor | None) -> tuple[Tensor, Tensor]:

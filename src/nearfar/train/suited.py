@@ -81,7 +81,7 @@ def network_for(shape: tuple[int, ...]) -> str:
         return "lite0"
     raise ValueError(
         f"train: no network is the usual one for samples of shape {list(shape)}, which are neither vectors, nor "
-        f"drawings of at most {LARGE} pixels a side, nor colour photographs; name one, such as --model.name mlp."
+        f"drawings of at most {LARGE} pixels a side, nor color photographs; name one, such as --model.name mlp."
     )
 
 
@@ -97,7 +97,7 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
             width=spec.width,
             inputs=given.shape,
             pool=spec.pool,
-            normalise=spec.normalise,
+            normalize=spec.normalize,
             pretrained=spec.pretrained and fresh,
             weights=spec.weights if fresh else None,
             hidden=spec.hidden,

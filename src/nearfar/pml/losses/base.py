@@ -135,7 +135,7 @@ class Loss(nn.Module, ABC):
         return replace(call, indices=each_once(owner, indices, call.columns) if self.once else indices)
 
     def _value(self, call: Call) -> Tensor:
-        """The loss without its regulariser."""
+        """The loss without its regularizer."""
         return call.into(self.robust)
 
     def _take(self, robust: RobustLoss) -> RobustLoss:

@@ -28,7 +28,7 @@ Init = Callable[[Tensor], object]
 
 
 class ClassLoss(nn.Module, ABC):
-    """A loss against class vectors under PML's name. Give `loss.parameters()` an optimiser, or they never move.
+    """A loss against class vectors under PML's name. Give `loss.parameters()` an optimizer, or they never move.
 
     An index tuple weighs samples here: by how often it lists each, over the most often.
 
@@ -107,7 +107,7 @@ class ClassLoss(nn.Module, ABC):
         """-log softmax of the own class, one value a row."""
         robust = RobustLoss(
             pair=pair,
-            over=(Mean(), KL(1.0, normalised=False)),
+            over=(Mean(), KL(1.0, normalized=False)),
             groups="anchor_sign",
             link=PerPositive(),
             reduction="none",
@@ -249,7 +249,7 @@ class ProxyAnchorLoss(ClassLoss):
         self.proxies = _fresh(settings, kaiming, num_classes, embedding_size)
         self.robust = RobustLoss(
             pair=Linear(margin=self.distance.score(float(margin)), scale=alpha),
-            over=KL(1.0, normalised=False, zero_member=True),
+            over=KL(1.0, normalized=False, zero_member=True),
             groups="anchor_sign",
             link=Add(apart=isinstance(self.reducer, DivisorReducer | AvgNonZeroReducer)),
             reduction=self.reducer.how,

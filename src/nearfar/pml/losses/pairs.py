@@ -89,7 +89,7 @@ class GeneralizedLiftedStructureLoss(Loss):
         self.robust = self._take(
             RobustLoss(
                 pair=_margins(self.distance, pos_margin, neg_margin),
-                over=KL(1.0, normalised=False),
+                over=KL(1.0, normalized=False),
                 groups="anchor_sign",
                 link=HingeLink(both=False),
                 reduction=self.reducer.how,
@@ -140,7 +140,7 @@ class LiftedStructureLoss(Loss):
         return self._take(
             RobustLoss(
                 pair=_margins(self.distance, self.pos_margin, self.neg_margin),
-                over=KL(1.0, normalised=False),
+                over=KL(1.0, normalized=False),
                 groups="anchor_sign",
                 link=LiftedEnds(wants_columns=wants_columns),
                 reduction=self.reducer.how,

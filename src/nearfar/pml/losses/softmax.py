@@ -61,7 +61,7 @@ class SupConLoss(Loss):
         self.robust = self._take(
             RobustLoss(
                 pair=(Linear(scale=1 / temperature), Identity(1 / temperature)),
-                over=(Mean(), KL(1.0, normalised=False)),
+                over=(Mean(), KL(1.0, normalized=False)),
                 groups="anchor_sign",
                 link=SupConLink(),
                 members="all",
@@ -103,7 +103,7 @@ class NPairsLoss(Loss):
         self.robust = self._take(
             RobustLoss(
                 pair=Linear(),
-                over=(Mean(), KL(1.0, normalised=False)),
+                over=(Mean(), KL(1.0, normalized=False)),
                 groups="anchor_sign",
                 link=PerPositive(),
                 reduction=self.reducer.how,

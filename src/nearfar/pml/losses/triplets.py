@@ -96,7 +96,7 @@ class AngularLoss(Loss):
         self.robust = self._take(
             RobustLoss(
                 pair=Identity(),
-                over=KL(1.0, normalised=False, zero_member=True),
+                over=KL(1.0, normalized=False, zero_member=True),
                 groups=Positive(Rule(score, wants_reference=True)),
                 reduction=self.reducer.how,
                 similarity=Cosine(),

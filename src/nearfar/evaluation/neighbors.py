@@ -1,6 +1,6 @@
-"""Exact nearest neighbours, tile by tile: any number of rows, memory of one tile, CPU or GPU, no index to build.
+"""Exact nearest neighbors, tile by tile: any number of rows, memory of one tile, CPU or GPU, no index to build.
 
-    scores, places = neighbours(queries, references, k=10)          [n, k] and [n, k], best first
+    scores, places = neighbors(queries, references, k=10)          [n, k] and [n, k], best first
 
 Ties are resolved by place: of two references with equal scores the one that comes first wins. Rows that are compared
 with themselves (no references given) never find themselves, told by position.
@@ -28,7 +28,7 @@ LISTS = 2**22
 
 
 @dataclass(frozen=True, eq=False)
-class Neighbours:
+class Neighbors:
     """The k nearest references of each query.
 
     Attributes:
@@ -40,7 +40,7 @@ class Neighbours:
     places: Tensor
 
 
-def neighbours(
+def neighbors(
     queries: Tensor,
     references: Tensor | None = None,
     *,
@@ -48,7 +48,7 @@ def neighbours(
     similarity: Metric = "cosine",
     backend: Literal["torch", "faiss"] = "torch",
     tile: int = TILE,
-) -> Neighbours:
+) -> Neighbors:
     """The k nearest references of each query, exactly.
 
     Args:
@@ -59,18 +59,18 @@ def neighbours(
         backend: "torch", or "faiss" for its flat index where it is installed (the same answer).
         tile: entries of a tile of scores; memory grows with it, and with the answer.
 
-    >>> found = neighbours(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), k=1)
+    >>> found = neighbors(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), k=1)
     >>> found.places.flatten().tolist()
     [1, 0, 1]
     """
     _check(queries, references, k, similarity)
-    check_choice("neighbours", "backend", backend, ("torch", "faiss"))
+    check_choice("neighbors", "backend", backend, ("torch", "faiss"))
     if backend == "faiss":
-        from nearfar.evaluation.faiss_backend import faiss_neighbours
+        from nearfar.evaluation.faiss_backend import faiss_neighbors
 
-        return faiss_neighbours(queries, references, k, similarity)
+        return faiss_neighbors(queries, references, k, similarity)
     like = wide(queries[:0])
-    found = Neighbours(
+    found = Neighbors(
         like.new_empty(len(queries), k), torch.empty(len(queries), k, dtype=torch.long, device=queries.device)
     )
     for rows, strip in strips(queries, references, k=k, similarity=similarity, tile=tile):
@@ -80,7 +80,7 @@ def neighbours(
 
 def strips(
     queries: Tensor, references: Tensor | None, *, k: int, similarity: Metric, tile: int = TILE
-) -> Iterator[tuple[slice, Neighbours]]:
+) -> Iterator[tuple[slice, Neighbors]]:
     """The same, a strip of queries at a time: for callers that reduce each strip and keep no [n, k] list."""
     x, y = spaces(queries, references, similarity)
     side = max(1, math.isqrt(tile))
@@ -88,7 +88,7 @@ def strips(
     once = references is None and x.x.device.type == "cpu" and 256 * k <= len(x) <= LISTS // k
     found = _once(x, k, side) if once else _each(x, y, k, *_shape(side, tile, len(y)), references is None)
     for rows, best, places in found:
-        yield rows, Neighbours(scores(best, similarity), places)
+        yield rows, Neighbors(scores(best, similarity), places)
 
 
 def _shape(side: int, tile: int, columns: int) -> tuple[int, int]:
@@ -146,14 +146,14 @@ def _hide_itself(tile: Tensor, top: int, left: int) -> None:
 
 
 def _check(queries: Tensor, references: Tensor | None, k: int, similarity: str) -> None:
-    check_choice("neighbours", "similarity", similarity, METRICS)
-    check_embeddings("neighbours", "queries", queries)
+    check_choice("neighbors", "similarity", similarity, METRICS)
+    check_embeddings("neighbors", "queries", queries)
     if references is not None:
-        check_embeddings("neighbours", "references", references)
+        check_embeddings("neighbors", "references", references)
         if references.shape[1] != queries.shape[1]:
             raise ValueError(
-                f"neighbours: references must be {queries.shape[1]} wide like queries, but are {references.shape[1]}."
+                f"neighbors: references must be {queries.shape[1]} wide like queries, but are {references.shape[1]}."
             )
     most = len(queries) - 1 if references is None else len(references)
     if not isinstance(k, int) or not 1 <= k <= max(most, 1) or (most < 1 and len(queries)):
-        raise ValueError(f"neighbours: k must lie in 1..{most}, the references a query can find, but came as {k!r}.")
+        raise ValueError(f"neighbors: k must lie in 1..{most}, the references a query can find, but came as {k!r}.")

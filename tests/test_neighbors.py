@@ -1,4 +1,4 @@
-"""Exact neighbours against brute force: odd tiles, ties across the cut and across tiles, duplicates, faiss."""
+"""Exact neighbors against brute force: odd tiles, ties across the cut and across tiles, duplicates, faiss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from oracles import retrieval as oracle
 
-from nearfar.evaluation import neighbours
+from nearfar.evaluation import neighbors
 
-module = importlib.import_module("nearfar.evaluation.neighbours")
+module = importlib.import_module("nearfar.evaluation.neighbors")
 best = importlib.import_module("nearfar.evaluation.best")
 SIMILARITIES = ("cosine", "dot", "euclidean")
 torch.set_num_threads(1)  # small tiles on a busy machine: threads would wait for each other
@@ -49,7 +49,7 @@ def test_equals_brute_force(similarity, tile, k):
     torch.manual_seed(0)
     x, y = torch.randn(23, 5, dtype=torch.float64), torch.randn(31, 5, dtype=torch.float64)
     for references in (None, y):
-        found = neighbours(x, references, k=k, similarity=similarity, tile=tile)
+        found = neighbors(x, references, k=k, similarity=similarity, tile=tile)
         values, places = brute(x, references, k, similarity)
         assert torch.equal(found.places, places)
         torch.testing.assert_close(found.scores, values)
@@ -61,8 +61,8 @@ def test_equals_the_loops_of_the_oracle(similarity):
     for references in (None, y):
         S = oracle.scores(x.tolist(), (x if references is None else y).tolist(), similarity)
         for k in (1, 5, 9):
-            found = neighbours(x, references, k=k, similarity=similarity)
-            assert found.places.tolist() == oracle.neighbours(S, k, references is None)
+            found = neighbors(x, references, k=k, similarity=similarity)
+            assert found.places.tolist() == oracle.neighbors(S, k, references is None)
 
 
 @similarities
@@ -73,7 +73,7 @@ def test_ties_go_to_the_earlier_place(similarity, tile, k):
     for n in (41, 300 if tile == 500 else 700) if tile > 100 else (41,):
         x, y = grid(n), grid(n // 2 + 30, seed=1)
         for references in (None, y):
-            found = neighbours(x, references, k=k, similarity=similarity, tile=tile)
+            found = neighbors(x, references, k=k, similarity=similarity, tile=tile)
             assert torch.equal(found.places, brute(x, references, k, similarity)[1])
 
 
@@ -86,7 +86,7 @@ def test_both_sides_of_a_tile(monkeypatch, k, tile):
     monkeypatch.setattr(module, "_once", lambda *given: calls.append(1) or once(*given))
     torch.manual_seed(k)
     for x in (torch.randn(256 * k + 31, 6, dtype=torch.float64), grid(256 * k + 31, levels=3)):
-        found = neighbours(x, k=k, tile=tile, similarity="euclidean")
+        found = neighbors(x, k=k, tile=tile, similarity="euclidean")
         assert torch.equal(found.places, brute(x, None, k, "euclidean")[1])
     assert len(calls) == 2
 
@@ -97,12 +97,12 @@ def test_data_in_the_order_of_their_scores(rising):
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
     y = torch.stack([torch.linspace(0, 1, 5000, dtype=torch.float64), torch.ones(5000, dtype=torch.float64)], dim=1)
     y = y if rising else y.flip(0)
-    found = neighbours(x, y, k=6, similarity="dot", tile=200)
+    found = neighbors(x, y, k=6, similarity="dot", tile=200)
     assert torch.equal(found.places, brute(x, y, 6, "dot")[1])
 
 
 def test_all_rows_equal():
-    found = neighbours(torch.ones(9, 3), k=8)
+    found = neighbors(torch.ones(9, 3), k=8)
     for i in range(9):
         assert found.places[i].tolist() == [j for j in range(9) if j != i]
     torch.testing.assert_close(found.scores, torch.ones(9, 8))
@@ -113,14 +113,14 @@ def test_duplicates_are_found_and_the_row_itself_is_not():
     x = torch.randn(200, 16).repeat_interleave(3, dim=0)
     for tile in (1000, 2**22):
         for similarity in SIMILARITIES[::2]:
-            places = neighbours(x, k=2, similarity=similarity, tile=tile).places
+            places = neighbors(x, k=2, similarity=similarity, tile=tile).places
             for i, pair in enumerate(places.tolist()):
                 assert sorted([i, *pair]) == [i // 3 * 3, i // 3 * 3 + 1, i // 3 * 3 + 2]
 
 
 def test_given_references_a_row_finds_its_equal():
     x = torch.eye(5)
-    assert neighbours(x, x, k=1).places.flatten().tolist() == [0, 1, 2, 3, 4]
+    assert neighbors(x, x, k=1).places.flatten().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_float32_and_half_agree_with_float64():
@@ -128,12 +128,12 @@ def test_float32_and_half_agree_with_float64():
     x = torch.randn(300, 32)
     for similarity in SIMILARITIES:
         values, places = brute(x, None, 5, similarity)
-        found = neighbours(x, k=5, similarity=similarity)
+        found = neighbors(x, k=5, similarity=similarity)
         torch.testing.assert_close(found.scores, values.float(), atol=2e-5, rtol=1e-5)
         assert (found.places == places).float().mean() > 0.999
         for kind in (torch.float16, torch.bfloat16):
             exact = brute(x.to(kind), None, 5, similarity)
-            found = neighbours(x.to(kind), k=5, similarity=similarity)
+            found = neighbors(x.to(kind), k=5, similarity=similarity)
             assert found.scores.dtype == torch.float32
             assert (found.places == exact[1]).float().mean() > 0.999
 
@@ -143,24 +143,24 @@ def test_an_offset_does_not_drown_the_distances():
     torch.manual_seed(0)
     x = torch.randn(200, 8) + 3000
     values, places = brute(x, None, 3, "euclidean")
-    found = neighbours(x, k=3, similarity="euclidean")
+    found = neighbors(x, k=3, similarity="euclidean")
     assert (found.places == places).float().mean() > 0.99
     torch.testing.assert_close(found.scores, values.float(), atol=1e-3, rtol=1e-3)
     whole = grid(60) + 1024
-    assert torch.equal(neighbours(whole, k=9, similarity="euclidean").places, brute(whole, None, 9, "euclidean")[1])
+    assert torch.equal(neighbors(whole, k=9, similarity="euclidean").places, brute(whole, None, 9, "euclidean")[1])
 
 
 def test_cosine_of_rows_of_any_length():
     torch.manual_seed(0)
     x = torch.randn(40, 6)
     scale = torch.logspace(-30, 30, 40)[:, None]
-    found, plain = neighbours(x * scale, k=4), neighbours(x, k=4)
+    found, plain = neighbors(x * scale, k=4), neighbors(x, k=4)
     assert torch.equal(found.places, plain.places)
     torch.testing.assert_close(found.scores, plain.scores)
 
 
 def test_a_zero_row_is_at_right_angles_to_everything():
-    found = neighbours(torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), k=2)
+    found = neighbors(torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), k=2)
     assert found.places.tolist() == [[1, 2], [0, 2], [0, 1]]
     assert found.scores[0].tolist() == [0.0, 0.0]
 
@@ -168,7 +168,7 @@ def test_a_zero_row_is_at_right_angles_to_everything():
 def test_scores_of_the_cosine_never_leave_the_interval():
     torch.manual_seed(0)
     x = torch.randn(50, 33).repeat(2, 1)
-    assert neighbours(x, k=99).scores.abs().max() <= 1
+    assert neighbors(x, k=99).scores.abs().max() <= 1
 
 
 def test_nothing_of_autograd_is_touched():
@@ -181,9 +181,9 @@ def test_nothing_of_autograd_is_touched():
 def test_memory_is_that_of_a_tile():
     """20,000 x 64 (5 MB) among themselves: the whole matrix would take 1.6 GB."""
     script = (
-        "import resource, torch; from nearfar.evaluation import neighbours; torch.set_num_threads(1);"
-        "x = torch.randn(20_000, 64); neighbours(x[:2000], k=3);"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; neighbours(x, k=3);"
+        "import resource, torch; from nearfar.evaluation import neighbors; torch.set_num_threads(1);"
+        "x = torch.randn(20_000, 64); neighbors(x[:2000], k=3);"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; neighbors(x, k=3);"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
@@ -202,8 +202,8 @@ def test_faiss_gives_the_same(similarity, kind):
     }[kind]
     for references in (None, y):
         for k in (1, 6, 199):
-            ours = neighbours(x, references, k=k, similarity=similarity)
-            theirs = neighbours(x, references, k=k, similarity=similarity, backend="faiss")
+            ours = neighbors(x, references, k=k, similarity=similarity)
+            theirs = neighbors(x, references, k=k, similarity=similarity, backend="faiss")
             # copies of one row may round apart in the last bit, and then their order among themselves is open
             rows = {"duplicates": 60 if references is None else 40}.get(kind, len(x))
             assert torch.equal(ours.places % rows, theirs.places % rows)
@@ -213,20 +213,20 @@ def test_faiss_gives_the_same(similarity, kind):
 def test_without_faiss_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ImportError, match=r'pip install "nearfar\[faiss\]"'):
-        neighbours(torch.eye(3), k=1, backend="faiss")
+        neighbors(torch.eye(3), k=1, backend="faiss")
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: neighbours(torch.eye(3), k=3), "1..2"),
-        (lambda: neighbours(torch.eye(3), torch.eye(3), k=4), "1..3"),
-        (lambda: neighbours(torch.eye(3), k=0), "1..2"),
-        (lambda: neighbours(torch.ones(1, 2), k=1), "1..0"),
-        (lambda: neighbours(torch.eye(3), torch.ones(2, 2), k=1), "3 wide"),
-        (lambda: neighbours(torch.eye(3), k=1, similarity="cosin"), "did you mean 'cosine'"),
-        (lambda: neighbours(torch.eye(3), k=1, backend="fais"), "did you mean 'faiss'"),
-        (lambda: neighbours(torch.tensor([[1.0], [torch.nan]]), k=1), "rows 1"),
+        (lambda: neighbors(torch.eye(3), k=3), "1..2"),
+        (lambda: neighbors(torch.eye(3), torch.eye(3), k=4), "1..3"),
+        (lambda: neighbors(torch.eye(3), k=0), "1..2"),
+        (lambda: neighbors(torch.ones(1, 2), k=1), "1..0"),
+        (lambda: neighbors(torch.eye(3), torch.ones(2, 2), k=1), "3 wide"),
+        (lambda: neighbors(torch.eye(3), k=1, similarity="cosin"), "did you mean 'cosine'"),
+        (lambda: neighbors(torch.eye(3), k=1, backend="fais"), "did you mean 'faiss'"),
+        (lambda: neighbors(torch.tensor([[1.0], [torch.nan]]), k=1), "rows 1"),
     ],
 )
 def test_errors_say_what_came(call, words):
@@ -236,7 +236,7 @@ def test_errors_say_what_came(call, words):
 
 
 def test_no_queries_give_no_rows():
-    assert neighbours(torch.zeros(0, 3), torch.eye(3), k=2).places.shape == (0, 2)
+    assert neighbors(torch.zeros(0, 3), torch.eye(3), k=2).places.shape == (0, 2)
 
 
 def test_candidates_survive_a_ragged_last_block():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nearfar._checks import check_choice
 
-KINDS = ("neighbours", "hard", "all", "dro")
+KINDS = ("neighbors", "hard", "all", "dro")
 TILE = 2**22
 """Entries of one tile of distances: 16 MB in float32."""
 
@@ -83,7 +83,7 @@ def choose(
     classes: Classes,
     rows: Tensor,
     *,
-    kind: str = "neighbours",
+    kind: str = "neighbors",
     targets: int = 3,
     impostors: int = 10,
     generator: torch.Generator | None = None,
@@ -92,7 +92,7 @@ def choose(
     """The triplets of the anchors `rows` in the space z.
 
     kind           targets                       impostors
-    "neighbours"   the k nearest positive rows      the l nearest negative rows (the same for "dro")
+    "neighbors"   the k nearest positive rows      the l nearest negative rows (the same for "dro")
     "hard"         the farthest positive row        the nearest negative row
     "all"          k drawn evenly                l drawn evenly: on average, every triplet counts the same
 
