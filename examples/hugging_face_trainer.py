@@ -24,7 +24,7 @@ class Retrieval(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = models.build("small", inputs=(1, 32, 32), width=64)
+        self.network = models.build("small", inputs=(1, 32, 32), embedding_dim=64)
         self.loss = nf.losses.Margin()
 
     def forward(self, pictures: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ class Retrieval(lightning.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = models.build("small", inputs=(1, 32, 32), width=64)
+        self.network = models.build("small", inputs=(1, 32, 32), embedding_dim=64)
         self.loss = nf.losses.Margin()
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], index: int) -> Tensor:

@@ -18,7 +18,7 @@ def main(steps: int) -> None:
     sampler = nf.batches.MPerClass(data.train.labels, classes=32, samples=4)
     view = View(data.train, transforms.get("glyphs", train=True))
     loader = DataLoader(view, batch_sampler=sampler, collate_fn=collate)
-    network = models.build("small", inputs=(1, 32, 32), width=64)
+    network = models.build("small", inputs=(1, 32, 32), embedding_dim=64)
     loss = nf.losses.DroTopK(k=160, pair=nf.pairs.Logistic())
     optimizer = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=1e-3)
 

@@ -22,7 +22,7 @@ def main(steps: int) -> None:
     query = left[torch.from_numpy(np.isin(labels[left].numpy(), common))]
     reference = right[torch.from_numpy(np.isin(labels[right].numpy(), common))]
 
-    one, other = (models.build("small", inputs=(1, 32, 32), width=64) for _ in range(2))
+    one, other = (models.build("small", inputs=(1, 32, 32), embedding_dim=64) for _ in range(2))
     loss = nf.losses.NTXent(temperature=0.1)
     optimizer = torch.optim.Adam([*one.parameters(), *other.parameters()], lr=1e-3)
     random = torch.Generator().manual_seed(0)

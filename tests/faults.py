@@ -46,8 +46,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "loss": {"name": "Margin"},
         "optimizer": {"proximal": 0.1},
     },
-    "proxies": {"loss": {"name": "ProxyNCA"}, "optimizer": {"name": "sgd", "clip": 0.5}},
-    "memory and chunks": {"training": {"memory": 30, "memory_warmup": 2, "chunk": 5}},
+    "proxies": {"loss": {"name": "ProxyNCA"}, "optimizer": {"name": "sgd", "max_grad_norm": 0.5}},
+    "memory and chunks": {"training": {"cross_batch_memory": 30, "cross_batch_memory_warmup": 2, "chunk": 5}},
     "workers": {"data": {"workers": 1}},
 }
 

@@ -43,10 +43,10 @@ def config(**changes: dict[str, Any]) -> Config:
     """Twenty steps of a two-layer network."""
     tree: dict[str, Any] = {
         "data": {"validation": 0.25},
-        "model": {"name": "mlp", "width": 4, "hidden": 16},
+        "model": {"name": "mlp", "embedding_dim": 4, "hidden": 16},
         "loss": {"name": "DroTopK", "k": 8, "pair": "Logistic"},
         "batches": {"name": "MPerClass", "classes": 4, "samples": 3},
-        "optimizer": {"rate": 0.01, "warmup": 3},
+        "optimizer": {"lr": 0.01, "warmup": 3},
         "training": {"steps": 20, "evaluate_every": 5, "checkpoint_every": 5, "explain_every": 4, "tensorboard": False},
     }
     for section, values in changes.items():

@@ -60,7 +60,7 @@ def test_train_resumes_and_refuses(tmp_path, monkeypatch):
     labels = np.repeat(np.arange(16), 5)
     np.savez(tmp_path / "v.npz", x=rng.normal(size=(16, 8))[labels] + 0.3 * rng.normal(size=(80, 8)), y=labels)
     (tmp_path / "c.yaml").write_text(
-        "data: {name: vectors, path: v.npz}\nmodel: {name: linear, width: 4}\nloss: {name: SupCon}\n"
+        "data: {name: vectors, path: v.npz}\nmodel: {name: linear, embedding_dim: 4}\nloss: {name: SupCon}\n"
         "batches: {classes: 4, samples: 4}\ntraining: {steps: 6, evaluate_every: 3, checkpoint_every: 3}\n",
         encoding="utf-8",
     )

@@ -187,7 +187,7 @@ def test_a_journal_pinned_at_its_margin():
     entries = run_of(np.concatenate([falling, 0.2 + noise]))
     found = diagnose_journal(entries, config=config(**TRIPLET))
     assert severity(found, "loss pinned at its margin") == "alarm"
-    assert ("optimizer.rate", "0.001") in found.findings[0].flags
+    assert ("optimizer.lr", "0.001") in found.findings[0].flags
     assert "stalled" not in found
     assert "loss pinned at its margin" not in diagnose_journal(entries)  # nobody knows the margin
     kept = [{"step": step, "validation recall@1": 0.9} for step in (100, 260)]
@@ -264,7 +264,7 @@ def test_risks_and_values_that_are_not_finite():
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched") / "run"
-    fit(config(training={"doctor": 5}), folder, data=tiny())
+    fit(config(training={"diagnose_every": 5}), folder, data=tiny())
     return folder
 
 

@@ -89,16 +89,16 @@ def test_the_journal_gives_the_looks_back():
 
 
 def test_a_run_has_a_doctor(tmp_path):
-    fit(config(training={"doctor": 5}), tmp_path / "a", data=tiny())
+    fit(config(training={"diagnose_every": 5}), tmp_path / "a", data=tiny())
     lines = [line for line in journal(tmp_path / "a") if "spread" in line]
     assert [line["step"] for line in lines] == [0, 5, 10, 15, 20]
     assert all(line["spread"] > 0.3 and line["effective_rank"] > 1 and "probe skill" in line for line in lines)
-    fit(config(training={"doctor": 0}), tmp_path / "b", data=tiny())
+    fit(config(training={"diagnose_every": 0}), tmp_path / "b", data=tiny())
     assert not [line for line in journal(tmp_path / "b") if "spread" in line]
     looks = [line for line in journal(tmp_path / "a") if "loss" in line]
     assert looks == [line for line in journal(tmp_path / "b") if "loss" in line]  # looking changes nothing
     with pytest.raises(ValueError, match=r"training\.doctor"):
-        config(training={"doctor": -1})
+        config(training={"diagnose_every": -1})
 
 
 def test_its_own_doctor_is_left_out_where_one_is_handed_in(tmp_path):
@@ -125,7 +125,7 @@ def spoil(step):
 def ill(tmp_path_factory):
     """A run of hard mining at a high rate that collapses."""
     folder, told = tmp_path_factory.mktemp("ill") / "run", []
-    settings = config(loss=HARD, optimizer={"rate": 0.02}, training={"doctor": 0, "steps": 30})
+    settings = config(loss=HARD, optimizer={"lr": 0.02}, training={"diagnose_every": 0, "steps": 30})
     doctor = Doctor(every=2, tell=told.append)
     fit(settings, folder, data=tiny(), callbacks=[spoil(8), doctor])
     return folder, told, doctor
@@ -142,7 +142,7 @@ def test_a_collapse_is_told_once_and_kept(ill):
 
 
 def test_the_end_of_a_run_says_what_was_found(tmp_path, capsys):
-    settings = config(loss=HARD, training={"doctor": 4})
+    settings = config(loss=HARD, training={"diagnose_every": 4})
     fit(settings, tmp_path / "a", data=tiny(), callbacks=[spoil(8)], console=Console(width=200))
     shown = capsys.readouterr().out
     assert re.search(r"doctor: step \d+, alarm: total collapse\.", shown)
@@ -151,7 +151,7 @@ def test_the_end_of_a_run_says_what_was_found(tmp_path, capsys):
 
 
 def test_a_resumed_run_is_judged_as_if_it_had_never_stopped(tmp_path):
-    settings, data = config(training={"doctor": 2}), tiny()
+    settings, data = config(training={"diagnose_every": 2}), tiny()
 
     def die(moment):
         if moment.step == 13:
@@ -187,10 +187,10 @@ def test_a_remedy_is_a_change_of_configuration(ill):
     remedy = prescribe(ill[0])
     assert remedy.finding.severity == "alarm"
     assert remedy.config.loss.options["mining"] == "semihard"
-    assert remedy.config.optimizer.rate == pytest.approx(0.002)
+    assert remedy.config.optimizer.lr == pytest.approx(0.002)
     assert "loss.mining: hard -> semihard" in remedy.changes
     assert "batches.classes: 4 -> 9" in remedy.changes  # as many as there are
-    assert "optimizer.rate: 0.02 -> 0.002" in remedy.changes
+    assert "optimizer.lr: 0.02 -> 0.002" in remedy.changes
     assert "Changed: loss.mining: hard -> semihard" in remedy.text()
 
 
@@ -212,12 +212,12 @@ def test_the_command_follows_the_remedy(ill, tmp_path, monkeypatch):
 
 
 def test_the_cured_run_recovers(ill, tmp_path):
-    fit(changed(prescribe(ill[0]).config, [("training.doctor", "5")]), tmp_path / "new", data=tiny())
+    fit(changed(prescribe(ill[0]).config, [("training.diagnose_every", "5")]), tmp_path / "new", data=tiny())
     assert "total collapse" not in diagnose_run(tmp_path / "new")
 
 
 def test_what_cannot_be_followed_is_said(ill, tmp_path):
-    fit(config(training={"doctor": 10, "baselines": False}), tmp_path / "well", data=tiny())
+    fit(config(training={"diagnose_every": 10, "baselines": False}), tmp_path / "well", data=tiny())
     for words, said in (
         (("--apply-remedy", tmp_path / "well"), "is healthy"),
         (("--apply-remedy", tmp_path), "holds no journal.jsonl"),
@@ -238,9 +238,9 @@ ILL = {
     "annealed": {"loss": HARD | {"anneal": 100}},
     "no margin": {"loss": {"name": "Triplet", "margin": 0.0}},
     "worst": {"loss": {"name": "DroWorst"}},
-    "fast": {"optimizer": {"rate": 0.1}},
-    "decayed": {"optimizer": {"rate": 1e-3, "weight_decay": 1.0}},
-    "nothing to blame": {"optimizer": {"rate": 1e-3}, "batches": {"classes": 16, "samples": 4}},
+    "fast": {"optimizer": {"lr": 0.1}},
+    "decayed": {"optimizer": {"lr": 1e-3, "weight_decay": 1.0}},
+    "nothing to blame": {"optimizer": {"lr": 1e-3}, "batches": {"classes": 16, "samples": 4}},
     "defaults": {},
 }
 
@@ -259,7 +259,7 @@ def test_every_collapse_has_a_remedy_that_runs(what):
 
 
 def test_blame():
-    tiny_batch = parse({"batches": {"name": "MPerClass", "classes": 2, "samples": 2}, "optimizer": {"rate": 1e-4}})
+    tiny_batch = parse({"batches": {"name": "MPerClass", "classes": 2, "samples": 2}, "optimizer": {"lr": 1e-4}})
     assert dict(remedies.against_collapse(tiny_batch))["batches.classes"] == "null"  # 32, or all
     assert dict(remedies.against_collapse(tiny_batch, 9))["batches.classes"] == "9"
     assert remedies.against_collapse(None) == remedies.ANY_TO_SEMIHARD

@@ -82,9 +82,9 @@ def test_the_demo_is_a_configuration_too():
 
 def test_the_papers_settings():
     bird, product = (load(ROOT / f"configs/papers/004_{name}.yaml") for name in ("cub", "sop"))
-    assert (bird.optimizer.rate, product.optimizer.rate) == (1e-5, 1e-4)
+    assert (bird.optimizer.lr, product.optimizer.lr) == (1e-5, 1e-4)
     assert bird.optimizer.betas == (0.9, 0.99)
-    assert bird.optimizer.head == 10
+    assert bird.optimizer.head_lr_mult == 10
     assert bird.optimizer.proximal == 1e-3
     assert product.batches.options == {"batch_size": 128, "samples": 2, "rho": 6, "hard_classes": True}
     robust = load(ROOT / "configs/papers/qi2020_cub.yaml")

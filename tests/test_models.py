@@ -38,13 +38,13 @@ def vision():
 )
 def test_embeddings_have_unit_length(name, inputs):
     torch.manual_seed(0)
-    model = build(name, width=16, inputs=inputs)
+    model = build(name, embedding_dim=16, inputs=inputs)
     assert isinstance(model, Embedder)
     assert model.size == inputs
     z = model(torch.randn(5, *inputs))
     assert z.shape == (5, 16)
     torch.testing.assert_close(z.norm(dim=1), torch.ones(5))
-    raw = build(name, width=16, inputs=inputs, normalize=False)(torch.randn(5, *inputs))
+    raw = build(name, embedding_dim=16, inputs=inputs, normalize=False)(torch.randn(5, *inputs))
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-4
 
 
@@ -67,7 +67,7 @@ def test_building_leaves_no_trace():
 
 def test_hidden_layers():
     assert [type(layer) for layer in build("linear", inputs=(7,), hidden=5).head] == [nn.Linear, nn.ReLU, nn.Linear]
-    assert [type(layer) for layer in build("linear", inputs=(7,), neck=True).head] == [nn.Linear, nn.BatchNorm1d]
+    assert [type(layer) for layer in build("linear", inputs=(7,), bn_neck=True).head] == [nn.Linear, nn.BatchNorm1d]
     mlp = build("mlp", inputs=(7,), hidden=5)
     assert mlp.trunk[1].out_features == 5
     assert isinstance(mlp.head, nn.Linear)
@@ -95,7 +95,7 @@ def test_pools():
         (lambda: build("linear"), "must be told the shape"),
         (lambda: build("small", inputs=(7,)), "'small' reads pictures"),
         (lambda: build("small", pool="mean"), "pool must be one of"),
-        (lambda: build("small", width=0), "width must be a whole number"),
+        (lambda: build("small", embedding_dim=0), "width must be a whole number"),
         (lambda: build("linear", inputs=(7,), hidden=0), "hidden must be a whole number"),
         (lambda: Embedder(nn.Identity(), width=2, size=(3, 4)), r"gave shape \[1, 3, 4\]"),
     ],
@@ -110,7 +110,7 @@ def test_errors(call, told):
 
 def test_frozen_norms_keep_their_statistics_and_learn_their_scale():
     torch.manual_seed(0)
-    model = build("small", width=8)
+    model = build("small", embedding_dim=8)
     assert freeze_norms(model) == 3
     assert freeze_norms(model) == 0
     before = copy.deepcopy(model.state_dict())
@@ -127,7 +127,7 @@ def test_frozen_norms_keep_their_statistics_and_learn_their_scale():
 
 
 def test_frozen_norms_survive_a_copy():
-    model = build("small", width=8)
+    model = build("small", embedding_dim=8)
     freeze_norms(model)
     twin = copy.deepcopy(model).train()
     twin(torch.randn(6, 1, 32, 32))
@@ -138,7 +138,7 @@ def test_frozen_norms_survive_a_copy():
 
 
 def test_lite0_shapes():
-    model = build("lite0", pretrained=False, width=8, pool="both").eval()
+    model = build("lite0", pretrained=False, embedding_dim=8, pool="both").eval()
     assert (model.size, model.mean, model.std) == ((3, 224, 224), (127 / 255,) * 3, (128 / 255,) * 3)
     assert model.head.in_features == 2560
     with torch.no_grad():
@@ -217,7 +217,7 @@ def test_lite0_equals_timm(vision):
 )
 def test_backbones(vision, name, features):
     inputs = None if "vit" in name else (3, 64, 64)
-    model = build(name, pretrained=False, width=4, inputs=inputs).eval()
+    model = build(name, pretrained=False, embedding_dim=4, inputs=inputs).eval()
     assert model.head.in_features == features
     assert len(model.mean) == len(model.std) == 3
     with torch.no_grad():

@@ -36,9 +36,9 @@ LOSSES = {
     "semihard": {"name": "Triplet", "mining": "semihard", "margin": 0.2},
 }
 OTHERS = {
-    "memory": {"training": {"memory": 40}},
+    "memory": {"training": {"cross_batch_memory": 40}},
     "projections": {"batches": {"name": "Representatives", "batch_size": 12}},
-    "decayed": {"optimizer": {"weight_decay": 1.0, "rate": 0.1}},
+    "decayed": {"optimizer": {"weight_decay": 1.0, "lr": 0.1}},
     "all classes": {"batches": {"name": "MPerClass"}},
 }
 RUNS = {name: config(loss=loss) for name, loss in LOSSES.items()} | {
@@ -176,9 +176,9 @@ def test_a_run_below_its_baseline_is_not_healthy():
     assert (found.name, found.severity) == ("below its baseline", "warning")
     assert "57.0 [50.0, 68.0]" in found.evidence
     assert "97.3 for the input vectors themselves" in found.evidence
-    assert found.flags == (("optimizer.rate", "0.001"),)
+    assert found.flags == (("optimizer.lr", "0.001"),)
     input_alone = diagnose_journal(entries, config=config(), tested=Outcome(0.92, 0.9, 0.95)).findings[0]
-    assert input_alone.flags == (("model.width", "8"),)
+    assert input_alone.flags == (("model.embedding_dim", "8"),)
     assert severities(entries, tested=Outcome(0.96, 0.93, 0.98)) == {"below its baseline": "note"}
     assert severities(entries, tested=Outcome(0.98, 0.95, 1.0)) == {}
     assert severities(entries) == {}
@@ -202,9 +202,9 @@ def misleading():
 def test_a_run_measures_its_baselines_once_and_follows_the_remedy_to_a_better_score(tmp_path):
     data = misleading()
     settings = config(
-        model={"name": "linear", "width": 8},
-        optimizer={"rate": 0.03, "warmup": 0},
-        training={"steps": 60, "doctor": 10, "evaluate_every": 20},
+        model={"name": "linear", "embedding_dim": 8},
+        optimizer={"lr": 0.03, "warmup": 0},
+        training={"steps": 60, "diagnose_every": 10, "evaluate_every": 20},
         data={"validation": 0.0},
     )
     shown = Console(record=True, width=200, file=io.StringIO())

@@ -66,12 +66,12 @@ def network(name: str, size: tuple[int, ...], **options: Any) -> Subject:
         model.train()(x).square().sum().backward()
         move.step()
 
-    make = lambda: models.build(name, inputs=size, width=WIDTH, pretrained=False, **options)  # noqa: E731
+    make = lambda: models.build(name, inputs=size, embedding_dim=WIDTH, pretrained=False, **options)  # noqa: E731
     return Subject("-".join([name, *options]), make, trained, lambda model: model.eval()(x))
 
 
 def grouped() -> torch.nn.Module:
-    model = models.build("small", inputs=(3, 16, 16), width=WIDTH)
+    model = models.build("small", inputs=(3, 16, 16), embedding_dim=WIDTH)
     models.group_norms(model)
     return model
 

@@ -30,7 +30,7 @@ def vectors(tmp_path_factory):
 def trial(path, seed=0, loss="Contrastive", **how):
     config = {
         "data": {"name": "vectors", "path": path, "transform": "none", "validation": 0.0},
-        "model": {"name": "linear", "width": 4},
+        "model": {"name": "linear", "embedding_dim": 4},
         "loss": loss,
         "batches": {"name": "MPerClass", "classes": 4, "samples": 2},
         "training": {"steps": 3, "seed": seed, "evaluate_every": 3, "checkpoint_every": 3, "tensorboard": False},

@@ -133,7 +133,7 @@ def test_the_rate_is_chosen_on_held_out_classes(vectors, tmp_path, monkeypatch):
     def run(trials, file, **how):
         asked.extend(trials)
         best = {3e-4: 0.2, 1e-3: 0.3, 3e-3: 0.6}
-        return {each.key: _line(best[each.config.optimizer.rate]) for each in asked}
+        return {each.key: _line(best[each.config.optimizer.lr]) for each in asked}
 
     monkeypatch.setattr(_desk.grid, "run", run)
     how = {"data": "vectors", "path": vectors, "seeds": 3, "jobs": 1, "quick": False, "seconds": None}

@@ -25,10 +25,10 @@ def test_every_key_is_explained():
 
 def test_flags_change_single_keys_and_numbers_may_be_written_short(tmp_path):
     (tmp_path / "c.yaml").write_text(
-        "optimizer: {rate: 1e-4, betas: [0.9, 0.99]}\nloss: {name: DroKL, gamma: 1}\n", encoding="utf-8"
+        "optimizer: {lr: 1e-4, betas: [0.9, 0.99]}\nloss: {name: DroKL, gamma: 1}\n", encoding="utf-8"
     )
     config = load(tmp_path / "c.yaml", [("loss.gamma", "1e-2"), ("training.steps", "7"), ("data.transform", "qi2020")])
-    assert config.optimizer.rate == 1e-4
+    assert config.optimizer.lr == 1e-4
     assert config.optimizer.betas == (0.9, 0.99)
     assert config.loss == Part("DroKL", {"gamma": 0.01})
     assert config.training.steps == 7
@@ -59,8 +59,8 @@ def test_a_configuration_is_frozen():
         ({"training": {"steps": 1.5}}, "training.steps must be a whole number, but came as 1.5"),
         ({"training": {"steps": True}}, "training.steps must be a whole number, but came as True"),
         ({"training": {"precision": "half"}}, "training.precision must be one of no, bf16, fp16"),
-        ({"optimizer": {"rate": "fast"}}, "optimizer.rate must be a number, but came as 'fast'"),
-        ({"optimizer": {"rate": -1}}, "optimizer.rate must be a number above zero"),
+        ({"optimizer": {"lr": "fast"}}, "optimizer.lr must be a number, but came as 'fast'"),
+        ({"optimizer": {"lr": -1}}, "optimizer.lr must be a number above zero"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be 2 numbers"),
         ({"data": {"validation": 1.0}}, "data.validation must be from 0 to below 1"),
         ({"loss": 3}, "loss must be a name, or a mapping with a name"),
@@ -99,7 +99,7 @@ def test_a_configuration_never_makes_objects(tmp_path):
 
 def test_every_loss_can_be_named():
     assert set(LOSSES) == set(nf.losses.__all__)
-    loss = make_loss(parse({"loss": "ProxyNCA", "model": {"width": 7}}), classes=5)
+    loss = make_loss(parse({"loss": "ProxyNCA", "model": {"embedding_dim": 7}}), classes=5)
     assert loss.proxies.shape == (5, 7)
 
 

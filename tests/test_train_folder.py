@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def small(steps: int = 4):
-    return config(training={"steps": steps, "evaluate_every": 2, "checkpoint_every": 2, "doctor": 0})
+    return config(training={"steps": steps, "evaluate_every": 2, "checkpoint_every": 2, "diagnose_every": 0})
 
 
 def kept(path: Path) -> dict[str, bytes]:
@@ -132,7 +132,7 @@ def start(path: Path, settings: dict, how: str = "new") -> subprocess.Popen[str]
     return process
 
 
-EVERY_TWO = {"training": {"steps": 6, "evaluate_every": 2, "checkpoint_every": 2, "doctor": 0}}
+EVERY_TWO = {"training": {"steps": 6, "evaluate_every": 2, "checkpoint_every": 2, "diagnose_every": 0}}
 
 
 def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
@@ -151,7 +151,7 @@ def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
 
 
 def test_killed_before_the_first_checkpoint_something_goes_on(tmp_path):
-    settings = {"training": {**EVERY_TWO["training"], "checkpoint_every": 6, "doctor": 3}}
+    settings = {"training": {**EVERY_TWO["training"], "checkpoint_every": 6, "diagnose_every": 3}}
     process = start(tmp_path / "a", settings)
     process.kill()
     process.communicate()

@@ -27,8 +27,8 @@ KINDS = {
     "projections": PROFS,
     "proxies": {"loss": {"name": "ProxyNCA"}},
     "workers": {"data": {"workers": 1}},
-    "sgd": {"optimizer": {"name": "sgd", "clip": 0.5, "schedule": "constant"}},
-    "memory and chunks": {"training": {"memory": 30, "memory_warmup": 2, "chunk": 5}},
+    "sgd": {"optimizer": {"name": "sgd", "max_grad_norm": 0.5, "schedule": "constant"}},
+    "memory and chunks": {"training": {"cross_batch_memory": 30, "cross_batch_memory_warmup": 2, "chunk": 5}},
 }
 
 
@@ -221,7 +221,7 @@ def test_parameters_of_the_loss_learn_at_their_own_rate_and_are_kept(tmp_path):
     rates = []
     look = [lambda m: rates.append([group["lr"] for group in m.setting.step.optimizer.param_groups])]
     fit(settings, tmp_path / "a", data=tiny(), callbacks=look)
-    rate = settings.optimizer.rate
+    rate = settings.optimizer.lr
     assert rates[3] == pytest.approx([rate, rate, 10 * rate, 10 * rate, 5 * rate])
     state = torch.load(tmp_path / "a/checkpoints/last.pt", weights_only=True)
     assert set(state["loss"]) == {"pair_positive.offset"}  # one parameter, under one name
@@ -258,7 +258,7 @@ def test_pictures_are_kept_with_the_vectors(tmp_path):
     data = tiny()
     pictures = (torch.rand(len(data.test), 9, 9, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
     shown = Tensors(pictures, data.test.labels)
-    small = config(model={"name": "linear", "width": 4}, data={"validation": 0.0, "transform": "none"})
+    small = config(model={"name": "linear", "embedding_dim": 4}, data={"validation": 0.0, "transform": "none"})
     fit(small, tmp_path / "a", data=replace(data, train=shown, test=shown))
     from nearfar.evaluation import Vectors
 
@@ -267,9 +267,9 @@ def test_pictures_are_kept_with_the_vectors(tmp_path):
 
 def test_chunks_change_nothing_but_rounding(tmp_path):
     """The network sees five samples at a time; the gradient is that of the batch."""
-    exact = {"training": {"precision": "double"}}
+    exact = {"training": {"precision": "float64"}}
     fit(config(**exact), tmp_path / "whole", data=tiny())
-    fit(config(training={"precision": "double", "chunk": 5}), tmp_path / "chunks", data=tiny())
+    fit(config(training={"precision": "float64", "chunk": 5}), tmp_path / "chunks", data=tiny())
     whole, chunks = (weights(tmp_path / name) for name in ("whole", "chunks"))
     for name in whole:
         torch.testing.assert_close(chunks[name], whole[name], atol=1e-10, rtol=0)
@@ -287,9 +287,9 @@ def test_a_memory_goes_with_plain_batches_only(tmp_path):
 
 def test_batch_norms_and_chunks_exclude_each_other(tmp_path):
     with pytest.raises(ValueError, match=r"normalizes by its batch"):
-        fit(config(training={"chunk": 4}, model={"neck": True}), tmp_path / "a", data=tiny())
+        fit(config(training={"chunk": 4}, model={"bn_neck": True}), tmp_path / "a", data=tiny())
     fit(
-        config(training={"chunk": 4, "steps": 2}, model={"neck": True, "group_norms": True}),
+        config(training={"chunk": 4, "steps": 2}, model={"bn_neck": True, "group_norms": True}),
         tmp_path / "b",
         data=tiny(),
     )

@@ -42,7 +42,7 @@ PROFS = {
 }
 
 
-GLYPHS = {"model": {"name": "small", "width": 4}}
+GLYPHS = {"model": {"name": "small", "embedding_dim": 4}}
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_a_run_of_two_ranks_goes_on_with_one(tmp_path):
 
 
 EXACT = {
-    "model": {"name": "small", "width": 8, "group_norms": True},
+    "model": {"name": "small", "embedding_dim": 8, "group_norms": True},
     "batches": {"name": "MPerClass", "classes": 4, "samples": 3},
-    "training": {"steps": 50, "precision": "double", "evaluate_every": 50, "explain_every": 0, "doctor": 0},
+    "training": {"steps": 50, "precision": "float64", "evaluate_every": 50, "explain_every": 0, "diagnose_every": 0},
 }
 CASES = {
     "top-k over the batch": {"loss": {"name": "DroTopK", "k": 20}},
     "learnt threshold": {"loss": {"name": "Margin"}},
     "lifted, with a memory and chunks": {
         "loss": {"name": "LiftedStructure"},
-        "training": {**EXACT["training"], "memory": 40, "memory_warmup": 5, "chunk": 4},
+        "training": {**EXACT["training"], "cross_batch_memory": 40, "cross_batch_memory_warmup": 5, "chunk": 4},
     },
 }
 

@@ -23,7 +23,7 @@ from nearfar.train import checkpoint, fit, open_run
 from nearfar.train.changes import MAY_CHANGE
 from nearfar.train.config import flat, save, to_tree
 
-BASE = {"training": {"steps": 8, "evaluate_every": 2, "checkpoint_every": 4, "doctor": 0, "explain_every": 4}}
+BASE = {"training": {"steps": 8, "evaluate_every": 2, "checkpoint_every": 4, "diagnose_every": 0, "explain_every": 4}}
 
 
 def settings(**changes):
@@ -195,13 +195,13 @@ REFUSED = {
     "loss.name": {"loss": {"name": "Contrastive"}},
     "loss.pair": {"loss": {"pair": "Hinge"}},
     "batches.samples": {"batches": {"samples": 2}},
-    "model.width": {"model": {"width": 5}},
+    "model.embedding_dim": {"model": {"embedding_dim": 5}},
     "model.normalize": {"model": {"normalize": False}},
-    "optimizer.name": {"optimizer": {"name": "sgd", "rate": 0.01, "warmup": 3}},
+    "optimizer.name": {"optimizer": {"name": "sgd", "lr": 0.01, "warmup": 3}},
     "optimizer.proximal": {"optimizer": {"proximal": 0.1}},
     "training.seed": {"training": {"seed": 1}},
-    "training.precision": {"training": {"precision": "double"}},
-    "training.cross_batch_memory": {"training": {"memory": 20}},
+    "training.precision": {"training": {"precision": "float64"}},
+    "training.cross_batch_memory": {"training": {"cross_batch_memory": 20}},
     "training.protocol": {"training": {"protocol": "paper"}},
     "data.validation": {"data": {"validation": 0.5}},
 }
@@ -211,7 +211,7 @@ REFUSED = {
 def test_what_may_not_change_is_refused_by_name(run, name):
     with pytest.raises(ValueError, match=rf"{name} was .* and is now .*; put it back") as caught:
         go_on(run, **REFUSED[name])
-    assert "optimizer.rate" in str(caught.value)  # it says what may
+    assert "optimizer.lr" in str(caught.value)  # it says what may
     assert journal(run)[-1]["step"] == 8
 
 
@@ -221,25 +221,25 @@ ALLOWED = {
     "data.on_corrupt": "skip",
     "model.pretrained": False,
     "model.weights": "file.pt",
-    "optimizer.rate": 0.002,
-    "optimizer.head": 3.0,
-    "optimizer.loss": 2.0,
+    "optimizer.lr": 0.002,
+    "optimizer.head_lr_mult": 3.0,
+    "optimizer.loss_lr_mult": 2.0,
     "optimizer.betas": [0.8, 0.9],
     "optimizer.momentum": 0.5,
     "optimizer.weight_decay": 0.1,
     "optimizer.warmup": 11,
     "optimizer.schedule": "constant",
-    "optimizer.clip": 0.01,
+    "optimizer.max_grad_norm": 0.01,
     "training.steps": 10,
     "training.chunk": 5,
     "training.threads": 1,
     "training.evaluate_every": 3,
     "training.checkpoint_every": 3,
     "training.explain_every": 0,
-    "training.doctor": 2,
+    "training.diagnose_every": 2,
     "training.baselines": False,
-    "training.near": 0.1,
-    "training.far": 1.9,
+    "training.max_positive_distance": 0.1,
+    "training.min_negative_distance": 1.9,
     "training.tensorboard": True,
 }
 RATES = [name for name in ALLOWED if name.startswith("optimizer.") and name not in ("optimizer.momentum",)]

@@ -39,14 +39,14 @@ def test_published_files_fit_less_their_classifier(vision, name, form, tmp_path)
         save_file({key: value.contiguous() for key, value in state.items()}, path)
     else:
         torch.save({"state_dict": state, "epoch": 3} if form == "wrapped" else state, path)
-    model = build(name, weights=path, width=4, inputs=(3, 64, 64)).eval()
+    model = build(name, weights=path, embedding_dim=4, inputs=(3, 64, 64)).eval()
     x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         features = model._pooled(x)
         last = getattr(whole.eval(), "fc", None) or whole.classifier
         torch.testing.assert_close(last(features), whole(x), atol=1e-5, rtol=1e-5)
     torch.save(model.trunk.state_dict(), tmp_path / "trunk.pth")  # our own trunk's is taken, too
-    assert same(build(name, weights=tmp_path / "trunk.pth", width=4).trunk.state_dict(), model.trunk.state_dict())
+    assert same(build(name, weights=tmp_path / "trunk.pth", embedding_dim=4).trunk.state_dict(), model.trunk.state_dict())
 
 
 def test_files_that_do_not_fit_are_one_sentence(vision, tmp_path):  # noqa: F811
@@ -72,10 +72,10 @@ def test_without_a_network_it_says_so_at_once_and_what_helps(vision, name, monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     words = rf"models: the published weights of {name} could not be fetched \(\S+ does not answer\)"
     with pytest.raises(OSError, match=words) as caught:
-        build(name, width=4)
+        build(name, embedding_dim=4)
     assert "--model.weights PATH" in str(caught.value)
     assert "--model.pretrained false" in str(caught.value)
-    build(name, width=4, pretrained=False, inputs=(3, 64, 64))
+    build(name, embedding_dim=4, pretrained=False, inputs=(3, 64, 64))
 
 
 def test_a_host_that_never_answers_is_given_up(monkeypatch):
@@ -114,7 +114,7 @@ def photographs(tmp_path_factory):
 def settings(photographs, **more):
     short = {"steps": 1, "tensorboard": False, "doctor": 0, "baselines": False}
     data = {"name": "folder", "path": str(photographs), **more.pop("data", {})}
-    return parse({"data": data, "model": {"width": 4, **more}, "batches": {"samples": 2}, "training": short})
+    return parse({"data": data, "model": {"embedding_dim": 4, **more}, "batches": {"samples": 2}, "training": short})
 
 
 def shape_of(config):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def seconds(steps: int, every: int) -> float:
     """Seconds a step, the first fifth left out."""
-    flags = {"training.steps": steps, "training.doctor": every, "training.evaluate_every": steps,
+    flags = {"training.steps": steps, "training.diagnose_every": every, "training.evaluate_every": steps,
              "training.checkpoint_every": steps, "training.explain_every": 0}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         config = load(ROOT / "configs" / "glyphs.yaml", [(name, str(value)) for name, value in flags.items()])

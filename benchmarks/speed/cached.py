@@ -32,7 +32,7 @@ def step(batch: int, chunk: int | None, out: Any) -> None:
     """One step in a fresh process; tells its extra peak memory and its seconds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    encoder = models.build("small", width=128, inputs=(1, 64, 64))
+    encoder = models.build("small", embedding_dim=128, inputs=(1, 64, 64))
     models.group_norms(encoder)
     x, y = torch.rand(batch, 1, 64, 64), torch.arange(batch) // 4
     loss = nf.losses.DroTopK(k=2 * batch)

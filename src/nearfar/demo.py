@@ -16,10 +16,10 @@ from nearfar.train.folder import is_run
 
 RECIPE = {
     "data": {"name": "glyphs", "validation": 0.1},
-    "model": {"name": "small", "width": 128, "neck": True},
+    "model": {"name": "small", "embedding_dim": 128, "bn_neck": True},
     "loss": {"name": "DroTopK", "k": 160, "pair": {"name": "Logistic"}},
     "batches": {"name": "MPerClass", "classes": 32, "samples": 4},
-    "optimizer": {"name": "adamw", "rate": 3e-3, "weight_decay": 1e-4, "warmup": 50},
+    "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 1e-4, "warmup": 50},
     "training": {"steps": 2300, "evaluate_every": 1150, "checkpoint_every": 1150, "tensorboard": False},
 }
 

@@ -27,7 +27,7 @@ HELD_OUT: Flags = (("data.validation", "0.1"),)
 EVEN: Flags = (("batches.name", "MPerClass"), ("batches.classes", "null"), ("batches.samples", "4"))
 NEAR_CLASSES: Flags = (("batches.name", "Representatives"), ("batches.hard_classes", "true"))
 OTHER: Flags = (("loss.name", "MultiSimilarity"),)
-STEADY: Flags = (("optimizer.clip", "1"), ("training.precision", "no"))
+STEADY: Flags = (("optimizer.max_grad_norm", "1"), ("training.precision", "float32"))
 
 HARD = ("hard", "hardest")
 FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
@@ -131,7 +131,7 @@ def margin_of(config: Config | None) -> float | None:
 
 def slower(config: Config | None) -> Flags:
     """A tenth of the rate, where it is known."""
-    return (("optimizer.rate", f"{config.optimizer.rate / 10:g}"),) if config is not None else ()
+    return (("optimizer.lr", f"{config.optimizer.lr / 10:g}"),) if config is not None else ()
 
 
 def against_collapse(config: Config | None, classes: int | None = None) -> Flags:
@@ -154,7 +154,7 @@ def _blamed(config: Config, classes: int | None) -> Iterator[tuple[str, str]]:
         yield "loss.margin", "0.2"
     if config.loss.name == "DroWorst":
         yield from TOP_K
-    if config.optimizer.rate > FAST:
+    if config.optimizer.lr > FAST:
         yield from slower(config)
     if config.optimizer.weight_decay > STRONG:
         yield "optimizer.weight_decay", "0.0001"
@@ -190,14 +190,14 @@ def softened(run: Patient) -> Way | None:
 
 def slow(run: Patient) -> Way:
     """A tenth of the rate."""
-    return Way("a tenth of the rate", slower(run.config)) if run.config else Way("a tenth of --optimizer.rate")
+    return Way("a tenth of the rate", slower(run.config)) if run.config else Way("a tenth of --optimizer.lr")
 
 
 def three_times(run: Patient) -> Way:
     """Another rate, for a run that does not move."""
     if run.config is None:
-        return Way("--optimizer.rate three times higher and three times lower")
-    return Way("three times the rate, and a third of it", (("optimizer.rate", f"{3 * run.config.optimizer.rate:g}"),))
+        return Way("--optimizer.lr three times higher and three times lower")
+    return Way("three times the rate, and a third of it", (("optimizer.lr", f"{3 * run.config.optimizer.lr:g}"),))
 
 
 def decayed_less(run: Patient) -> Way | None:
@@ -252,8 +252,8 @@ def stop_there(run: Patient) -> Way:
 def wider(run: Patient) -> Way:
     """Twice the width of the embedding."""
     if run.config is None:
-        return Way("a wider embedding, --model.width")
-    return Way("a wider embedding", (("model.width", str(2 * run.config.model.width)),))
+        return Way("a wider embedding, --model.embedding_dim")
+    return Way("a wider embedding", (("model.embedding_dim", str(2 * run.config.model.embedding_dim)),))
 
 
 def fixed(words: str, flags: Flags) -> Maker:
@@ -264,7 +264,7 @@ def fixed(words: str, flags: Flags) -> Maker:
 another_loss = fixed("another loss", OTHER)
 spread_weight = fixed("weight on more pairs", TOP_K)
 soft_weight = fixed("softer weights", SOFT)
-clipped = fixed("shorter gradients", (("optimizer.clip", "1"),))
+clipped = fixed("shorter gradients", (("optimizer.max_grad_norm", "1"),))
 by_class = fixed("the same number of rows from each class", EVEN)
 KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "collapse": ("Against a collapse", (semihard, softened, slow, decayed_less)),

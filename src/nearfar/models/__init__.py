@@ -2,7 +2,7 @@
 
 >>> import torch
 >>> from nearfar import models
->>> models.build("linear", inputs=(8,), width=2)(torch.ones(3, 8)).shape
+>>> models.build("linear", inputs=(8,), embedding_dim=2)(torch.ones(3, 8)).shape
 torch.Size([3, 2])
 """
 
@@ -29,21 +29,21 @@ NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
 def build(
     name: str,
     *,
-    width: int = 128,
+    embedding_dim: int = 128,
     inputs: Shape | None = None,
     pool: str = "avg",
     normalize: bool = True,
     pretrained: bool = True,
     weights: str | Path | None = None,
     hidden: int | None = None,
-    neck: bool = False,
+    bn_neck: bool = False,
 ) -> Embedder:
     """A network by name.
 
     Args:
         name: "small" (three convolutions for drawings), "linear" and "mlp" (on vectors), "lite0", "timm:NAME" or
             "torchvision:NAME".
-        width: of the embedding.
+        embedding_dim: of the embedding.
         inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Photographs have a size
             of their own, which `Embedder.size` tells.
         pool: "avg", "max" or "both", for networks that give maps.
@@ -51,8 +51,8 @@ def build(
         pretrained: begin with ImageNet's weights, where the network has any.
         weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
             it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
-        hidden: a hidden layer of this width in the head; for "mlp" the width of its layer (default 512).
-        neck: a batch norm after the head.
+        hidden: a hidden layer of this embedding_dim in the head; for "mlp" the embedding_dim of its layer (default 512).
+        bn_neck: a batch norm after the head.
     """
     kind, _, rest = name.partition(":")
     file = None if weights is None else File(Path(weights), read_state(Path(weights)))
@@ -69,12 +69,12 @@ def build(
             fill(trunk, file.state, file.path, CLASSIFIER)
     return Embedder(
         trunk,
-        width=width,
+        embedding_dim=embedding_dim,
         size=size if inputs is None else tuple(inputs),
         pool=pool,
         normalize=normalize,
         hidden=None if name == "mlp" else hidden,
-        neck=neck,
+        bn_neck=bn_neck,
         mean=mean,
         std=std,
     )

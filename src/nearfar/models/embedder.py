@@ -16,16 +16,16 @@ Shape = tuple[int, ...]
 
 
 class Embedder(nn.Module):
-    """x [b, ...] -> trunk -> pool -> head -> embeddings [b, width], of unit length unless told otherwise.
+    """x [b, ...] -> trunk -> pool -> head -> embeddings [b, embedding_dim], of unit length unless told otherwise.
 
     Args:
         trunk: gives maps [b, c, h, w], which are pooled, or vectors [b, c].
-        width: of the embedding.
+        embedding_dim: of the embedding.
         size: the shape of one input.
         pool: "avg", "max" or "both" (side by side, so the head is twice as wide).
         normalize: scale each embedding to unit length.
-        hidden: a hidden layer of this width in the head; None: the head is linear.
-        neck: a batch norm after the head: every dimension gets the same spread, so that none is left unused.
+        hidden: a hidden layer of this embedding_dim in the head; None: the head is linear.
+        bn_neck: a batch norm after the head: every dimension gets the same spread, so that none is left unused.
         mean: what the transform takes from each channel of a picture in 0..1.
         std: what it then divides by.
     """
@@ -34,24 +34,24 @@ class Embedder(nn.Module):
         self,
         trunk: nn.Module,
         *,
-        width: int,
+        embedding_dim: int,
         size: Shape,
         pool: str = "avg",
         normalize: bool = True,
         hidden: int | None = None,
-        neck: bool = False,
+        bn_neck: bool = False,
         mean: tuple[float, ...] = (0.0,),
         std: tuple[float, ...] = (1.0,),
     ) -> None:
         super().__init__()
-        check_whole("Embedder", "width", width)
+        check_whole("Embedder", "embedding_dim", embedding_dim)
         check_choice("Embedder", "pool", pool, POOLS)
         self.trunk, self.size, self.pool, self.normalize = trunk, tuple(size), pool, normalize
         self.mean, self.std = tuple(mean), tuple(std)
-        self.head = _head(self._features(), width, hidden, neck)
+        self.head = _head(self._features(), embedding_dim, hidden, bn_neck)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [b, width]."""
+        """Embeddings [b, embedding_dim]."""
         z: Tensor = self.head(self._pooled(x.to(next(self.head.parameters()).dtype)))
         return unit(z) if self.normalize else z
 
@@ -89,15 +89,15 @@ def _both(maps: Tensor) -> Tensor:
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {"avg": _average, "max": _largest, "both": _both}
 
 
-def _head(features: int, width: int, hidden: int | None, neck: bool) -> nn.Module:
+def _head(features: int, embedding_dim: int, hidden: int | None, bn_neck: bool) -> nn.Module:
     layers: list[nn.Module] = []
     if hidden is not None:
         check_whole("Embedder", "hidden", hidden)
         layers += [nn.Linear(features, hidden), nn.ReLU()]
         features = hidden
-    layers.append(nn.Linear(features, width))
-    if neck:
-        layers.append(nn.BatchNorm1d(width))
+    layers.append(nn.Linear(features, embedding_dim))
+    if bn_neck:
+        layers.append(nn.BatchNorm1d(embedding_dim))
     return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
 
 

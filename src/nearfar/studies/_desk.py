@@ -36,13 +36,13 @@ class Scene:
     rates: tuple[float, ...]
 
 
-DRAWINGS = Scene({"data": {"transform": "none"}, "model": {"name": "small", "width": 128}}, (3e-4, 1e-3, 3e-3))
-VECTORS = Scene({"data": {"transform": "none"}, "model": {"name": "linear", "width": 64}}, (3e-4, 1e-3, 3e-3))
+DRAWINGS = Scene({"data": {"transform": "none"}, "model": {"name": "small", "embedding_dim": 128}}, (3e-4, 1e-3, 3e-3))
+VECTORS = Scene({"data": {"transform": "none"}, "model": {"name": "linear", "embedding_dim": 64}}, (3e-4, 1e-3, 3e-3))
 PHOTOGRAPHS = Scene(
     {
         "data": {"workers": 4},
-        "model": {"name": "lite0", "width": 512, "freeze_norms": True},
-        "optimizer": {"head": 10.0},
+        "model": {"name": "lite0", "embedding_dim": 512, "freeze_norms": True},
+        "optimizer": {"head_lr_mult": 10.0},
     },
     (1e-5, 3e-5, 1e-4),
 )

@@ -56,10 +56,10 @@ class ModelConfig:
     """The network: a trunk, and a head that ends in the embedding."""
 
     name: str | None = option(None, "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME; null: what suits")
-    width: int = option(128, "dimensions of the embedding")
+    embedding_dim: int = option(128, "dimensions of the embedding")
     pool: Literal["avg", "max", "both"] = option("avg", "avg | max | both: how a picture's features become one vector")
     hidden: int | None = option(None, "width of mlp's hidden layer")
-    neck: bool = option(False, "a batch norm after the head")
+    bn_neck: bool = option(False, "a batch norm after the head")
     normalize: bool = option(True, "embeddings of length 1")
     pretrained: bool = option(True, "start from published weights, where the network has some")
     weights: str | None = option(None, "a file of weights for the trunk, as timm and torchvision publish them")
@@ -72,22 +72,22 @@ class OptimizerConfig:
     """How parameters move."""
 
     name: Literal["adam", "adamw", "sgd"] = option("adam", "adam | adamw | sgd")
-    rate: float = option(1e-3, "learning rate of the trunk")
-    head: float = option(1.0, "the head's rate is so many times the trunk's (the papers: 10)")
-    loss: float = option(10.0, "the rate of the loss's own parameters (thresholds, proxies), likewise")
+    lr: float = option(1e-3, "learning rate of the trunk")
+    head_lr_mult: float = option(1.0, "the head's rate is so many times the trunk's (the papers: 10)")
+    loss_lr_mult: float = option(10.0, "the rate of the loss's own parameters (thresholds, proxies), likewise")
     betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw; Can et al. 2019 used .9, .99")
     momentum: float = option(0.9, "of sgd")
     weight_decay: float = option(0.0, "on weights of two or more dimensions alone")
     warmup: int = option(0, "steps in which the rate grows from 0")
     schedule: Literal["constant", "cosine"] = option("cosine", "constant | cosine, after the warm-up")
-    clip: float | None = option(None, "the longest gradient that is let through")
+    max_grad_norm: float | None = option(None, "the longest gradient that is let through")
     proximal: float = option(0.0, "weight of the pull to the last projection's parameters (Can et al. 2019: 1e-3)")
 
     def __post_init__(self) -> None:
-        for name in ("rate", "head", "loss", "momentum", "weight_decay", "warmup", "proximal"):
-            check_positive("config", f"optimizer.{name}", getattr(self, name), zero=name != "rate")
-        if self.clip is not None:
-            check_positive("config", "optimizer.clip", self.clip)
+        for name in ("lr", "head_lr_mult", "loss_lr_mult", "momentum", "weight_decay", "warmup", "proximal"):
+            check_positive("config", f"optimizer.{name}", getattr(self, name), zero=name != "lr")
+        if self.max_grad_norm is not None:
+            check_positive("config", "optimizer.max_grad_norm", self.max_grad_norm)
 
 
 @dataclass(frozen=True)
@@ -96,20 +96,20 @@ class TrainingConfig:
 
     steps: int = option(1000, "batches in all")
     seed: int = option(0, "of weights, batches and augmentation")
-    precision: Literal["no", "bf16", "fp16", "double"] = option(
-        "no", "no | bf16 | fp16: mixed precision | double: everything in float64"
+    precision: Literal["float32", "bf16", "fp16", "float64"] = option(
+        "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
     )
     chunk: int | None = option(None, "samples that the network sees at a time; the gradient is that of the whole batch")
-    memory: int = option(0, "rows of past batches that a batch is compared with too")
-    memory_warmup: int = option(0, "steps before they are used")
+    cross_batch_memory: int = option(0, "rows of past batches that a batch is compared with too")
+    cross_batch_memory_warmup: int = option(0, "steps before they are used")
     threads: int | None = option(None, "CPU threads; null: as many as torch takes")
     evaluate_every: int = option(200, "steps between evaluations")
     checkpoint_every: int = option(200, "steps between checkpoints")
     explain_every: int = option(50, "steps between looks at the pair weights; 0: never")
-    doctor: int | None = option(None, "steps between two looks of the doctor; null: thirty looks a run; 0: never")
+    diagnose_every: int | None = option(None, "steps between two looks of the doctor; null: thirty looks a run; 0: never")
     baselines: bool = option(True, "score the input, where it is a vector, and the new network on the test classes too")
-    near: float = option(0.6, "positive pairs farther apart than this violate their constraint")
-    far: float = option(1.2, "negative pairs nearer than this violate theirs")
+    max_positive_distance: float = option(0.6, "positive pairs farther apart than this violate their constraint")
+    min_negative_distance: float = option(1.2, "negative pairs nearer than this violate theirs")
     protocol: Literal["validation", "paper"] = option(
         "validation", "validation: choose by held-out classes, test once | paper: report the best test score"
     )
@@ -120,9 +120,9 @@ class TrainingConfig:
             check_whole("config", f"training.{name}", getattr(self, name))
         if self.chunk is not None:
             check_whole("config", "training.chunk", self.chunk)
-        for name in ("explain_every", "near", "far", "memory", "memory_warmup"):
+        for name in ("explain_every", "max_positive_distance", "min_negative_distance", "cross_batch_memory", "cross_batch_memory_warmup"):
             check_positive("config", f"training.{name}", getattr(self, name), zero=True)
-        check_positive("config", "training.doctor", self.doctor or 0, zero=True)
+        check_positive("config", "training.diagnose_every", self.diagnose_every or 0, zero=True)
 
 
 LOSS = Part("DroTopK", MappingProxyType({"k": 160, "pair": MappingProxyType({"name": "Logistic"})}))

@@ -50,7 +50,7 @@ class Moment:
     indices: Tensor
     target: Tensor | Relation
     scalars: dict[str, Tensor]
-    rate: float
+    lr: float
 
 
 Callback = Callable[[Moment], dict[str, Any] | None]
@@ -139,7 +139,7 @@ def _run(setting: Setting, keeper: Keeper, callbacks: Sequence[Callback], consol
             done = _steps(setting, keeper, lines, show, stop, callbacks, done, before)
         except NotFiniteError as error:
             raise NotFiniteError(
-                f"{error}; {keeper.last_good()}; lower optimizer.rate or set optimizer.clip, then --resume."
+                f"{error}; {keeper.last_good()}; lower optimizer.lr or set optimizer.max_grad_norm, then --resume."
             ) from None
     if done < config.training.steps:
         show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
@@ -147,7 +147,7 @@ def _run(setting: Setting, keeper: Keeper, callbacks: Sequence[Callback], consol
     scores = _test(setting, keeper, show)
     if first and scores is not None:
         show.tell(baselines.told({**first, "trained": scores.recall[1]}))
-    if config.training.doctor != 0 and machine.is_main_process:
+    if config.training.diagnose_every != 0 and machine.is_main_process:
         show.tell(_verdict(folder, show.console.width))
     return Result(folder, done, keeper.best_step, scores, finished=True)
 
@@ -159,7 +159,7 @@ def _spent(before: Iterable[dict[str, Any]]) -> float:
 
 def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> list[Callback]:
     """The callbacks, with the doctor that a run has by itself where none was handed in."""
-    every = config.training.doctor
+    every = config.training.diagnose_every
     if every == 0 or any(isinstance(each, Doctor) for each in callbacks):
         return list(callbacks)
     every = every or max(LEAST_APART, config.training.steps // LOOKS)
@@ -214,7 +214,7 @@ def _steps(
     readings, start = Readings(done), time.monotonic() - _spent(before)  # not the clock on the wall, which may go back
     for step, batch in _batches(setting, done):
         moment = _advance(setting, step, batch)
-        readings.put({"step": step, "rate": moment.rate, "time": round(time.monotonic() - start, 3)}, moment.scalars)
+        readings.put({"step": step, "lr": moment.lr, "time": round(time.monotonic() - start, 3)}, moment.scalars)
         _write(lines, show, readings.take())
         for found in _closer_looks(moment, callbacks):
             lines.write({"step": step, **found})
@@ -252,7 +252,7 @@ def _advance(setting: Setting, step: int, batch: Batch) -> Moment:
     embeddings, scalars = setting.step(x.to(device, non_blocking=True), target, setting.ids(indices))
     setting.remember(labels, embeddings)
     advance(setting.loss)
-    return Moment(step, setting, embeddings, labels, indices, target, scalars, factor * config.optimizer.rate)
+    return Moment(step, setting, embeddings, labels, indices, target, scalars, factor * config.optimizer.lr)
 
 
 def _write(lines: journal.Journal, show: Show, entries: Iterable[dict[str, Any]]) -> None:
@@ -303,7 +303,7 @@ def _evaluate(setting: Setting, keeper: Keeper, moment: Moment, show: Show) -> d
             found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
             found[f"{word} map_at_r"] = scores.map_at_r
             keeper.offer(setting, moment.step, scores.recall[1])
-        found["violation"] = violation(moment.embeddings, moment.labels, near=plan.near, far=plan.far)
+        found["violation"] = violation(moment.embeddings, moment.labels, near=plan.max_positive_distance, far=plan.min_negative_distance)
         show.scores(moment.step, found)
     setting.machine.wait_for_everyone()
     return found

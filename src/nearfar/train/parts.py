@@ -59,10 +59,10 @@ def check(config: Config) -> None:
 def make_loss(config: Config, *, classes: int) -> Any:
     """The loss, with a memory where one is asked for; proxies get the number of classes and the width, unless told."""
     known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
-    given = {"classes": classes, "dim": config.model.width}
+    given = {"classes": classes, "dim": config.model.embedding_dim}
     loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
     plan = config.training
-    return CrossBatchMemory(loss, plan.memory, plan.memory_warmup) if plan.memory else loss
+    return CrossBatchMemory(loss, plan.cross_batch_memory, plan.cross_batch_memory_warmup) if plan.cross_batch_memory else loss
 
 
 def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:

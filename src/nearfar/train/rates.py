@@ -20,22 +20,22 @@ def optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device: torc
     groups = []
     for name, module, factor in (
         ("trunk", model.trunk, 1.0),
-        ("head", model.head, config.head),
-        ("loss", loss, config.loss),
+        ("head", model.head, config.head_lr_mult),
+        ("loss", loss, config.loss_lr_mult),
     ):
         decay = 0.0 if name == "loss" else config.weight_decay
         learning = [p for p in module.parameters() if p.requires_grad]
         for part, weight in (((p for p in learning if p.ndim >= 2), decay), ((p for p in learning if p.ndim < 2), 0.0)):
             parameters = list(part)
             if parameters:
-                groups.append({"params": parameters, "factor": factor * config.rate, "weight_decay": weight})
+                groups.append({"params": parameters, "factor": factor * config.lr, "weight_decay": weight})
     if not groups:
         raise ValueError("train: the model has nothing to learn; choose a head, or do not freeze every parameter.")
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     # One kernel for all parameters of a GPU; on a CPU the plain form keeps a run the same on every build.
-    return kind(groups, lr=config.rate, betas=config.betas, fused=device.type == "cuda" or None)
+    return kind(groups, lr=config.lr, betas=config.betas, fused=device.type == "cuda" or None)
 
 
 def rate_factor(config: OptimizerConfig, step: int, steps: int) -> float:

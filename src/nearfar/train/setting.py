@@ -136,7 +136,7 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh:
             model,
             Distributed(loss),
             moves,
-            config.optimizer.clip,
+            config.optimizer.max_grad_norm,
             proximal,
             config.training.chunk,
             config.model.freeze_norms,

@@ -115,7 +115,7 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
         models.group_norms(model)
     if spec.freeze_norms:
         models.freeze_norms(model.trunk)
-    if config.training.precision == "double":
+    if config.training.precision == "float64":
         model.double()
     return model, given.make(True, model), given.make(False, model)
 
