@@ -91,7 +91,10 @@ def draw_pair(rng: np.random.Generator, unit: bool, exact: bool) -> Drawn:
 
 def draw_set(rng: np.random.Generator) -> Drawn:
     """An uncertainty set."""
-    options: dict[str, Any] = {"zero": "drop" if rng.random() < 0.25 else "keep", "zero_member": bool(rng.random() < 0.2)}
+    options: dict[str, Any] = {
+        "zero": "drop" if rng.random() < 0.25 else "keep",
+        "zero_member": bool(rng.random() < 0.2),
+    }
     kind = rng.choice(["mean", "worst", "topk", "fraction", "kl", "kl", "kl_ball", "chi_square", "expected"])
     if kind == "mean":
         return S.Mean(**options), ("mean", options)

@@ -251,7 +251,9 @@ SETS = {
 @pytest.mark.parametrize("zero", ["keep", "drop"])
 @pytest.mark.parametrize("zero_member", [False, True], ids=["", "zero_member"])
 def test_options_of_a_set_mean_the_same_inside_a_loss(name, zero, zero_member):
-    """Dropped pairs are gone before a share of the rest is taken, and the zero member is one of them (k: both orders)."""
+    """Dropped pairs are gone before a share of the rest is taken, and the zero member is one of them (k: both
+    orders).
+    """
     make, wanted = SETS[name]
     embeddings, labels = tensors(*random_batch())
     loss = nf.RobustLoss(pair=nf.pairs.Hinge(), over=make(zero=zero, zero_member=zero_member))

@@ -28,7 +28,9 @@ def slope_of(value, embeddings):
 
 
 def test_qi2020_labels_must_be_plus_and_minus_one():
-    """Qi et al. 2020, preliminaries: y in {0, 1} in [m + y(λ - s)]₊ leaves negative pairs a constant m, no gradient; ±1 is meant."""
+    """Qi et al. 2020, preliminaries: y in {0, 1} in [m + y(λ - s)]₊ leaves negative pairs a constant m, no gradient; ±1
+    is meant.
+    """
     s = torch.linspace(-1, 1, 21, dtype=torch.float64, requires_grad=True)
     printed = torch.relu(0.2 + 0 * (0.5 - s))
     assert (printed == 0.2).all()
@@ -38,7 +40,9 @@ def test_qi2020_labels_must_be_plus_and_minus_one():
 
 
 def test_qi2020_a_sample_is_no_pair_with_itself():
-    """Qi et al. 2020, footnote 2: B² pairs with the diagonal; a self pair has s = 1, an easy positive. B(B-1) is right."""
+    """Qi et al. 2020, footnote 2: B² pairs with the diagonal; a self pair has s = 1, an easy positive. B(B-1) is
+    right.
+    """
     E, y, positive, negative = batch()
     s = Cosine()(E, E)
     losses = P.Logistic()(s, 1) * positive + P.Logistic()(s, -1) * negative
@@ -49,7 +53,9 @@ def test_qi2020_a_sample_is_no_pair_with_itself():
 
 
 def test_qi2020_top_k_beyond_the_number_of_pairs_means_all_of_them():
-    """Qi et al. 2020, TopK: p <= 1/K is infeasible for K above the number of pairs; K = all pairs then. K need not be whole."""
+    """Qi et al. 2020, TopK: p <= 1/K is infeasible for K above the number of pairs; K = all pairs then. K need not be
+    whole.
+    """
     E, y, *_ = batch()
     assert L.DroTopK(k=400)(E, y).item() == pytest.approx(L.DroTopK(k=45)(E, y).item(), abs=1e-14)
     l = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
@@ -57,7 +63,9 @@ def test_qi2020_top_k_beyond_the_number_of_pairs_means_all_of_them():
 
 
 def test_qi2020_ties_give_one_subgradient_of_many():
-    """Qi et al. 2020, Lemma 1 (cites the rule for inf): at a tie any p in P* is right; we share, so order does not matter."""
+    """Qi et al. 2020, Lemma 1 (cites the rule for inf): at a tie any p in P* is right; we share, so order does not
+    matter.
+    """
     p = S.TopK(2).weights(torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0]]))
     torch.testing.assert_close(p, torch.tensor([[0.0, 1 / 2, 1 / 6, 1 / 6, 1 / 6]]))
 
@@ -72,7 +80,9 @@ def test_qi2020_kl_with_and_without_its_normalizer():
 
 
 def test_qi2020_top_k_pn_is_an_average():
-    """Qi et al. 2020, TopK-PN: printed p in {0, 1} makes a SUM of K losses; text and code take the average, 1/K of it."""
+    """Qi et al. 2020, TopK-PN: printed p in {0, 1} makes a SUM of K losses; text and code take the average, 1/K of
+    it.
+    """
     E, y, positive, negative = batch()
     s = Cosine()(E, E)
     total = torch.relu(0.7 - s[positive]).topk(6).values.sum() + torch.relu(s[negative] - 0.3).topk(6).values.sum()
@@ -80,7 +90,9 @@ def test_qi2020_top_k_pn_is_an_average():
 
 
 def test_qi2020_chi_square_closed_form_has_a_range():
-    """Qi et al. 2020, chi-square: mean + √(2ρVar/n) is the value iff 2ρ(mean-min)² <= nVar (biased Var), and too large beyond."""
+    """Qi et al. 2020, chi-square: mean + √(2ρVar/n) is the value iff 2ρ(mean-min)² <= nVar (biased Var), and too large
+    beyond.
+    """
     l = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
     mean, variance, n = 0.25, 3 / 16, 4
     edge = n * variance / (2 * mean**2)  # = 6 = n(n-1)/2: a single spike is covered to the very end
@@ -112,7 +124,9 @@ def test_qi2020_lambda_cancels_in_lifted_structure(margin):
 
 
 def test_qi2020_lifted_structure_rests_where_its_hinge_rests():
-    """Qi et al. 2020, eq. 5, 6, 22: the gradient is printed without the outer [.]₊; a positive at .9, a negative at -.9: zero."""
+    """Qi et al. 2020, eq. 5, 6, 22: the gradient is printed without the outer [.]₊; a positive at .9, a negative at
+    -.9: zero.
+    """
     s = math.sqrt(1 - 0.81)
     E = torch.tensor([[1.0, 0.0], [0.9, s], [-0.9, s]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 0, 1])
@@ -134,7 +148,9 @@ def test_qi2020_lifted_structure_is_always_active_with_eight_products_of_pairs()
 
 
 def test_qi2020_the_weights_7_hold_only_for_large_margins():
-    """Qi et al. 2020, eq. 7: p = softmax(-y s/γ) needs every l > 0, i.e. m > 1 + λ; with the paper's m = .2, λ = .5 it differs."""
+    """Qi et al. 2020, eq. 7: p = softmax(-y s/γ) needs every l > 0, i.e. m > 1 + λ; with the paper's m = .2, λ = .5 it
+    differs.
+    """
     E, y, positive, negative = batch()
     s = Cosine()(E, E).detach()
     p = torch.zeros_like(s)
@@ -164,7 +180,9 @@ def test_qi2020_the_dual_of_kl():
 
 
 def test_qi2020_the_margin_loss_does_not_recover_multi_similarity():
-    """Qi et al. 2020, eq. 19-27: c₊ = λ+m, c₋ = λ-m gives MS with TWO thresholds, and m = 0 needs all losses positive."""
+    """Qi et al. 2020, eq. 19-27: c₊ = λ+m, c₋ = λ-m gives MS with TWO thresholds, and m = 0 needs all losses
+    positive.
+    """
     E, y, *_ = batch()
     over = tuple(S.KL(1 / x, normalized=False, zero_member=True) for x in (2.0, 50.0))
 
@@ -178,7 +196,9 @@ def test_qi2020_the_margin_loss_does_not_recover_multi_similarity():
 
 
 def test_qi2020_hap2s_keeps_its_hinge():
-    """Qi et al. 2020, eq. 30-34 drop the hinge: with it, anchors at rest have no gradient, and grouped KL is not recovered."""
+    """Qi et al. 2020, eq. 30-34 drop the hinge: with it, anchors at rest have no gradient, and grouped KL is not
+    recovered.
+    """
     E, y, positive, _ = batch(3)
     both = positive.any(dim=1)
     E, y = E[both].detach().requires_grad_(), y[both]
@@ -211,7 +231,9 @@ def test_qi2020_pair_counts_of_section_4_2_3():
 
 
 def test_qi2020_pairs_without_loss_damp_the_rest_unless_dropped():
-    """Qi et al. 2020 removes them: F jumps as one enters. Ten losses of .3 among 1,000, γ = .1: .017 kept, .300 dropped, .291."""
+    """Qi et al. 2020 removes them: F jumps as one enters. Ten losses of .3 among 1,000, γ = .1: .017 kept, .300
+    dropped, .291.
+    """
     l = torch.zeros(1, 1000, dtype=torch.float64)
     l[0, :10] = 0.3
     assert S.KL(0.1).value(l).item() == pytest.approx(0.0175, abs=5e-4)
@@ -262,7 +284,9 @@ def test_can2019_a_feasible_embedding_has_zero_triplet_and_margin_loss():
 
 
 def test_can2019_zero_triplet_loss_does_not_mean_feasible():
-    """Can et al. 2019, "equivalent": positive rows 6.5 apart and negative ones 279 have zero triplet loss, whatever a fixed ε₊ says."""
+    """Can et al. 2019, "equivalent": positive rows 6.5 apart and negative ones 279 have zero triplet loss, whatever a
+    fixed ε₊ says.
+    """
     E = torch.tensor([[0.0], [6.5], [285.5], [292.0]], dtype=torch.float64)
     raw = nf.similarity.NegSquaredEuclidean(normalize=False)
     assert L.Triplet(margin=0.1, similarity=raw)(E, torch.tensor([0, 0, 1, 1])).item() == 0

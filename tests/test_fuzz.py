@@ -69,7 +69,13 @@ def test_the_gradient_of_the_oracle_is_that_of_its_value():
     for seed in SEEDS:
         case = drawn(seed)
         product = case.product
-        factors = (product.positive, product.negative, product.over_positive, product.over_negative, product.miner or ("",))
+        factors = (
+            product.positive,
+            product.negative,
+            product.over_positive,
+            product.over_negative,
+            product.miner or ("",),
+        )
         if case.refused or case.exact or HELD & {name for name, *_ in factors} or checked[product.groups] == 6:
             continue
         by_differences, closed = slopes(settled(seed)[0])

@@ -155,7 +155,7 @@ def test_of_look_alikes_the_lowest_code_point_stays(data: Glyphs, kept: str, dro
     assert codes.isdisjoint(map(ord, dropped))
 
 
-def test_near_pictures_count_as_look_alikeS_and_the_split_widens_the_limit() -> None:
+def test_near_pictures_count_as_look_alikes_and_the_split_widens_the_limit() -> None:
     base = np.zeros((1, 3, 32, 32), dtype=np.uint8)
     base[:, :, 4:28, 4:28] = 200
     base[:, 1, 10, 10] = 200 - 63  # within a quarter of 255
@@ -167,7 +167,7 @@ def test_near_pictures_count_as_look_alikeS_and_the_split_widens_the_limit() -> 
     assert keep(base, there, np.array([False, False, True])).tolist() == [True, False, False]
 
 
-def test_positive_in_a_minority_of_faces_is_kept() -> None:
+def test_look_alikes_in_a_minority_of_faces_is_kept() -> None:
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (5, 2, 32, 32), dtype=np.uint8)
     there = np.ones((5, 2), dtype=np.bool_)

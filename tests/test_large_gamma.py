@@ -92,7 +92,10 @@ def test_a_set_and_its_stream_equal_the_oracle(weighted, zero_member, gamma, dty
     top = np.abs(losses).max()
     for over, wanted in (
         (nf.sets.KL(gamma, zero_member=zero_member), slow.kl(losses, gamma, weights, zero_member=zero_member)),
-        (nf.sets.KL(gamma, zero_member=zero_member, zero="drop"), slow.kl(losses, gamma, weights, zero_member=zero_member, zero="drop")),
+        (
+            nf.sets.KL(gamma, zero_member=zero_member, zero="drop"),
+            slow.kl(losses, gamma, weights, zero_member=zero_member, zero="drop"),
+        ),
     ):
         close(over.value(l, measure), wanted, dtype, top)
         close(streamed(over, l, measure, 7).value(), wanted, dtype, top)

@@ -21,7 +21,9 @@ def problem(sizes, d=3, seed=0):
 
 
 def oracle(z, labels, i, k, l, hard):
-    """The k nearest (or the farthest) positive rows and the l nearest negative rows of row i, one distance at a time."""
+    """The k nearest (or the farthest) positive rows and the l nearest negative rows of row i, one distance at a
+    time.
+    """
     distance = [float(sum((a - b) ** 2 for a, b in zip(z[i], z[j], strict=True))) for j in range(len(z))]
     positive = sorted((j for j in range(len(z)) if j != i and labels[j] == labels[i]), key=lambda j: distance[j])
     negative = sorted((j for j in range(len(z)) if labels[j] != labels[i]), key=lambda j: distance[j])

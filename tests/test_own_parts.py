@@ -213,7 +213,13 @@ def test_a_number_may_be_a_tensor_with_a_gradient(kind, monkeypatch):
 
 
 REPLACED = {
-    "over_positive": (S.KL(0.2), S.TopK(3), S.Sampled(S.KL(0.2), 5), S.DetachedWeights(S.KL(0.5)), S.Worst(zero_member=True)),
+    "over_positive": (
+        S.KL(0.2),
+        S.TopK(3),
+        S.Sampled(S.KL(0.2), 5),
+        S.DetachedWeights(S.KL(0.5)),
+        S.Worst(zero_member=True),
+    ),
     "over_negative": (S.KL(0.2, zero_member=True), S.TopK(3), S.Worst(), S.ChiSquare(1.0)),
     "pair_positive": (P.Logistic(), P.Linear(), P.AngularMargin(scale=2.0)),
     "pair_negative": (P.Logistic(), P.Identity(3.0), P.Squared(0.0, 0.3)),

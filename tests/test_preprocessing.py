@@ -49,7 +49,9 @@ def a_run(folder, monkeypatch):
     """A run folder of a network for photographs with a mean and a deviation, its weights by chance."""
     kind = (nn.Conv2d(3, 8, 9, stride=8), (3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     monkeypatch.setitem(models.OWN, "small", lambda inputs, pretrained, hidden: copy.deepcopy(kind))
-    config = parse({"model": {"name": "small", "embedding_dim": 8, "pool": "max"}, "data": {"transform": "photographs"}})
+    config = parse(
+        {"model": {"name": "small", "embedding_dim": 8, "pool": "max"}, "data": {"transform": "photographs"}}
+    )
     torch.manual_seed(0)
     model = models.build("small", embedding_dim=8, inputs=(3, 224, 224), pool="max")
     (folder / "checkpoints").mkdir(parents=True)

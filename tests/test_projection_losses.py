@@ -279,7 +279,9 @@ def test_bad_masks():
 
 
 def test_balanced_triplets_without_representatives():
-    """Each anchor's i-th positive meets its i-th nearest negative, and as many triplets as positive pairs are formed."""
+    """Each anchor's i-th positive meets its i-th nearest negative, and as many triplets as positive pairs are
+    formed.
+    """
     rng = np.random.default_rng(3)
     E, y = rng.normal(size=(9, 4)), np.array([0, 0, 0, 1, 1, 1, 2, 2, 3])
     D = -scores(E, E, "neg_euclidean")

@@ -215,7 +215,9 @@ def test_hard_triplets_are_the_worst_of_each_side(seed):
 @seeds
 @pytest.mark.parametrize("mu", [0.05, 0.5])
 def test_softplus_is_the_smoothed_triplet_and_kl_over_violation_and_zero(seed, mu):
-    """μ·softplus(x/μ) = max over p of p·x + μ·H(p): KL(μ) over {x, 0}; at most μ·log 2 above the hinge (Jaffe 2020, 9-12)."""
+    """μ·softplus(x/μ) = max over p of p·x + μ·H(p): KL(μ) over {x, 0}; at most μ·log 2 above the hinge (Jaffe 2020,
+    9-12).
+    """
     E, y, positive, negative = batch(seed)
     smooth = L.Triplet.as_in_paper(margin=0.1, smooth=mu)
     d = -nf.similarity.NegSquaredEuclidean()(E, E)
@@ -287,7 +289,9 @@ def test_chi_square_on_a_batch_is_mean_plus_deviation_where_the_closed_form_hold
 
 @seeds
 def test_lifted_structure_with_a_pair_alone_is_half_its_square(seed):
-    """Two positive rows and one negative: J = d₀₁ + log(e^{m-d₀₂} + e^{m-d₁₂}), squared and halved (Can et al. 2019)."""
+    """Two positive rows and one negative: J = d₀₁ + log(e^{m-d₀₂} + e^{m-d₁₂}), squared and halved (Can et al.
+    2019).
+    """
     E = batch(seed)[0][:3]
     d = -NegEuclidean()(E, E)
     J = d[0, 1] + torch.log(torch.exp(1 - d[0, 2]) + torch.exp(1 - d[1, 2]))

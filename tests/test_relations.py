@@ -1,4 +1,6 @@
-"""Relations: which rows form positive pairs, against plain loops; tiles are slices; nothing but `dense` makes the whole matrix."""
+"""Relations: which rows form positive pairs, against plain loops; tiles are slices; nothing but `dense` makes the whole
+matrix.
+"""
 
 from __future__ import annotations
 
@@ -358,7 +360,9 @@ def first_of_each(labels, cols, itself):
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("kind", ["square", "reference", "named", "reference_starts_with_batch", "leading named", "no positive"])
+@pytest.mark.parametrize(
+    "kind", ["square", "reference", "named", "reference_starts_with_batch", "leading named", "no positive"]
+)
 def test_one_a_class_keeps_first_rows_and_their_first_positives(kind, seed):
     y, other = draw(9, seed).tolist(), draw(7, seed + 10).tolist()
     n, ids, more = len(y), [3 * i % 5 for i in range(9)], [i % 5 for i in range(7)]

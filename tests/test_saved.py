@@ -48,7 +48,8 @@ LOSSES = (
                                                 over=nf.sets.Mean())),
     Subject("CrossBatchMemory", lambda: nf.CrossBatchMemory(L.Margin(), size=20)),
     Subject("Memory-new", lambda: nf.CrossBatchMemory(L.Margin(), size=20), lambda loss: None),
-    Subject("Memory-annealed", lambda: nf.CrossBatchMemory(annealed(), size=20), lambda loss: (loss(X, Y), loss.loss.step())),
+    Subject("Memory-annealed", lambda: nf.CrossBatchMemory(annealed(), size=20),
+            lambda loss: (loss(X, Y), loss.loss.step())),
     Subject("Memory-named", lambda: nf.CrossBatchMemory(L.SupCon(), size=20, max_age=2), lambda loss: loss(X, Y, ids=Y),
             lambda loss: (loss(LATER, Y, ids=Y), loss.staleness())),
     Subject("Distributed", lambda: nf.Distributed(L.Margin())),
@@ -117,7 +118,9 @@ def test_a_state_is_plain_tensors_that_any_format_takes(subject, tmp_path):
     assert not state or same(subject.say(third), wanted)
 
 
-@pytest.mark.parametrize("subject", [each for each in LOSSES if "CrossBatchMemory" in each.id], ids=lambda each: each.id)
+@pytest.mark.parametrize(
+    "subject", [each for each in LOSSES if "CrossBatchMemory" in each.id], ids=lambda each: each.id
+)
 def test_what_was_used_differs_from_what_is_new(subject):
     """Else the test above could not fail: the state must matter to what is said."""
     module, new = subject.make(), subject.make()

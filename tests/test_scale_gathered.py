@@ -53,7 +53,9 @@ def test_alone_it_is_the_loss_inside():
     embeddings, labels = larger()
     loss = nf.losses.DroTopK(k=9).double()
     assert torch.equal(nf.Distributed(loss)(embeddings, labels), loss(embeddings, labels))
-    assert torch.equal(nf.Distributed(loss).explain(embeddings, labels).weights, loss.explain(embeddings, labels).weights)
+    assert torch.equal(
+        nf.Distributed(loss).explain(embeddings, labels).weights, loss.explain(embeddings, labels).weights
+    )
 
     class Doubled(nf.losses.SupCon):
         def forward(self, *args, **options):

@@ -65,7 +65,9 @@ def test_the_state_goes_on_where_it_was():
     assert resumed.staleness() == whole.staleness()
     assert torch.equal(resumed(*last), whole(*last))
     assert torch.equal(resumed(*first), whole(*first))
-    with pytest.raises(ValueError, match=r"CrossBatchMemory: the checkpoint remembers 50 rows, but this memory has size=9"):
+    with pytest.raises(
+        ValueError, match=r"CrossBatchMemory: the checkpoint remembers 50 rows, but this memory has size=9"
+    ):
         nf.CrossBatchMemory(L.SupCon(), size=9).load_state_dict(begun.state_dict())
 
 
@@ -78,7 +80,10 @@ def test_warm_up_fills_without_use():
 
 
 def test_old_rows_are_left_out():
-    limited, short = nf.CrossBatchMemory(L.SupCon().double(), size=500, max_age=1), nf.CrossBatchMemory(L.SupCon().double(), size=500)
+    limited, short = (
+        nf.CrossBatchMemory(L.SupCon().double(), size=500, max_age=1),
+        nf.CrossBatchMemory(L.SupCon().double(), size=500),
+    )
     for number, batch in enumerate(batches()):
         value = limited(*batch)
         assert limited.staleness() == nf.scale.Staleness(len(batch[0]), 1.0, 1)
@@ -158,8 +163,14 @@ def test_miners_go_with_a_memory():
         (lambda: nf.CrossBatchMemory(nf.Distributed(L.SupCon()), size=4), r"Distributed goes around a memory"),
         (lambda: nf.CrossBatchMemory(torch.nn.Linear(2, 2), size=4), r"must be a nearfar loss .* came as Linear"),
         (lambda: nf.CrossBatchMemory(L.SupCon(), size=0), r"CrossBatchMemory: size must be a whole number above zero"),
-        (lambda: nf.CrossBatchMemory(L.SupCon(), size=4, warmup=-1), r"CrossBatchMemory: warmup must be a whole number of calls"),
-        (lambda: nf.CrossBatchMemory(L.SupCon(), size=4, max_age=0), r"CrossBatchMemory: max_age must be a whole number above zero"),
+        (
+            lambda: nf.CrossBatchMemory(L.SupCon(), size=4, warmup=-1),
+            r"CrossBatchMemory: warmup must be a whole number of calls",
+        ),
+        (
+            lambda: nf.CrossBatchMemory(L.SupCon(), size=4, max_age=0),
+            r"CrossBatchMemory: max_age must be a whole number above zero",
+        ),
     ],
 )
 def test_what_makes_no_memory_is_refused(make, words):

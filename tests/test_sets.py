@@ -304,7 +304,9 @@ def test_top_k_is_a_linear_program(k):
 
 
 def test_chi_square_is_the_closed_form_exactly_where_it_holds():
-    """Erratum (Qi et al. 2020, chi-square): mean + √(2ρVar/n) holds iff 2ρ(mean-min)² <= nVar, and is too large otherwise."""
+    """Erratum (Qi et al. 2020, chi-square): mean + √(2ρVar/n) holds iff 2ρ(mean-min)² <= nVar, and is too large
+    otherwise.
+    """
     rng = np.random.default_rng(0)
     seen = set()
     for _ in range(200):
@@ -365,7 +367,13 @@ def test_losses_that_lie_close_together_keep_their_weights_in_float32(name, spre
 @cases
 def test_cold_and_large_losses_stay_finite_in_float32(name):
     l = torch.tensor([[0.0, 0.3, 1.0, 1.99, 2.0, 2.0]], dtype=torch.float32, requires_grad=True)
-    cold = (S.KL(1e-3), S.KL(1e-3, zero_member=True), S.DetachedWeights(S.KL(1e-3)), S.CalibratedKL(1e-3), S.KLBall(1.0))
+    cold = (
+        S.KL(1e-3),
+        S.KL(1e-3, zero_member=True),
+        S.DetachedWeights(S.KL(1e-3)),
+        S.CalibratedKL(1e-3),
+        S.KLBall(1.0),
+    )
     for found in (CASES[name].make(), *cold):
         value = found.value(l).sum()
         (slope,) = torch.autograd.grad(value, l)

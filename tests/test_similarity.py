@@ -1,4 +1,6 @@
-"""Similarities: formulas against the oracles, larger = more similar, and finite numbers where formulas divide by zero."""
+"""Similarities: formulas against the oracles, larger = more similar, and finite numbers where formulas divide by
+zero.
+"""
 
 from __future__ import annotations
 

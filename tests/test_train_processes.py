@@ -143,7 +143,9 @@ def test_when_a_rank_fails_the_others_stop_and_another_number_of_ranks_goes_on(t
     assert [process.returncode for process in ranks] == [1, 9 if how == "killed" else 1]
     if how == "NaN":
         assert "DroTopK: embeddings must be finite, but 6 of 6 rows hold NaN" in second
-        assert f"Distributed: rank 1 brought what its loss cannot take, which stops all of them: {second.strip()}" in first
+        assert (
+            f"Distributed: rank 1 brought what its loss cannot take, which stops all of them: {second.strip()}" in first
+        )
         return
     assert "rank 0 of 2 lost touch with the others" in first
     assert "go on from the last checkpoint" in first

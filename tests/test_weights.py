@@ -46,7 +46,9 @@ def test_published_files_fit_less_their_classifier(vision, name, form, tmp_path)
         last = getattr(whole.eval(), "fc", None) or whole.classifier
         torch.testing.assert_close(last(features), whole(x), atol=1e-5, rtol=1e-5)
     torch.save(model.trunk.state_dict(), tmp_path / "trunk.pth")  # our own trunk's is taken, too
-    assert same(build(name, weights=tmp_path / "trunk.pth", embedding_dim=4).trunk.state_dict(), model.trunk.state_dict())
+    assert same(
+        build(name, weights=tmp_path / "trunk.pth", embedding_dim=4).trunk.state_dict(), model.trunk.state_dict()
+    )
 
 
 def test_files_that_do_not_fit_are_one_sentence(vision, tmp_path):  # noqa: F811

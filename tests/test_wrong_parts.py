@@ -18,7 +18,6 @@ WRONG = {
     "similarity": ("cosine", nf.similarity.Cosine, P.Hinge(), False),
     "miner": ("hard", M.Hard, P.Hinge(), 0.1),
     "link": ("add", nf.links.Add, P.Hinge()),
-    "miner": ("hard", M.Hard, P.Hinge()),
 }
 RECIPES = [getattr(L, name) for name in L.__all__]
 

@@ -1,4 +1,4 @@
-"""Qi et al.'s ablations: recall against pair imbalance and against K, and grouped KL beside lifted and multi-similarity.
+"""Qi et al.'s ablations: recall against pair imbalance and against K, and grouped KL beside its kin.
 
 python benchmarks/quality/dro.py --data glyphs --jobs 14 --folder out     runs; stops and goes on
 python benchmarks/quality/dro.py --from out/dro-glyphs.json               the pages

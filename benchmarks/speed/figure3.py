@@ -164,7 +164,7 @@ def main() -> None:
         found = measure(plan.sizes, plan.patience)
     file = RESULTS / "figure3_cpu.json"
     write_text(file, as_json({**about(plan), "results": found}))
-    text = f"# Qi et al. 2020, Figure 3: time of a step, CPU, one thread, d = {WIDTH}, CPU seconds, medians of {given.rounds}\n\n"
+    text = f"# Qi et al. 2020, Figure 3: time of a step, one thread, d = {WIDTH}, CPU s, medians of {given.rounds}\n\n"
     write_text(file.with_suffix(".md"), text + table(found) + "\n")
     draw(file.with_suffix(".png"), found, about(plan))
     print(table(found))

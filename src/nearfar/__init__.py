@@ -17,14 +17,14 @@ from nearfar.evaluation import compare, evaluate
 from nearfar.explanation import Explanation
 from nearfar.relations import Relation
 from nearfar.robust import RobustLoss
-from nearfar.scale import Distributed, CrossBatchMemory, cached_step
+from nearfar.scale import CrossBatchMemory, Distributed, cached_step
 
 __version__ = "0.1.0"
 __all__ = [
-    "DegenerateBatchWarning",
-    "Explanation",
-    "Distributed",
     "CrossBatchMemory",
+    "DegenerateBatchWarning",
+    "Distributed",
+    "Explanation",
     "Proximal",
     "Relation",
     "RobustLoss",

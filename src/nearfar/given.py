@@ -30,7 +30,9 @@ class Given:
                 "Distributed: pair weights [n, m] say nothing of pairs across ranks; give sample weights [n] instead."
             )
         if self.reference_starts_with_batch:
-            raise ValueError("Distributed: a memory goes inside, not around: write Distributed(CrossBatchMemory(loss, ...)).")
+            raise ValueError(
+                "Distributed: a memory goes inside, not around: write Distributed(CrossBatchMemory(loss, ...))."
+            )
         return Given(
             None if self.ids is None else rows(self.ids),
             None if self.ref_ids is None else cols(self.ref_ids),

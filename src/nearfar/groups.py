@@ -220,7 +220,7 @@ class Anchor(Grouping, swift=True):
 
 
 class AnchorSign(Grouping, swift=True):
-    """The positive pairs of one anchor share one p, its negative pairs (or everyone) another; a link joins the values."""
+    """The positives of an anchor share one p, its negatives (or all its pairs) another; a link joins the two values."""
 
     per_anchor = True
     strips = True

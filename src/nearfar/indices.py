@@ -9,7 +9,7 @@ from nearfar._checks import INTEGERS, readable
 
 
 def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> tuple[Tensor, Tensor]:
-    """Base measures of the positive and negative pairs in a PML index tuple: how often each pair is listed, [n, m] each.
+    """Base measures of the positive and negative pairs in a PML index tuple: how often each is listed, [n, m].
 
     Args:
         indices: (anchor, positive, negative), or (anchor, positive, anchor, negative).

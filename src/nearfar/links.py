@@ -1,4 +1,4 @@
-"""Links: how the positive and the negative value of one anchor become terms, and reductions: how terms become a number."""
+"""Links join the positive and the negative value of an anchor into terms; reductions make one number of the terms."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Call:
         return len(self.embeddings), len(self.reference)
 
     def relation(self) -> Relation:
-        """which rows form positive pairs, checked: told by a relation, by labels, or left open where an index tuple says it."""
+        """The checked relation: as given, from labels, or left open where an index tuple says which pairs there are."""
         if self.ref_emb is not None:
             check_reference_rows(self.owner, self.embeddings, self.ref_emb)
         if self.indices is not None:

@@ -34,9 +34,9 @@ class Miner(Part, nn.Module, ABC):
 
 
 class MultiSimilarity(Miner, swift=True):
-    """Keep positive s < max of the row's negative + ε, and negative s > min of the row's positive - ε (multi-similarity's miner).
+    """Keep positive s < max of the row's negative + ε, and negative s > min of the row's positive - ε.
 
-    A row without positive or without negative pairs keeps none.
+    The miner of the multi-similarity loss. A row without positive or without negative pairs keeps none.
 
     Args:
         epsilon: ε, the slack.
@@ -70,9 +70,9 @@ class Hard(Miner, swift=True):
 
 
 class SemiHard(Miner, swift=True):
-    """Keep negative pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive (Qi et al. 2020, 4.2.2).
+    """Keep negative pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive.
 
-    All positive pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
+    Qi et al. 2020, section 4.2.2. All positive pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
 
     Args:
         threshold: λ.
@@ -95,9 +95,9 @@ class SemiHard(Miner, swift=True):
 
 
 class BalancedHard(Miner, swift=True):
-    """Keep, for each anchor, all positive pairs and as many of its hardest negative ones (Can et al.'s contrastive-, margin-hard).
+    """Keep, for each anchor, all positive pairs and as many of its hardest negative ones.
 
-    Negative pairs tied at the last place are all kept.
+    Contrastive-hard and margin-hard of Can et al. 2019. Negative pairs tied at the last place are all kept.
     """
 
     def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102

@@ -34,9 +34,9 @@ class PairLoss(Part, nn.Module, ABC):
 
 
 class Hinge(PairLoss, swift=True):
-    """l = [m + sign·(λ - s)]₊, the margin loss on a score (Qi et al. 2020, section 3; y must be ±1, the print says 0/1).
+    """l = [m + sign·(λ - s)]₊, the margin loss on a score.
 
-    With `smooth` = μ > 0 it is μ·softplus(x/μ), the log-sum-exp smoothing of max(x, 0) (Jaffe 2020, eq. 9-12), which
+    Qi et al. 2020, section 3; y must be ±1, the print says 0/1. With `smooth` = μ > 0 it is μ·softplus(x/μ), the log-sum-exp smoothing of max(x, 0) (Jaffe 2020, eq. 9-12), which
     exceeds it by at most μ·log 2.
 
     Args:
@@ -92,7 +92,9 @@ def smooth_hinge(x: Tensor, smooth: float) -> Tensor:
 
 
 class Logistic(PairLoss, swift=True):
-    """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) positive, (2/α)·log(1+e^{α(s-λ)}) negative (Qi et al. 2020, section 4).
+    """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) positive, (2/α)·log(1+e^{α(s-λ)}) negative.
+
+    Qi et al. 2020, section 4.
 
     Args:
         threshold: λ.
@@ -126,7 +128,9 @@ class Logistic(PairLoss, swift=True):
 
 
 class Squared(PairLoss, swift=True):
-    """Contrastive loss on a distance d = -s: [d - m₊]₊^power positive, [m₋ - d]₊^power negative (Can et al. 2019, eq. 3.1).
+    """Contrastive loss on a distance d = -s: [d - m₊]₊^power positive, [m₋ - d]₊^power negative.
+
+    Can et al. 2019, eq. 3.1.
 
     Args:
         pos_margin: m₊, the distance within which positive pairs cost nothing.

@@ -191,12 +191,12 @@ def _batch(facts: Facts, there: int, row: Row | None, wanted: int, memory: float
 
 
 def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
-    """The row's loss, its k scaled to the batch; without a row the top-K loss with K twice the batch, as in Qi et al. 2020."""
+    """The row's loss, its k scaled to the batch; without a row the top-K loss with K = 2B, as in Qi et al. 2020."""
     if row is None:
         return (
             {"name": "DroTopK", "k": 2 * batch, "pair": {"name": "Logistic"}},
-            "DroTopK with K = 2B, the paper's choice: the hardest pairs share the weight, so that the many easy negative "
-            "pairs do not drown the few positive ones; the binomial loss needs no margin, its threshold is .5.",
+            "DroTopK with K = 2B, the paper's choice: the hardest pairs share the weight, so that the many easy "
+            "negative pairs do not drown the few positive ones; the binomial loss needs no margin, its threshold is .5.",
         )
     loss = dict(row.loss)
     if "k" in loss:

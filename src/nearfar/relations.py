@@ -1,4 +1,4 @@
-"""which rows form positive pairs: `Relation`, the one answer to labels, multi-labels, given pairs, ignore masks and references.
+"""`Relation` says which pairs are positive and which negative: from labels, multi-hot labels, or a given matrix.
 
 A relation is asked tile by tile (rows i0:i1 against columns j0:j1), so that no n x m mask need ever exist. Rows are
 queries; columns are the same samples (no reference given: `square`) or a reference set (a memory, a gallery, other
@@ -62,7 +62,8 @@ class Relation(ABC):
         orders: 2 where each unordered pair stands in both orders (square, or a reference that holds exactly the same
             samples by id), else 1 (also with representatives); a number or a 0-dim tensor.
         anchors: with representatives, whose rows are anchors: "representatives" or "others"; else None.
-        reference_starts_with_batch: the first n columns are the rows themselves, told by position, with others behind them (a memory).
+        reference_starts_with_batch: the first n columns are the rows themselves, told by position, with others behind
+            them (a memory).
 
     >>> relation = Relation.from_labels(torch.tensor([0, 0, 1]))
     >>> relation.dense().positive.int()
@@ -154,12 +155,13 @@ class Relation(ABC):
             weights: [n, m] pair weights, or [n] sample weights (a pair counts their product).
             ref_weights: [m] sample weights of the reference, where `weights` is [n].
             width: the most positive columns any row has, where the caller knows (triplets on a GPU are leaner for it).
-            representatives: [n] boolean, rows that stand for their class (Can et al. 2019): each pair must join one of them to a
-                row that is none. They are the anchors; in `NPair` and `Angular` the others are.
+            representatives: [n] boolean, rows that stand for their class (Can et al. 2019): each pair must join one of
+                them to a row that is none. They are the anchors; in `NPair` and `Angular` the others are.
             ref_representatives: [m] likewise for the reference.
-            among_representatives: negative pairs of two representatives count too (Can et al. 2019, eq. 4.2; its Alg. 1 has none).
-                `LiftedStructure` always has them.
-            reference_starts_with_batch: the first n reference rows are the rows themselves: no row is paired with its own.
+            among_representatives: negative pairs of two representatives count too (Can et al. 2019, eq. 4.2; its Alg. 1
+                has none). `LiftedStructure` always has them.
+            reference_starts_with_batch: the first n reference rows are the rows themselves: no row is paired with its
+                own.
         """
         _demand_integers("Relation.from_labels", "labels", labels)
         if ref_labels is not None:
@@ -178,7 +180,7 @@ class Relation(ABC):
         weights: Tensor | None = None,
         ref_weights: Tensor | None = None,
     ) -> Relation:
-        """Positive when two samples share at least one label; hot [n, c] holds 0 and 1 (or booleans), ref_hot [m, c]."""
+        """Positive when two samples share a label; hot [n, c] holds 0 and 1 (or booleans), ref_hot [m, c]."""
         for name, x in (("hot", hot), ("ref_hot", ref_hot)):
             if x is not None:
                 check_tensor("Relation.from_multilabel", name, x)
@@ -270,14 +272,15 @@ class Relation(ABC):
         return (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, n, tall))
 
     def width(self, positive: Tensor) -> int:
-        """The most positive columns of any row of the measure `positive`: read on a CPU, else what was given, else m."""
+        """The most positives any row of the measure `positive` has: read on a CPU, else what was given, else m."""
         told = self.shape[1] if self._width is None else min(self._width, self.shape[1])
         if not readable(positive) or not positive.numel():
             return told
         widest = int((positive > 0).sum(dim=1).amax())
         if told < widest:
             raise ValueError(
-                f"Relation: width is {told}, but a row has {widest} positive columns; raise it, or leave it out on a CPU."
+                f"Relation: width is {told}, but a row has {widest} positive columns; raise it, or leave it "
+                "out on a CPU."
             )
         return widest if self._width is None else told
 
@@ -292,7 +295,11 @@ class Relation(ABC):
         if self.square:
             return row == col
         if self._ids is None or self._ref_ids is None:
-            return (row == col) & (col < self.shape[0]) if self.reference_starts_with_batch else torch.zeros_like(row == col)
+            return (
+                (row == col) & (col < self.shape[0])
+                if self.reference_starts_with_batch
+                else torch.zeros_like(row == col)
+            )
         same = self._ids[row] == self._ref_ids[col]
         # of the rows themselves position tells, of the others ids do
         return torch.where(col < self.shape[0], row == col, same) if self.reference_starts_with_batch else same
@@ -317,8 +324,8 @@ class _Labels(Relation):
         self._ignore = ignore
         if given.reference_starts_with_batch and (ref_labels is None or len(ref_labels) < len(labels)):
             raise ValueError(
-                "Relation.from_labels: reference_starts_with_batch=True says that the first reference rows are the rows themselves, "
-                "but there are fewer of them than rows; put the rows in front of the reference."
+                "Relation.from_labels: reference_starts_with_batch=True says that the first reference rows are the "
+                "rows themselves, but there are fewer of them than rows; put the rows in front of the reference."
             )
         super().__init__((len(labels), len(self._col)), labels.device, ref_labels is None, given)
 

@@ -158,7 +158,9 @@ class RobustLoss(Loss):
     @property
     def exact_gradient(self) -> bool:
         """Whether the gradient is that of the value: not where weights are held constant on purpose, or drawn."""
-        return all(x.exact_gradient for x in (self.pair_positive, self.pair_negative, self.over_positive, self.over_negative))
+        return all(
+            x.exact_gradient for x in (self.pair_positive, self.pair_negative, self.over_positive, self.over_negative)
+        )
 
     def _value(self, call: Call) -> Tensor:
         relation = self._relation(call)
@@ -243,7 +245,9 @@ class RobustLoss(Loss):
         )
 
     def extra_repr(self) -> str:  # noqa: D102
-        over: Any = self.over_positive if self.over_positive is self.over_negative else (self.over_positive, self.over_negative)
+        over: Any = (
+            self.over_positive if self.over_positive is self.over_negative else (self.over_positive, self.over_negative)
+        )
         return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
 
 

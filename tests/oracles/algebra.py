@@ -86,7 +86,8 @@ def sigmoid(x):
 def circle(s, sign, margin=0.4, scale=80):
     """-sign scale a (s - c).
 
-    Positive: a = max(1 + margin - s, 0), c = 1 - margin; negative: a = max(s + margin, 0), c = margin. a is held constant.
+    Positive: a = max(1 + margin - s, 0), c = 1 - margin; negative: a = max(s + margin, 0), c = margin. a is held
+    constant.
     """
     return _circle_pace(s, sign, margin, scale) * (s - (1 - margin if sign > 0 else margin))
 
@@ -203,7 +204,12 @@ def linked(link, positive, negative, has_positive, has_negative, losses, A, colu
     """Terms (values, measure or None for "each anchor") and, for each, a function from dF/dvalues to the derivatives
     in equal values [n], negative values [n], losses [n, m] of the positive pairs and column values [m]."""
     name, options = link
-    nothing = np.zeros_like(positive), np.zeros_like(negative), np.zeros_like(losses), np.zeros(A.shape[1], np.longdouble)
+    nothing = (
+        np.zeros_like(positive),
+        np.zeros_like(negative),
+        np.zeros_like(losses),
+        np.zeros(A.shape[1], np.longdouble),
+    )
     if name == "add" and options.get("apart"):
         return [
             (positive, has_positive, lambda g: (g, *nothing[1:])),
@@ -266,7 +272,9 @@ def _whole(product, S, A, U, orders, told):
     """Groups that reach over the batch: "batch", "sign", "balanced"."""
     positive, negative = product.judged(S, +1)[0], product.judged(S, -1)[0]
     if product.groups == "batch":
-        value, p, _ = solved(product.over_positive, np.where(A > 0, positive, negative).ravel(), (A + U).ravel(), orders)
+        value, p, _ = solved(
+            product.over_positive, np.where(A > 0, positive, negative).ravel(), (A + U).ravel(), orders
+        )
         p = told * p.reshape(S.shape)
         return value, np.where(A > 0, p, 0), np.where(A > 0, 0, p)
     pull, p, near = solved(product.over_positive, positive.ravel(), A.ravel(), orders)
@@ -434,7 +442,10 @@ def answer(product, E, R, A, U, orders=1, told=1):
         else:
             value, g_positive, g_negative = _whole(product, S, A, U, orders, told)
         g_positive, g_negative = g_positive * product.judged(S, +1)[1], g_negative * product.judged(S, -1)[1]
-        positive, negative = _threshold(product.positive, np.sum(g_positive)), _threshold(product.negative, np.sum(g_negative))
+        positive, negative = (
+            _threshold(product.positive, np.sum(g_positive)),
+            _threshold(product.negative, np.sum(g_negative)),
+        )
         G = g_positive + g_negative
     rows, references = _pulled(product, X, Y, G), _pulled(product, Y, X, G.T)
     if H is not None:

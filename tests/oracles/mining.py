@@ -1,4 +1,5 @@
-"""Miners by loops over rows. S are the scores; A and U how often each pair is there as positive and as negative (0: not).
+"""Miners by loops over rows. S are the scores; A and U how often each pair is there as positive and as negative (0:
+not).
 
 Each function returns A and U after mining.
 """
@@ -21,7 +22,9 @@ def _kept(measure, keep):
 
 
 def multi_similarity(S, A, U, epsilon=0.1):
-    """Positive j is kept iff s_ij - eps < max_k s_ik over negative k; negative k iff s_ik + eps > min_j s_ij over positive j."""
+    """Positive j is kept iff s_ij - eps < max_k s_ik over negative k; negative k iff s_ik + eps > min_j s_ij over
+    positive j.
+    """
 
     def keep_positive(i, j):
         return any(S[i, j] - epsilon < S[i, k] for k in _there(U, i))
@@ -45,7 +48,9 @@ def hard(S, A, U):
 
 
 def semi_hard(S, A, U, threshold=0.5, margin=0.2):
-    """All positive pairs, and the negative ones with threshold - margin < s < threshold; below only, if margin is None."""
+    """All positive pairs, and the negative ones with threshold - margin < s < threshold; below only, if margin is
+    None.
+    """
 
     def keep_negative(i, k):
         return S[i, k] < threshold and (margin is None or S[i, k] > threshold - margin)

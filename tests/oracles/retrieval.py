@@ -194,7 +194,9 @@ def auc(positive, negative):
 
 
 def tar_at_far(positive, negative, far):
-    """The best share of positive pairs accepted by any threshold that accepts at most a share `far` of negative ones."""
+    """The best share of positive pairs accepted by any threshold that accepts at most a share `far` of negative
+    ones.
+    """
     best = 0.0
     for threshold in [-math.inf, *positive, *negative]:
         wrong = sum(u > threshold for u in negative) / len(negative)

@@ -1,4 +1,4 @@
-"""Batches: which samples meet. Samplers for a DataLoader, and what alternating projections (Can et al. 2019) need beside a loss."""
+"""Batch samplers for a DataLoader, and what alternating projections (Can et al. 2019) need beside a loss."""
 
 from nearfar.batches.hard_classes import HardClasses
 from nearfar.batches.m_per_class import MPerClass

@@ -1,4 +1,4 @@
-"""`HardClasses`: the embeddings of the representatives, and the classes nearest to a seed class (Can et al. 2019, section 4)."""
+"""`HardClasses`: embeddings of the representatives, and the classes nearest to a seed class (Can et al. 2019)."""
 
 from __future__ import annotations
 

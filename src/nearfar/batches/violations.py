@@ -1,4 +1,4 @@
-"""`violations`: how far embeddings are from the feasible set of Can et al. 2019: which pairs break their bound, and by how much."""
+"""`violations`: which pairs break their distance bound (the feasible set of Can et al. 2019), and by how much."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Violations:
 def violations(
     embeddings: Tensor, labels: Tensor | Relation, *, near: float, far: float, similarity: Similarity | None = None
 ) -> Violations:
-    """The share of pairs outside the bounds: positive pairs farther than ε₊ = `near`, negative ones nearer than ε₋ = `far`.
+    """The share of pairs outside the bounds: positive pairs farther than ε₊, negative ones nearer than ε₋.
 
     This is what a projection should lower: its loss is a penalty, and the minimum of a penalized loss need not be
     feasible. With `Relation.from_labels(y, representatives=mask)` only the constraints of one projection are looked
@@ -72,7 +72,9 @@ def violations(
         part = slice(i, min(i + tall, len(rows)))
         tile = relation.tile(part, slice(None))
         distance = similarity.distance(similarity.scores(rows[part], rows))
-        for side, (there, excess) in enumerate(((tile.positive > 0, distance - near), (tile.negative > 0, far - distance))):
+        for side, (there, excess) in enumerate(
+            ((tile.positive > 0, distance - near), (tile.negative > 0, far - distance))
+        ):
             broken = there & ~(excess <= 0)  # a NaN counts and shows
             by = torch.where(broken, excess, 0.0).double().sum()
             sums[side] += torch.stack([there.sum().double(), broken.sum().double(), by])

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
-Ties = Annotated[
-    str, typer.Option(help="Of equal scores the earlier comes first (place), or a right one (favorable).")
-]
+Ties = Annotated[str, typer.Option(help="Of equal scores the earlier comes first (place), or a right one (favorable).")]
 Unit = Annotated[str, typer.Option(help="What the intervals draw anew: class (for unseen classes) or query.")]
 Seed = Annotated[int, typer.Option(help="Of the bootstrap and of k-means.")]
 

@@ -91,9 +91,9 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
        the picture at a side is moved in by as much as it takes. A picture is left out when it is blank, the
        face's sign for a missing character, larger than the frame, or one of seven errors of the fonts.
     4. *Classes.* Characters with 12 pictures or more.
-    5. *Look-positives.* In one face two pictures form a positive pair when their squared difference is at most a tenth of the
-       larger squared norm and no pixel differs by more than a quarter of the range (a half, if one character
-       is for training and the other for testing). Two characters are look-alikes when they are positives in
+    5. *Look-alikes.* In one face two pictures look alike when their squared difference is at most a tenth
+       of the larger squared norm and no pixel differs by more than a quarter of the range (a half, if one character
+       is for training and the other for testing). Two characters are look-alikes when they look alike in
        half or more of the faces that have both. In the order of code points, a character that
        looks like one already kept is dropped. Nothing is dropped for being hard: polytonic Greek stays.
 
@@ -248,7 +248,7 @@ def _without_look_alikes(pictures: Pictures, there: Flags, test: Flags) -> Flags
     votes = np.zeros((len(test), len(test)), dtype=np.int64)
     for face in range(len(pictures)):
         rows = np.flatnonzero(there[face])
-        first, second = _positive(pictures[face, rows], test[rows])
+        first, second = _near_pictures(pictures[face, rows], test[rows])
         votes[rows[second], rows[first]] += 1
     shared = there.T.astype(np.int64) @ there.astype(np.int64)
     look = (votes > 0) & (2 * votes >= shared)
@@ -258,8 +258,8 @@ def _without_look_alikes(pictures: Pictures, there: Flags, test: Flags) -> Flags
     return kept
 
 
-def _positive(pictures: Pictures, test: Flags) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the pairs (first < second) of pictures `[c, 32, 32]` of one face that are positives."""
+def _near_pictures(pictures: Pictures, test: Flags) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the pairs (first < second) of pictures `[c, 32, 32]` of one face that look alike."""
     flat = pictures.reshape(len(pictures), -1).astype(np.float32)
     gram = flat @ flat.T
     norm = np.diagonal(gram).copy()

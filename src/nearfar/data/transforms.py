@@ -28,9 +28,9 @@ def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,), *
 
     Args:
         name: "none" (as it is), "glyphs" (small drawings; training moves, turns and scales them a little),
-            "qi2020" (short side 256; training crops a share .16 to 1 of the area to 227 x 227 and flips; evaluation takes
-            the middle 227 x 227), "can2019" (256 x 256; training crops 224 x 224 anywhere and flips; evaluation takes the
-            middle 224 x 224), "photographs" (as "qi2020", with 224 x 224).
+            "qi2020" (short side 256; training crops a share .16 to 1 of the area to 227 x 227 and flips; evaluation
+            takes the middle 227 x 227), "can2019" (256 x 256; training crops 224 x 224 anywhere and flips; evaluation
+            takes the middle 224 x 224), "photographs" (as "qi2020", with 224 x 224).
         train: with the random part, or without.
         mean: taken from each channel of a picture with values in 0..1.
         std: what each channel is then divided by.

@@ -29,7 +29,8 @@ class Doctor:
 
         nearfar.train.fit(config, folder, callbacks=[Doctor(every=50)])
 
-    `fit` has one of its own, as `training.diagnose_every` says, where none is handed in. The first look is before the first
+    `fit` has one of its own, as `training.diagnose_every` says, where none is handed in. The first look is before the
+    first
     step: what later ones are held against. A look embeds `rows` samples in evaluation mode, without augmentation: a
     third of a step's work at a batch of as many rows. The cost is in docs/doctor.md.
 

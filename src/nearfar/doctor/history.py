@@ -156,7 +156,7 @@ def not_finite(history: History) -> Iterator[Finding]:
 
 
 def pinned_loss(history: History) -> Iterator[Finding]:
-    """A triplet loss that stays at its margin: all distances are positives."""
+    """A triplet loss that stays at its margin: all distances are equal."""
     losses, margin = history.finite("loss"), history.case.margin
     if not margin or len(losses) < LEAST:
         return
@@ -264,8 +264,8 @@ def risk(history: History) -> Iterator[Finding]:
         yield finding("margin of zero", "note", evidence, "no margin", history.run)
     if batch > config.model.embedding_dim:
         evidence = (
-            f"Hard mining with {batch} rows a batch in {config.model.embedding_dim} dimensions: the more rows meet in few "
-            "dimensions, the nearer a collapsed space is to the one you have (a trend, not a threshold)."
+            f"Hard mining with {batch} rows a batch in {config.model.embedding_dim} dimensions: the more rows meet in "
+            "few dimensions, the nearer a collapsed space is to the one you have (a trend, not a threshold)."
         )
         yield finding("many rows, few dimensions", "note", evidence, "many rows", history.run)
 

@@ -71,7 +71,10 @@ def kept(product: Product, pairs: Pairs) -> Pairs:
         kept: Pairs = product.miner(pairs)
         # every comparison with NaN is false, so a miner drops it; it must stay in and show
         broken = torch.isnan(pairs.scores)
-        positive, negative = torch.where(broken, pairs.positive, kept.positive), torch.where(broken, pairs.negative, kept.negative)
+        positive, negative = (
+            torch.where(broken, pairs.positive, kept.positive),
+            torch.where(broken, pairs.negative, kept.negative),
+        )
     return replace(pairs, positive=positive, negative=negative, mined=True)
 
 

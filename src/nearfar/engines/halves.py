@@ -115,7 +115,10 @@ class _Half:
         self.labels = labels
         self.by_row = labels[0].sort(stable=True).indices
         self.runs = Runs(strips.relation, (labels[0][self.by_row], labels[1]))
-        strips.had_positive[self.by_row], strips.had_negative[self.by_row] = self.runs.has_positive(), self.runs.has_negative()
+        strips.had_positive[self.by_row], strips.had_negative[self.by_row] = (
+            self.runs.has_positive(),
+            self.runs.has_negative(),
+        )
         self.rows = strips.rows[self.by_row]
         self.form: Form = form(strips.cols[self.runs.order])
         size = min(self.tall, len(self.rows)) * len(strips.cols)
@@ -330,7 +333,9 @@ def _first_look(half: _Half, near: Solver, wide: Solver) -> tuple[list[Start], l
     for strip in half:
         if isinstance(near, Few | Variance):
             starts[0].append((near.seen, strip.rows, strip.first))
-            near.look(torch.where(strip.positive, half.product.positive(strip.near, +1), near.absent), strip.positive.sum())
+            near.look(
+                torch.where(strip.positive, half.product.positive(strip.near, +1), near.absent), strip.positive.sum()
+            )
         if isinstance(wide, Few | Variance):
             starts[1].append((wide.seen, strip.rows, strip.first))
             wide.look(*_wide(half, strip, wide.absent, together=False))

@@ -1,4 +1,4 @@
-"""The angular loss with plain labels: each positive pair (a, p) is a row x_a + x_p of its own, swept against all columns.
+"""The angular loss with plain labels: each positive pair (a, p) is a row x_a + x_p, swept against all columns.
 
 l_n = 4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩          n·P rows of m products; memory of a strip
 """

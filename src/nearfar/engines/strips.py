@@ -105,7 +105,18 @@ class Strips:
         scores = similarity.scores(rows, cols)
         return kept(
             self.product,
-            Pairs(scores, positive, negative, had_positive, had_negative, self.relation, similarity, rows, cols, strip=True),
+            Pairs(
+                scores,
+                positive,
+                negative,
+                had_positive,
+                had_negative,
+                self.relation,
+                similarity,
+                rows,
+                cols,
+                strip=True,
+            ),
         )
 
     def plain(self, here: slice) -> Pairs:

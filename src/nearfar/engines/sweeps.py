@@ -144,7 +144,9 @@ def _duals(strips: Strips) -> tuple[tuple[Stream, ...], bool]:
                     paired, wanted = problems[0].positive is not None, list(range(len(streams)))
                 for k in wanted:
                     losses, positive = problems[k].losses, problems[k].positive
-                    streams[k].add(losses, problems[k].measure, None if positive is None else positive.expand(losses.shape))
+                    streams[k].add(
+                        losses, problems[k].measure, None if positive is None else positive.expand(losses.shape)
+                    )
         wanted = [k for k in wanted if streams[k].turn()]
     return streams, paired
 

@@ -72,7 +72,9 @@ class Tiling:
         """The value and its gradient in what is wanted of rows, columns and parameters; of all ranks together."""
         (value, slopes), strips = self._swept(rows, cols, wants, told)
         if self.ranks.world > 1:
-            strips.had_positive, strips.had_negative = self.ranks.any(torch.stack([strips.had_positive, strips.had_negative]))
+            strips.had_positive, strips.had_negative = self.ranks.any(
+                torch.stack([strips.had_positive, strips.had_negative])
+            )
             if self.relation.square and slopes[0] is not None and slopes[1] is not None:
                 slopes = [slopes[0] + slopes[1], None, *slopes[2:]]  # rows and columns are one tensor: talk once
             slopes = [None if slope is None else self.ranks.sum(slope) for slope in slopes]

@@ -73,8 +73,8 @@ def retrieve(
         ref_labels: [m] integers.
         depth: about so many neighbors are listed (for speed alone: ranks not known from the list are counted).
         similarity: "cosine", "dot" or "euclidean".
-        ties: "place": of equal scores the earlier reference comes first; "favorable": a relevant one does, as in Qi et al.'s
-            code, for `rank` only.
+        ties: "place": of equal scores the earlier reference comes first; "favorable": a relevant one does, as in Qi et
+            al.'s code, for `rank` only.
         watch: told in words how far it is.
     """
     check_choice("retrieve", "ties", ties, TIES)

@@ -163,7 +163,8 @@ def evaluate(
         similarity: "cosine", "dot" or "euclidean".
         clustering: add NMI, AMI and F1: k-means with k = number of classes, k-means++, 3 restarts, `seed`; refused for
             a relation, which has no classes to compare clusters with.
-        ties: "place": of equal scores the earlier reference comes first; "favorable": a right one does (Qi et al.'s rule).
+        ties: "place": of equal scores the earlier reference comes first; "favorable": a right one does (Qi et al.'s
+            rule).
         unit: what the intervals draw anew. Classes are right where the question is about unseen classes: queries
             of one class fail together; "query" gives narrower intervals that speak of these classes only. By default
             classes, and queries of a relation, which has no classes.
@@ -185,7 +186,9 @@ def evaluate(
     found = _found(given, max(ks), similarity, ties, watch)
     keep = ~found.lone
     if not bool(keep.any()):
-        raise ValueError("evaluate: no query has a right answer (no other sample is a positive), so nothing can be scored.")
+        raise ValueError(
+            "evaluate: no query has a right answer (no other sample is a positive), so nothing can be scored."
+        )
     names, values = _columns(found, ks, keep)
     groups = found.labels[keep].cpu().numpy()
     means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))

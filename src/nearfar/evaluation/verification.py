@@ -1,6 +1,7 @@
 """Verification: are two samples of one class? ROC AUC and the true accept rate at given false accept rates.
 
-TAR at FAR = f:  the share of positive pairs accepted by the lowest threshold that accepts at most a share f of negative ones
+TAR at FAR = f:  the share of positive pairs accepted by the lowest threshold that accepts at most a share f of negative
+ones
 """
 
 from __future__ import annotations

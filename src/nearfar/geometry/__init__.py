@@ -1,4 +1,4 @@
-"""The geometry of Xu et al. 2022: triplet separation, how far a map is from it, thickness, and how much of a space is left."""
+"""The geometry of Xu et al. 2022: triplet separation, the distance to it, thickness, and measures of collapse."""
 
 from nearfar.batches import Violations, violations
 from nearfar.geometry.collapse import Collapse, Pull, active_triplets, collapse, effective_rank, pull

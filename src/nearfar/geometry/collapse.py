@@ -61,7 +61,7 @@ class Collapse:
     active: float
 
     def against(self, start: Collapse) -> dict[str, float]:
-        """The rms ratios of Xu et al.'s discussion: `total` now over then, and the same of the spread within classes."""
+        """The rms ratios of Xu et al.'s discussion: `total` now over then, and that of the spread within classes."""
         inside, before = self.within * self.total, start.within * start.total
         return {"total": _over(self.total, start.total), "within": _over(inside, before)}
 

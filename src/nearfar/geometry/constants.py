@@ -1,4 +1,4 @@
-"""The constants of theorem 2 of Xu et al. 2022: diameter / thickness, which its proof needs, and d_haus / d_iso as observed."""
+"""The constants of theorem 2 of Xu et al. 2022: diameter / thickness (its proof), and d_haus / d_iso as observed."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ class Constants:
 def constants(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, starts: int = 16, seed: int = 0) -> Constants:
     """The c-IAP ratio diameter/θ and the observed c = d_haus/d_iso of rows f [N, n].
 
-    Proved (theorem 1 of Xu et al. 2022, by Alestalo, Trotsenko and Väisälä): d_haus ≤ c d_iso with c = c_n · diameter/θ, c_n of
-    the dimension alone and not known. **The paper's print:** c = c_n/θ*, which is wrong in its dimension; (19) is meant
-    of a rigid motion of f*_iso, not of f*_iso itself; and for f that is not injective an ε is lost. Where N ≤ n, θ is 0
-    and nothing is said. Observed: no c above 2.235, and none that grew as θ shrank; Xu et al.'s .53 is of its own points.
+    Proved (theorem 1 of Xu et al. 2022, by Alestalo, Trotsenko and Väisälä): d_haus ≤ c d_iso with c = c_n ·
+    diameter/θ, c_n of the dimension alone and not known. **The paper's print:** c = c_n/θ*, which is wrong in its
+    dimension; (19) is meant of a rigid motion of f*_iso, not of f*_iso itself; and for f that is not injective an ε is
+    lost. Where N ≤ n, θ is 0 and nothing is said. Observed: no c above 2.235, and none that grew as θ shrank; Xu et
+    al.'s .53 is of its own points.
 
     Args:
         embeddings: [N, n], N up to about 30.

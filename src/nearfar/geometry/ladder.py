@@ -2,7 +2,8 @@
 
     rel(x, a) > rel(x, b)   ⟹   d(x, a) + α ≤ d(x, b)
 
-Class labels are the ladder of two rungs, positive and negative. Xu et al. 2022 names Ladder Loss as an extension and leaves it there.
+Class labels are the ladder of two rungs, positive and negative. Xu et al. 2022 names Ladder Loss as an extension and
+leaves it there.
 """
 
 from __future__ import annotations

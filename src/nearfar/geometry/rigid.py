@@ -103,8 +103,8 @@ def near_isometry(f: Tensor, g: Tensor) -> NearIsometry:
     """The best rigid motion from f to g in least squares (Procrustes: U = V Wᵀ of the singular vectors of fᵀg).
 
     The isometric approximation theorem says that where d_iso(f, g) = ε, some rigid motion brings f within c·ε of g,
-    c = c_n · diam / thickness. Xu et al. 2022 prints c = c_n / θ*, which is wrong in its dimension: d_haus/d_iso does not change
-    with scale, c_n/θ* does. It also loses an ε where f is not injective (c_n ε/q + ε).
+    c = c_n · diam / thickness. Xu et al. 2022 prints c = c_n / θ*, which is wrong in its dimension: d_haus/d_iso does
+    not change with scale, c_n/θ* does. It also loses an ε where f is not injective (c_n ε/q + ε).
     """
     _two("near_isometry", f, g)
     _same_width("near_isometry", f, g)

@@ -2,8 +2,8 @@
 
     H(f) = max over triplets of  [ d(x, x⁺) - d(x, x⁻) + α ]₊  =  max over anchors of  [ farthest⁺ - nearest⁻ + α ]₊
 
-f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not squared, as in Xu et al. 2022, or angles of unit
-rows (metric="angle"). In place of classes an ordered relevance may say who must be nearer (ladder.py).
+f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not squared, as in Xu et al. 2022, or angles
+of unit rows (metric="angle"). In place of classes an ordered relevance may say who must be nearer (ladder.py).
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric:
     """H, the hardest triplet violation: exact over all triplets, tile by tile, any number of rows.
 
     Proved: H is 0 exactly where the rows are triplet-separated; it is unchanged by rigid motions and, with α = 0,
-    grows like the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. Xu et al. 2022 calls α negligible: it is not. With α = 0 all rows on one
-    point have H = 0, a global minimum; with α > 0 they cost α. All of it but the scale holds for angles and for ladders
-    too. Of angles also: H is 0 for them exactly where it is for the chords |x - z| of unit rows, and never smaller.
+    grows like the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. Xu et al. 2022 calls α negligible: it is not. With α = 0 all
+    rows on one point have H = 0, a global minimum; with α > 0 they cost α. All of it but the scale holds for angles and
+    for ladders too. Of angles also: H is 0 for them exactly where it is for the chords |x - z| of unit rows, and never
+    smaller.
 
     Distances are differences in double precision. Above 1,024 rows products in float32 say first which anchors can be
     the worst; these alone are done in double, at most 4,096 of them. A ladder is always done in double.
@@ -132,8 +133,9 @@ def strips(rows: int, width: int) -> Iterator[slice]:
 def _most(x: Tensor, y: Tensor, space: Space) -> Tensor:
     """At least farthest positive less nearest negative of each row [n], from products in float32; -inf for a lone row.
 
-    Rows come sorted by class, so that positive pairs lie in few tiles near the diagonal: only these need a mask. Each pair
-    is multiplied once. What rounding can do to a squared distance, (d + 8)·2⁻²⁴·(|x| + max |z|)², is on the safe side.
+    Rows come sorted by class, so that positive pairs lie in few tiles near the diagonal: only these need a mask. Each
+    pair is multiplied once. What rounding can do to a squared distance, (d + 8)·2⁻²⁴·(|x| + max |z|)², is on the safe
+    side.
     """
     norms = x.norm(dim=1)
     z, half = x.float(), (norms * norms / 2).float()

@@ -1,7 +1,7 @@
 """Where distances are taken: the flat space, or the unit sphere with its angles.
 
-Everything that Xu et al. 2022 proves of separation uses the triangle inequality alone, so that it holds for both. On unit rows a
-chord is 2 sin(angle/2): it orders pairs as the angle does, and as the cosine does the other way round.
+Everything that Xu et al. 2022 proves of separation uses the triangle inequality alone, so that it holds for both. On
+unit rows a chord is 2 sin(angle/2): it orders pairs as the angle does, and as the cosine does the other way round.
 """
 
 from __future__ import annotations

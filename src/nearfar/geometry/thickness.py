@@ -43,8 +43,9 @@ def thickness(embeddings: Tensor, *, starts: int = 20, seed: int = 0) -> Thickne
     three least principal axes and `starts` random directions. Observed: the programs met the exact value in every
     test. Above 2,000 rows the upper bound is the least range along principal axes.
 
-    Proved: θ = 0 where N ≤ n. So theorem 2 of Xu et al. 2022, which divides by θ, is empty in just the regime that the paper calls
-    good (N = 72, n = 128). What would have to stand there is the thickness in the N - 1 dimensions that the rows span.
+    Proved: θ = 0 where N ≤ n. So theorem 2 of Xu et al. 2022, which divides by θ, is empty in just the regime that the
+    paper calls good (N = 72, n = 128). What would have to stand there is the thickness in the N - 1 dimensions that the
+    rows span.
     """
     x = centered("thickness", "embeddings", embeddings).cpu().numpy()
     rows, width = x.shape

@@ -1,10 +1,10 @@
-"""Which triplets a linear map is taught by: near positive rows (targets) and near negative rows (impostors), tile by tile.
+"""Which triplets a linear map is taught by: near positive rows (targets) and near negative rows (impostors).
 
     targets(i)   = the k nearest rows j ≠ i with y_j = y_i       impostors(i) = the l nearest rows with y_j ≠ y_i
 
-Distances are |z_i - z_j|² in the space of the map as it is now. Rows are sorted by class first, so that the positive rows
-of an anchor are one run of columns and no mask is made. One tile of distances is held at a time: memory grows with n,
-never with n².
+Distances are |z_i - z_j|² in the space of the map as it is now. Rows are sorted by class first, so that the positive
+rows of an anchor are one run of columns and no mask is made. One tile of distances is held at a time: memory grows with
+n, never with n².
 """
 
 from __future__ import annotations

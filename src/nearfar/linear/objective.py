@@ -297,7 +297,7 @@ class TripletObjective(Objective):
 
 
 class ContrastiveObjective(Objective):
-    """f(A) = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·softplus((m - |A vⱼ|²)/μ): positive pairs pulled, negative ones pushed beyond the margin.
+    """f(A) = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·softplus((m - |A vⱼ|²)/μ): positives pulled, negatives pushed beyond m.
 
     The paper leaves this loss to future work. f = g - h with g = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·logaddexp(m/μ, |A vⱼ|²/μ) and
     h = Σ cⱼ|A vⱼ|². The Hessian is a positive part less a positive part, so its norm is at most the larger of the two.
@@ -347,7 +347,7 @@ class ContrastiveObjective(Objective):
         return push, both - push, second
 
     def infimum(self, components: int | None = None) -> Infimum:
-        """Between 0 and f(0); attained if ridge > 0 or every negative difference lies in the span of the positive ones."""
+        """Between 0 and f(0); attained if ridge > 0 or every negative difference is in the span of the positive ones."""
         top = self._start()
         rank, whole = (int(torch.linalg.matrix_rank(rows)) for rows in (self.pull, torch.cat([self.pull, self.v])))
         known = True if self.ridge or rank == whole else None

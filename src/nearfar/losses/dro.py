@@ -91,10 +91,10 @@ class DroTopK(RobustLoss):
 
 
 class DroTopKPN(RobustLoss):
-    """(1/K) (top K/2 positive + top K/2 negative losses)  (Qi et al. 2020, DRO-TopK-PN, divided by K as text and code do).
+    """(1/K) (top K/2 positive + top K/2 negative losses).
 
-    Algebra: pair x TopK(K/2) per sign x balanced, on cosine. With fewer than K/2 positive pairs it takes all of them and
-    as many of the hardest negative ones, and the mean over the taken, as the authors' code does.
+    DRO-TopK-PN of Qi et al. 2020, divided by K as text and code do. Algebra: pair x TopK(K/2) per sign x balanced, on cosine. With fewer than K/2 positive pairs it takes all of them
+    and as many of the hardest negative ones, and the mean over the taken, as the authors' code does.
 
     Args:
         k: K in all, counted in unordered pairs.
@@ -195,7 +195,8 @@ class DroKLGrouped(RobustLoss):
 
     Relations: with γ = 1 and a margin so large that every loss is positive, its gradient is `GeneralizedLifted`'s on
     cosine wherever that one's hinge is active, and F = L_LS + Σ(2m - log P_i - log N_i). Linear pairs, zero="keep" and
-    the zero member make it `MultiSimilarity`. The paper's weights (7) hold only for margins above 1 + λ (docs/errata.md).
+    the zero member make it `MultiSimilarity`. The paper's weights (7) hold only for margins above 1 + λ
+    (docs/errata.md).
     """
 
     def __init__(
@@ -221,9 +222,9 @@ class DroKLGrouped(RobustLoss):
 
 
 class DroChiSquare(RobustLoss):
-    """max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds (Qi et al. 2020, section 3.1).
+    """max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds.
 
-    Algebra: pair x ChiSquare(ρ) x batch, on cosine. Solved exactly; the printed closed form is too large beyond its
+    Qi et al. 2020, section 3.1. Algebra: pair x ChiSquare(ρ) x batch, on cosine. Solved exactly; the printed closed form is too large beyond its
     range (docs/errata.md).
 
     Args:

@@ -25,14 +25,16 @@ class Contrastive(RobustLoss):
         pos_margin: m₊, the distance within which positive pairs cost nothing.
         neg_margin: m₋, the distance beyond which negative pairs cost nothing.
         power: 2 as in the paper, 1 as in pytorch-metric-learning.
-        reduction: "mean" over all pairs; "nonzero": the mean of the positive losses above zero plus that of the negative.
+        reduction: "mean" over all pairs; "nonzero": the mean of the positive losses above zero plus that of the
+            negative.
         pair: another pair loss in place of `Squared`.
         similarity: `NegEuclidean` where none is given.
         miner: a miner; `miners.BalancedHard` makes it Can et al.'s contrastive-hard.
         engine: see `RobustLoss`.
 
-    Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (Can et al. 2019, prop. 4.1)
-    has zero loss only if its positive distance ε₊ is within m₊; the paper says so for any ε₊ (docs/errata.md).
+    Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (Can et al. 2019,
+    prop. 4.1) has zero loss only if its positive distance ε₊ is within m₊; the paper says so for any ε₊
+    (docs/errata.md).
     """
 
     def __init__(
@@ -60,9 +62,10 @@ class Contrastive(RobustLoss):
 
 
 class Margin(RobustLoss):
-    """mean over all pairs of  [m + d - β]₊ (positive),  [m - d + β]₊ (negative),  β learnt   (Can et al. 2019, eq. 3.3).
+    """mean over all pairs of  [m + d - β]₊ (positive),  [m - d + β]₊ (negative),  β learnt.
 
-    Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit rows. (Qi et al.'s "margin loss" is the same hinge
+    The margin loss (Can et al. 2019, eq. 3.3). Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit rows. (Qi et al.'s "margin loss" is the same
+    hinge
     on cosine: `RobustLoss(pair=Hinge(.2, .5), over=Mean())`.)
 
     Args:
@@ -75,8 +78,8 @@ class Margin(RobustLoss):
         miner: a miner; the original draws pairs with `miners.DistanceWeighted`.
         engine: see `RobustLoss`.
 
-    Relations: pytorch-metric-learning counts each positive pair once per negative pair of its anchor and the reverse; with
-    equal class sizes its value is that of a Relation weighted so (`nearfar.pml.losses.MarginLoss` does it).
+    Relations: pytorch-metric-learning counts each positive pair once per negative pair of its anchor and the reverse;
+    with equal class sizes its value is that of a Relation weighted so (`nearfar.pml.losses.MarginLoss` does it).
     """
 
     def __init__(

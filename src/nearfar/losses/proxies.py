@@ -71,8 +71,8 @@ class _Proxies(Composed):
 class ProxyNCA(_Proxies):
     """mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors.
 
-    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies. (The paper leaves the
-    own proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
+    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies. (The paper leaves
+    the own proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
 
     Args:
         classes: how many proxies.
@@ -110,8 +110,8 @@ class ProxyNCA(_Proxies):
 class ProxyAnchor(_Proxies):
     """(1/|C₊|) Σ_c log(1 + Σ_{y_i=c} e^{-a(s-δ)}) + (1/|C|) Σ_c log(1 + Σ_{y_i≠c} e^{a(s+δ)}),  C₊: classes present.
 
-    Algebra: Linear(margin=δ, scale=a) x KL(1) with the zero member x anchor_sign, added with a denominator per sign; rows
-    are the proxies, columns the batch, on cosine.
+    Algebra: Linear(margin=δ, scale=a) x KL(1) with the zero member x anchor_sign, added with a denominator per sign;
+    rows are the proxies, columns the batch, on cosine.
 
     Args:
         classes: how many proxies.

@@ -12,7 +12,7 @@ from nearfar.links import Add, PerPositive, Reduction, SoftplusLink
 from nearfar.loss import Call
 from nearfar.losses.composed import Composed
 from nearfar.miners import Miner
-from nearfar.pairs import CircleScore, Linear, PairLoss, Identity
+from nearfar.pairs import CircleScore, Identity, Linear, PairLoss
 from nearfar.relations import Relation
 from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Mean
@@ -62,8 +62,8 @@ class NTXent(RobustLoss):
 class SupCon(RobustLoss):
     """mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ   (Khosla et al.).
 
-    Algebra: Linear(1/τ) x Mean on the positive side, Identity(1/τ) x KL(1) over everyone on the other, x anchor_sign, added,
-    on cosine. "Mean of logarithms" needs no special case: the logarithm of the denominator is the same for all.
+    Algebra: Linear(1/τ) x Mean on the positive side, Identity(1/τ) x KL(1) over everyone on the other, x anchor_sign,
+    added, on cosine. "Mean of logarithms" needs no special case: the logarithm of the denominator is the same for all.
 
     Args:
         temperature: τ.

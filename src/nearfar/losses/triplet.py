@@ -10,7 +10,7 @@ from nearfar.groups import Grouping
 from nearfar.links import HingeLink, Link, Reduction
 from nearfar.losses.annealing import Anneal, Annealing, advance
 from nearfar.miners import Miner
-from nearfar.pairs import Hinge, Linear, PairLoss, Identity
+from nearfar.pairs import Hinge, Identity, Linear, PairLoss
 from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Mean, UncertaintySet, Worst
 from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
@@ -20,17 +20,19 @@ Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 
 
 class Triplet(RobustLoss):
-    """mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ   (Xu et al. 2022; Jaffe 2020, eq. 6 and 9; Can et al. 2019, eq. 3.2).
+    """mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ.
 
-    Algebra: Hinge(m) on s_an - s_ap x Mean x triplets, on Euclidean distance of unit rows;
+    Xu et al. 2022; Jaffe 2020, eq. 6 and 9; Can et al. 2019, eq. 3.2. Algebra: Hinge(m) on s_an - s_ap x Mean x triplets, on Euclidean distance of unit rows;
     mining="hard": Worst per anchor and sign, joined by a hinge; "hardest": Worst over all triplets.
 
     Args:
         margin: m. With m = 0 total collapse is a global minimum of value 0.
         mining: "all" triplets; "semihard": d_ap < d_an < d_ap + m; "balanced": each anchor's first positive (in the
-            order of the batch) with its nearest negative, the second with the second nearest, and so on (Can et al. 2019); "hard":
-            each anchor's farthest positive and nearest negative; "hardest": the one worst triplet of the batch (Xu et al. 2022).
-        smooth: μ of the log-sum-exp smoothing (Jaffe 2020); 0 is the hinge. The value exceeds the hinge's by at most μ·log 2.
+            order of the batch) with its nearest negative, the second with the second nearest, and so on (Can et al.
+            2019); "hard": each anchor's farthest positive and nearest negative; "hardest": the one worst triplet of the
+            batch (Xu et al. 2022).
+        smooth: μ of the log-sum-exp smoothing (Jaffe 2020); 0 is the hinge. The value exceeds the hinge's by at most
+            μ·log 2.
         swap: judge a negative from the nearer end of the positive pair (not with "hard"; not with representatives).
         reduction: "mean" over the triplets mined ("hard": over anchors), or "nonzero": over those above zero.
         anneal: with "hard": begin soft, and be plain hard mining after so many calls of `step`, or as an `Anneal` says.
@@ -124,8 +126,8 @@ def _anneal(given: int | Anneal | None, mining: Mining) -> Anneal | None:
 class Angular(RobustLoss):
     """mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α.
 
-    Algebra: Identity x KL(1) with the zero member x positive, on cosine. The score of a triplet needs ⟨x_p, x_n⟩ as well.
-    Under a relation with representatives the anchors are the other rows, and p and n are representatives.
+    Algebra: Identity x KL(1) with the zero member x positive, on cosine. The score of a triplet needs ⟨x_p, x_n⟩ as
+    well. Under a relation with representatives the anchors are the other rows, and p and n are representatives.
 
     Args:
         degrees: α, in degrees.

@@ -51,7 +51,8 @@ def build(
         pretrained: begin with ImageNet's weights, where the network has any.
         weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
             it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
-        hidden: a hidden layer of this embedding_dim in the head; for "mlp" the embedding_dim of its layer (default 512).
+        hidden: a hidden layer of this embedding_dim in the head; for "mlp" the embedding_dim of its layer (default
+            512).
         bn_neck: a batch norm after the head.
     """
     kind, _, rest = name.partition(":")

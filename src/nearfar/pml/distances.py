@@ -1,6 +1,7 @@
 """PML's distances over our similarities: `CosineSimilarity`, `DotProductSimilarity`, `LpDistance`.
 
-PML counts some of them upwards (`is_inverted`: larger = more similar) and some downwards. Here a distance translates and
+PML counts some of them upwards (`is_inverted`: larger = more similar) and some downwards. Here a distance translates
+and
 does no more: `similarity` is ours (larger = more similar, always), and `score` turns a number in PML's units, such as a
 margin, into a score.
 """

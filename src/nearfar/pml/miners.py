@@ -128,7 +128,9 @@ def _listed(pairs: Pairs) -> Indices:
 
 
 class MultiSimilarityMiner(Miner):
-    """Positive pairs less similar than the row's hardest negative one plus ε, and the reverse: `nf.miners.MultiSimilarity`.
+    """Positive pairs less similar than the row's hardest negative one plus ε, and the reverse.
+
+    The same as `nf.miners.MultiSimilarity`.
 
     Args:
         epsilon: ε.
@@ -269,8 +271,12 @@ class BatchEasyHardMiner(Miner):
             has_p = has_n = has_p & has_n
         every = torch.arange(len(p), device=p.device)
         a1, a2 = every[has_p], every[has_n]
-        kept_positive = torch.nonzero(pairs.positive, as_tuple=True) if self.pos_strategy == self.ALL else (a1, p[a1, 0])
-        kept_negative = torch.nonzero(pairs.negative, as_tuple=True) if self.neg_strategy == self.ALL else (a2, n[a2, 0])
+        kept_positive = (
+            torch.nonzero(pairs.positive, as_tuple=True) if self.pos_strategy == self.ALL else (a1, p[a1, 0])
+        )
+        kept_negative = (
+            torch.nonzero(pairs.negative, as_tuple=True) if self.neg_strategy == self.ALL else (a2, n[a2, 0])
+        )
         return (*kept_positive, *kept_negative)
 
 

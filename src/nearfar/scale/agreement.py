@@ -77,7 +77,7 @@ def agree(ranks: Group, loss: nn.Module, call: Call, looks: Looks, problem: Exce
 
 
 def _all_well(heard: Tensor) -> bool:
-    """Whether no rank has a problem and all are positives; every rank comes to the same answer."""
+    """Whether no rank has a problem and all agree; every rank comes to the same answer."""
     wrong, kind, taken, settings = heard[:, 0], heard[:, 3], heard[:, 4], heard[:, 5]
     if bool((wrong != 0).any() | (kind != kind[0]).any() | ((settings != settings[0]) & (taken == taken[0])).any()):
         return False
@@ -131,11 +131,13 @@ def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
                 f"Distributed: ranks must call one loss positive, but rank 0 and rank {rank} differ: {ours} on rank 0, "
                 f"{theirs} on rank {rank}; make them the same on every rank."
             )
-    return "Distributed: ranks must call one loss positive, but differ; make the loss and its call the same on every rank."
+    return (
+        "Distributed: ranks must call one loss positive, but differ; make the loss and its call the same on every rank."
+    )
 
 
 def _step_lines(loss: nn.Module) -> list[str]:
-    """Numbers that a part wants to be positive at every call, such as the place in a ring."""
+    """Numbers that a part wants to be the same at every call, such as the place in a ring."""
     named = ((name, getattr(part, "_in_step", None)) for name, part in loss.named_modules())
     return [f"{name} after {told}" for name, told in named if told is not None]
 
@@ -151,7 +153,7 @@ def _value_lines(loss: nn.Module) -> list[str]:
 
 
 def _call_lines(call: Call) -> list[str]:
-    """The kind of a call: all that must be positive, and nothing of its values or number of rows."""
+    """The kind of a call: all that must be the same, and nothing of its values or number of rows."""
     x, y = call.embeddings, call.labels
     told = [
         f"embeddings of width {x.shape[1]}",

@@ -168,7 +168,9 @@ def _check_ids(call: Call, relation: Relation) -> None:
     for ids, count in given:
         if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (count,)):
             came = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(f"Distributed: ids must be a tensor of shape [{count}], one of each row, but came as {came}.")
+            raise ValueError(
+                f"Distributed: ids must be a tensor of shape [{count}], one of each row, but came as {came}."
+            )
 
 
 def _device(x: object) -> str:

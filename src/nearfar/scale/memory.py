@@ -1,4 +1,4 @@
-"""`CrossBatchMemory`: rows of past batches as further references (cross-batch memory), in a ring that a checkpoint keeps."""
+"""`CrossBatchMemory`: rows of past batches as further references, in a ring that a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class CrossBatchMemory(Loss):
     memory the k of `DroTopK` counts entries of the n x (n + size) matrix, in which pairs within the batch stand twice.
 
     In evaluation mode (`memory.eval()`) it compares with what it remembers and remembers nothing new. The ring, its
-    position and the ages are in `state_dict`. With several processes write `Distributed(CrossBatchMemory(loss, ...))`: each rank
-    then remembers the rows of all, in the same order.
+    position and the ages are in `state_dict`. With several processes write `Distributed(CrossBatchMemory(loss, ...))`:
+    each rank then remembers the rows of all, in the same order.
 
     Args:
         loss: any loss but those with proxies.
@@ -68,12 +68,14 @@ class CrossBatchMemory(Loss):
         super().__init__()
         if not isinstance(loss, Loss) or hasattr(loss, "proxies") or isinstance(loss, CrossBatchMemory | Distributed):
             raise TypeError(
-                f"CrossBatchMemory: loss must be a nearfar loss that takes reference rows, but came as {type(loss).__name__}; "
-                "proxies are a reference already, and Distributed goes around a memory, not inside."
+                f"CrossBatchMemory: loss must be a nearfar loss that takes reference rows, but came as "
+                f"{type(loss).__name__}; proxies are a reference already, and Distributed goes around a memory, not inside."
             )
         check_whole("CrossBatchMemory", "size", size)
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-            raise ValueError(f"CrossBatchMemory: warmup must be a whole number of calls, 0 or more, but came as {warmup!r}.")
+            raise ValueError(
+                f"CrossBatchMemory: warmup must be a whole number of calls, 0 or more, but came as {warmup!r}."
+            )
         if max_age is not None:
             check_whole("CrossBatchMemory", "max_age", max_age)
         self.loss, self.size, self.warmup, self.max_age = loss, size, warmup, max_age
@@ -158,8 +160,8 @@ class CrossBatchMemory(Loss):
     def _check(self, call: Call) -> Tensor:
         if any(x is not None for x in (call.ref_emb, call.ref_labels, call.ref_ids, call.indices)):
             raise ValueError(
-                "CrossBatchMemory: it brings its own reference rows and takes no others, nor an index tuple; leave them out, "
-                "and choose pairs with miner= on the loss."
+                "CrossBatchMemory: it brings its own reference rows and takes no others, nor an index tuple; leave them "
+                "out, and choose pairs with miner= on the loss."
             )
         if not isinstance(call.labels, Tensor):
             raise TypeError(
@@ -169,8 +171,8 @@ class CrossBatchMemory(Loss):
         check_labels("CrossBatchMemory", "labels", call.labels, len(call.embeddings), call.embeddings.device)
         if self._named is not None and self._named != (call.ids is not None):
             raise ValueError(
-                f"CrossBatchMemory: ids came {'not ' if self._named else ''}with this call but {'' if self._named else 'not '}"
-                "with earlier ones; pass them always or never, or call reset()."
+                f"CrossBatchMemory: ids came {'not ' if self._named else ''}with this call but "
+                f"{'' if self._named else 'not '}with earlier ones; pass them always or never, or call reset()."
             )
         width = self.embeddings.shape[1] if len(self.embeddings) else call.embeddings.shape[1]
         if self._holds_any and call.embeddings.shape[1] != width:
@@ -239,8 +241,8 @@ class CrossBatchMemory(Loss):
         told = state_dict.get(f"{prefix}_extra_state")
         if told is not None and len(told) != COUNTS + self.size:
             raise ValueError(
-                f"CrossBatchMemory: the checkpoint remembers {len(told) - COUNTS} rows, but this memory has size={self.size}; "
-                "make it as large, or leave its state out."
+                f"CrossBatchMemory: the checkpoint remembers {len(told) - COUNTS} rows, but this memory has "
+                f"size={self.size}; make it as large, or leave its state out."
             )
         for name in ("embeddings", "labels", "ids"):  # made at the first call, so their shapes are the checkpoint's
             saved = state_dict.get(prefix + name)

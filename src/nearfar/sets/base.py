@@ -5,7 +5,8 @@
 Losses come as l [g, n], one group a row, with a base measure w [g, n]: a boolean mask, or weights where an integer
 weight means the pair is there that many times. Members with w = 0 are absent. An empty group has value 0, weights 0.
 
-A set gives three things (`l`, `w` already hold the zero member and lack the dropped members; absent members have l = 0):
+A set gives three things (`l`, `w` already hold the zero member and lack the dropped members; absent members have l =
+0):
 
     dual(l, w)        a few numbers per group from which the weights follow, no gradient
     weights(l, w, dual)   p* elementwise, no gradient
@@ -58,7 +59,8 @@ class UncertaintySet(Part, ABC):
     """A set U of weights over the members of a group.
 
     Args:
-        zero: "drop" leaves members without loss (l <= 0) out of the group, as Qi et al. 2020 does; "keep" lets them damp the rest.
+        zero: "drop" leaves members without loss (l <= 0) out of the group, as Qi et al. 2020 does; "keep" lets them
+            damp the rest.
         zero_member: add one member whose loss is always 0 (multi-similarity's "1 +" inside the logarithm).
     """
 

@@ -40,7 +40,9 @@ def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Te
 
 @dataclass(frozen=True, eq=False)
 class KL(UncertaintySet, swift=True):
-    """max over Σp = 1 of Σpᵢlᵢ - γ·KL(p ‖ w/W):  F = γ·log Σ (wᵢ/W) e^{lᵢ/γ},  p* = softmax(l/γ) (Qi et al. 2020 DRO-KL).
+    """max over Σp = 1 of Σpᵢlᵢ - γ·KL(p ‖ w/W):  F = γ·log Σ (wᵢ/W) e^{lᵢ/γ},  p* = softmax(l/γ).
+
+    DRO-KL of Qi et al. 2020.
 
     Args:
         gamma: γ, the price of leaving the base measure; →0 is Worst, →∞ is Mean.

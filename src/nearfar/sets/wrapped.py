@@ -1,4 +1,4 @@
-"""Weights used in another way: `DetachedWeights` (held constant), `Sampled` (drawn), and two weightings from papers' code."""
+"""Weights used in another way: held constant (`DetachedWeights`), drawn (`Sampled`), and two from papers' code."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class DetachedWeights(UncertaintySet, swift=True):
 
 @dataclass(frozen=True, eq=False)
 class Sampled(UncertaintySet, swift=True):
-    """F̂ = the mean loss of `samples` members drawn WITH replacement from `of`'s weights (Qi et al. 2020, after DRO-KL).
+    """F̂ = the mean loss of `samples` members drawn WITH replacement from `of`'s weights.
 
-    Unbiased for the gradient: E[Σ p̂ dl] = Σ p* dl. (Without replacement it is biased.) E[F̂] = Σ p*l.
+    Qi et al. 2020, after DRO-KL. Unbiased for the gradient: E[Σ p̂ dl] = Σ p* dl. (Without replacement it is biased.) E[F̂] = Σ p*l.
     Draws come from torch's generator of the losses' device, so `torch.manual_seed` fixes them.
     """
 
@@ -140,9 +140,9 @@ class PowerWeights(UncertaintySet, swift=True):
 
 @dataclass(frozen=True, eq=False)
 class CalibratedKL(UncertaintySet, swift=True):
-    """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses: Qi et al.'s code draws from these; its text says softmax.
+    """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses.
 
-    A member without loss gets no weight. Where no member has any loss the weights are uniform, as there.
+    Qi et al.'s code draws from these, while its text says softmax. A member without loss gets no weight. Where no member has any loss the weights are uniform, as there.
 
     Args:
         gamma: γ.

@@ -1,4 +1,4 @@
-"""What the paper on gradient descent (Jaffe 2020) prints and what is true: each entry with a counterexample, computed."""
+"""What Jaffe 2020 prints and what is true: each entry with a counterexample, computed."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def bounds(steps: int = 12) -> Numbers:
 
 
 def cloud(n: int, m: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Differences u, v of n triplets: positive ones small in the first half of the features, negative ones larger there."""
+    """Differences u, v of n triplets: positives small in the first half of the features, negatives larger there."""
     generator = torch.Generator().manual_seed(seed)
     u, v = torch.randn(2, n, m, generator=generator, dtype=torch.float64)
     scale = torch.where(torch.arange(m) < (m + 1) // 2, 0.7, 1.3).to(u)

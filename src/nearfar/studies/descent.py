@@ -1,4 +1,4 @@
-"""Gradient descent on the triplet margin loss (Jaffe 2020): the paper's figures, its claims tested, its future work done.
+"""Gradient descent on the triplet margin loss (Jaffe 2020): its figures, its claims tested, its future work.
 
 `reproduce(folder)` draws six pictures and writes descent.json: Figure 1 (loss surface) and Figure 2 (three steps,
 printed and true), the bounds 2.8-2.10 against a run, the extensions, the saddles, and the comparison with the

@@ -1,9 +1,9 @@
-"""Distributionally robust losses (Qi et al. 2020): recall against pair imbalance, against K, and grouped KL beside its kin.
+"""Distributionally robust losses (Qi et al. 2020): recall against pair imbalance, against K, and grouped KL.
 
-`reproduce(folder)` runs Qi et al.'s Figure 1 (batches of 80 to 640 with 5 samples a class: the rarer positive pairs become, who
-keeps up?), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to .001 beside lifted
-structure and multi-similarity, B = 80, 64 dimensions). The pair loss of all but these two is the hinge [m ± (λ - s)]₊
-with m = .2 and λ = .5.
+`reproduce(folder)` runs Qi et al.'s Figure 1 (batches of 80 to 640 with 5 samples a class: the rarer positive pairs
+become, who keeps up?), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to .001
+beside lifted structure and multi-similarity, B = 80, 64 dimensions). The pair loss of all but these two is the hinge [m
+± (λ - s)]₊ with m = .2 and λ = .5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Alternating projections (PROFS, Can et al. 2019): every loss plain, with PROFS, and with hard negative classes; recall against M.
+"""Alternating projections (PROFS, Can et al. 2019): every loss plain, with PROFS, and with hard classes.
 
 `reproduce(folder)` trains the baselines of Can et al.'s Table 1 plainly (`MPerClass`, B = 128, I = 2), with PROFS
 (`Representatives`, only pairs that hold a representative, the proximal term) and with hard negative classes (HNCM) too,
@@ -51,7 +51,11 @@ ALONE = {
 }
 VARIANTS = ("plain", "PROFS", "PROFS + HNCM")
 PARTS = ("table", "lengths")
-CHOOSERS = ("Contrastive-hard", "Triplet-hard", "Margin-hard")  # choose the rate: those that Can et al.'s formulation fits
+CHOOSERS = (
+    "Contrastive-hard",
+    "Triplet-hard",
+    "Margin-hard",
+)  # choose the rate: those that Can et al.'s formulation fits
 FIGURE = ("Contrastive-hard", "Triplet-hard", "N-pair", "Margin-hard")  # the four of Can et al.'s Figure 1
 TIMES = (0.1, 0.3, 1.0, 3.0, 10.0)  # M over the rule's, besides M = 1
 SCORES = ("recall@1", "recall@10", "map_at_r", "nmi", "f1")

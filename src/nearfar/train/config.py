@@ -106,7 +106,9 @@ class TrainingConfig:
     evaluate_every: int = option(200, "steps between evaluations")
     checkpoint_every: int = option(200, "steps between checkpoints")
     explain_every: int = option(50, "steps between looks at the pair weights; 0: never")
-    diagnose_every: int | None = option(None, "steps between two looks of the doctor; null: thirty looks a run; 0: never")
+    diagnose_every: int | None = option(
+        None, "steps between two looks of the doctor; null: thirty looks a run; 0: never"
+    )
     baselines: bool = option(True, "score the input, where it is a vector, and the new network on the test classes too")
     max_positive_distance: float = option(0.6, "positive pairs farther apart than this violate their constraint")
     min_negative_distance: float = option(1.2, "negative pairs nearer than this violate theirs")
@@ -120,7 +122,13 @@ class TrainingConfig:
             check_whole("config", f"training.{name}", getattr(self, name))
         if self.chunk is not None:
             check_whole("config", "training.chunk", self.chunk)
-        for name in ("explain_every", "max_positive_distance", "min_negative_distance", "cross_batch_memory", "cross_batch_memory_warmup"):
+        for name in (
+            "explain_every",
+            "max_positive_distance",
+            "min_negative_distance",
+            "cross_batch_memory",
+            "cross_batch_memory_warmup",
+        ):
             check_positive("config", f"training.{name}", getattr(self, name), zero=True)
         check_positive("config", "training.diagnose_every", self.diagnose_every or 0, zero=True)
 

@@ -303,7 +303,9 @@ def _evaluate(setting: Setting, keeper: Keeper, moment: Moment, show: Show) -> d
             found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
             found[f"{word} map_at_r"] = scores.map_at_r
             keeper.offer(setting, moment.step, scores.recall[1])
-        found["violation"] = violation(moment.embeddings, moment.labels, near=plan.max_positive_distance, far=plan.min_negative_distance)
+        found["violation"] = violation(
+            moment.embeddings, moment.labels, near=plan.max_positive_distance, far=plan.min_negative_distance
+        )
         show.scores(moment.step, found)
     setting.machine.wait_for_everyone()
     return found

@@ -51,8 +51,8 @@ def check(config: Config) -> None:
     _check("batches", config.batches, SAMPLERS)
     if config.training.cross_batch_memory and config.batches.name == "Representatives":
         raise ValueError(
-            "config: training.cross_batch_memory does not go with batches Representatives, whose pairs each hold a representative; "
-            "take MPerClass, or memory 0."
+            "config: training.cross_batch_memory does not go with batches Representatives, whose pairs each hold a "
+            "representative; take MPerClass, or training.cross_batch_memory 0."
         )
 
 
@@ -62,7 +62,11 @@ def make_loss(config: Config, *, classes: int) -> Any:
     given = {"classes": classes, "dim": config.model.embedding_dim}
     loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
     plan = config.training
-    return CrossBatchMemory(loss, plan.cross_batch_memory, plan.cross_batch_memory_warmup) if plan.cross_batch_memory else loss
+    return (
+        CrossBatchMemory(loss, plan.cross_batch_memory, plan.cross_batch_memory_warmup)
+        if plan.cross_batch_memory
+        else loss
+    )
 
 
 def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:

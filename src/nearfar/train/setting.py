@@ -17,7 +17,7 @@ from nearfar.data import DataSet, Samples, View, class_disjoint, part
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
 from nearfar.relations import Relation
-from nearfar.scale import Distributed, CrossBatchMemory
+from nearfar.scale import CrossBatchMemory, Distributed
 from nearfar.train import parts
 from nearfar.train.config import Config
 from nearfar.train.rates import optimizer

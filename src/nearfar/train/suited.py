@@ -94,14 +94,14 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
     try:
         model = models.build(
             spec.name or network_for(given.shape),
-            width=spec.width,
+            embedding_dim=spec.embedding_dim,
             inputs=given.shape,
             pool=spec.pool,
             normalize=spec.normalize,
             pretrained=spec.pretrained and fresh,
             weights=spec.weights if fresh else None,
             hidden=spec.hidden,
-            neck=spec.neck,
+            bn_neck=spec.bn_neck,
         )
     except ImportError as error:
         if spec.name is not None:

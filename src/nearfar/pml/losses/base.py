@@ -39,7 +39,7 @@ class Call:
         return len(self.embeddings if self.ref_emb is None else self.ref_emb)
 
     def relation(self) -> Relation:
-        """which rows form positive pairs, told by the labels."""
+        """Which rows form positive pairs, told by the labels."""
         if isinstance(self.labels, Relation):
             return self.labels
         if self.labels is None:

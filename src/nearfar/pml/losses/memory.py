@@ -1,4 +1,4 @@
-"""`CrossBatchMemory` under PML's name, whose position a checkpoint keeps. `nearfar.CrossBatchMemory` is the native one."""
+"""`CrossBatchMemory` under PML's name, whose position a checkpoint keeps; the native one is `nf.CrossBatchMemory`."""
 
 from __future__ import annotations
 

@@ -99,9 +99,9 @@ class GeneralizedLiftedStructureLoss(Loss):
 
 
 class LiftedEnds(Link):
-    """One term per positive pair: v_ij = ½ [log(e^{negative_i} + e^{negative_j}) + l_ij]₊², a missing logarithm counting 0.
+    """One term per positive pair: v_ij = ½ [log(e^{negative_i} + e^{negative_j}) + l_ij]₊².
 
-    The negative pairs of j are those of row j, or with a reference those of column j.
+    A missing logarithm counts 0. The negative pairs of j are those of row j, or with a reference those of column j.
     """
 
     def __init__(self, *, wants_columns: bool) -> None:

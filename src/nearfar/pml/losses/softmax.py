@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearfar.links import Link, PerPositive, Sides, Terms
 from nearfar.losses import Circle, NTXent
-from nearfar.pairs import Linear, Identity
+from nearfar.pairs import Identity, Linear
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import as_pairs
 from nearfar.pml.distances import CosineSimilarity, DotProductSimilarity

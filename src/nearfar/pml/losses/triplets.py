@@ -80,7 +80,7 @@ class TripletMarginLoss(Loss):
 
 
 class AngularLoss(Loss):
-    """mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α, of unit rows.
+    """mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α.
 
     Like PML's, it takes positive pairs from an index tuple, and all negative ones from the labels.
 
