@@ -72,7 +72,8 @@ class Hard(Miner, swift=True):
 class SemiHard(Miner, swift=True):
     """Keep negative pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive.
 
-    Qi et al. 2020, section 4.2.2. All positive pairs stay. (Semi-hard triplets compare with each positive: `nf.losses.Triplet(mining="semihard")`.)
+    Qi et al. 2020, section 4.2.2. All positive pairs stay. (Semi-hard triplets compare with each positive:
+    `nf.losses.Triplet(mining="semihard")`.)
 
     Args:
         threshold: λ.

@@ -36,8 +36,8 @@ class PairLoss(Part, nn.Module, ABC):
 class Hinge(PairLoss, swift=True):
     """l = [m + sign·(λ - s)]₊, the margin loss on a score.
 
-    Qi et al. 2020, section 3; y must be ±1, the print says 0/1. With `smooth` = μ > 0 it is μ·softplus(x/μ), the log-sum-exp smoothing of max(x, 0) (Jaffe 2020, eq. 9-12), which
-    exceeds it by at most μ·log 2.
+    Qi et al. 2020, section 3; y must be ±1, the print says 0/1. With `smooth` = μ > 0 it is μ·softplus(x/μ), the
+    log-sum-exp smoothing of max(x, 0) (Jaffe 2020, eq. 9-12), which exceeds it by at most μ·log 2.
 
     Args:
         margin: m, how far beyond the threshold a pair must be before it costs nothing.

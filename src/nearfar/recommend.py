@@ -196,7 +196,8 @@ def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
         return (
             {"name": "DroTopK", "k": 2 * batch, "pair": {"name": "Logistic"}},
             "DroTopK with K = 2B, the paper's choice: the hardest pairs share the weight, so that the many easy "
-            "negative pairs do not drown the few positive ones; the binomial loss needs no margin, its threshold is .5.",
+            "negative pairs do not drown the few positive ones; the "
+            "binomial loss needs no margin, its threshold is .5.",
         )
     loss = dict(row.loss)
     if "k" in loss:

@@ -1,4 +1,4 @@
-"""`Representatives`: the batches of alternating projections (Can et al. 2019): one sample stands for its class, M steps."""
+"""`Representatives`: batches of alternating projections (Can et al. 2019); one sample stands for its class."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ SHUFFLE, CHOICE, OTHERS = 1, 2, 3  # what a draw is for: each has generators of 
 class Representatives(GlobalBatches):
     """Batches of B/I classes: the representative of each, the same for M steps, and I-1 other samples.
 
-    This is algorithm 1 of Can et al. 2019. A **projection** is M = ceil(ρ / p) steps, p = min(1, B/(I·L)) for L classes, so that a representative is used about
-    ρ times. For the next projection every class moves on in a shuffled queue of its samples: each sample is the
-    representative once in a **cycle** of its class (as many projections as it has samples; then it is reshuffled).
+    This is algorithm 1 of Can et al. 2019. A **projection** is M = ceil(ρ / p) steps, p = min(1, B/(I·L)) for L
+    classes, so that a representative is used about ρ times. For the next projection every class moves on in a shuffled
+    queue of its samples: each sample is the representative once in a **cycle** of its class (as many projections as it
+        has samples; then it is reshuffled).
     Within a projection all classes come once before one comes again. The others are drawn without replacement; a
     class with fewer than I samples repeats its others, and a class of one sample repeats that one.
 

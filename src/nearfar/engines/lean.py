@@ -122,7 +122,7 @@ class _Lean:
         return torch.sign(losses).clamp_min_(0.0)
 
     def _mined(self, losses: Tensor, near: Tensor, narrow: Narrow) -> tuple[Tensor, Tensor, Tensor]:
-        """Positive pairs [t, P] kept by the miner, the number of members of the wide side, and whether any is negative."""
+        """Positive pairs [t, P] that the miner keeps, the size of the wide side, and whether any of it is negative."""
         negative = losses.shape[1] - narrow.run.sum(dim=1)
         size = negative + narrow.positive.sum(dim=1) if self.product.everyone else negative
         miner = self.product.miner

@@ -73,11 +73,11 @@ def isometric_error(
 ) -> Separation:
     """d_iso(f, F_TS) = min over separated g of  max over pairs | d(f(x), f(z)) - d(g(x), g(z)) |.
 
-    Equation 14 of Xu et al. 2022. Proved: H/2 ≤ d_iso (three lines: d_f(x,x⁺) ≤ d_g(x,x⁺) + e ≤ d_g(x,x⁻) + e ≤ d_f(x,x⁻) + 2e; tight), and
-    d_iso ≤ 2 d_haus (tight). Both need the triangle inequality alone, so that they hold for ladders and for angles too.
-    **Not proved:** d_iso ≤ 2H, theorem 3 of Xu et al. 2022. The proof's case 1 is possible (A = {-1, 1}, B = {0}), its
-    f* minimizes another objective, and d_iso ≤ H is false (1.5 H for A = {0, 2}, B = {1}, C = {3, 5}, D = {4} on a
-    line, certified). Observed: no ratio above 1.5.
+    Equation 14 of Xu et al. 2022. Proved: H/2 ≤ d_iso (three lines: d_f(x,x⁺) ≤ d_g(x,x⁺) + e ≤ d_g(x,x⁻) + e ≤
+    d_f(x,x⁻) + 2e; tight), and d_iso ≤ 2 d_haus (tight). Both need the triangle inequality alone, so that they hold for
+    ladders and for angles too. **Not proved:** d_iso ≤ 2H, theorem 3 of Xu et al. 2022. The proof's case 1 is possible
+    (A = {-1, 1}, B = {0}), its f* minimizes another objective, and d_iso ≤ H is false (1.5 H for A = {0, 2}, B = {1}, C
+    = {3, 5}, D = {4} on a line, certified). Observed: no ratio above 1.5.
 
     Args:
         embeddings: [N, n].

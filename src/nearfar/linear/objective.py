@@ -347,7 +347,7 @@ class ContrastiveObjective(Objective):
         return push, both - push, second
 
     def infimum(self, components: int | None = None) -> Infimum:
-        """Between 0 and f(0); attained if ridge > 0 or every negative difference is in the span of the positive ones."""
+        """Between 0 and f(0); attained if ridge > 0 or negative differences lie in the span of the positive ones."""
         top = self._start()
         rank, whole = (int(torch.linalg.matrix_rank(rows)) for rows in (self.pull, torch.cat([self.pull, self.v])))
         known = True if self.ridge or rank == whole else None

@@ -69,7 +69,8 @@ class CrossBatchMemory(Loss):
         if not isinstance(loss, Loss) or hasattr(loss, "proxies") or isinstance(loss, CrossBatchMemory | Distributed):
             raise TypeError(
                 f"CrossBatchMemory: loss must be a nearfar loss that takes reference rows, but came as "
-                f"{type(loss).__name__}; proxies are a reference already, and Distributed goes around a memory, not inside."
+                f"{type(loss).__name__}; proxies are a reference "
+                "already, and Distributed goes around a memory, not inside."
             )
         check_whole("CrossBatchMemory", "size", size)
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
@@ -160,8 +161,8 @@ class CrossBatchMemory(Loss):
     def _check(self, call: Call) -> Tensor:
         if any(x is not None for x in (call.ref_emb, call.ref_labels, call.ref_ids, call.indices)):
             raise ValueError(
-                "CrossBatchMemory: it brings its own reference rows and takes no others, nor an index tuple; leave them "
-                "out, and choose pairs with miner= on the loss."
+                "CrossBatchMemory: it brings its own reference rows and takes no others, nor an index tuple; leave "
+                "them out, and choose pairs with miner= on the loss."
             )
         if not isinstance(call.labels, Tensor):
             raise TypeError(

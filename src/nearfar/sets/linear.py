@@ -42,7 +42,8 @@ class Mean(UncertaintySet, swift=True):
 class Worst(UncertaintySet, swift=True):
     """U = {p ≥ 0, Σp = 1}: all weight may go anywhere, so F = max l (hard mining).
 
-    Xu et al. 2022, and Qi et al. 2020, section 3.1. Ties share the weight. Relations: KL(γ→0), TopK(1), ChiSquare(ρ ≥ n(n-1)/2).
+    Xu et al. 2022, and Qi et al. 2020, section 3.1. Ties share the weight. Relations: KL(γ→0), TopK(1), ChiSquare(ρ ≥
+    n(n-1)/2).
 
     >>> Worst().weights(torch.tensor([[1.0, 3.0, 3.0]]))
     tensor([[0.0000, 0.5000, 0.5000]])

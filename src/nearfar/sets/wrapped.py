@@ -55,8 +55,8 @@ class DetachedWeights(UncertaintySet, swift=True):
 class Sampled(UncertaintySet, swift=True):
     """F̂ = the mean loss of `samples` members drawn WITH replacement from `of`'s weights.
 
-    Qi et al. 2020, after DRO-KL. Unbiased for the gradient: E[Σ p̂ dl] = Σ p* dl. (Without replacement it is biased.) E[F̂] = Σ p*l.
-    Draws come from torch's generator of the losses' device, so `torch.manual_seed` fixes them.
+    Qi et al. 2020, after DRO-KL. Unbiased for the gradient: E[Σ p̂ dl] = Σ p* dl. (Without replacement it is biased.)
+    E[F̂] = Σ p*l. Draws come from torch's generator of the losses' device, so `torch.manual_seed` fixes them.
     """
 
     of: UncertaintySet
@@ -142,7 +142,8 @@ class PowerWeights(UncertaintySet, swift=True):
 class CalibratedKL(UncertaintySet, swift=True):
     """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses.
 
-    Qi et al.'s code draws from these, while its text says softmax. A member without loss gets no weight. Where no member has any loss the weights are uniform, as there.
+    Qi et al.'s code draws from these, while its text says softmax. A member without loss gets no weight. Where no
+    member has any loss the weights are uniform, as there.
 
     Args:
         gamma: γ.
