@@ -38,7 +38,7 @@ from nearfar.evaluation import Index, Vectors, embed
 from nearfar.train import checkpoint, fit
 from nearfar.train.folder import MARK
 
-TRAINING = {"steps": 24, "evaluate_every": 3, "checkpoint_every": 4, "explain_every": 5, "doctor": 6}
+TRAINING = {"steps": 24, "evaluate_every": 3, "checkpoint_every": 4, "explain_every": 5, "diagnose_every": 6}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "projections": {

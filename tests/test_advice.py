@@ -22,7 +22,7 @@ from nearfar.train import Config, fit, load, parse
 from nearfar.train.config import to_tree
 
 QUIET = Console(quiet=True)
-SHORT = {"steps": 2, "tensorboard": False, "explain_every": 1, "doctor": 0, "evaluate_every": 2}
+SHORT = {"steps": 2, "tensorboard": False, "explain_every": 1, "diagnose_every": 0, "evaluate_every": 2}
 
 
 def labels(classes: int, each: int) -> np.ndarray:
@@ -44,7 +44,7 @@ def drawn(kind: str, classes: int, each: int) -> DataSet:
 
 def trained(tree: dict, folder, data=None) -> None:
     """Two steps of a configuration, small embeddings apart all as it stands."""
-    config = parse({**tree, "model": {**tree.get("model", {}), "width": 4}, "training": SHORT})
+    config = parse({**tree, "model": {**tree.get("model", {}), "embedding_dim": 4}, "training": SHORT})
     assert fit(config, folder, data=data, console=QUIET).finished
 
 

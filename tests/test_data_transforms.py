@@ -56,11 +56,11 @@ def test_the_middle_is_exact():
     assert wide[0, 0].round().tolist() == [min(v, 255) if v < 256 else v - 256 for v in range(36, 36 + 227)]
 
 
-def test_can2019_gives_up_the_aspect_and_002_does_not():
+def test_can2019_gives_up_the_aspect_and_qi2020_does_not():
     bars = Image.fromarray(np.repeat(np.repeat([[0, 255]], 512, axis=1), 512, axis=0).astype(np.uint8))  # 1024 x 512
-    middle_004 = get("can2019", train=False)(bars, generator())
-    assert middle_004[0, 0, :110].max() == 0
-    assert middle_004[0, 0, 114:].min() == 1  # the edge stays in the middle in both
+    middle_can2019 = get("can2019", train=False)(bars, generator())
+    assert middle_can2019[0, 0, :110].max() == 0
+    assert middle_can2019[0, 0, 114:].min() == 1  # the edge stays in the middle in both
     tall = ramp(128, 256)
     assert get("can2019", train=False)(tall, generator())[0].max() * 255 > 118  # nearly all of the width is there
     assert get("qi2020", train=False)(tall, generator())[1].max() * 255 < 190  # the ends of the height are not

@@ -81,7 +81,7 @@ def test_the_demo_is_a_configuration_too():
 
 
 def test_the_papers_settings():
-    bird, product = (load(ROOT / f"configs/papers/004_{name}.yaml") for name in ("cub", "sop"))
+    bird, product = (load(ROOT / f"configs/papers/can2019_{name}.yaml") for name in ("cub", "sop"))
     assert (bird.optimizer.lr, product.optimizer.lr) == (1e-5, 1e-4)
     assert bird.optimizer.betas == (0.9, 0.99)
     assert bird.optimizer.head_lr_mult == 10

@@ -352,7 +352,7 @@ def test_lists_that_are_none(place, text, told):
 ])  # fmt: skip
 def test_journals_of_strangers(place, line):
     (place / "run").mkdir()
-    sound = "\n".join(f'{{"step": {s}, "loss": {1 / s}, "rate": 0.1, "time": 1}}' for s in range(1, 9))
+    sound = "\n".join(f'{{"step": {s}, "loss": {1 / s}, "lr": 0.1, "time": 1}}' for s in range(1, 9))
     (place / "run" / "journal.jsonl").write_text(f"{sound}\n{line}\n", encoding="latin1")
     np.savez(place / "run" / "embeddings.npz", x=X, y=Y)
     assert read_journal(place / "run" / "journal.jsonl").panels

@@ -248,7 +248,7 @@ def test_starts(init):
 
 BAD = [
     ({"solver": "adam"}, "solver must be one of"),
-    ({"triplets": "neighbors"}, "did you mean 'neighbors'"),
+    ({"triplets": "neighbours"}, "did you mean 'neighbors'"),
     ({"init": "auto"}, "init must be one of"),
     ({"mu": "anealed"}, "did you mean 'annealed'"),
     ({"mu": -1.0}, "mu must be a number zero or more"),

@@ -77,7 +77,7 @@ def test_pools():
     maps = torch.randn(2, 3, 4, 5)
     each = {}
     for pool in ("avg", "max", "both"):
-        model = Embedder(nn.Identity(), width=2, size=(3, 4, 5), pool=pool)
+        model = Embedder(nn.Identity(), embedding_dim=2, size=(3, 4, 5), pool=pool)
         each[pool] = model._pooled(maps)
         assert model.head.in_features == each[pool].shape[1]
     torch.testing.assert_close(each["avg"], maps.flatten(2).mean(dim=2))
@@ -97,7 +97,7 @@ def test_pools():
         (lambda: build("small", pool="mean"), "pool must be one of"),
         (lambda: build("small", embedding_dim=0), "width must be a whole number"),
         (lambda: build("linear", inputs=(7,), hidden=0), "hidden must be a whole number"),
-        (lambda: Embedder(nn.Identity(), width=2, size=(3, 4)), r"gave shape \[1, 3, 4\]"),
+        (lambda: Embedder(nn.Identity(), embedding_dim=2, size=(3, 4)), r"gave shape \[1, 3, 4\]"),
     ],
 )
 def test_errors(call, told):

@@ -250,7 +250,7 @@ def test_unknown_keywords_are_refused(kind):
         (lambda: ours.losses.ArcFaceLoss(3, 4, scal=4), "scale"),
         (lambda: ours.losses.ProxyNCALoss(3, 4, weights_regularizer=None), "weight_regularizer"),
         (lambda: ours.miners.MultiSimilarityMiner(epsilom=1), "epsilon"),
-        (lambda: ours.distances.LpDistance(normalize_embeddings=False), "normalize_embeddings"),
+        (lambda: ours.distances.LpDistance(normalize_embedding=False), "normalize_embeddings"),
         (lambda: ours.samplers.MPerClassSampler([0], 1, batchsize=1), "batch_size"),
     ],
 )

@@ -278,8 +278,8 @@ def test_no_other_method_returns_the_whole_matrix():
     )
     public = {name for name in dir(relation) if not name.startswith("_")}
     wanted = """
-        anchors counts dense device from_labels from_matrix from_multilabel gathered leading one_a_class orders
-        plain_labels projected shape square tile weighted width
+        anchors counts dense device from_labels from_matrix from_multilabel gathered one_a_class orders
+        plain_labels projected reference_starts_with_batch shape square tile weighted width
     """
     assert public == set(wanted.split())
     assert list(inspect.signature(R.tile).parameters) == ["self", "rows", "cols"]
@@ -361,7 +361,8 @@ def first_of_each(labels, cols, itself):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
-    "kind", ["square", "reference", "named", "reference_starts_with_batch", "leading named", "no positive"]
+    "kind",
+    ["square", "reference", "named", "reference_starts_with_batch", "reference_starts_with_batch named", "no positive"],
 )
 def test_one_a_class_keeps_first_rows_and_their_first_positives(kind, seed):
     y, other = draw(9, seed).tolist(), draw(7, seed + 10).tolist()
@@ -385,7 +386,7 @@ def test_one_a_class_keeps_first_rows_and_their_first_positives(kind, seed):
     assert given.one_a_class().dense().valid.tolist() == first_of_each(y, cols, itself)
 
 
-def test_leading_columns_are_the_rows_themselves():
+def test_the_first_reference_rows_are_the_rows_themselves():
     y = torch.tensor([0, 0, 1])
     relation = R.from_labels(y, torch.tensor([0, 0, 1, 0, 1]), reference_starts_with_batch=True)
     assert relation.dense().valid.int().tolist() == [[0, 1, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 0, 1, 1]]

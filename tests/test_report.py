@@ -76,7 +76,7 @@ def run(tmp_path):
     images = np.zeros((len(x), 16, 16), dtype=np.uint8)
     images[:, 4:9, 4:9] = 200
     np.savez(folder / "embeddings.npz", x=x, y=y, name=[f"n{i}" for i in range(len(x))], images=images)
-    lines = [{"step": s, "loss": 2.0 - s / 20, "rate": 0.1, "metrics": {"recall@1": s / 40}} for s in range(0, 30, 3)]
+    lines = [{"step": s, "loss": 2.0 - s / 20, "lr": 0.1, "metrics": {"recall@1": s / 40}} for s in range(0, 30, 3)]
     (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (folder / "config.yaml").write_text("loss: DroTopK\n", encoding="utf-8")
     return folder

@@ -212,7 +212,7 @@ def page(tmp_path_factory):
     classes = [HOSTILE if label == 3 else f"kind {label:02d} & co" for label in range(13)]
     names = [f"{HOSTILE}-{row}" if row % 10 == 0 else f"sample-{row}" for row in range(len(x))]
     np.savez(run / "embeddings.npz", x=x, y=y, name=names, classes=classes, images=pictures(len(x)))
-    lines = [{"step": s, "loss": 1 / (1 + s), "rate": 0.1, "metrics": {"recall@1": s / 60}} for s in range(50)]
+    lines = [{"step": s, "loss": 1 / (1 + s), "lr": 0.1, "metrics": {"recall@1": s / 60}} for s in range(50)]
     (run / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     (run / "config.yaml").write_text(f"name: {HOSTILE}\n", encoding="utf-8")
     finding = {"name": HOSTILE, "severity": "error", "evidence": {"share": 0.5}, "remedy": HOSTILE}

@@ -119,7 +119,7 @@ def test_watch_is_told():
     [
         ({"ref_emb": torch.eye(3)}, "belong together"),
         ({"ref_emb": torch.ones(2, 2), "ref_labels": torch.tensor([0, 1])}, "3 wide"),
-        ({"ties": "favorable"}, "did you mean 'favorable'"),
+        ({"ties": "favourable"}, "did you mean 'favorable'"),
         ({"labels": torch.tensor([0, 1])}, "one entry per row"),
         ({"labels": torch.tensor([0.0, 1.0, 2.0])}, "integers"),
     ],

@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_parameters_of_the_loss_learn_at_their_own_rate_and_are_kept(tmp_path):
-    settings = config(loss={"name": "Margin"}, optimizer={"loss": 5.0, "head": 10.0})
+    settings = config(loss={"name": "Margin"}, optimizer={"loss_lr_mult": 5.0, "head_lr_mult": 10.0})
     rates = []
     look = [lambda m: rates.append([group["lr"] for group in m.setting.step.optimizer.param_groups])]
     fit(settings, tmp_path / "a", data=tiny(), callbacks=look)
@@ -276,13 +276,16 @@ def test_chunks_change_nothing_but_rounding(tmp_path):
 
 
 def test_a_memory_goes_with_plain_batches_only(tmp_path):
-    fit(config(training={"memory": 20}), tmp_path / "a", data=tiny())
+    fit(config(training={"cross_batch_memory": 20}), tmp_path / "a", data=tiny())
     plain, kept = journal(tmp_path / "a"), torch.load(tmp_path / "a/checkpoints/last.pt", weights_only=True)["loss"]
     fit(config(), tmp_path / "b", data=tiny())
     assert journal(tmp_path / "b") != plain
     assert kept["embeddings"].shape == (20, 4)
     with pytest.raises(ValueError, match=r"training\.memory does not go with batches Representatives"):
-        fit(config(training={"memory": 20}, batches={"name": "Representatives", "batch_size": 8}), tmp_path / "c")
+        fit(
+            config(training={"cross_batch_memory": 20}, batches={"name": "Representatives", "batch_size": 8}),
+            tmp_path / "c",
+        )
 
 
 def test_batch_norms_and_chunks_exclude_each_other(tmp_path):

@@ -288,7 +288,7 @@ def test_a_changed_rate_takes_effect(learnt, tmp_path, name):
 
 
 def test_weights_of_another_network_are_refused(run):
-    for name, change in (("width", {"width": 5}), ("normalize", {"normalize": False})):
+    for name, change in (("embedding_dim", {"embedding_dim": 5}), ("normalize", {"normalize": False})):
         save(replace(settings(), model=replace(settings().model, **change)), run / "config.yaml")
         with pytest.raises(ValueError, match=rf"model\.{name} was .* and is now"):
             open_run(run)

@@ -21,7 +21,7 @@ USUAL["cub"] = {"name": "linear", "width": 64}
 
 
 def adam(rate, **more):
-    return {"name": "adam", "rate": rate, "schedule": "constant"} | more
+    return {"name": "adam", "lr": rate, "schedule": "constant"} | more
 
 
 def sgd(rate, **more):

@@ -186,7 +186,7 @@ def shortened(entries):
     for entry in entries:
         if "loss" in entry and entry["step"] % 5 != 1 and entry["step"] > 20:
             continue
-        kept.append({key: value for key, value in entry.items() if key not in ("time", "rate", "violation")})
+        kept.append({key: value for key, value in entry.items() if key not in ("time", "lr", "violation")})
     return kept
 
 

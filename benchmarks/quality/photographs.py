@@ -107,7 +107,7 @@ def page(found: dict[str, object]) -> str:
     """The table of photographs.md."""
     rows, versions = found["runs"], found["versions"]
     config = rows[0]["config"]
-    steps, rate, share = config["training"]["steps"], config["optimizer"]["rate"], config["data"]["validation"]
+    steps, rate, share = config["training"]["steps"], config["optimizer"]["lr"], config["data"]["validation"]
     table = [
         f"# CUB-200-2011, classes 101-200, EfficientNet-Lite0, {steps} steps of DRO-TopK (binomial)",
         "",

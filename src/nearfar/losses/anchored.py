@@ -18,7 +18,9 @@ from nearfar.similarity import Cosine, NegEuclidean, Similarity
 class LiftedStructure(RobustLoss):
     """mean over positive pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊².
 
-    The lifted structure loss (Can et al. 2019; Oh Song et al.). Algebra: Linear x KL(1) x anchor_sign, joined by
+    The lifted structure loss (Can et al. 2019; Oh Song et al.).
+
+    Algebra: Linear x KL(1) x anchor_sign, joined by
     `LiftedLink`, on Euclidean distance of unit rows. The link reads both ends of a pair, so it is the one that mixes
     rows. Qi et al. 2020 calls `GeneralizedLifted` by this name. Under a relation
     with representatives i is one and j is not: N_i is all negative rows, N_j the negative representatives.
@@ -107,7 +109,9 @@ class GeneralizedLifted(RobustLoss):
 class MultiSimilarity(RobustLoss):
     """mean over anchors of  (1/α) log(1 + Σ_{P_i} e^{-α(s-λ)}) + (1/β) log(1 + Σ_{N_i} e^{β(s-λ)}).
 
-    The multi-similarity loss (Qi et al. 2020, eq. 2). Algebra: Linear x (KL(1/α), KL(1/β)) with the zero member x
+    The multi-similarity loss (Qi et al. 2020, eq. 2).
+
+    Algebra: Linear x (KL(1/α), KL(1/β)) with the zero member x
     anchor_sign, added, on cosine; its miner is a miner.
 
     Args:
@@ -158,7 +162,9 @@ class MultiSimilarity(RobustLoss):
 class HAP2S(RobustLoss):
     """mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant.
 
-    Hard-aware point-to-set (Qi et al. 2020, eq. 30; Yu et al.). Algebra: Linear x DetachedWeights(KL(γ)) x anchor_sign,
+    Hard-aware point-to-set (Qi et al. 2020, eq. 30; Yu et al.).
+
+    Algebra: Linear x DetachedWeights(KL(γ)) x anchor_sign,
     joined by a hinge, on Euclidean distance of unit rows. The value is not the antiderivative of the gradient
     (`exact_gradient` is False).
 

@@ -93,7 +93,9 @@ class DroTopK(RobustLoss):
 class DroTopKPN(RobustLoss):
     """(1/K) (top K/2 positive + top K/2 negative losses).
 
-    DRO-TopK-PN of Qi et al. 2020, divided by K as text and code do. Algebra: pair x TopK(K/2) per sign x balanced, on
+    DRO-TopK-PN of Qi et al. 2020, divided by K as text and code do.
+
+    Algebra: pair x TopK(K/2) per sign x balanced, on
     cosine. With fewer than K/2 positive pairs it takes all of them and as many of the hardest negative ones, and the
     mean over the taken, as the authors' code does.
 
@@ -225,7 +227,9 @@ class DroKLGrouped(RobustLoss):
 class DroChiSquare(RobustLoss):
     """max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds.
 
-    Qi et al. 2020, section 3.1. Algebra: pair x ChiSquare(ρ) x batch, on cosine. Solved exactly; the printed closed
+    Qi et al. 2020, section 3.1.
+
+    Algebra: pair x ChiSquare(ρ) x batch, on cosine. Solved exactly; the printed closed
     form is too large beyond its range (docs/errata.md).
 
     Args:

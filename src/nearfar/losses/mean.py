@@ -64,7 +64,9 @@ class Contrastive(RobustLoss):
 class Margin(RobustLoss):
     """mean over all pairs of  [m + d - β]₊ (positive),  [m - d + β]₊ (negative),  β learnt.
 
-    The margin loss (Can et al. 2019, eq. 3.3). Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit
+    The margin loss (Can et al. 2019, eq. 3.3).
+
+    Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit
     rows. (Qi et al.'s "margin loss" is the same hinge
     on cosine: `RobustLoss(pair=Hinge(.2, .5), over=Mean())`.)
 

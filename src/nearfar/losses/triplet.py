@@ -22,7 +22,9 @@ Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 class Triplet(RobustLoss):
     """mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ.
 
-    Xu et al. 2022; Jaffe 2020, eq. 6 and 9; Can et al. 2019, eq. 3.2. Algebra: Hinge(m) on s_an - s_ap x Mean x
+    Xu et al. 2022; Jaffe 2020, eq. 6 and 9; Can et al. 2019, eq. 3.2.
+
+    Algebra: Hinge(m) on s_an - s_ap x Mean x
     triplets, on Euclidean distance of unit rows; mining="hard": Worst per anchor and sign, joined by a hinge;
     "hardest": Worst over all triplets.
 

@@ -114,8 +114,8 @@ class Desk:
         tree["data"] |= {"name": self.data, "path": self.path, "validation": 0.0}
         if batches.get("hard_classes"):
             tree["data"]["workers"] = 0  # the choice of classes must not run ahead of the training
-        tree["model"] |= {"normalize": method.normalize} | ({} if width is None else {"width": width})
-        tree["optimizer"] = {**tree.get("optimizer", {}), "rate": rate, "proximal": proximal}
+        tree["model"] |= {"normalize": method.normalize} | ({} if width is None else {"embedding_dim": width})
+        tree["optimizer"] = {**tree.get("optimizer", {}), "lr": rate, "proximal": proximal}
         tree["training"] = {"steps": steps, "seed": seed, "evaluate_every": steps, "checkpoint_every": steps}
         tree["training"] |= {"explain_every": 0, "tensorboard": False}
         return parse({**tree, "loss": method.loss, "batches": batches})

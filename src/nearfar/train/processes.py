@@ -71,7 +71,9 @@ def begin(precision: str) -> Any:
     _check_environment(os.environ)
     AcceleratorState._reset_state()  # a second run in one process may ask for another precision
     try:
-        machine = Accelerator(cpu=not _has_device(), mixed_precision="no" if precision == "float64" else precision)
+        machine = Accelerator(
+            cpu=not _has_device(), mixed_precision="no" if precision.startswith("float") else precision
+        )
     except (dist.DistError, RuntimeError) as problem:
         size, rank = _number(SIZES), _number(RANKS)
         if (size or 1) == 1:

@@ -48,9 +48,7 @@ class Show:
 
     def step(self, entry: dict[str, Any]) -> None:
         """A step was made."""
-        self._bar.update(
-            self._task, completed=entry["step"], state=f"loss {entry['loss']:.4f}  rate {entry['rate']:.1e}"
-        )
+        self._bar.update(self._task, completed=entry["step"], state=f"loss {entry['loss']:.4f}  lr {entry['lr']:.1e}")
         self._plot(entry["step"], entry)
 
     def scores(self, step: int, found: dict[str, Any]) -> None:
