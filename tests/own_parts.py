@@ -14,7 +14,7 @@ import torch
 import nearfar as nf
 from nearfar import groups, links, miners, pairs, similarity, triplets
 from nearfar.links import Terms
-from nearfar.pairing import Pairs
+from nearfar.pairing import ScoredPairs
 from nearfar.parts import Part
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
@@ -143,7 +143,7 @@ def changed(found: Any) -> Any:
     """Something else of the same kind."""
     if isinstance(found, torch.Tensor):
         return 1.25 * found if found.is_floating_point() else found
-    if isinstance(found, Pairs):
+    if isinstance(found, ScoredPairs):
         return found.keep(positive=found.scores < 0.8, negative=found.scores > -0.5)
     if isinstance(found, groups.Problem):
         return dataclasses.replace(found, losses=1.25 * found.losses + 0.1)

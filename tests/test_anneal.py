@@ -140,7 +140,7 @@ def test_a_run_advances_it_and_resumes_bit_for_bit(tmp_path):
             raise RuntimeError("the lights went out")
 
     seen = []
-    fit(settings, tmp_path / "whole", data=data, callbacks=[lambda m: seen.append(m.setting.loss.annealing.done)])
+    fit(settings, tmp_path / "whole", data=data, callbacks=[lambda m: seen.append(m.state.loss.annealing.done)])
     assert seen == list(range(1, 21))
     with pytest.raises(RuntimeError, match="lights"):
         fit(settings, tmp_path / "cut", data=data, callbacks=[die])

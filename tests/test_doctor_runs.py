@@ -115,7 +115,7 @@ def spoil(step):
     def now(moment):
         if moment.step >= step:
             with torch.no_grad():
-                for parameter in moment.setting.bare_model.head.parameters():
+                for parameter in moment.state.bare_model.head.parameters():
                     parameter.zero_() if parameter.ndim > 1 else parameter.fill_(1.0)
 
     return now

@@ -17,7 +17,7 @@ from nearfar.evaluation import Vectors, embed
 from nearfar.evaluation.embed import CHUNK
 
 
-class Pairs(torch.utils.data.Dataset):
+class ScoredPairs(torch.utils.data.Dataset):
     """Items (sample, label, name) or fewer."""
 
     def __init__(self, n=10, fields=3):
@@ -44,12 +44,12 @@ def test_order_is_kept(kind, batch_size):
 
 
 def test_labels_and_names_come_along():
-    found = embed(Doubled(), Pairs(), batch_size=4)
+    found = embed(Doubled(), ScoredPairs(), batch_size=4)
     assert isinstance(found, Vectors)
     assert found.y.tolist() == [i // 2 for i in range(10)]
     assert found.name == tuple(f"sample {i}" for i in range(10))
-    assert embed(Doubled(), Pairs(fields=2)).name is None
-    assert isinstance(embed(Doubled(), Pairs(fields=1)), torch.Tensor)
+    assert embed(Doubled(), ScoredPairs(fields=2)).name is None
+    assert isinstance(embed(Doubled(), ScoredPairs(fields=1)), torch.Tensor)
 
 
 def test_evaluation_mode_without_gradients_and_modes_put_back():

@@ -438,8 +438,8 @@ def test_gradient_of_known_functions():
     assert result.shape == x.shape
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-11)
     # A steep one: log(1 + e^(80 z)), derivative 80 / (1 + e^(-80 z)), fifth derivative of the order 80^5.
-    steep = gradient(lambda z: pairs.softplus(80 * z), np.array(0.01))
-    near(steep, 80 / (1 + exp(-0.8)), 1e-11)
+    dl_ds = gradient(lambda z: pairs.softplus(80 * z), np.array(0.01))
+    near(dl_ds, 80 / (1 + exp(-0.8)), 1e-11)
 
 
 def random_batch(classes=3, rows=7, dim=3):

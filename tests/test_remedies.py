@@ -22,7 +22,7 @@ from nearfar.doctor.history import Outcome
 from nearfar.doctor.remedies import KINDS, Patient, finding
 from nearfar.train import fit, loop, parts
 from nearfar.train.config import changed, to_tree
-from nearfar.train.setting import prepare
+from nearfar.train.state import prepare
 
 QUIET = Console(quiet=True)
 CLASSES = 9

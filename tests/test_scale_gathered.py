@@ -11,7 +11,7 @@ from processes import together
 from test_tiled import larger
 
 import nearfar as nf
-from nearfar.ranks import Ranks, cuts
+from nearfar.ranks import ProcessGroup, cuts
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -72,7 +72,7 @@ def test_alone_it_is_the_loss_inside():
 def test_strips_are_dealt_out_evenly(rows, tall, world):
     """Each row once, and no rank much more than its part, of rows as of what lies behind them in a triangle."""
 
-    class Rank(Ranks):
+    class Rank(ProcessGroup):
         def __init__(self, rank: int) -> None:
             self.rank, self.world = rank, world
 

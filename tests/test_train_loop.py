@@ -163,8 +163,8 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_checkpoint(tmp_pa
     def poison(moment):
         if moment.step == 12:
             with torch.no_grad():
-                next(iter(moment.setting.bare_model.parameters())).fill_(1e30)
-                moment.setting.bare_model.normalize = False
+                next(iter(moment.state.bare_model.parameters())).fill_(1e30)
+                moment.state.bare_model.normalize = False
 
     settings = config(loss={"name": "NPair"})
     with pytest.raises(NotFiniteError, match=r"at step 13 \(finite up to 12\).*last\.pt \(step 10\)"):
@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 def test_parameters_of_the_loss_learn_at_their_own_rate_and_are_kept(tmp_path):
     settings = config(loss={"name": "Margin"}, optimizer={"loss_lr_mult": 5.0, "head_lr_mult": 10.0})
     rates = []
-    look = [lambda m: rates.append([group["lr"] for group in m.setting.step.optimizer.param_groups])]
+    look = [lambda m: rates.append([group["lr"] for group in m.state.step.optimizer.param_groups])]
     fit(settings, tmp_path / "a", data=tiny(), callbacks=look)
     rate = settings.optimizer.lr
     assert rates[3] == pytest.approx([rate, rate, 10 * rate, 10 * rate, 5 * rate])
@@ -232,7 +232,7 @@ def test_a_projection_anchors_the_proximal_term_when_it_begins(tmp_path):
     settings, moved = config(**PROFS, training={"steps": 12}), []
 
     def look(moment):
-        sampler, proximal = moment.setting.sampler, moment.setting.step.proximal
+        sampler, proximal = moment.state.sampler, moment.state.step.proximal
         moved.append((sampler.is_new_projection(moment.step - 1), float(proximal.penalty())))
 
     fit(settings, tmp_path / "a", data=tiny(), callbacks=[look])

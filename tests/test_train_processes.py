@@ -126,7 +126,7 @@ def fail(moment):
     if sys.argv[3] == "raises":
         raise KeyError("of this rank alone")
     with torch.no_grad():
-        next(moment.setting.bare_model.parameters()).fill_(torch.nan)
+        next(moment.state.bare_model.parameters()).fill_(torch.nan)
 
 try:
     fit(config(), Path(sys.argv[2]), data=DATA["tiny"](), callbacks=[fail])

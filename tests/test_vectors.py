@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar._files import whole, write_arrays
+from nearfar._files import atomic_write, write_arrays
 from nearfar.evaluation import Vectors
 
 
@@ -165,7 +165,7 @@ def test_a_failed_write_leaves_the_former_file(tmp_path):
     before = path.read_bytes()
 
     def fail():
-        with whole(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_bytes(b"half")
             raise OSError("disk full")
 

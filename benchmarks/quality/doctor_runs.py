@@ -31,7 +31,7 @@ from nearfar.losses import Triplet
 from nearfar.studies.grid import permuted
 from nearfar.train import fit, parse, parts
 from nearfar.train.journal import read
-from nearfar.train.setting import prepare
+from nearfar.train.state import prepare
 
 ROOT = Path(__file__).parents[2]
 FILES = {"omniglot": "omniglot_28.npz", "cub": "cub200_lite0_train.npz"}
@@ -119,7 +119,7 @@ class Truth:
     def __call__(self, moment):
         """After a step, where it is time."""
         if moment.step % self.every == 0:
-            self.measure(moment.step, moment.setting)
+            self.measure(moment.step, moment.state)
 
 
 def attempt(trial):

@@ -22,7 +22,7 @@ import torch
 
 from nearfar import losses as L
 from nearfar import miners, pairs
-from nearfar._files import whole, write_text
+from nearfar._files import atomic_write, write_text
 from nearfar.bench import PEER, Limits, Patience, Plan, Task, peak
 from nearfar.bench.pages import as_json, markdown
 from nearfar.bench.study import about
@@ -148,7 +148,7 @@ def draw(file: Path, found: list[dict[str, Any]], known: Mapping[str, Any]) -> N
               fontsize=8)  # fmt: skip
     told = ", ".join(f"{name} {word}" for name, word in known["versions"].items() if word)
     ax.set_title(f"One thread, d = {WIDTH}, five rows a class; {told}", fontsize=8, color="#8a8f94")
-    with whole(file) as temporary:
+    with atomic_write(file) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
 
 

@@ -39,7 +39,7 @@ LIMIT = "NEARFAR_UNPACK_LIMIT"
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`; it takes the name when the block ends, and is removed when the block fails."""
     path = plain_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,15 +68,15 @@ def plain_target(path: Path) -> Path:
 
 @contextmanager
 def sealed(path: Path) -> Iterator[Path]:
-    """`whole` for a zip archive that the block writes: a seal is added before the file takes its name."""
-    with whole(path) as temporary:
+    """`atomic_write` for a zip archive that the block writes: a seal is added before the file takes its name."""
+    with atomic_write(path) as temporary:
         yield temporary
         _seal(temporary)
 
 
 def write_text(path: Path, text: str) -> None:
     """A text file in UTF-8, whole or not at all."""
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearfar.generators import set_states, states
 from nearfar.groups import Problems, Product
-from nearfar.pairing import Pairs
+from nearfar.pairing import ScoredPairs
 from nearfar.sets.base import over
 from nearfar.triplets import positives
 
@@ -56,7 +56,7 @@ class Explanation:
         )
 
 
-def explain(product: Product, pairs: Pairs) -> Explanation:
+def explain(product: Product, pairs: ScoredPairs) -> Explanation:
     """Solve the problems of `pairs` and keep what a value throws away."""
     with torch.enable_grad():
         state = states(pairs.scores.device)
@@ -92,7 +92,7 @@ def explain(product: Product, pairs: Pairs) -> Explanation:
     )
 
 
-def _joined(product: Product, pairs: Pairs, problems: Problems) -> Tensor:
+def _joined(product: Product, pairs: ScoredPairs, problems: Problems) -> Tensor:
     return product.groups.join(product, pairs, problems, tuple(problem.value() for problem in problems))
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import readable
-from nearfar.projection import Join, Projection
+from nearfar.projection import Join, RepresentativeMask
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class RelationOptions:
     """What every constructor of a relation also takes; see `Relation.from_labels`."""
 
     ids: Tensor | None = None
@@ -20,10 +20,10 @@ class Given:
     weights: Tensor | None = None
     ref_weights: Tensor | None = None
     width: int | None = None
-    projection: Projection | None = None
+    projection: RepresentativeMask | None = None
     reference_starts_with_batch: bool = False
 
-    def gathered(self, rows: Join, cols: Join, square: bool) -> Given:
+    def gathered(self, rows: Join, cols: Join, square: bool) -> RelationOptions:
         """The same of the rows and columns of all ranks; a width that one rank knew is not kept."""
         if self.weights is not None and self.weights.ndim == 2:
             raise ValueError(
@@ -33,7 +33,7 @@ class Given:
             raise ValueError(
                 "Distributed: a memory goes inside, not around: write Distributed(CrossBatchMemory(loss, ...))."
             )
-        return Given(
+        return RelationOptions(
             None if self.ids is None else rows(self.ids),
             None if self.ref_ids is None else cols(self.ref_ids),
             None if self.weights is None else rows(self.weights),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearfar.links import Link, Reduction, Sides, Terms, reduce
 from nearfar.miners import Miner
-from nearfar.pairing import Pairs, present
+from nearfar.pairing import ScoredPairs, present
 from nearfar.pairs import PairLoss
 from nearfar.parts import Part
 from nearfar.sets.base import Orders, UncertaintySet, over
@@ -125,10 +125,10 @@ class Grouping(Part, ABC):
         """Refuse sets that cannot weigh these groups, in one sentence."""
 
     @abstractmethod
-    def split(self, product: Product, pairs: Pairs) -> Problems:
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:
         """The problems to solve."""
 
-    def blocks(self, product: Product, pairs: Pairs, most: int) -> Iterator[Problems]:
+    def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
         """The problems of a strip, a part at a time where each pair has several members; `most` entries a part."""
         yield self.split(product, pairs)
 
@@ -136,7 +136,7 @@ class Grouping(Part, ABC):
         """One stream a problem, for groups that reach over the whole batch."""
         return tuple(problem.stream() for problem in problems)
 
-    def terms(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
+    def terms(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
         """What is reduced over anchors."""
         return ()
 
@@ -144,7 +144,7 @@ class Grouping(Part, ABC):
         """One number of the problems' values [1]."""
         return values[0][0]
 
-    def join(self, product: Product, pairs: Pairs, problems: Problems, values: Values) -> Tensor:
+    def join(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> Tensor:
         """The loss from the problems' values."""
         if not self.per_anchor:
             return self.merge(values, problems)
@@ -157,7 +157,7 @@ class Batch(Grouping, swift=True):
 
     strips = True
 
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         losses, measure = _together(product, pairs)
         whole = _flat(product.over_positive, losses, measure, pairs.relation.orders)
         return (replace(whole, positive=(pairs.positive > 0).reshape(1, -1)),)
@@ -168,7 +168,7 @@ class Sign(Grouping, swift=True):
 
     strips = True
 
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         return _by_sign(product, pairs)
 
     def merge(self, values: Values, solved: Sequence[Taking]) -> Tensor:  # noqa: D102
@@ -190,7 +190,7 @@ class Balanced(Grouping, swift=True):
                 'RobustLoss: groups="balanced" compares how much each side takes, so both sets must be TopK.'
             )
 
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         positive, negative = _by_sign(product, pairs)
         return positive, replace(negative, cap=positive.taken())
 
@@ -209,12 +209,12 @@ class Anchor(Grouping, swift=True):
     per_anchor = True
     strips = True
 
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         losses, measure = _together(product, pairs)
         return (_rows(product.over_positive, losses, measure),)
 
     def terms(  # noqa: D102
-        self, product: Product, pairs: Pairs, problems: Problems, values: Values
+        self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values
     ) -> tuple[Terms, ...]:
         return (Terms(values[0], pairs.anchors),)
 
@@ -225,7 +225,7 @@ class AnchorSign(Grouping, swift=True):
     per_anchor = True
     strips = True
 
-    def halves(self, product: Product, pairs: Pairs) -> tuple[Problem, Problem]:
+    def halves(self, product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
         """The positive and the wide side of each anchor."""
         wide = _union(pairs) if product.everyone else pairs.negative
         return (
@@ -233,14 +233,14 @@ class AnchorSign(Grouping, swift=True):
             _rows(product.over_negative, product.negative(pairs.scores, -1), wide),
         )
 
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         positive, wide = self.halves(product, pairs)
         if product.link.wants_columns:
             return positive, wide, turned(wide)
         return positive, wide
 
     def terms(  # noqa: D102
-        self, product: Product, pairs: Pairs, problems: Problems, values: Values
+        self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values
     ) -> tuple[Terms, ...]:
         linked: tuple[Terms, ...] = product.link(
             Sides(
@@ -263,7 +263,7 @@ def turned(wide: Problem) -> Problem:
     return _rows(wide.over, wide.losses.T, wide.measure.T)
 
 
-def _by_sign(product: Product, pairs: Pairs) -> tuple[Problem, Problem]:
+def _by_sign(product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
     orders = pairs.relation.orders
     yes = torch.ones(1, 1, dtype=torch.bool, device=pairs.scores.device)
     positive = _flat(product.over_positive, product.positive(pairs.scores, +1), pairs.positive, orders)
@@ -271,13 +271,13 @@ def _by_sign(product: Product, pairs: Pairs) -> tuple[Problem, Problem]:
     return replace(positive, positive=yes), replace(negative, positive=~yes)
 
 
-def _together(product: Product, pairs: Pairs) -> tuple[Tensor, Tensor]:
+def _together(product: Product, pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
     """Losses and measure of positive and negative pairs in one matrix [n, m]."""
     positive, negative = product.positive(pairs.scores, +1), product.negative(pairs.scores, -1)
     return torch.where(pairs.positive > 0, positive, negative), _union(pairs)
 
 
-def _union(pairs: Pairs) -> Tensor:
+def _union(pairs: ScoredPairs) -> Tensor:
     if pairs.positive.dtype == pairs.negative.dtype == torch.bool:
         return pairs.positive | pairs.negative
     return pairs.positive.to(pairs.scores.dtype) + pairs.negative.to(pairs.scores.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nearfar._checks import check_embeddings, check_labels, check_reference, check_reference_rows
 from nearfar.explanation import Explanation
 from nearfar.indices import check_indices
-from nearfar.ranks import Ranks
+from nearfar.ranks import ProcessGroup
 from nearfar.relations import Relation
 
 Labels = Tensor | Relation | None
@@ -29,7 +29,7 @@ class Call:
     ref_labels: Tensor | None = None
     ids: Tensor | None = None
     ref_ids: Tensor | None = None
-    ranks: Ranks | None = None
+    ranks: ProcessGroup | None = None
 
     @property
     def reference(self) -> Tensor:

@@ -1,6 +1,6 @@
-"""Miners: which pairs enter a loss. A miner takes `Pairs` and gives back `Pairs` with fewer or reweighted members.
+"""Miners: which pairs enter a loss. A miner takes `ScoredPairs` and gives back fewer, or reweighted, ones.
 
-Every filter works row by row on scores without gradient, is blind to how pairs are later weighted, and goes with any
+Every miner works row by row on scores without gradient, is blind to how pairs are later weighted, and goes with any
 loss: `nf.losses.Contrastive(miner=nf.miners.Hard())`. Nothing here loops over anchors or classes.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._checks import check_positive, readable
-from nearfar.pairing import Pairs
+from nearfar.pairing import ScoredPairs
 from nearfar.parts import Part
 from nearfar.sets.base import hidden, total
 from nearfar.sets.wrapped import draw
@@ -29,7 +29,7 @@ class Miner(Part, nn.Module, ABC):
     """Pairs are drawn at random."""
 
     @abstractmethod
-    def forward(self, pairs: Pairs) -> Pairs:
+    def forward(self, pairs: ScoredPairs) -> ScoredPairs:
         """The pairs to keep, row by row."""
 
 
@@ -48,7 +48,7 @@ class MultiSimilarity(Miner, swift=True):
         super().__init__()
         self.epsilon = epsilon
 
-    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+    def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         s = pairs.scores
         # an empty side leaves -inf or +inf behind, and then nothing passes
         worst_negative = hidden(s, pairs.negative).amax(dim=1, keepdim=True)
@@ -62,7 +62,7 @@ class MultiSimilarity(Miner, swift=True):
 class Hard(Miner, swift=True):
     """Keep each anchor's hardest positive and hardest negative pair (batch-hard); ties are all kept."""
 
-    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+    def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         s = pairs.scores
         hardest_negative = hidden(s, pairs.negative).amax(dim=1, keepdim=True)
         hardest_positive = hidden(s, pairs.positive, math.inf).amin(dim=1, keepdim=True)
@@ -85,7 +85,7 @@ class SemiHard(Miner, swift=True):
         self.threshold = threshold
         self.margin = margin
 
-    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+    def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         near = pairs.scores < self.threshold
         if self.margin is not None:
             near = near & (pairs.scores > self.threshold - self.margin)
@@ -101,7 +101,7 @@ class BalancedHard(Miner, swift=True):
     Contrastive-hard and margin-hard of Can et al. 2019. Negative pairs tied at the last place are all kept.
     """
 
-    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+    def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         wanted = total(pairs.positive, pairs.scores)[:, None]
         ranked, order = hidden(pairs.scores, pairs.negative).sort(dim=1, descending=True)
         measure = pairs.negative.to(pairs.scores.dtype).gather(1, order)
@@ -133,7 +133,7 @@ class DistanceWeighted(Miner, swift=True):
         self.sample = sample
         self.draws = sample
 
-    def probabilities(self, pairs: Pairs) -> Tensor:
+    def probabilities(self, pairs: ScoredPairs) -> Tensor:
         """The chance [n, m] of each negative pair, summing to 1 over a row, or all 0 where no pair qualifies."""
         d = pairs.distances().clamp_min(self.cutoff)
         inside = (d < self.upper) & (d < 2)
@@ -147,7 +147,7 @@ class DistanceWeighted(Miner, swift=True):
         norm = weight.sum(dim=1, keepdim=True)
         return weight / torch.where(norm > 0, norm, torch.ones_like(norm))
 
-    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+    def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         chance = self.probabilities(pairs)
         wanted = total(pairs.positive, chance)[:, None]
         most = chance.shape[1]

@@ -1,4 +1,4 @@
-"""`Pairs`: the one container that travels from scores to value, and the miners' hands on it."""
+"""`ScoredPairs`: the one container that travels from scores to value, and the miners' hands on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nearfar.similarity import Similarity
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class ScoredPairs:
     """Scores of n anchors against m references, and which of the pairs count.
 
     Args:
@@ -79,7 +79,7 @@ class Pairs:
             return self.similarity.scores(self.cols[place.reshape(-1)], self.cols).reshape(*place.shape, -1)
         return self.reference_scores()[place]
 
-    def keep(self, positive: Tensor | None = None, negative: Tensor | None = None) -> Pairs:
+    def keep(self, positive: Tensor | None = None, negative: Tensor | None = None) -> ScoredPairs:
         """The same pairs, fewer (boolean [n, m]) or counted otherwise (floating [n, m])."""
         return replace(
             self,

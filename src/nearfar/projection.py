@@ -1,4 +1,4 @@
-"""`Projection`: which pairs there are when some rows stand for their classes (Can et al. 2019, section 4)."""
+"""`RepresentativeMask`: which pairs there are when some rows stand for their classes (Can et al. 2019, section 4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Join = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
+class RepresentativeMask:
     """Each pair joins a representative to a row that is none, and stands once, in the row of its anchor.
 
     Args:
@@ -39,14 +39,14 @@ class Projection:
             return ~row & col
         return row & (~col | ~same) if self.among else row & ~col
 
-    def gathered(self, rows: Join, cols: Join) -> Projection:
+    def gathered(self, rows: Join, cols: Join) -> RepresentativeMask:
         """That of all ranks' rows and columns."""
         return replace(self, rows=rows(self.rows), cols=cols(self.cols))
 
 
 def check_projection(
     labels: Tensor, ref_labels: Tensor | None, rows: Tensor | None, cols: Tensor | None, among: bool
-) -> Projection | None:
+) -> RepresentativeMask | None:
     """The projection of `Relation.from_labels`, its masks checked; None where no representatives came."""
     owner = "Relation.from_labels"
     if rows is None and cols is None and not among:
@@ -65,4 +65,4 @@ def check_projection(
                 f"{owner}: {name} must be a boolean mask of shape {list(like.shape)}, "
                 f"but came as {mask.dtype} {list(mask.shape)}."
             )
-    return Projection(rows.to(labels.device), cols.to(labels.device), among=among)
+    return RepresentativeMask(rows.to(labels.device), cols.to(labels.device), among=among)

@@ -1,4 +1,4 @@
-"""`Ranks`: the processes that share one loss call. Each sweeps some of the strips; what they found is added up.
+"""`ProcessGroup`: the processes that share one loss call. Each sweeps some of the strips; what they found is added up.
 
 Every rank holds all rows and gets all results, so that a value, a dual or a gradient is the same number everywhere.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from nearfar.generators import set_states, states
 
 
-class Ranks:
+class ProcessGroup:
     """One process alone: nothing to add up. `Group` is several."""
 
     rank: int = 0
@@ -48,7 +48,7 @@ class Ranks:
         yield
 
 
-ALONE = Ranks()
+ALONE = ProcessGroup()
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def several(group: Any = None) -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
-class Group(Ranks):
+class Group(ProcessGroup):
     """The processes of a `torch.distributed` group.
 
     Args:
@@ -147,7 +147,7 @@ class Group(Ranks):
         return first.to(state.device)
 
 
-def cuts(rows: int, tall: int, ranks: Ranks) -> list[slice]:
+def cuts(rows: int, tall: int, ranks: ProcessGroup) -> list[slice]:
     """Strips of at most `tall` of the rows; with several ranks as many for each, in turns there and back.
 
     There and back: where a strip's work shrinks with its place, each rank still gets as much as the others.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import INTEGERS, check_tensor, check_whole, readable
-from nearfar.given import Given, check_ids, check_weights, count_orders
+from nearfar.given import RelationOptions, check_ids, check_weights, count_orders
 from nearfar.projection import Anchors, Join, check_projection
 
 EVERYTHING = slice(None)
@@ -77,7 +77,7 @@ class Relation(ABC):
         shape: tuple[int, int],
         device: torch.device,
         square: bool,
-        given: Given,
+        given: RelationOptions,
     ) -> None:
         self.shape = shape
         self.device = device
@@ -167,7 +167,7 @@ class Relation(ABC):
         if ref_labels is not None:
             _demand_integers("Relation.from_labels", "ref_labels", ref_labels)
         projection = check_projection(labels, ref_labels, representatives, ref_representatives, among_representatives)
-        given = Given(ids, ref_ids, weights, ref_weights, width, projection, reference_starts_with_batch)
+        given = RelationOptions(ids, ref_ids, weights, ref_weights, width, projection, reference_starts_with_batch)
         return _Labels(labels, ref_labels, ignore, given)
 
     @staticmethod
@@ -193,7 +193,7 @@ class Relation(ABC):
                 f"Relation.from_multilabel: hot and ref_hot must have the same classes, but came with "
                 f"{hot.shape[1]} and {ref_hot.shape[1]} columns."
             )
-        return _MultiLabel(hot, ref_hot, Given(ids, ref_ids, weights, ref_weights))
+        return _MultiLabel(hot, ref_hot, RelationOptions(ids, ref_ids, weights, ref_weights))
 
     @staticmethod
     def from_matrix(
@@ -230,7 +230,7 @@ class Relation(ABC):
                 f"Relation.from_matrix: same must be square, but came with shape {list(same.shape)}; "
                 "pass square=False when the columns are a reference."
             )
-        return _Matrix(same, valid, square, Given(ids, ref_ids, weights, ref_weights))
+        return _Matrix(same, valid, square, RelationOptions(ids, ref_ids, weights, ref_weights))
 
     @abstractmethod
     def _same(self, rows: slice, cols: slice) -> Tensor: ...
@@ -318,7 +318,7 @@ class Relation(ABC):
 
 
 class _Labels(Relation):
-    def __init__(self, labels: Tensor, ref_labels: Tensor | None, ignore: int | None, given: Given) -> None:
+    def __init__(self, labels: Tensor, ref_labels: Tensor | None, ignore: int | None, given: RelationOptions) -> None:
         self._row = labels
         self._col = labels if ref_labels is None else ref_labels
         self._ignore = ignore
@@ -366,7 +366,7 @@ class _Labels(Relation):
 
 
 class _MultiLabel(Relation):
-    def __init__(self, hot: Tensor, ref_hot: Tensor | None, given: Given) -> None:
+    def __init__(self, hot: Tensor, ref_hot: Tensor | None, given: RelationOptions) -> None:
         # float: integer matrix products do not exist on a GPU; counts of shared labels stay exact below 2^24
         self._row = (hot != 0).float()
         self._col = self._row if ref_hot is None else (ref_hot != 0).float()
@@ -381,7 +381,7 @@ class _MultiLabel(Relation):
 
 
 class _Matrix(Relation):
-    def __init__(self, same: Tensor, valid: Tensor | None, square: bool, given: Given) -> None:
+    def __init__(self, same: Tensor, valid: Tensor | None, square: bool, given: RelationOptions) -> None:
         self._matrix = same
         self._valid = valid
         super().__init__((same.shape[0], same.shape[1]), same.device, square, given)

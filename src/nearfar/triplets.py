@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nearfar.groups import Grouping, Problem, Problems, Product, Values
 from nearfar.links import Terms
-from nearfar.pairing import Pairs
+from nearfar.pairing import ScoredPairs
 from nearfar.parts import Part, check_part
 from nearfar.sets.base import hidden
 
@@ -71,17 +71,17 @@ class Rule(Part, swift=True):
     wants_reference: bool = False
     balanced: bool = False
 
-    def all(self, product: Product, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    def all(self, product: Product, pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
         """Losses and measure [n, P, m] of every triplet of the batch."""
         real, place = positives(pairs)
         return self.some(product, pairs, real, place, self.ranks(pairs), 0)
 
-    def ranks(self, pairs: Pairs) -> Tensor | None:
+    def ranks(self, pairs: ScoredPairs) -> Tensor | None:
         """The rank of each negative pair, where the rule asks for it."""
         return hardness(pairs) if self.balanced else None
 
     def some(
-        self, product: Product, pairs: Pairs, real: Tensor, place: Tensor, ranks: Tensor | None, first: int
+        self, product: Product, pairs: ScoredPairs, real: Tensor, place: Tensor, ranks: Tensor | None, first: int
     ) -> tuple[Tensor, Tensor]:
         """Losses and measure [n, p, m] of the triplets of some positive pairs [n, p], each row's from `first` on."""
         s_ap = pairs.scores.gather(1, place)[:, :, None]
@@ -100,7 +100,7 @@ class Rule(Part, swift=True):
             measure = _where(measure, ranks[:, None, :] == turn)
         return product.negative(score, -1), self._kept(score, measure)
 
-    def parts(self, product: Product, pairs: Pairs, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def parts(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Losses, measure [n, p, m] and the positive pairs' own measure [n, p], p at a time so that n·p·m <= most."""
         real, place = positives(pairs)
         ranks = self.ranks(pairs)
@@ -109,7 +109,9 @@ class Rule(Part, swift=True):
             chosen = slice(first, first + step)
             yield *self.some(product, pairs, real[:, chosen], place[:, chosen], ranks, first), real[:, chosen]
 
-    def listed(self, product: Product, pairs: Pairs, triplets: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def listed(
+        self, product: Product, pairs: ScoredPairs, triplets: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Losses and measure [T] of an explicit list of triplets."""
         a, p, n = (x.long() for x in triplets)
         s_ap = pairs.scores[a, p]
@@ -128,13 +130,13 @@ def _where(measure: Tensor, keep: Tensor) -> Tensor:
     return measure & keep if measure.dtype == torch.bool else measure * keep
 
 
-def hardness(pairs: Pairs) -> Tensor:
+def hardness(pairs: ScoredPairs) -> Tensor:
     """The rank [n, m] of each negative pair of a row, 0 for the hardest; what is no negative pair comes last."""
     order = hidden(pairs.scores.detach(), pairs.negative).argsort(dim=1, descending=True, stable=True)
     return order.argsort(dim=1)
 
 
-def positives(pairs: Pairs) -> tuple[Tensor, Tensor]:
+def positives(pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
     """The measure [n, P] and the column [n, P] of each row's positive pairs, padded by columns of measure 0."""
     count = max(1, pairs.relation.width(pairs.positive))
     place = (pairs.positive > 0).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :count]
@@ -152,11 +154,11 @@ class Positive(Grouping, swift=True):
         self.rule = Rule() if rule is None else rule
         check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
 
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         (problems,) = self.blocks(product, pairs, sys.maxsize)
         return problems
 
-    def blocks(self, product: Product, pairs: Pairs, most: int) -> Iterator[Problems]:  # noqa: D102
+    def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:  # noqa: D102
         for losses, measure, real in self.rule.parts(product, pairs, most):
             # within a group the positive pair is given: its weight counts once, in the reduction
             shape = tuple(losses.shape)
@@ -167,7 +169,7 @@ class Positive(Grouping, swift=True):
             yield (problem,)
 
     def terms(  # noqa: D102
-        self, product: Product, pairs: Pairs, problems: Problems, values: Values
+        self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values
     ) -> tuple[Terms, ...]:
         counts = problems[0].counts
         assert counts is not None  # noqa: S101 - `split` told them
@@ -185,14 +187,14 @@ class Triplets(Grouping, swift=True):
         self.rule = Rule() if rule is None else rule
         check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
 
-    def split(self, product: Product, pairs: Pairs) -> Problems:  # noqa: D102
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         if pairs.triplets is None:
             losses, measure = self.rule.all(product, pairs)
         else:
             losses, measure = self.rule.listed(product, pairs, pairs.triplets)
         return (_together(product, losses, measure),)
 
-    def blocks(self, product: Product, pairs: Pairs, most: int) -> Iterator[Problems]:  # noqa: D102
+    def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:  # noqa: D102
         for losses, measure, _ in self.rule.parts(product, pairs, most):
             yield (_together(product, losses, measure),)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar._files import whole
+from nearfar._files import atomic_write
 from nearfar.bench.study import Row
 from nearfar.bench.subjects import PEER, SUBJECTS
 
@@ -42,7 +42,7 @@ def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any
     handles = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
     figure.supxlabel(_below(setting), fontsize=8, color=GREY)
-    with whole(file) as temporary:
+    with atomic_write(file) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
 
 

@@ -18,7 +18,7 @@ from nearfar.evaluation.embed import evaluating
 
 if TYPE_CHECKING:  # the loop brings accelerate with it
     from nearfar.train import Moment
-    from nearfar.train.setting import Setting
+    from nearfar.train.state import TrainState
 
 EACH = 4
 """Samples of a class that are looked at, and more where classes are few."""
@@ -59,35 +59,35 @@ class Doctor:
         self._probe: tuple[Tensor, Tensor] | None = None
         self._told: dict[str, str] = {}
 
-    def begin(self, setting: Setting, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
+    def begin(self, state: TrainState, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
         """The first look, for the journal; or none, where the looks `before` a run was resumed are taken up."""
         self.sights = seen(before)
-        found = None if self.sights else self._look(0, setting, None)
-        return found and {CLASSES: len(setting.train.classes), **found}
+        found = None if self.sights else self._look(0, state, None)
+        return found and {CLASSES: len(state.train.classes), **found}
 
     def __call__(self, moment: Moment) -> dict[str, Any] | None:
         """What the journal gets: spread, effective rank, recall among the samples, and what was found."""
-        if moment.step % self.every or not moment.setting.machine.is_main_process:
+        if moment.step % self.every or not moment.state.machine.is_main_process:
             return None
-        return self._look(moment.step, moment.setting, float(moment.scalars["loss"].detach()))
+        return self._look(moment.step, moment.state, float(moment.scalars["loss"].detach()))
 
-    def _look(self, step: int, setting: Setting, loss: float | None) -> dict[str, Any] | None:
-        if not setting.machine.is_main_process:
+    def _look(self, step: int, state: TrainState, loss: float | None) -> dict[str, Any] | None:
+        if not state.machine.is_main_process:
             return None
         if self._probe is None:
-            self._probe = _drawn(setting, self.rows)
+            self._probe = _drawn(state, self.rows)
         x, y = self._probe
         if len(y) < 2:
             return None  # nothing that was drawn can be read
-        device = setting.machine.device
-        with evaluating(setting.bare_model, device), torch.inference_mode():
-            rows = setting.bare_model(x.to(device, non_blocking=True)).float().cpu().clone()
+        device = state.machine.device
+        with evaluating(state.bare_model, device), torch.inference_mode():
+            rows = state.bare_model(x.to(device, non_blocking=True)).float().cpu().clone()
         if not bool(torch.isfinite(rows).all()):
             return None  # the loop itself stops at a loss that is not finite, and says where
         self.sights.append(look(step, rows, y, loss))
         line: dict[str, Any] = self.sights[-1].line()
         self.diagnosis = concluded(
-            judged(self.sights, self.limits, Case.of(setting.config, len(setting.train.classes))), dict(line)
+            judged(self.sights, self.limits, Case.of(state.config, len(state.train.classes))), dict(line)
         )
         for finding in self.diagnosis.findings:
             self._say(step, finding)
@@ -101,17 +101,17 @@ class Doctor:
             self.tell(f"step {step}, {finding}")
 
 
-def _drawn(setting: Setting, rows: int) -> tuple[Tensor, Tensor]:
+def _drawn(state: TrainState, rows: int) -> tuple[Tensor, Tensor]:
     """Samples of the training set as the network reads them [n, ...], and labels [n]: the same ones for a seed."""
-    labels = setting.train.labels
-    random = np.random.default_rng(setting.config.training.seed)
+    labels = state.train.labels
+    random = np.random.default_rng(state.config.training.seed)
     order = random.permutation(len(labels))
     classes, turn = np.unique(labels), random.permutation(int(labels.max()) + 1)
     order = order[np.argsort(turn[labels[order]], kind="stable")]  # class after class, shuffled inside
     first = np.searchsorted(turn[labels[order]], turn[labels[order]])
     place = np.arange(len(order)) - first
     chosen = order[place < max(EACH, rows // len(classes))][:rows]
-    x, y, _ = View(setting.train, setting.plain, substitutes=False).__getitems__(chosen.tolist())
+    x, y, _ = View(state.train, state.plain, substitutes=False).__getitems__(chosen.tolist())
     return x, y
 
 

@@ -11,7 +11,7 @@ from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
 from nearfar.groups import AnchorSign, Problem, turned
 from nearfar.links import Sides, tally
-from nearfar.pairing import Pairs, present
+from nearfar.pairing import ScoredPairs, present
 from nearfar.parts import exactly
 from nearfar.sets.base import over
 from nearfar.sets.stream import Stream
@@ -27,10 +27,10 @@ class Ends:
     stream: Stream
 
 
-def by_columns(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
+def by_columns(strips: Strips, ask: Ask, grad_output: Tensor | None = None) -> Made:
     """Three sweeps: the ends' values; the link and its slopes in them; all gradients together.
 
-    `told` [n] are the cotangents of values that are not reduced. A link that mixes rows gives one term.
+    `grad_output` [n] are the cotangents of values that are not reduced. A link that mixes rows gives one term.
     """
     ends, slopes = _ends(strips), ask()
     at_rows, at_cols = torch.zeros_like(ends.rows), torch.zeros_like(ends.cols)
@@ -40,7 +40,7 @@ def by_columns(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
             rows, cols = ends.rows[here].requires_grad_(), ends.cols.detach().requires_grad_()
             pairs = strips.plain(here)
             top, bottom = _linked(strips, pairs, ends, rows, cols)
-            found = gradient(_aimed(top, bottom, told, here), (rows, cols))
+            found = gradient(_aimed(top, bottom, grad_output, here), (rows, cols))
         at_rows[here] = 0.0 if found[0] is None else found[0]
         at_cols += 0.0 if found[1] is None else found[1]
         part = [(top.detach(), bottom)]
@@ -50,12 +50,12 @@ def by_columns(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
     else:
         value, share = shared(strips, counted)
         value = value.to(strips.rows.dtype)
-    if slopes.any and (told is not None or value.ndim == 0):
-        _gradients(strips, slopes, ends, (at_rows, strips.ranks.sum(at_cols)), told)
+    if slopes.any and (grad_output is not None or value.ndim == 0):
+        _gradients(strips, slopes, ends, (at_rows, strips.ranks.sum(at_cols)), grad_output)
     return value, slopes.scaled(share)
 
 
-def _halves(strips: Strips, pairs: Pairs) -> tuple[Problem, Problem]:
+def _halves(strips: Strips, pairs: ScoredPairs) -> tuple[Problem, Problem]:
     groups = strips.product.groups
     assert exactly(groups, AnchorSign)  # noqa: S101 - only its links read columns
     return groups.halves(strips.product, pairs)
@@ -95,7 +95,7 @@ def _column_values(strips: Strips, stream: Stream) -> Tensor:
     return strips.ranks.sum(value).to(strips.rows.dtype)
 
 
-def _linked(strips: Strips, pairs: Pairs, ends: Ends, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
+def _linked(strips: Strips, pairs: ScoredPairs, ends: Ends, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
     """Numerator and denominator of a strip's terms, from the ends' values of its rows and of all columns."""
     positive, _ = _halves(strips, pairs)
     sides = Sides(
@@ -113,11 +113,13 @@ def _linked(strips: Strips, pairs: Pairs, ends: Ends, rows: Tensor, cols: Tensor
     return tally(terms, strips.product.reduction)
 
 
-def _aimed(top: Tensor, bottom: Tensor, told: Tensor | None, here: slice) -> Tensor:
-    return top.sum() if told is None else (over(top, bottom) * told[here]).sum()
+def _aimed(top: Tensor, bottom: Tensor, grad_output: Tensor | None, here: slice) -> Tensor:
+    return top.sum() if grad_output is None else (over(top, bottom) * grad_output[here]).sum()
 
 
-def _gradients(strips: Strips, slopes: Slopes, ends: Ends, at: tuple[Tensor, Tensor], told: Tensor | None) -> None:
+def _gradients(
+    strips: Strips, slopes: Slopes, ends: Ends, at: tuple[Tensor, Tensor], grad_output: Tensor | None
+) -> None:
     at_rows, at_cols = at
     for here in strips:
         with torch.enable_grad():
@@ -129,6 +131,7 @@ def _gradients(strips: Strips, slopes: Slopes, ends: Ends, at: tuple[Tensor, Ten
             top, bottom = _linked(strips, leaf, ends, ends.rows[here], ends.cols)
             there = torch.where(seen.measure > 0, seen.losses, 0.0)
             slopes.note(
-                _aimed(top, bottom, told, here) + (wide.value() * at_rows[here]).sum() + (weights * there).sum(), leaf
+                _aimed(top, bottom, grad_output, here) + (wide.value() * at_rows[here]).sum() + (weights * there).sum(),
+                leaf,
             )
             slopes.through(here, pairs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearfar.groups import Product
 from nearfar.indices import indexed
-from nearfar.pairing import Pairs, present
+from nearfar.pairing import ScoredPairs, present
 from nearfar.relations import Relation, Tile
 
 
@@ -25,7 +25,7 @@ def dense_pairs(
     indices: tuple[Tensor, ...] | None,
     *,
     once: bool = False,
-) -> Pairs:
+) -> ScoredPairs:
     """All scores [n, m] of prepared rows [n, d] and cols [m, d], with the pairs that count after mining.
 
     `once`: a pair that `indices` list several times counts once.
@@ -41,7 +41,7 @@ def dense_pairs(
     scores = product.similarity.scores(rows, cols)
     return kept(
         product,
-        Pairs(
+        ScoredPairs(
             scores,
             positive,
             negative,
@@ -63,12 +63,12 @@ def measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
     return (positive, negative) if positive.dtype == torch.bool else (positive.to(like.dtype), negative.to(like.dtype))
 
 
-def kept(product: Product, pairs: Pairs) -> Pairs:
+def kept(product: Product, pairs: ScoredPairs) -> ScoredPairs:
     """What the product's miner keeps of these pairs."""
     if product.miner is None:
         return pairs
     with torch.no_grad():
-        kept: Pairs = product.miner(pairs)
+        kept: ScoredPairs = product.miner(pairs)
         # every comparison with NaN is false, so a miner drops it; it must stay in and show
         broken = torch.isnan(pairs.scores)
         positive, negative = (
@@ -78,7 +78,7 @@ def kept(product: Product, pairs: Pairs) -> Pairs:
     return replace(pairs, positive=positive, negative=negative, mined=True)
 
 
-def dense_value(product: Product, pairs: Pairs) -> Tensor:
+def dense_value(product: Product, pairs: ScoredPairs) -> Tensor:
     """The loss of these pairs: split into problems, solve each, join."""
     problems = product.groups.split(product, pairs)
     return product.groups.join(product, pairs, problems, tuple(problem.value() for problem in problems))

@@ -234,18 +234,18 @@ def _weigh(half: _Half, strip: Strip, found: Online | Variance, sums: Sums, *, t
     pairs = half.product
     # where a hinge is flat such weights are nothing, so that its slope of 1 may stand everywhere
     flat = found.vanishes and plain_hinge(pairs.negative)
-    steep = None
+    dl_ds = None
     if half.slopes.any and not flat:
-        steep = write_slopes(pairs.negative, strip.scores, strip.losses, strip.free)
+        dl_ds = write_slopes(pairs.negative, strip.scores, strip.losses, strip.free)
     losses, members = _wide(half, strip, found.absent, together=together)
-    sums.shrink(found.absorb_(losses, members, None if steep is not None else strip.free))
+    sums.shrink(found.absorb_(losses, members, None if dl_ds is not None else strip.free))
     if not half.slopes.any:
         return
     near = pairs.positive.slope(strip.near, +1) if together else torch.zeros_like(strip.near)
     assert isinstance(near, Tensor)  # noqa: S101 - of the kinds in FLAT
-    if steep is not None:
-        half.fill_(steep, strip, near, 0.0)
-        half.pull(strip, steep if found.even else losses.mul_(steep), sums)
+    if dl_ds is not None:
+        half.fill_(dl_ds, strip, near, 0.0)
+        half.pull(strip, dl_ds if found.even else losses.mul_(dl_ds), sums)
         return
     raw = losses.gather(1, strip.place)
     raw = torch.where(strip.positive, raw * near, torch.where(strip.absent, 0.0, raw))
@@ -256,11 +256,11 @@ def _weigh_near(half: _Half, strip: Strip, found: Online | Variance, sums: Sums)
     """The same for a group of the positive pairs alone."""
     losses = torch.where(strip.positive, half.product.positive(strip.near, +1), found.absent)
     sums.shrink(found.absorb_(losses, strip.positive.sum()))
-    steep = half.product.positive.slope(strip.near, +1)
-    assert isinstance(steep, Tensor)  # noqa: S101 - of the kinds in FLAT
+    dl_ds = half.product.positive.slope(strip.near, +1)
+    assert isinstance(dl_ds, Tensor)  # noqa: S101 - of the kinds in FLAT
     if half.slopes.any:
-        steep = torch.where(strip.positive, steep, 0.0)
-        half.pull_near(strip, steep if found.even else steep * losses, sums)
+        dl_ds = torch.where(strip.positive, dl_ds, 0.0)
+        half.pull_near(strip, dl_ds if found.even else dl_ds * losses, sums)
 
 
 def _together(half: _Half, strips: Strips) -> Tensor | None:

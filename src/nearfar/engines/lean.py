@@ -83,7 +83,7 @@ class _Lean:
         near = scores.gather(1, narrow.place)
         losses = self._losses(scores, narrow)
         positive, size, has_negative = self._mined(losses, near, narrow)
-        steep = self._steep(losses)
+        dl_ds = self._steep(losses)
         solved = self.product.over_negative.solve_(losses, size)
         assert solved is not None  # noqa: S101 - `leans` said so
         with torch.enable_grad():
@@ -94,7 +94,7 @@ class _Lean:
             self.slopes.add((here, here), (None, None, *found[2:]))
             by_pair = torch.zeros_like(near) if found[0] is None else found[0]
             by_wide = torch.zeros_like(wide) if found[1] is None else found[1]
-            self._pull(here, (scores, losses, steep), solved, (narrow.place, near.detach(), by_pair), by_wide)
+            self._pull(here, (scores, losses, dl_ds), solved, (narrow.place, near.detach(), by_pair), by_wide)
         return top.detach(), bottom
 
     def _losses(self, scores: Tensor, narrow: Narrow) -> Tensor:
@@ -169,24 +169,24 @@ class _Lean:
 
         `wide` holds scores, raw weights and dl/ds [t, m]; `near` columns, scores and dF/ds [t, P] of positive pairs.
         """
-        (scores, losses, steep), (place, at, by_pair) = wide, near
+        (scores, losses, dl_ds), (place, at, by_pair) = wide, near
         factor = (by_wide * solved.scale)[:, None]
         if solved.place is not None:
             chosen = solved.place[:, None]
             there = losses.gather(1, chosen) if scores is losses else scores.gather(1, chosen)
             if scores is losses and self.line is not None:
                 there = (there - self.line[1]) / self.line[0]
-            steep = self.line[0] if self.line is not None else self.product.negative.slope(there, -1)
-            assert steep is not None  # noqa: S101 - `leans` said so
+            dl_ds = self.line[0] if self.line is not None else self.product.negative.slope(there, -1)
+            assert dl_ds is not None  # noqa: S101 - `leans` said so
             place, at = torch.cat([place, chosen], dim=1), torch.cat([at, there], dim=1)
-            by_pair = torch.cat([by_pair, factor * steep], dim=1)
+            by_pair = torch.cat([by_pair, factor * dl_ds], dim=1)
             slope = losses.zero_() if place.shape[1] > FEW else None
-        elif isinstance(steep, float):
-            slope = self.form.descend_(losses.mul_(factor * steep), scores)
+        elif isinstance(dl_ds, float):
+            slope = self.form.descend_(losses.mul_(factor * dl_ds), scores)
         else:
-            steep = self.product.negative.slope(scores, -1) if steep is None else steep
-            assert isinstance(steep, Tensor)  # noqa: S101 - a falling line is not written
-            slope = self.form.descend_(losses.mul_(factor).mul_(steep), scores)
+            dl_ds = self.product.negative.slope(scores, -1) if dl_ds is None else dl_ds
+            assert isinstance(dl_ds, Tensor)  # noqa: S101 - a falling line is not written
+            slope = self.form.descend_(losses.mul_(factor).mul_(dl_ds), scores)
         by_pair = self.form.descend_(by_pair, at)
         if slope is None:
             self.sorted.few(here, place, by_pair)

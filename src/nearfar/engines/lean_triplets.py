@@ -76,12 +76,12 @@ class _Triplets:
         slope, by_pair = self.slope[:t].zero_(), torch.zeros_like(near)
         total, count = rows.new_zeros((), dtype=torch.float64), rows.new_zeros((), dtype=torch.float64)
         for p in range(max(1, near.shape[1] - self.sorted.runs.itself)):
-            steep = self._judge(scores, heights[:, p : p + 1], self.losses[:t])
-            total += steep[0]
-            by_pair.scatter_(1, order[:, p : p + 1], -steep[1].sum(dim=1, keepdim=True))
-            slope.add_(steep[1])
+            dl_ds = self._judge(scores, heights[:, p : p + 1], self.losses[:t])
+            total += dl_ds[0]
+            by_pair.scatter_(1, order[:, p : p + 1], -dl_ds[1].sum(dim=1, keepdim=True))
+            slope.add_(dl_ds[1])
             if not self.every:
-                count += torch.sign(steep[1]).sum() if self.smooth else steep[1].sum()
+                count += torch.sign(dl_ds[1]).sum() if self.smooth else dl_ds[1].sum()
         if self.every:
             count += (narrow.positive.sum(dim=1) * (scores.shape[1] - narrow.run.sum(dim=1))).sum()
         if self.sorted.slopes.any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar.parts import exactly
-from nearfar.ranks import ALONE, Ranks
+from nearfar.ranks import ALONE, ProcessGroup
 from nearfar.sets.base import UncertaintySet, over
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.linear import TopK, Worst
@@ -32,7 +32,7 @@ class Few:
         self.size += torch.sign(l).clamp_min(0.0).sum() if self.of.zero == "drop" else members
         self.kept.look(l.reshape(1, -1))
 
-    def merge(self, ranks: Ranks) -> None:
+    def merge(self, ranks: ProcessGroup) -> None:
         """What all ranks have seen."""
         self.ranks = ranks
         self.size = ranks.sum(self.size)

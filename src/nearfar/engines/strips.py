@@ -17,8 +17,8 @@ from nearfar.engines.dense import kept, measures
 from nearfar.engines.forms import Form, form_of
 from nearfar.generators import State, set_states, states
 from nearfar.groups import Product
-from nearfar.pairing import Pairs, present
-from nearfar.ranks import ALONE, Ranks, cuts
+from nearfar.pairing import ScoredPairs, present
+from nearfar.ranks import ALONE, ProcessGroup, cuts
 from nearfar.relations import EVERYTHING, Relation
 
 ENTRIES = 2**18
@@ -57,7 +57,7 @@ class Strips:
         relation: Relation,
         tile: int | None = None,
         entries: int = ENTRIES,
-        ranks: Ranks = ALONE,
+        ranks: ProcessGroup = ALONE,
     ) -> None:
         self.product = product
         self.ranks = ranks
@@ -96,7 +96,7 @@ class Strips:
             found[here] = part
         return self.ranks.sum(found)
 
-    def pairs(self, here: slice, rows: Tensor, cols: Tensor) -> Pairs:
+    def pairs(self, here: slice, rows: Tensor, cols: Tensor) -> ScoredPairs:
         """Scores [t, m] of `rows` [t, d], those of the strip `here`, and the pairs that count after mining."""
         positive, negative = measures(self.relation.tile(here, EVERYTHING), rows)
         had_positive, had_negative = present(positive), present(negative)
@@ -105,7 +105,7 @@ class Strips:
         scores = similarity.scores(rows, cols)
         return kept(
             self.product,
-            Pairs(
+            ScoredPairs(
                 scores,
                 positive,
                 negative,
@@ -119,7 +119,7 @@ class Strips:
             ),
         )
 
-    def plain(self, here: slice) -> Pairs:
+    def plain(self, here: slice) -> ScoredPairs:
         """The pairs of a strip without any graph."""
         return self.pairs(here, self.rows[here], self.cols)
 
@@ -146,7 +146,7 @@ class Slopes:
         form = form_of(self.strips.product.similarity)
         return None if form is None else form(self.strips.cols)
 
-    def pairs(self, here: slice) -> Pairs:
+    def pairs(self, here: slice) -> ScoredPairs:
         """The pairs of a strip, their rows and columns the ends of a graph.
 
         Scores are part of it only where their similarity has no form: else `through` brings slopes back in place.
@@ -178,14 +178,14 @@ class Slopes:
             else:
                 total[there] += part
 
-    def note(self, value: Tensor, leaf: Pairs) -> None:
+    def note(self, value: Tensor, leaf: ScoredPairs) -> None:
         """Remember the slope of `value` in the scores of `leaf`, whose graph ends there, and add the rest of it."""
         slope, *rest = gradient(value, (leaf.scores, leaf.cols, *self.params), retain=True)
         if slope is not None:
             self._slope = slope if self._slope is None else self._slope + slope
         self.add((EVERYTHING, EVERYTHING), (None, *rest))
 
-    def through(self, here: slice, pairs: Pairs) -> None:
+    def through(self, here: slice, pairs: ScoredPairs) -> None:
         """Add what the slopes noted [t, m] mean for rows, columns and the similarity's parameters."""
         slope, self._slope = self._slope, None
         if slope is None:
@@ -218,6 +218,6 @@ def gradient(
     return tuple(next(found) if x.requires_grad else None for x in inputs)
 
 
-def cut(pairs: Pairs) -> Pairs:
+def cut(pairs: ScoredPairs) -> ScoredPairs:
     """The same pairs, their scores a leaf: what is made of them stops there."""
     return replace(pairs, scores=pairs.scores.detach().requires_grad_())

@@ -15,7 +15,7 @@ from nearfar.engines.forms import form_of
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.groups import Problems, Product
 from nearfar.links import tally
-from nearfar.pairing import Pairs
+from nearfar.pairing import ScoredPairs
 from nearfar.sets.base import over
 from nearfar.sets.stream import Stream, Support
 
@@ -28,19 +28,19 @@ Counted = list[tuple[Tensor, Tensor]]
 """Numerator and denominator of each of a link's terms."""
 
 
-def by_rows(strips: Strips, ask: Ask, told: Tensor | None = None) -> Made:
+def by_rows(strips: Strips, ask: Ask, grad_output: Tensor | None = None) -> Made:
     """Groups that lie in one row: value and gradient in one sweep.
 
-    `told` [n] are the cotangents of values that are not reduced; without them such values come without a gradient.
+    `grad_output` [n] are the cotangents of values that are not reduced; without it they get no gradient.
     """
     product, slopes = strips.product, list[Slopes]()
     single, values, so_far = product.reduction == "none", list[Tensor](), Counted()
     for here in strips:
         first = slopes[0] if slopes else ask()
-        with torch.set_grad_enabled(first.any and (not single or told is not None)):
+        with torch.set_grad_enabled(first.any and (not single or grad_output is not None)):
             pairs = first.pairs(here)
             leaf = cut(pairs) if torch.is_grad_enabled() else pairs
-            share = None if told is None else over(told[here], _bottom(product, pairs, strips.most))
+            share = None if grad_output is None else over(grad_output[here], _bottom(product, pairs, strips.most))
             counted = Counted()
             for part in _parts(product, leaf, strips.most):
                 slopes = slopes or [first, *(ask() for _ in part[1:])]
@@ -69,13 +69,13 @@ def shared(strips: Strips, parts: Counted) -> tuple[Tensor, Tensor]:
     return top * share, share
 
 
-def _parts(product: Product, pairs: Pairs, most: int) -> Iterator[Counted]:
+def _parts(product: Product, pairs: ScoredPairs, most: int) -> Iterator[Counted]:
     for problems in product.groups.blocks(product, pairs, most):
         values = tuple(problem.value() for problem in problems)
         yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
 
 
-def _bottom(product: Product, pairs: Pairs, most: int) -> Tensor:
+def _bottom(product: Product, pairs: ScoredPairs, most: int) -> Tensor:
     """The denominators [t] of values that are not reduced, before their gradient is asked for."""
     with torch.no_grad():
         counted = Counted()

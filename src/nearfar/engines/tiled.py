@@ -26,7 +26,7 @@ from nearfar.engines.strips import ENTRIES, LEAN, Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, by_rows, by_streams
 from nearfar.groups import AnchorSign, Product
 from nearfar.parts import exactly, nested, swift, touched
-from nearfar.ranks import ALONE, Ranks
+from nearfar.ranks import ALONE, ProcessGroup
 from nearfar.relations import Relation
 
 Way = Callable[[Strips, Ask], Made | None]
@@ -58,7 +58,7 @@ class Tiling:
     relation: Relation
     tile: int | None = None
     twice: bool = False
-    ranks: Ranks = ALONE
+    ranks: ProcessGroup = ALONE
 
     def params(self) -> tuple[Tensor, ...]:
         """What is learnt besides the embeddings: thresholds of pair losses, links, similarities."""
@@ -68,9 +68,11 @@ class Tiling:
             {id(p): p for p in chain(*(module.parameters() for module in modules)) if p.requires_grad}.values()
         )
 
-    def made(self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], told: Tensor | None) -> tuple[Made, Strips]:
+    def made(
+        self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None
+    ) -> tuple[Made, Strips]:
         """The value and its gradient in what is wanted of rows, columns and parameters; of all ranks together."""
-        (value, slopes), strips = self._swept(rows, cols, wants, told)
+        (value, slopes), strips = self._swept(rows, cols, wants, grad_output)
         if self.ranks.world > 1:
             strips.had_positive, strips.had_negative = self.ranks.any(
                 torch.stack([strips.had_positive, strips.had_negative])
@@ -80,7 +82,9 @@ class Tiling:
             slopes = [None if slope is None else self.ranks.sum(slope) for slope in slopes]
         return (value, slopes), strips
 
-    def _swept(self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], told: Tensor | None) -> tuple[Made, Strips]:
+    def _swept(
+        self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None
+    ) -> tuple[Made, Strips]:
         """The same of this process's strips: the value of all, the gradient of its own."""
         params = self.params()
         strips, lean = (
@@ -98,8 +102,8 @@ class Tiling:
         if not self.product.groups.per_anchor:
             return by_streams(strips, ask), strips
         if exactly(self.product.groups, AnchorSign) and self.product.link.wants_columns:
-            return by_columns(strips, ask, told), strips
-        return by_rows(strips, ask, told), strips
+            return by_columns(strips, ask, grad_output), strips
+        return by_rows(strips, ask, grad_output), strips
 
 
 class _Value(torch.autograd.Function):
@@ -113,19 +117,19 @@ class _Value(torch.autograd.Function):
         return value
 
     @staticmethod
-    def backward(ctx: Any, *told: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
         tiling: Tiling = ctx.tiling
         rows, cols, *params = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, None, *_again(tiling, (rows, cols, *params), told[0])
-        if told[0].ndim == 0:
-            return None, None, *(None if slope is None else slope * told[0] for slope in ctx.slopes)
+            return None, None, *_again(tiling, (rows, cols, *params), grad_output[0])
+        if grad_output[0].ndim == 0:
+            return None, None, *(None if slope is None else slope * grad_output[0] for slope in ctx.slopes)
         with torch.autocast(device_type=rows.device.type, enabled=False):
-            made, _ = tiling.made(rows, cols, ctx.needs_input_grad[2:], told[0])
+            made, _ = tiling.made(rows, cols, ctx.needs_input_grad[2:], grad_output[0])
         return None, None, *made[1]
 
 
-def _again(tiling: Tiling, inputs: tuple[Tensor, ...], told: Tensor) -> tuple[Tensor | None, ...]:
+def _again(tiling: Tiling, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
     """The gradient once more, with a graph of its own, so that it can be differentiated again."""
     if not tiling.twice:
         raise RuntimeError(
@@ -137,7 +141,7 @@ def _again(tiling: Tiling, inputs: tuple[Tensor, ...], told: Tensor) -> tuple[Te
     rows, cols = inputs[:2]
     value = dense_value(tiling.product, dense_pairs(tiling.product, rows, cols, tiling.relation, None))
     asked = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad(value, asked, told, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(value, asked, grad_output, create_graph=True, allow_unused=True))
     return tuple(next(found) if x.requires_grad else None for x in inputs)
 
 
@@ -202,7 +206,7 @@ def bounded(rows: Tensor, cols: Tensor) -> bool:
     return bool(4 * reach * reach < torch.finfo(rows.dtype).max ** 0.25)
 
 
-def worth_tiling(product: Product, relation: Relation, ranks: Ranks = ALONE) -> bool:
+def worth_tiling(product: Product, relation: Relation, ranks: ProcessGroup = ALONE) -> bool:
     """Whether strips are faster than one dense matrix; told by the number of pairs, and whether a lean way is there.
 
     Several ranks share strips, but each would make the whole matrix. Other devices than CPU and CUDA were not measured:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearfar._files import whole
+from nearfar._files import atomic_write
 from nearfar.evaluation.fingerprint import of_weights
 
 TOLERANCE = 1e-4
@@ -87,7 +87,7 @@ def export_onnx(
     graph.eval()
     try:
         trials = _trials(graph, example, seed)
-        with whole(Path(path)) as temporary:
+        with atomic_write(Path(path)) as temporary:
             _write(graph, example, temporary)
             _describe(temporary, about)
             difference, feed, out = _compare(trials, temporary, tolerance)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nearfar._checks import check_choice, check_embeddings, check_labels
 from nearfar.engines import dense_pairs
 from nearfar.miners import DistanceWeighted, MultiSimilarity
-from nearfar.pairing import Pairs
+from nearfar.pairing import ScoredPairs
 from nearfar.pairs import Identity
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import MinerSettings, chosen_distance
@@ -60,7 +60,7 @@ class Miner(nn.Module, ABC):
         self.num_triplets = self.num_pos_pairs = self.num_neg_pairs = 0
 
     @abstractmethod
-    def mine(self, pairs: Pairs) -> Indices:
+    def mine(self, pairs: ScoredPairs) -> Indices:
         """The tuple from scored pairs."""
 
     def forward(
@@ -101,7 +101,7 @@ class Miner(nn.Module, ABC):
         ref_labels: Tensor | None,
         ids: Tensor | None,
         ref_ids: Tensor | None,
-    ) -> Pairs | None:
+    ) -> ScoredPairs | None:
         """Scored pairs, or None where there are no rows at all."""
         owner = type(self).__name__
         check_embeddings(owner, "embeddings", embeddings)
@@ -123,7 +123,7 @@ class Miner(nn.Module, ABC):
         return dense_pairs(plain.product, rows, cols, relation, None)
 
 
-def _listed(pairs: Pairs) -> Indices:
+def _listed(pairs: ScoredPairs) -> Indices:
     return (*torch.nonzero(pairs.positive, as_tuple=True), *torch.nonzero(pairs.negative, as_tuple=True))
 
 
@@ -141,7 +141,7 @@ class MultiSimilarityMiner(Miner):
         super().__init__(settings, CosineSimilarity())
         self.epsilon = epsilon
 
-    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+    def mine(self, pairs: ScoredPairs) -> Indices:  # noqa: D102
         return _listed(MultiSimilarity(self.epsilon)(pairs))
 
 
@@ -159,7 +159,7 @@ class PairMarginMiner(Miner):
         self.pos_margin = pos_margin
         self.neg_margin = neg_margin
 
-    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+    def mine(self, pairs: ScoredPairs) -> Indices:  # noqa: D102
         low, high = self.distance.score(float(self.pos_margin)), self.distance.score(float(self.neg_margin))
         return _listed(pairs.keep(positive=pairs.scores < low, negative=pairs.scores > high))
 
@@ -182,7 +182,7 @@ class TripletMarginMiner(Miner):
         self.margin = margin
         self.type_of_triplets = type_of_triplets
 
-    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+    def mine(self, pairs: ScoredPairs) -> Indices:  # noqa: D102
         real, place = positives(pairs)
         gap = pairs.scores.gather(1, place)[:, :, None] - pairs.scores[:, None, :]
         keep = gap > self.margin if self.type_of_triplets == "easy" else gap <= self.margin
@@ -214,7 +214,7 @@ class DistanceWeightedMiner(Miner):
         self.cutoff = float(cutoff)
         self.nonzero_loss_cutoff = float(nonzero_loss_cutoff)
 
-    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+    def mine(self, pairs: ScoredPairs) -> Indices:  # noqa: D102
         chance = DistanceWeighted(self.cutoff, self.nonzero_loss_cutoff).probabilities(pairs)
         return draw_triplets(pairs.positive, chance, pairs.relation.dense().same.sum(dim=1))
 
@@ -256,7 +256,7 @@ class BatchEasyHardMiner(Miner):
         self.allowed_pos_range = allowed_pos_range
         self.allowed_neg_range = allowed_neg_range
 
-    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+    def mine(self, pairs: ScoredPairs) -> Indices:  # noqa: D102
         positive, negative = _within(self.distance, pairs, self.allowed_pos_range, self.allowed_neg_range)
         if self.pos_strategy == self.SEMIHARD:
             n, has_n = _nearest(pairs.scores, negative, nearest=self.neg_strategy == self.HARD)
@@ -302,7 +302,7 @@ class BatchHardMiner(Miner):
         self.allowed_pos_range = allowed_pos_range
         self.allowed_neg_range = allowed_neg_range
 
-    def mine(self, pairs: Pairs) -> Indices:  # noqa: D102
+    def mine(self, pairs: ScoredPairs) -> Indices:  # noqa: D102
         positive, negative = _within(self.distance, pairs, self.allowed_pos_range, self.allowed_neg_range)
         p, has_p = _nearest(pairs.scores, positive, nearest=False)
         n, has_n = _nearest(pairs.scores, negative, nearest=True)
@@ -310,7 +310,7 @@ class BatchHardMiner(Miner):
         return anchor, p[anchor, 0], n[anchor, 0]
 
 
-def _within(distance: Distance, pairs: Pairs, *ranges: Range | None) -> tuple[Tensor, Tensor]:
+def _within(distance: Distance, pairs: ScoredPairs, *ranges: Range | None) -> tuple[Tensor, Tensor]:
     """Masks of the positive and the negative pairs inside their ranges."""
     numbers = distance.score(pairs.scores)
     bounds = [(-math.inf, math.inf) if limits is None else limits for limits in ranges]

@@ -20,7 +20,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from nearfar._checks import check_choice
-from nearfar._files import whole
+from nearfar._files import atomic_write
 from nearfar.evaluation.summary import Evaluation, evaluate
 from nearfar.report import sections
 from nearfar.report.confusion import confusion
@@ -141,7 +141,10 @@ def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Option
     """Write the page to `path`, whole or not at all (under a temporary name first); keywords as of `build`."""
     target = Path(path)
     text = build(source, **options)
-    with whole(target) as temporary, temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as stream:
+    with (
+        atomic_write(target) as temporary,
+        temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as stream,
+    ):
         stream.write(text)
     return target
 

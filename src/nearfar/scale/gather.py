@@ -11,7 +11,7 @@ from torch import Tensor
 from nearfar._checks import check_embeddings
 from nearfar.explanation import Explanation
 from nearfar.loss import Call, Loss
-from nearfar.ranks import Group, Ranks, several
+from nearfar.ranks import Group, ProcessGroup, several
 from nearfar.relations import Relation
 from nearfar.scale.agreement import Looks, agree
 
@@ -108,7 +108,7 @@ class Distributed(Loss):
 class _Rows:
     """How the rows of all ranks stand one behind the other; calling it joins a tensor [n_r, ...] of each."""
 
-    def __init__(self, ranks: Ranks, sizes: list[int]) -> None:
+    def __init__(self, ranks: ProcessGroup, sizes: list[int]) -> None:
         self.ranks = ranks
         self.sizes = sizes
         start = sum(sizes[: ranks.rank])

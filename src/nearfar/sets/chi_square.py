@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import check_positive
-from nearfar.ranks import Ranks
+from nearfar.ranks import ProcessGroup
 from nearfar.sets.base import Dual, Orders, UncertaintySet, centered, hidden, over, total, weighted
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, DualStream, Stream
@@ -127,7 +127,7 @@ class _ChiSquareStream(DualStream):
         # ~(l < eta): a NaN stays in the set and shows
         self._moments.add(l, w * ~(l - self._top[:, None] < self._eta[:, None]) if self.sweep else w)
 
-    def _merge(self, ranks: Ranks) -> None:
+    def _merge(self, ranks: ProcessGroup) -> None:
         self._moments.merge(ranks)
 
     def _turn(self) -> bool:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar.ranks import Ranks
+from nearfar.ranks import ProcessGroup
 from nearfar.sets.base import hidden, over, total, weighted
 
 
@@ -46,7 +46,7 @@ class Moments:
         self.top = torch.maximum(self.top, top)
         self.least = torch.minimum(self.least, hidden(l, w, math.inf).amin(dim=1))
 
-    def merge(self, ranks: Ranks) -> None:
+    def merge(self, ranks: ProcessGroup) -> None:
         """The moments of all ranks' members, the same on every rank."""
         told = (self.size, self.start, self._mean, self.energy, self.top, self.least)
         sizes, starts, means, energies, tops, leasts = ranks.gather(torch.stack(told)).unbind(dim=1)

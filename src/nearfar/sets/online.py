@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar.parts import exactly
-from nearfar.ranks import Ranks
+from nearfar.ranks import ProcessGroup
 from nearfar.sets.base import UncertaintySet, over
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.entropic import KL
@@ -39,7 +39,7 @@ class Online(ABC):
         """
 
     @abstractmethod
-    def merge(self, ranks: Ranks) -> Tensor | None:
+    def merge(self, ranks: ProcessGroup) -> Tensor | None:
         """Take in what all ranks have absorbed; what this rank's raw weights must be multiplied by, or None."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class OnlineMean(Online):
         self.size += torch.sign(l).sum() if self.drop else members
         return None
 
-    def merge(self, ranks: Ranks) -> Tensor | None:  # noqa: D102
+    def merge(self, ranks: ProcessGroup) -> Tensor | None:  # noqa: D102
         self._sum, self.size = ranks.sum(torch.stack([self._sum, self.size]))
         return None
 
@@ -96,7 +96,7 @@ class OnlineKL(Online):
         self.size += members
         return shrink
 
-    def merge(self, ranks: Ranks) -> Tensor | None:  # noqa: D102
+    def merge(self, ranks: ProcessGroup) -> Tensor | None:  # noqa: D102
         shrink = self._lift(ranks.largest(self._top))
         self._sum, self._rise, self.size = ranks.sum(torch.stack([self._sum, self._rise, self.size])).unbind()
         return shrink
@@ -150,7 +150,7 @@ class Variance:
         self._sum = self._sum + l.sum(dim=-1).sum(dtype=torch.float64)
         self._squares = self._squares + l.square().sum(dim=-1).sum(dtype=torch.float64)
 
-    def merge(self, ranks: Ranks) -> None:
+    def merge(self, ranks: ProcessGroup) -> None:
         """The moments of all ranks."""
         self.size, self._sum, self._squares = ranks.sum(torch.stack([self.size, self._sum, self._squares]))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import readable
-from nearfar.ranks import Ranks
+from nearfar.ranks import ProcessGroup
 from nearfar.sets.base import Orders, UncertaintySet, hidden, over
 from nearfar.sets.stream import Cap, DualStream, Support
 
@@ -89,7 +89,7 @@ class Largest:
         found = values.gather(1, last[:, None])
         return found[:, 0], (values > found).sum(dim=1), _tied(values, ties, found)
 
-    def merge(self, ranks: Ranks) -> None:
+    def merge(self, ranks: ProcessGroup) -> None:
         """Thresholds are from now on those of all ranks' members; what is kept stays this rank's own."""
         values, ties = ranks.gather(self.values), ranks.gather(self.ties)
         largest = values.transpose(0, 1).flatten(1).topk(values.shape[2], dim=1).values
@@ -145,7 +145,7 @@ class Digits:
         else:
             self.counts.scatter_add_(1, digit.long(), w.to(torch.float64))
 
-    def merge(self, ranks: Ranks) -> None:
+    def merge(self, ranks: ProcessGroup) -> None:
         """The counts of all ranks."""
         self.counts = ranks.sum(self.counts)
 
@@ -201,7 +201,7 @@ class TopKStream(DualStream):
         elif self._digits is not None:
             self._digits.add(l, w)
 
-    def _merge(self, ranks: Ranks) -> None:
+    def _merge(self, ranks: ProcessGroup) -> None:
         kept = self._digits if self._kept is None else self._kept
         assert kept is not None  # noqa: S101 - there was a chunk
         kept.merge(ranks)

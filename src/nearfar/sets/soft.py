@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._checks import readable
-from nearfar.ranks import Ranks
+from nearfar.ranks import ProcessGroup
 from nearfar.sets.base import Orders, UncertaintySet, hidden, log_of, over, total, weighted
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, Stream
@@ -75,7 +75,7 @@ class KLStream(Stream):
             self._rise += weighted(torch.expm1(z), w).sum(dim=1, dtype=torch.float64)
             self._seen += total(w, self._seen)
 
-    def _merge(self, ranks: Ranks) -> None:
+    def _merge(self, ranks: ProcessGroup) -> None:
         self._lift(ranks.largest(self._top))
         self._sum, self._rise, self._seen = ranks.sum(torch.stack([self._sum, self._rise, self._seen])).unbind()
 
@@ -130,7 +130,7 @@ class KLBallStream(Stream):
         self._first += (e * z).sum(dim=1)
         self._second += (e * z * z).sum(dim=1)
 
-    def _merge(self, ranks: Ranks) -> None:
+    def _merge(self, ranks: ProcessGroup) -> None:
         if self.sweep:
             mine = torch.stack([self._sum, self._rise, self._first, self._second])
             self._sum, self._rise, self._first, self._second = ranks.sum(mine).unbind()

@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearfar.ranks import ALONE, Ranks
+from nearfar.ranks import ALONE, ProcessGroup
 from nearfar.sets.base import Dual, Orders, UncertaintySet, hidden, over, total, weighted
 
 Cap = Callable[[], Tensor]
@@ -51,7 +51,7 @@ class Stream(ABC):
 
     constant = False
     """The value is Σ p*l with p* held constant, to be summed by who sweeps once more."""
-    ranks: Ranks = ALONE
+    ranks: ProcessGroup = ALONE
     """Who else is told members of the same groups."""
 
     def __init__(self, over: UncertaintySet, groups: int, like: Tensor, orders: Orders, cap: Cap | None) -> None:
@@ -124,7 +124,7 @@ class Stream(ABC):
         """Members of one chunk: absent ones hold l = 0 and w = 0."""
 
     @abstractmethod
-    def _merge(self, ranks: Ranks) -> None:
+    def _merge(self, ranks: ProcessGroup) -> None:
         """At the end of a sweep: what was kept of it becomes that of all ranks together."""
 
     def _turn(self) -> bool:
@@ -147,7 +147,7 @@ class MeanStream(Stream):
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         self._sum += weighted(l, w).sum(dim=1, dtype=torch.float64)
 
-    def _merge(self, ranks: Ranks) -> None:
+    def _merge(self, ranks: ProcessGroup) -> None:
         self._sum = ranks.sum(self._sum)
 
     def value(self) -> Tensor:  # noqa: D102
@@ -170,7 +170,7 @@ class WorstStream(Stream):
         self._ties = torch.where(top > self._top, 0.0, self._ties) + here
         self._top = top
 
-    def _merge(self, ranks: Ranks) -> None:
+    def _merge(self, ranks: ProcessGroup) -> None:
         top = ranks.largest(self._top)
         self._ties = ranks.sum(torch.where(self._top == top, self._ties, 0.0))
         self._top = top
@@ -199,7 +199,7 @@ class HeldStream(Stream):
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         self.inner._add(l if self._height is None else self._height(l), w, tag)
 
-    def _merge(self, ranks: Ranks) -> None:
+    def _merge(self, ranks: ProcessGroup) -> None:
         self.inner.ranks = ranks
         self.inner._merge(ranks)
 

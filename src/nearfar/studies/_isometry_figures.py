@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar._files import whole
+from nearfar._files import atomic_write
 from nearfar.studies._descent_figures import sheet
 
 Numbers = dict[str, Any]
@@ -35,7 +35,7 @@ def _save(draw: Callable[[Numbers, Path], None]) -> Callable[[Numbers, Path], No
     """The picture appears under its name once it is complete."""
 
     def saved(found: Numbers, file: Path) -> None:
-        with whole(file) as part:
+        with atomic_write(file) as part:
             plain = part.with_suffix(".png")
             draw(found, plain)
             plain.replace(part)

@@ -8,21 +8,21 @@ from typing import Any
 from torch import nn
 
 from nearfar.train.scores import score
-from nearfar.train.setting import Setting
+from nearfar.train.state import TrainState
 
 KEY = "baselines"
 """Under which the journal keeps them, at step 0."""
 NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}
 
 
-def measured(setting: Setting) -> dict[str, float]:
+def measured(state: TrainState) -> dict[str, float]:
     """R@1 by name. Nothing is chosen by them, and nothing is drawn: a run goes on as it would have without."""
-    data, found = setting.data, {}
-    subjects: dict[str, nn.Module] = {"untrained": setting.bare_model}
-    if len(setting.inputs.shape) == 1:
+    data, found = state.data, {}
+    subjects: dict[str, nn.Module] = {"untrained": state.bare_model}
+    if len(state.inputs.shape) == 1:
         subjects = {"input": nn.Flatten(), **subjects}
     for name, model in subjects.items():
-        scored = score(model, data.test, setting.plain, gallery=data.gallery, ks=(1,), **setting.evaluating)
+        scored = score(model, data.test, state.plain, gallery=data.gallery, ks=(1,), **state.evaluating)
         found[name] = round(scored.evaluation.recall[1], 6)
     return found
 

@@ -24,15 +24,15 @@ from nearfar.losses.annealing import advance
 from nearfar.ranks import in_touch
 from nearfar.relations import Relation
 from nearfar.train import baselines, journal, parts, processes
+from nearfar.train.checkpointer import Checkpointer
 from nearfar.train.config import Config, save
 from nearfar.train.feed import feed
 from nearfar.train.folder import RunFolder, agreed
-from nearfar.train.keeper import Keeper
 from nearfar.train.rates import rate_factor, set_rates
 from nearfar.train.readings import NotFiniteError, Readings
 from nearfar.train.scores import score, violation
-from nearfar.train.setting import Setting, prepare
 from nearfar.train.show import Show, stopping
+from nearfar.train.state import TrainState, prepare
 from nearfar.train.suited import told
 
 LOOKS, LEAST_APART = 30, 20
@@ -44,7 +44,7 @@ class Moment:
     """What a callback sees after a step: nothing in it carries a gradient."""
 
     step: int
-    setting: Setting
+    state: TrainState
     embeddings: Tensor
     labels: Tensor
     indices: Tensor
@@ -106,50 +106,53 @@ def fit(
     with RunFolder(folder, resume=resume, overwrite=overwrite) as place:
         agreed(machine, place.check)
         if resume:  # nobody else may change it from here on
-            keeper = Keeper(agreed(machine, place.claim))
-            setting = prepare(config, machine, data, fresh=not keeper.read(config))
+            checkpointer = Checkpointer(agreed(machine, place.claim))
+            state = prepare(config, machine, data, fresh=not checkpointer.read(config))
         else:  # made once everything that could be wrong with the configuration has been found right
-            setting = prepare(config, machine, data)
-            keeper = Keeper(agreed(machine, place.claim))
-        return _run(setting, keeper, callbacks, console)
+            state = prepare(config, machine, data)
+            checkpointer = Checkpointer(agreed(machine, place.claim))
+        return _run(state, checkpointer, callbacks, console)
 
 
-def _run(setting: Setting, keeper: Keeper, callbacks: Sequence[Callback], console: Console | None) -> Result:
-    """Go on after the checkpoint that the keeper has read, or begin; train, test, and say how it ended."""
-    config, machine, folder = setting.config, setting.machine, keeper.folder
-    done, path = keeper.restore(setting), folder / "journal.jsonl"
-    agreed(machine, keeper.check_best)
-    show = Show(setting, console, folder=folder, quiet=not machine.is_main_process)
+def _run(
+    state: TrainState, checkpointer: Checkpointer, callbacks: Sequence[Callback], console: Console | None
+) -> Result:
+    """Go on after the checkpoint that the checkpointer has read, or begin; train, test, and say how it ended."""
+    config, machine, folder = state.config, state.machine, checkpointer.folder
+    done, path = checkpointer.restore(state), folder / "journal.jsonl"
+    agreed(machine, checkpointer.check_best)
+    show = Show(state, console, folder=folder, quiet=not machine.is_main_process)
     show.tell(processes.words(machine))
     if machine.is_main_process:
         save(config, folder / "config.yaml")
-        journal.cut(path, done, keeper.lines)
+        journal.cut(path, done, checkpointer.lines)
     machine.wait_for_everyone()
-    show.tell(told(config, setting.shares, setting.inputs, setting.bare_model, machine.device))
+    show.tell(told(config, state.shares, state.inputs, state.bare_model, machine.device))
     before, callbacks = journal.read(path), _with_doctor(config, show, callbacks)
     with (
         journal.Journal(path, quiet=not machine.is_main_process) as lines,
         show,
         stopping() as stop,
     ):
-        setting.model.train()
-        first = _baselines(setting, done, before, lines, show)
-        _first_looks(setting, before, lines, callbacks)
+        state.model.train()
+        first = _baselines(state, done, before, lines, show)
+        _first_looks(state, before, lines, callbacks)
         try:
-            done = _steps(setting, keeper, lines, show, stop, callbacks, done, before)
+            done = _steps(state, checkpointer, lines, show, stop, callbacks, done, before)
         except NotFiniteError as error:
             raise NotFiniteError(
-                f"{error}; {keeper.last_good()}; lower optimizer.lr or set optimizer.max_grad_norm, then --resume."
+                f"{error}; {checkpointer.last_good()}; lower optimizer.lr or set optimizer.max_grad_norm, "
+                "then --resume."
             ) from None
     if done < config.training.steps:
         show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
-        return Result(folder, done, keeper.best_step, None, finished=False)
-    scores = _test(setting, keeper, show)
+        return Result(folder, done, checkpointer.best_step, None, finished=False)
+    scores = _test(state, checkpointer, show)
     if first and scores is not None:
         show.tell(baselines.told({**first, "trained": scores.recall[1]}))
     if config.training.diagnose_every != 0 and machine.is_main_process:
         show.tell(_verdict(folder, show.console.width))
-    return Result(folder, done, keeper.best_step, scores, finished=True)
+    return Result(folder, done, checkpointer.best_step, scores, finished=True)
 
 
 def _spent(before: Iterable[dict[str, Any]]) -> float:
@@ -167,27 +170,27 @@ def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> l
 
 
 def _baselines(
-    setting: Setting, done: int, before: Sequence[dict[str, Any]], lines: journal.Journal, show: Show
+    state: TrainState, done: int, before: Sequence[dict[str, Any]], lines: journal.Journal, show: Show
 ) -> dict[str, float]:
     """What the run begins with: measured before its first step, or as its journal says where it is resumed."""
-    if not setting.config.training.baselines:
+    if not state.config.training.baselines:
         return {}
     found = baselines.kept(before)
-    if found is None and done == 0 and setting.machine.is_main_process:
-        found = baselines.measured(setting)
+    if found is None and done == 0 and state.machine.is_main_process:
+        found = baselines.measured(state)
         lines.write({"step": 0, baselines.KEY: found})
         show.tell(baselines.told(found))
-    setting.machine.wait_for_everyone()
+    state.machine.wait_for_everyone()
     return found or {}
 
 
 def _first_looks(
-    setting: Setting, before: Sequence[dict[str, Any]], lines: journal.Journal, callbacks: Sequence[Callback]
+    state: TrainState, before: Sequence[dict[str, Any]], lines: journal.Journal, callbacks: Sequence[Callback]
 ) -> None:
     """Doctors look before the first step, or take up what they saw before the run was resumed."""
     for each in callbacks:
         if isinstance(each, Doctor):
-            found = each.begin(setting, before)
+            found = each.begin(state, before)
             if found:
                 lines.write({"step": 0, **found})
 
@@ -200,8 +203,8 @@ def _verdict(folder: Path, width: int) -> str:
 
 
 def _steps(
-    setting: Setting,
-    keeper: Keeper,
+    state: TrainState,
+    checkpointer: Checkpointer,
     lines: journal.Journal,
     show: Show,
     stop: Callable[[], bool],
@@ -210,49 +213,49 @@ def _steps(
     before: Sequence[dict[str, Any]],
 ) -> int:
     """Steps done + 1 ... steps, with all that is looked at and kept on the way; gives the last step made."""
-    plan = setting.config.training
+    plan = state.config.training
     readings, start = Readings(done), time.monotonic() - _spent(before)  # not the clock on the wall, which may go back
-    for step, batch in _batches(setting, done):
-        moment = _advance(setting, step, batch)
+    for step, batch in _batches(state, done):
+        moment = _advance(state, step, batch)
         readings.put({"step": step, "lr": moment.lr, "time": round(time.monotonic() - start, 3)}, moment.scalars)
         _write(lines, show, readings.take())
         for found in _closer_looks(moment, callbacks):
             lines.write({"step": step, **found})
-        last = step == plan.steps or _agreed(setting, step, stop)
+        last = step == plan.steps or _agreed(state, step, stop)
         evaluating = step == plan.steps or step % plan.evaluate_every == 0
         if last or evaluating or step % plan.checkpoint_every == 0:
             _write(lines, show, readings.take(all_of_them=True))  # nothing is kept before its losses are known
         if evaluating:
-            lines.write({"step": step, **_evaluate(setting, keeper, moment, show)})
+            lines.write({"step": step, **_evaluate(state, checkpointer, moment, show)})
         if last or step % plan.checkpoint_every == 0:
             lines.sync()
-            keeper.keep(setting, step, len(before) + lines.lines)
+            checkpointer.keep(state, step, len(before) + lines.lines)
         done = step
         if last:
             break
     return done
 
 
-def _batches(setting: Setting, done: int) -> Iterator[tuple[int, Batch]]:
-    if done >= setting.config.training.steps:
+def _batches(state: TrainState, done: int) -> Iterator[tuple[int, Batch]]:
+    if done >= state.config.training.steps:
         return iter(())
-    workers, pin = setting.config.data.workers, setting.machine.device.type == "cuda"
-    return feed(setting.view, setting.sampler, after=done, workers=workers, pin=pin)
+    workers, pin = state.config.data.workers, state.machine.device.type == "cuda"
+    return feed(state.view, state.sampler, after=done, workers=workers, pin=pin)
 
 
-def _advance(setting: Setting, step: int, batch: Batch) -> Moment:
+def _advance(state: TrainState, step: int, batch: Batch) -> Moment:
     """One step: set the rate, begin a projection where one is due, descend, remember the representatives."""
-    config, device = setting.config, setting.machine.device
+    config, device = state.config, state.machine.device
     factor = rate_factor(config.optimizer, step, config.training.steps)
-    set_rates(setting.step.optimizer.param_groups, factor)
-    setting.begin_projection(step)
+    set_rates(state.step.optimizer.param_groups, factor)
+    state.begin_projection(step)
     x, labels, indices = batch
     labels = labels.to(device, non_blocking=True)
-    target = setting.target(labels)
-    embeddings, scalars = setting.step(x.to(device, non_blocking=True), target, setting.ids(indices))
-    setting.remember(labels, embeddings)
-    advance(setting.loss)
-    return Moment(step, setting, embeddings, labels, indices, target, scalars, factor * config.optimizer.lr)
+    target = state.target(labels)
+    embeddings, scalars = state.step(x.to(device, non_blocking=True), target, state.ids(indices))
+    state.remember(labels, embeddings)
+    advance(state.loss)
+    return Moment(step, state, embeddings, labels, indices, target, scalars, factor * config.optimizer.lr)
 
 
 def _write(lines: journal.Journal, show: Show, entries: Iterable[dict[str, Any]]) -> None:
@@ -263,9 +266,9 @@ def _write(lines: journal.Journal, show: Show, entries: Iterable[dict[str, Any]]
 
 def _closer_looks(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[dict[str, Any]]:
     """What the pair weights are now, where it is time to look, and what the callbacks found."""
-    every = moment.setting.config.training.explain_every
+    every = moment.state.config.training.explain_every
     if every and moment.step % every == 0:
-        why = moment.setting.loss.explain(moment.embeddings, moment.target, ids=moment.setting.ids(moment.indices))
+        why = moment.state.loss.explain(moment.embeddings, moment.target, ids=moment.state.ids(moment.indices))
         yield {
             "active_positives": why.active_positives,
             "active_negatives": why.active_negatives,
@@ -277,9 +280,9 @@ def _closer_looks(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[dic
             yield found
 
 
-def _agreed(setting: Setting, step: int, stop: Callable[[], bool]) -> bool:
+def _agreed(state: TrainState, step: int, stop: Callable[[], bool]) -> bool:
     """Whether somebody asked to stop; several processes ask each other every tenth step, so that all stop at once."""
-    machine = setting.machine
+    machine = state.machine
     if machine.num_processes == 1:
         return stop()
     if step % 10:
@@ -288,49 +291,47 @@ def _agreed(setting: Setting, step: int, stop: Callable[[], bool]) -> bool:
     return bool(machine.reduce(asked, reduction="sum") > 0)
 
 
-def _evaluate(setting: Setting, keeper: Keeper, moment: Moment, show: Show) -> dict[str, Any]:
+def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, show: Show) -> dict[str, Any]:
     """Scores on the held-out classes (or, by the papers' protocol, on the test classes); the best weights are kept."""
-    plan = setting.config.training
+    plan = state.config.training
     found: dict[str, Any] = {}
-    if setting.machine.is_main_process:
+    if state.machine.is_main_process:
         paper = plan.protocol == "paper"
-        samples = setting.data.test if paper else setting.validation
+        samples = state.data.test if paper else state.validation
         if samples is not None:
-            gallery = setting.data.gallery if paper else None
-            result = score(setting.bare_model, samples, setting.plain, gallery=gallery, **setting.evaluating)
+            gallery = state.data.gallery if paper else None
+            result = score(state.bare_model, samples, state.plain, gallery=gallery, **state.evaluating)
             scores = result.evaluation
             word = "test" if paper else "validation"
             found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
             found[f"{word} map_at_r"] = scores.map_at_r
-            keeper.offer(setting, moment.step, scores.recall[1])
+            checkpointer.offer(state, moment.step, scores.recall[1])
         found["violation"] = violation(
             moment.embeddings, moment.labels, near=plan.max_positive_distance, far=plan.min_negative_distance
         )
         show.scores(moment.step, found)
-    setting.machine.wait_for_everyone()
+    state.machine.wait_for_everyone()
     return found
 
 
-def _test(setting: Setting, keeper: Keeper, show: Show) -> Evaluation | None:
+def _test(state: TrainState, checkpointer: Checkpointer, show: Show) -> Evaluation | None:
     """Judge the best checkpoint on the test classes, once, and keep its vectors."""
-    setting.machine.wait_for_everyone()
-    if not setting.machine.is_main_process:
+    state.machine.wait_for_everyone()
+    if not state.machine.is_main_process:
         return None
-    model, data = setting.bare_model, setting.data
-    keeper.restore_best(setting)
-    found = score(
-        model, data.test, setting.plain, gallery=data.gallery, ks=data.ks, resamples=2000, **setting.evaluating
-    )
+    model, data = state.bare_model, state.data
+    checkpointer.restore_best(state)
+    found = score(model, data.test, state.plain, gallery=data.gallery, ks=data.ks, resamples=2000, **state.evaluating)
     scores, names = found.evaluation, [data.test.names[row] for row in found.rows.tolist()]
     arrays = {"x": found.x.cpu().numpy(), "y": data.test.labels[found.rows], "name": np.array(names, dtype=np.str_)}
     arrays["classes"] = np.array(data.test.classes, dtype=np.str_)
-    arrays["fingerprint"] = np.array(fingerprint_of(model, setting.plain))
+    arrays["fingerprint"] = np.array(fingerprint_of(model, state.plain))
     if isinstance(data.test, Tensors) and data.test.x.dtype == torch.uint8:
         arrays["images"] = data.test.x.numpy()
-    write_arrays(keeper.folder / "embeddings.npz", arrays)
-    about = {"best_step": keeper.best_step, "left_out": list(found.left_out)}
-    write_text(keeper.folder / "scores.json", json.dumps(scores.to_dict() | about) + "\n")
-    show.final(scores, keeper.best_step, paper=setting.config.training.protocol == "paper")
+    write_arrays(checkpointer.folder / "embeddings.npz", arrays)
+    about = {"best_step": checkpointer.best_step, "left_out": list(found.left_out)}
+    write_text(checkpointer.folder / "scores.json", json.dumps(scores.to_dict() | about) + "\n")
+    show.final(scores, checkpointer.best_step, paper=state.config.training.protocol == "paper")
     if found.left_out:
         show.tell(found.told())
     return scores

@@ -15,15 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from nearfar._console import Terminal, visible
 from nearfar.evaluation import Evaluation
-from nearfar.train.setting import Setting
+from nearfar.train.state import TrainState
 
 
 class Show:
     """Progress in the terminal and in TensorBoard; silent on every rank but the first."""
 
-    def __init__(self, setting: Setting, console: Console | None, *, folder: Any, quiet: bool) -> None:
+    def __init__(self, state: TrainState, console: Console | None, *, folder: Any, quiet: bool) -> None:
         self.console = Terminal(quiet=True) if quiet else console or Terminal()
-        self.total = setting.config.training.steps
+        self.total = state.config.training.steps
         columns = (
             TextColumn("training"),
             BarColumn(),
@@ -34,7 +34,7 @@ class Show:
         )
         self._bar = Progress(*columns, console=self.console)
         self._task = self._bar.add_task("training", total=self.total, state="")
-        wanted = setting.config.training.tensorboard and not quiet
+        wanted = state.config.training.tensorboard and not quiet
         self._board = _board(folder / "tensorboard") if wanted else None
 
     def __enter__(self) -> Self:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.miners import Miner
-from nearfar.pairing import Pairs
+from nearfar.pairing import ScoredPairs
 from nearfar.pairs import PairLoss
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import check_classes
@@ -27,7 +27,7 @@ class PerTriplet(Miner):
 
     both = True
 
-    def forward(self, pairs: Pairs) -> Pairs:  # noqa: D102
+    def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         dtype = pairs.scores.dtype
         positive, negative = (side.sum(dim=1, keepdim=True).to(dtype) for side in (pairs.positive, pairs.negative))
         return pairs.keep(positive=negative, negative=positive)

@@ -27,7 +27,7 @@ from nearfar.train.suited import Input, open_model, shares_of
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class TrainState:
     """The parts of a run, prepared for the machine it runs on."""
 
     config: Config
@@ -101,7 +101,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True) -> Setting:
+def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True) -> TrainState:
     """Read the data, build network, loss and optimizer, and hand them to the machine; `fresh` as of `open_model`."""
     seed = config.training.seed
     seed_everything(seed)
@@ -122,7 +122,7 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh:
     model, moves = machine.prepare(bare, moves)
     sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
-    return Setting(
+    return TrainState(
         config=config,
         machine=machine,
         data=given,

@@ -11,14 +11,14 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from nearfar._files import whole
+from nearfar._files import atomic_write
 from nearfar.train import checkpoint
 from nearfar.train.changes import check_resumable
 from nearfar.train.config import Config, to_tree
-from nearfar.train.setting import Setting, seed_everything
+from nearfar.train.state import TrainState, seed_everything
 
 
-class Keeper:
+class Checkpointer:
     """Writes and reads `checkpoints/last.pt` and `checkpoints/best.pt` of a run folder.
 
     `last.pt` says which step's weights `best.pt` holds. Between two of them a better `best.pt` may come, whose step
@@ -53,23 +53,23 @@ class Keeper:
         check_resumable(self._state["config"], config)
         return True
 
-    def keep(self, setting: Setting, step: int, lines: int) -> None:
+    def keep(self, state: TrainState, step: int, lines: int) -> None:
         """Write the state after `step` and `lines` of the journal; from it a run goes on as if nothing had happened."""
-        machine = setting.machine
+        machine = state.machine
         randoms = [checkpoint.random_state()]
         if machine.num_processes > 1:
             randoms = gather_object(randoms)
         if machine.is_main_process:
-            proximal, scaler = setting.step.proximal, machine.scaler
+            proximal, scaler = state.step.proximal, machine.scaler
             self._save(
                 self.last,
                 {
                     "step": step,
-                    "config": to_tree(setting.config),
-                    "model": setting.bare_model.state_dict(),
-                    "loss": setting.loss.state_dict(),
-                    "optimizer": setting.step.optimizer.state_dict(),
-                    "sampler": setting.sampler.state_dict(step=step),
+                    "config": to_tree(state.config),
+                    "model": state.bare_model.state_dict(),
+                    "loss": state.loss.state_dict(),
+                    "optimizer": state.step.optimizer.state_dict(),
+                    "sampler": state.sampler.state_dict(step=step),
                     "proximal": None if proximal is None else proximal.state_dict(),
                     "scaler": None if scaler is None else scaler.state_dict(),
                     "random": randoms,
@@ -82,41 +82,41 @@ class Keeper:
         self._kept = step
         machine.wait_for_everyone()
 
-    def restore(self, setting: Setting) -> int:
+    def restore(self, state: TrainState) -> int:
         """Put everything back as it was when `read` read it; gives the step after which the run goes on."""
         if self._state is None:
             return 0
-        state, self._state = self._state, None
+        saved, self._state = self._state, None
         try:
-            self._put(state, setting)
+            self._put(saved, state)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
             raise ValueError(
                 f"checkpoint: {self.last} does not fit this run ({checkpoint.first_line(error)}); train anew."
             ) from None
-        step: int = state["step"]
+        step: int = saved["step"]
         self._kept = step
         return step
 
-    def _put(self, state: dict[str, Any], setting: Setting) -> None:
-        machine, moves = setting.machine, setting.step.optimizer
-        setting.bare_model.load_state_dict(state["model"])
-        setting.loss.load_state_dict(state["loss"])
+    def _put(self, saved: dict[str, Any], state: TrainState) -> None:
+        machine, moves = state.machine, state.step.optimizer
+        state.bare_model.load_state_dict(saved["model"])
+        state.loss.load_state_dict(saved["loss"])
         told = [{key: value for key, value in group.items() if key != "params"} for group in moves.param_groups]
         # rates and decay as the configuration has them now, kernels as the device does: torch reads them as it loads
-        saved = [{**group, **now} for group, now in zip(state["optimizer"]["param_groups"], told, strict=True)]
-        moves.load_state_dict({**state["optimizer"], "param_groups": saved})
-        setting.sampler.load_state_dict(state["sampler"])
-        if setting.step.proximal is not None:
-            setting.step.proximal.load_state_dict(state["proximal"])
-        if machine.scaler is not None and state["scaler"] is not None:
-            machine.scaler.load_state_dict(state["scaler"])
-        self.best_score, self.best_step = state["best"]
-        self.lines = int(state["lines"])
+        groups = [{**group, **now} for group, now in zip(saved["optimizer"]["param_groups"], told, strict=True)]
+        moves.load_state_dict({**saved["optimizer"], "param_groups": groups})
+        state.sampler.load_state_dict(saved["sampler"])
+        if state.step.proximal is not None:
+            state.step.proximal.load_state_dict(saved["proximal"])
+        if machine.scaler is not None and saved["scaler"] is not None:
+            machine.scaler.load_state_dict(saved["scaler"])
+        self.best_score, self.best_step = saved["best"]
+        self.lines = int(saved["lines"])
         self._recorded = self.best_step
-        if len(state["random"]) == machine.num_processes:
-            checkpoint.set_random_state(state["random"][machine.process_index])
+        if len(saved["random"]) == machine.num_processes:
+            checkpoint.set_random_state(saved["random"][machine.process_index])
         else:  # another number of ranks: their generators start anew, each with its own seed
-            seed_everything(setting.config.training.seed + 1000 * state["step"] + machine.process_index)
+            seed_everything(state.config.training.seed + 1000 * saved["step"] + machine.process_index)
 
     def check_best(self) -> None:
         """See to it that `best.pt` is of the step that `last.pt` speaks of; for the first rank alone.
@@ -132,47 +132,47 @@ class Keeper:
         if self.best_step:
             self._load_best()
 
-    def offer(self, setting: Setting, step: int, score: float) -> None:
+    def offer(self, state: TrainState, step: int, score: float) -> None:
         """Keep these weights if they score better than all before."""
         if score <= self.best_score:
             return
         if self._recorded and self.best_step == self._recorded and not self._before.is_file():
-            with self._writing(self._before), whole(self._before) as temporary:
+            with self._writing(self._before), atomic_write(self._before) as temporary:
                 shutil.copyfile(self.best, temporary)
         self.best_score, self.best_step = score, step
-        self._save_best(setting, score)
+        self._save_best(state, score)
 
-    def restore_best(self, setting: Setting) -> None:
+    def restore_best(self, state: TrainState) -> None:
         """Load the best weights; the last ones are the best where nothing was scored on the way."""
         if self.best_step:
-            setting.bare_model.load_state_dict(self._load_best()["model"])
+            state.bare_model.load_state_dict(self._load_best()["model"])
             return
         self.best_step = self._kept or 0
-        self._save_best(setting, None)
+        self._save_best(state, None)
 
     def _load_best(self) -> dict[str, Any]:
-        state = checkpoint.load(self.best, checkpoint.BEST)
-        if state["step"] != self.best_step:
+        saved = checkpoint.load(self.best, checkpoint.BEST)
+        if saved["step"] != self.best_step:
             raise ValueError(
-                f"checkpoint: {self.best} is of step {state['step']}, but the best of this run was step "
+                f"checkpoint: {self.best} is of step {saved['step']}, but the best of this run was step "
                 f"{self.best_step}; put back the file that this run wrote, or train anew."
             )
-        return state
+        return saved
 
     def _of(self, path: Path) -> int:
         """Which step's weights a file holds."""
         step: int = checkpoint.load(path, checkpoint.BEST)["step"]
         return step
 
-    def _save_best(self, setting: Setting, score: float | None) -> None:
-        inputs = setting.inputs
+    def _save_best(self, state: TrainState, score: float | None) -> None:
+        inputs = state.inputs
         self._save(
             self.best,
             {
                 "step": self.best_step,
-                "config": to_tree(setting.config),
+                "config": to_tree(state.config),
                 "score": score,
-                "model": setting.bare_model.state_dict(),
+                "model": state.bare_model.state_dict(),
                 "inputs": {"transform": inputs.transform, "shape": list(inputs.shape)},
             },
         )
@@ -183,9 +183,9 @@ class Keeper:
             f"the last good checkpoint is {self.last} (step {self._kept})" if self._kept else "no checkpoint is there"
         )
 
-    def _save(self, path: Path, state: dict[str, Any]) -> None:
+    def _save(self, path: Path, saved: dict[str, Any]) -> None:
         with self._writing(path):
-            checkpoint.save(path, state)
+            checkpoint.save(path, saved)
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
