@@ -32,7 +32,7 @@ import torch
 from rich.console import Console
 from runs import config, tiny
 
-from nearfar._journal import read_lines
+from nearfar._utils.journal import read_lines
 from nearfar.data import _cache
 from nearfar.evaluation import Index, Vectors, embed
 from nearfar.train import checkpoint, fit

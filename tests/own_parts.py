@@ -13,9 +13,9 @@ import torch
 
 import nearfar as nf
 from nearfar import groups, links, miners, pairs, similarity, triplets
+from nearfar._utils.shortcuts import Part
 from nearfar.links import Terms
-from nearfar.pairing import ScoredPairs
-from nearfar.parts import Part
+from nearfar.relations.scored_pairs import ScoredPairs
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 Triple = triplets.Rule, triplets.AngularScore, triplets.SemiHardBand

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nearfar as nf
-from nearfar.scale import agreement
+from nearfar.distributed import agreement
 from nearfar.train import fit
 
 L, G = nf.losses, nf.Distributed

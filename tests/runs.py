@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearfar._journal import read_lines
+from nearfar._utils.journal import read_lines
 from nearfar.data import DataSet, Samples, Tensors, open_data, part
 from nearfar.train import Config, parse
 

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import nearfar as nf
-from nearfar.cli import app
+from nearfar.cli.main import app
 
 TRUST = "--trust-model"
 COMMAND = str(Path(sys.executable).parent / "nearfar")

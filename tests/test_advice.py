@@ -14,10 +14,10 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from nearfar.commands import training
+from nearfar.cli.commands import training
+from nearfar.cli.recommend import measured, recommend
 from nearfar.data import DataSet, Tensors
 from nearfar.data.splits import Shares
-from nearfar.recommend import measured, recommend
 from nearfar.train import Config, fit, load, parse
 from nearfar.train.config import to_tree
 

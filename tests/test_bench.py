@@ -36,7 +36,7 @@ from nearfar.bench import (
     write,
 )
 from nearfar.bench.study import Subject
-from nearfar.commands import bench as command
+from nearfar.cli.commands import bench as command
 
 FAST = Patience(rounds=1, seconds=1.0)
 PAIRS = [name for name, subject in SUBJECTS.items() if subject.peer is not None]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nearfar as nf
-from nearfar.cli import app
+from nearfar.cli.main import app
 
 COMMAND = str(Path(sys.executable).parent / "nearfar")
 

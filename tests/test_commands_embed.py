@@ -16,8 +16,8 @@ from PIL import Image
 from shell import TRUST, Flat, run, saved
 
 import nearfar as nf
-from nearfar._files import plain_target
-from nearfar.commands import search
+from nearfar._utils.files import plain_target
+from nearfar.cli.commands import search
 from nearfar.evaluation import Vectors
 from nearfar.evaluation.fingerprint import of_weights
 

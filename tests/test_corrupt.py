@@ -12,7 +12,7 @@ from runs import config
 from typer.testing import CliRunner
 
 from nearfar import report
-from nearfar.cli import app
+from nearfar.cli.main import app
 from nearfar.data import ByName, CorruptImageError, Labeled, Pictures, View, genuine, open_data, part, transforms
 from nearfar.doctor.callback import _drawn as drawn
 from nearfar.evaluation import evaluate

@@ -12,7 +12,7 @@ from runs import config, tiny
 from typer.testing import CliRunner
 
 from nearfar import losses
-from nearfar.commands import diagnosis
+from nearfar.cli.commands import diagnosis
 from nearfar.doctor import Thresholds, diagnose, diagnose_journal
 from nearfar.doctor.space import margin_of
 from nearfar.train import fit

@@ -12,7 +12,7 @@ from runs import config, journal, tiny, weights
 from typer.testing import CliRunner
 
 from nearfar import report
-from nearfar.commands import training
+from nearfar.cli.commands import training
 from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
 from nearfar.doctor.course import Case, Sight, judged, look, seen
 from nearfar.doctor.prescription import against

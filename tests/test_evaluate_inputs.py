@@ -8,7 +8,7 @@ import torch
 from oracles import retrieval as oracle
 
 import nearfar as nf
-from nearfar._arrays import labels_of, rows_of
+from nearfar._utils.arrays import labels_of, rows_of
 from nearfar.doctor import diagnose
 from nearfar.evaluation import Vectors, verification
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import nearfar
-from nearfar.demo import recipe
+from nearfar.cli.demo import recipe
 from nearfar.train import load
 from nearfar.train.config import to_tree
 from nearfar.train.parts import check, make_loss

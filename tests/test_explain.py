@@ -10,9 +10,9 @@ import torch
 from table import BATCHES, IDS, ROWS, random_batch, tensors
 
 import nearfar as nf
-from nearfar.groups import AnchorSign, Balanced, Batch, Sign
+from nearfar.groups.groupings import AnchorSign, Balanced, Batch, Sign
+from nearfar.groups.triplets import Positive, Triplets
 from nearfar.links import Add, HingeLink, LiftedLink, SoftplusLink
-from nearfar.triplets import Positive, Triplets
 
 L = nf.losses
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)

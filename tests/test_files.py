@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar._files import LIMIT, check_seal, read_arrays, sealed, write_arrays
+from nearfar._utils.files import LIMIT, check_seal, read_arrays, sealed, write_arrays
 
 
 def archive(tmp_path):
@@ -107,7 +107,7 @@ def test_an_archive_that_grows_is_refused_by_a_limit_that_can_be_raised(tmp_path
     path, stream = tmp_path / "a.npz", io.BytesIO()
     np.savez_compressed(stream, x=np.zeros(200_000))
     path.write_bytes(stream.getvalue())
-    monkeypatch.setattr("nearfar._files.ROOM", 100_000)
+    monkeypatch.setattr("nearfar._utils.files.ROOM", 100_000)
     with pytest.raises(
         ValueError, match=rf"would unpack to 1,600,128 bytes, and 100,000 are allowed; .* {LIMIT}=1600128"
     ):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar._files import check_seal
+from nearfar._utils.files import check_seal
 from nearfar.data import Glyphs, Split, glyphs
 
 # The package attribute of the same name is the function, so the modules are fetched by name.

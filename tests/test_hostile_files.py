@@ -18,7 +18,7 @@ from shell import Flat, run, saved
 from test_trust import Payload
 from typer.testing import CliRunner
 
-from nearfar.cli import app
+from nearfar.cli.main import app
 from nearfar.data import open_data, tables
 from nearfar.report.journal import read_journal
 from nearfar.train import checkpoint, parse

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar._files import read_arrays, write_arrays
+from nearfar._utils.files import read_arrays, write_arrays
 from nearfar.evaluation import Index, Vectors, neighbors
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from own_parts import ANCHORS, CASES, DRAWN, EXAMPLES, Case, family, leaves, oth
 
 import nearfar as nf
 from nearfar import links
-from nearfar.parts import Part, swift, touched
+from nearfar._utils.shortcuts import Part, swift, touched
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 CLOSE = {"atol": 1e-9, "rtol": 1e-9, "equal_nan": True}

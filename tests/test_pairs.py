@@ -11,8 +11,8 @@ from oracles import pairs as oracle
 from table import random_batch, tensors
 
 import nearfar as nf
+from nearfar.losses.robust import GROUPS
 from nearfar.pairs import smooth_hinge
-from nearfar.robust import GROUPS
 
 P = nf.pairs
 

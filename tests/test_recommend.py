@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.recommend import Facts, Row, measured, recommend
+from nearfar.cli.recommend import Facts, Row, measured, recommend
 from nearfar.train import parse
 from nearfar.train.parts import check
 

@@ -11,7 +11,7 @@ from processes import together
 from test_tiled import larger
 
 import nearfar as nf
-from nearfar.ranks import ProcessGroup, cuts
+from nearfar._utils.process_group import ProcessGroup, cuts
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 import nearfar as nf
-from nearfar._console import Terminal, guard_streams, say, visible
-from nearfar.commands.shared import one_sentence
+from nearfar._utils.console import Terminal, guard_streams, say, visible
+from nearfar.cli.commands.shared import one_sentence
 from nearfar.evaluation import Index, Vectors
 
 ROOT = Path(__file__).parent.parent
@@ -134,8 +134,8 @@ def test_one_way_to_the_terminal():
     for path in sorted(SOURCE.rglob("*.py")):
         if path.name != "_console.py":
             names = {call.func.id for call in calls(path) if isinstance(call.func, ast.Name)}
-            assert not names & {"print", "Console"}, f"{path}: use say or Terminal of nearfar._console"
-            assert "echo" not in {called(call) for call in calls(path)}, f"{path}: use say of nearfar._console"
+            assert not names & {"print", "Console"}, f"{path}: use say or Terminal of nearfar._utils.console"
+            assert "echo" not in {called(call) for call in calls(path)}, f"{path}: use say of nearfar._utils.console"
 
 
 def names_its_encoding(call: ast.Call) -> bool:

@@ -15,8 +15,8 @@ import pytest
 import torch
 from runs import config, journal, tiny, weights
 
-from nearfar._files import check_seal, read_arrays
-from nearfar._journal import LONGEST, read_lines, to_line
+from nearfar._utils.files import check_seal, read_arrays
+from nearfar._utils.journal import LONGEST, read_lines, to_line
 from nearfar.doctor import diagnose_run
 from nearfar.report.journal import read_journal
 from nearfar.train import checkpoint, fit, open_run
@@ -377,7 +377,7 @@ def test_a_line_of_a_hundred_megabytes_takes_no_memory(tmp_path):
     script = f"""
 import resource, sys
 from pathlib import Path
-from nearfar._journal import read_lines
+from nearfar._utils.journal import read_lines
 now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20), now + (32 << 20)))
 found = read_lines(Path({str(path)!r}))

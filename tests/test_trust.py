@@ -10,7 +10,7 @@ import pytest
 import torch
 from shell import TRUST, Flat, run, saved
 
-from nearfar.commands.networks import load_model
+from nearfar.cli.commands.networks import load_model
 from nearfar.evaluation import Vectors
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar._files import atomic_write, write_arrays
+from nearfar._utils.files import atomic_write, write_arrays
 from nearfar.evaluation import Vectors
 
 

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import nearfar as nf
-from nearfar.triplets import Triplets
+from nearfar.groups.triplets import Triplets
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 NEEDED = {"k": 5, "rho": 1.0, "classes": 4, "dim": 3}

@@ -22,7 +22,7 @@ import doctor_plan as plan
 import doctor_tables as tables
 from doctor_runs import onset, run_all
 
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 
 ROOT = Path(__file__).parents[2]
 PARTS = {

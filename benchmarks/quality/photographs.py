@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import nearfar as nf
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 from nearfar.data import open_data
 from nearfar.train import fit, load
 from nearfar.train.config import to_tree

@@ -1,4 +1,4 @@
-"""The rows of `nearfar recommend` (src/nearfar/measured.json) from the results that lie beside this folder.
+"""The rows of `nearfar recommend` (src/nearfar/cli/measured.json) from the results that lie beside this folder.
 
 python benchmarks/quality/rows.py     profs (plain, PROFS, PROFS + HNCM), robustness (right labels), photographs
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 from nearfar.studies._desk import spread
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def rows():
 def main():
     found = rows()
     text = ",\n".join(" " + json.dumps(each) for each in found)
-    write_text(ROOT / "src" / "nearfar" / "measured.json", f"[\n{text}\n]\n")
+    write_text(ROOT / "src" / "nearfar" / "cli" / "measured.json", f"[\n{text}\n]\n")
     print(f"{len(found)} rows")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 from nearfar.studies import dro, noise, profs
 from nearfar.studies._desk import as_json, in_rounds, open_desk
 from nearfar.studies.grid import Trial, Workers

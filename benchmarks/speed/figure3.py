@@ -22,7 +22,7 @@ import torch
 
 from nearfar import losses as L
 from nearfar import miners, pairs
-from nearfar._files import atomic_write, write_text
+from nearfar._utils.files import atomic_write, write_text
 from nearfar.bench import PEER, Limits, Patience, Plan, Task, peak
 from nearfar.bench.pages import as_json, markdown
 from nearfar.bench.study import about

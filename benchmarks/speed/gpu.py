@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 from nearfar.bench import SUBJECTS, Patience, Plan, Row, measure
 from nearfar.bench.memory import peak_on_gpu
 from nearfar.bench.pages import as_json, growth_table, markdown

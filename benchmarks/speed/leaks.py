@@ -26,7 +26,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import nearfar as nf
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "results"
 BAR = 0.5

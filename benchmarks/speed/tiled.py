@@ -23,7 +23,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 from nearfar.bench import SUBJECTS, Limits, Patience, Plan, Row, measure
 from nearfar.bench.figure import draw
 from nearfar.bench.pages import as_json, growth_table, line, markdown, setting, table

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import Any
 
 from nearfar import batches, data, geometry, groups, links, losses, miners, pairs, report, sets, similarity
-from nearfar._checks import DegenerateBatchWarning
+from nearfar._utils.checks import DegenerateBatchWarning
 from nearfar.batches import Proximal
+from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
 from nearfar.evaluation import compare, evaluate
-from nearfar.explanation import Explanation
-from nearfar.relations import Relation
-from nearfar.robust import RobustLoss
-from nearfar.scale import CrossBatchMemory, Distributed, cached_step
+from nearfar.losses.explanation import Explanation
+from nearfar.losses.robust import RobustLoss
+from nearfar.relations.relation import Relation
 
 __version__ = "0.1.0"
 __all__ = [

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from nearfar._utils.measure import over
+from nearfar._utils.shortcuts import Part
 from nearfar.pairs import smooth_hinge
-from nearfar.parts import Part
-from nearfar.sets.base import over
 
 Reduction = Literal["mean", "sum", "nonzero", "none"]
 REDUCTIONS: tuple[str, ...] = ("mean", "sum", "nonzero", "none")

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nearfar._checks import check_positive, readable
-from nearfar.pairing import ScoredPairs
-from nearfar.parts import Part
-from nearfar.sets.base import hidden, total
+from nearfar._utils.checks import check_positive, readable
+from nearfar._utils.measure import hidden, total
+from nearfar._utils.shortcuts import Part
+from nearfar.relations.scored_pairs import ScoredPairs
 from nearfar.sets.wrapped import draw
 
 

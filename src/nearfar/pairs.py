@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from nearfar._checks import check_positive
-from nearfar.parts import Part
+from nearfar._utils.checks import check_positive
+from nearfar._utils.shortcuts import Part
 
 
 class PairLoss(Part, nn.Module, ABC):

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from nearfar.parts import Part, hooked
+from nearfar._utils.shortcuts import Part, hooked
 
 
 def unit(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar._checks import check_choice, check_embeddings, check_whole
+from nearfar._utils.checks import check_choice, check_embeddings, check_whole
 
 Stale = Literal["keep", "drop"]
 

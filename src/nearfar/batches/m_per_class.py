@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar._checks import check_whole
+from nearfar._utils.checks import check_whole
 from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds, shuffle_within
 
 

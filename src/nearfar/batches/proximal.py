@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive
+from nearfar._utils.checks import check_positive
 
 
 class Proximal:

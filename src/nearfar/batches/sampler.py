@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from nearfar._checks import check_whole
+from nearfar._utils.checks import check_whole
 
 Rows = NDArray[np.int64]
 State = dict[str, Any]

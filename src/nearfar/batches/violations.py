@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_embeddings, check_labels, check_positive
-from nearfar.relations import Relation
+from nearfar._utils.checks import check_embeddings, check_labels, check_positive
+from nearfar.relations.relation import Relation
 from nearfar.similarity import NegEuclidean, Similarity
 
 CELLS = 2**21

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar._files import atomic_write
+from nearfar._utils.files import atomic_write
 from nearfar.bench.study import Row
 from nearfar.bench.subjects import PEER, SUBJECTS
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 from nearfar.bench.figure import draw
 from nearfar.bench.study import Cell, Plan, Row, about, growth
 from nearfar.bench.subjects import PEER

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
 from nearfar.bench.memory import Limits, Peak, Task, peak, peak_on_gpu
 from nearfar.bench.subjects import PEER, Step, Subject, backward, batch, chosen
 from nearfar.bench.timing import LIMIT, Patience, taking_turns, threads

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearfar import losses as L
 from nearfar import miners
-from nearfar._checks import nearest
+from nearfar._utils.checks import nearest
 from nearfar.similarity import Dot
 
 Step = Callable[[Tensor, Tensor], Tensor]

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from nearfar._files import Arrays, check_seal, read_arrays, write_arrays
+from nearfar._utils.files import Arrays, check_seal, read_arrays, write_arrays
 
 
 def default_folder() -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearfar._files import Arrays
+from nearfar._utils.files import Arrays
 from nearfar.data._cache import cached, default_folder
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _draw(fonts: Sequence[Path], progress: bool) -> Arrays:
     from matplotlib.ft2font import FT2Font
     from rich.progress import track
 
-    from nearfar._console import Terminal
+    from nearfar._utils.console import Terminal
 
     opened = [FT2Font(str(font)) for font in fonts]
     maps = [_charmap(font, face) for font, face in zip(opened, FACES, strict=True)]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nearfar._checks import printable
+from nearfar._utils.checks import printable
+from nearfar.data.ks import KS
 from nearfar.data.pictures import Member, OnCorrupt, Pictures, listed_files
 from nearfar.data.samples import DataSet, Samples, numbered
 from nearfar.data.tables import whole_number, words
-from nearfar.ks import KS
 
 Count = tuple[int, int]
 """Images and classes."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path, PurePosixPath
 
-from nearfar._checks import printable
+from nearfar._utils.checks import printable
 from nearfar.data.benchmarks import by_class_number, demand_counts
+from nearfar.data.ks import KS
 from nearfar.data.pictures import Member, OnCorrupt, listed_files
 from nearfar.data.samples import DataSet
 from nearfar.data.tables import table, whole_number, words
-from nearfar.ks import KS
 
 LAST = 100
 COUNTS = {"train": (5864, 100), "test": (5924, 100)}

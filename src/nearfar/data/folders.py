@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nearfar._checks import printable
-from nearfar._files import read_arrays
+from nearfar._utils.checks import printable
+from nearfar._utils.files import read_arrays
 from nearfar.data.pictures import OnCorrupt, Pictures, listed_files
 from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nearfar._files import read_arrays
+from nearfar._utils.files import read_arrays
 from nearfar.data.samples import DataSet, Tensors, part
 
 ARRAYS = ("images", "labels", "class_names", "background")

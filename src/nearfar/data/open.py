@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
 from nearfar.data._glyphs import Split, glyphs
 from nearfar.data.benchmarks import cars, inshop, sop
 from nearfar.data.cub import cub

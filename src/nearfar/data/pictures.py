@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 from PIL import Image, UnidentifiedImageError
 
-from nearfar._checks import check_choice, printable
-from nearfar._files import inside
+from nearfar._utils.checks import check_choice, printable
+from nearfar._utils.files import inside
 from nearfar.data.samples import described
 
 OnCorrupt = Literal["stop", "skip"]

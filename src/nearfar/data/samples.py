@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nearfar.ks import USUAL
+from nearfar.data.ks import USUAL
 
 Labels = NDArray[np.int64]
 Transform = Callable[[Any, np.random.Generator], Tensor]

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from nearfar._checks import printable
+from nearfar._utils.checks import printable
 
 LONGEST = 1 << 20
 """Characters that a line may have."""

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearfar._checks import check_choice, check_whole
+from nearfar._utils.checks import check_choice, check_whole
 from nearfar.data.samples import Transform
 
 Numbers = Sequence[float]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_whole
+from nearfar._utils.checks import check_whole
 from nearfar.data import View
 from nearfar.doctor.course import CLASSES, Case, Sight, judged, look, seen
 from nearfar.doctor.findings import Diagnosis, Finding, concluded
@@ -116,6 +116,6 @@ def _drawn(state: TrainState, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _to_error_stream(text: str) -> None:
-    from nearfar._console import say
+    from nearfar._utils.console import say
 
     say(f"doctor: {text}", error=True)

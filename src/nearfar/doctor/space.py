@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice, check_embeddings, check_labels
+from nearfar._utils.checks import check_choice, check_embeddings, check_labels
 from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded, listed
 from nearfar.doctor.remedies import finding, level
 from nearfar.doctor.thresholds import Thresholds

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearfar._utils.measure import over
+from nearfar._utils.shortcuts import exactly
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
-from nearfar.groups import AnchorSign, Problem, turned
+from nearfar.groups.groupings import AnchorSign, Problem, turned
 from nearfar.links import Sides, tally
-from nearfar.pairing import ScoredPairs, present
-from nearfar.parts import exactly
-from nearfar.sets.base import over
+from nearfar.relations.scored_pairs import ScoredPairs, present
 from nearfar.sets.stream import Stream
 
 

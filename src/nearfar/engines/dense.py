@@ -11,10 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nearfar.groups import Product
-from nearfar.indices import indexed
-from nearfar.pairing import ScoredPairs, present
-from nearfar.relations import Relation, Tile
+from nearfar.groups.groupings import Product
+from nearfar.relations.index_tuples import indexed
+from nearfar.relations.relation import Relation
+from nearfar.relations.scored_pairs import ScoredPairs, present
+from nearfar.relations.tile import Tile
 
 
 def dense_pairs(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from nearfar._utils.shortcuts import exactly
 from nearfar.pairs import Hinge, PairLoss, Squared
-from nearfar.parts import exactly
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
 

@@ -14,17 +14,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from nearfar._utils.measure import over
+from nearfar._utils.process_group import cuts
+from nearfar._utils.shortcuts import exactly
 from nearfar.engines.forms import Form, form_of, plain_hinge, write_losses, write_slopes
 from nearfar.engines.runs import Runs
 from nearfar.engines.solvers import Few, Named, Solver, solver
 from nearfar.engines.strips import Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, few
-from nearfar.groups import Balanced, Batch, Grouping, Product, Sign
+from nearfar.groups.groupings import Balanced, Batch, Grouping, Product, Sign
 from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
-from nearfar.parts import exactly
-from nearfar.ranks import cuts
-from nearfar.relations import Relation
-from nearfar.sets.base import over
+from nearfar.relations.relation import Relation
 from nearfar.sets.online import Online, Variance
 from nearfar.sets.stream import Support
 

@@ -12,15 +12,15 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar._utils.shortcuts import exactly
 from nearfar.engines.forms import Plain, form_of, plain_hinge, write_losses
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.groups import AnchorSign, Product
+from nearfar.groups.groupings import AnchorSign, Product
 from nearfar.links import Add, Sides, tally
 from nearfar.miners import MultiSimilarity
-from nearfar.parts import exactly
-from nearfar.relations import Relation
+from nearfar.relations.relation import Relation
 from nearfar.sets.base import Solved
 from nearfar.sets.entropic import KL
 

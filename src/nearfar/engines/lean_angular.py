@@ -10,16 +10,16 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar._utils.shortcuts import exactly
 from nearfar.engines.forms import Plain, form_of
 from nearfar.engines.lean import line_of
 from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, shared
-from nearfar.groups import Product
+from nearfar.groups.groupings import Product
+from nearfar.groups.triplets import AngularScore, Positive
 from nearfar.links import Terms, tally
-from nearfar.parts import exactly
-from nearfar.relations import Relation
-from nearfar.triplets import AngularScore, Positive
+from nearfar.relations.relation import Relation
 
 
 def leans_on_angles(product: Product, relation: Relation) -> bool:

@@ -12,15 +12,15 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar._utils.shortcuts import exactly
 from nearfar.engines.forms import form_of
 from nearfar.engines.lean import line_of
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.groups import AnchorSign, Product
+from nearfar.groups.groupings import AnchorSign, Product
 from nearfar.links import LiftedLink, Sides, tally
-from nearfar.parts import exactly
-from nearfar.relations import Relation
+from nearfar.relations.relation import Relation
 from nearfar.sets.entropic import KL
 from nearfar.sets.soft import LOWEST
 

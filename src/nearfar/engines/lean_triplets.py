@@ -11,17 +11,17 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar._utils.measure import over
+from nearfar._utils.shortcuts import exactly
 from nearfar.engines.forms import form_of
 from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips
 from nearfar.engines.sweeps import Ask, Made
-from nearfar.groups import Product
+from nearfar.groups.groupings import Product
+from nearfar.groups.triplets import SemiHardBand, Triplets, difference
 from nearfar.pairs import Hinge
-from nearfar.parts import exactly
-from nearfar.relations import Relation
-from nearfar.sets.base import over
+from nearfar.relations.relation import Relation
 from nearfar.sets.linear import Mean
-from nearfar.triplets import SemiHardBand, Triplets, difference
 
 
 def leans_on_triplets(product: Product, relation: Relation) -> bool:

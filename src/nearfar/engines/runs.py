@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearfar.engines.forms import Form, form_of
 from nearfar.engines.strips import Slopes, Strips
-from nearfar.relations import Relation
+from nearfar.relations.relation import Relation
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar.parts import exactly
-from nearfar.ranks import ALONE, ProcessGroup
-from nearfar.sets.base import UncertaintySet, over
+from nearfar._utils.measure import over
+from nearfar._utils.process_group import ALONE, ProcessGroup
+from nearfar._utils.shortcuts import exactly
+from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.linear import TopK, Worst
 from nearfar.sets.online import Online, Variance, online

@@ -13,13 +13,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from nearfar._utils.process_group import ALONE, ProcessGroup, cuts
+from nearfar._utils.rng import State, set_states, states
 from nearfar.engines.dense import kept, measures
 from nearfar.engines.forms import Form, form_of
-from nearfar.generators import State, set_states, states
-from nearfar.groups import Product
-from nearfar.pairing import ScoredPairs, present
-from nearfar.ranks import ALONE, ProcessGroup, cuts
-from nearfar.relations import EVERYTHING, Relation
+from nearfar.groups.groupings import Product
+from nearfar.relations.relation import EVERYTHING, Relation
+from nearfar.relations.scored_pairs import ScoredPairs, present
 
 ENTRIES = 2**18
 """Numbers in a strip where each pass over it makes a new one: a megabyte of float32, forty at a time."""

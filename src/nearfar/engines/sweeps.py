@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from nearfar._utils.measure import over
 from nearfar.engines.forms import form_of
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
-from nearfar.groups import Problems, Product
+from nearfar.groups.groupings import Problems, Product
 from nearfar.links import tally
-from nearfar.pairing import ScoredPairs
-from nearfar.sets.base import over
+from nearfar.relations.scored_pairs import ScoredPairs
 from nearfar.sets.stream import Stream, Support
 
 Gradient = list[Tensor | None]

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar._utils.process_group import ALONE, ProcessGroup
+from nearfar._utils.shortcuts import exactly, nested, swift, touched
 from nearfar.engines.columns import by_columns
 from nearfar.engines.dense import dense_pairs, dense_value
 from nearfar.engines.halves import by_halves, halves
@@ -24,10 +26,8 @@ from nearfar.engines.lean_lifted import by_ends, leans_on_ends
 from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
 from nearfar.engines.strips import ENTRIES, LEAN, Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, by_rows, by_streams
-from nearfar.groups import AnchorSign, Product
-from nearfar.parts import exactly, nested, swift, touched
-from nearfar.ranks import ALONE, ProcessGroup
-from nearfar.relations import Relation
+from nearfar.groups.groupings import AnchorSign, Product
+from nearfar.relations.relation import Relation
 
 Way = Callable[[Strips, Ask], Made | None]
 LEAN_WAYS: tuple[tuple[Callable[[Product, Relation], bool], Way], ...] = (

@@ -1,5 +1,6 @@
 """Evaluation: neighbors, scores with error bars, comparison, clustering, verification; embed, index, export."""
 
+from nearfar.data.ks import KS
 from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.embed import embed
 from nearfar.evaluation.export import Exported, export_onnx
@@ -9,7 +10,6 @@ from nearfar.evaluation.neighbors import Neighbors, neighbors
 from nearfar.evaluation.summary import ClassRow, Comparison, Evaluation, compare, evaluate
 from nearfar.evaluation.vectors import Vectors
 from nearfar.evaluation.verification import Verification, verification
-from nearfar.ks import KS
 
 __all__ = [
     "KS",

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
 
 Unit = Literal["class", "query"]
 DRAWS = 2**20

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearfar._files import check_seal, read_arrays, write_arrays, write_text
+from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_text
 from nearfar.evaluation.fingerprint import of_weights
 from nearfar.evaluation.vectors import Vectors
 
@@ -207,7 +207,7 @@ def _bar(rows: int, *, shown: bool) -> Iterator[Tell]:
     """A bar on the error stream, if that is a terminal; gives what is to be told of finished samples."""
     from rich.progress import Progress
 
-    from nearfar._console import Terminal
+    from nearfar._utils.console import Terminal
 
     console = Terminal(stderr=True)
     if not (

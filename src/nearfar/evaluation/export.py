@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearfar._files import atomic_write
+from nearfar._utils.files import atomic_write
 from nearfar.evaluation.fingerprint import of_weights
 
 TOLERANCE = 1e-4

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_embeddings
+from nearfar._utils.checks import check_embeddings
 from nearfar.evaluation.retrieval import Watch
 
 BATCH = 256

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice, check_embeddings
+from nearfar._utils.checks import check_choice, check_embeddings
 from nearfar.evaluation.best import Best
 from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, scores, spaces, wide
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from nearfar.evaluation.neighbors import TILE
 from nearfar.evaluation.retrieval import PerQuery, Ties, Watch, scored
 from nearfar.evaluation.spaces import Metric, keys, spaces
-from nearfar.relations import Relation
+from nearfar.relations.relation import Relation
 
 NO_CLASS = -1
 """The label of a query that has none."""

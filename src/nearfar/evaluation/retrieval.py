@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice, check_embeddings, check_labels
+from nearfar._utils.checks import check_choice, check_embeddings, check_labels
 from nearfar.evaluation.neighbors import TILE, strips
 from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
+from nearfar.data.ks import USUAL
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores
 from nearfar.evaluation.related import retrieve_related
@@ -19,8 +20,7 @@ from nearfar.evaluation.retrieval import TIES, PerQuery, Ties, Watch, check_side
 from nearfar.evaluation.spaces import METRICS, Metric
 from nearfar.evaluation.taken import Taken, demand_classes, taken
 from nearfar.evaluation.vectors import Vectors
-from nearfar.ks import USUAL
-from nearfar.relations import Relation
+from nearfar.relations.relation import Relation
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from nearfar._arrays import labels_of, rows_of
+from nearfar._utils.arrays import labels_of, rows_of
 from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.vectors import Vectors
-from nearfar.relations import Relation
+from nearfar.relations.relation import Relation
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._files import read_arrays, write_arrays
+from nearfar._utils.files import read_arrays, write_arrays
 from nearfar.evaluation.fingerprint import checked
 
 RUN_FILE = "embeddings.npz"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
 from nearfar.evaluation.retrieval import check_sides
 from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
 from nearfar.evaluation.taken import demand_classes, taken

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive, check_whole
+from nearfar._utils.checks import check_positive, check_whole
 from nearfar.geometry import line
 from nearfar.geometry.constraints import Kind, Programme, descend
 from nearfar.geometry.ladder import nests, ordered

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_labels, check_positive
+from nearfar._utils.checks import check_labels, check_positive
 from nearfar.geometry.ladder import check_relevance, hardest_step
 from nearfar.geometry.spaces import Metric, Space, space_of
 

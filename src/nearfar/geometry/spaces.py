@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice, check_embeddings
+from nearfar._utils.checks import check_choice, check_embeddings
 from nearfar.similarity import unit
 
 Metric = Literal["euclidean", "angle"]

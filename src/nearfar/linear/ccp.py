@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive
+from nearfar._utils.checks import check_positive
 from nearfar.linear.descent import Callback, Iterate, Path, size
 from nearfar.linear.objective import Objective, gate
 from nearfar.pairs import smooth_hinge

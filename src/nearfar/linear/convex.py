@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive
+from nearfar._utils.checks import check_positive
 from nearfar.linear.objective import Objective, gate
 from nearfar.pairs import smooth_hinge
 

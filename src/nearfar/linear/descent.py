@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice, check_positive
+from nearfar._utils.checks import check_choice, check_positive
 from nearfar.linear.objective import Objective, TripletObjective, gate
 from nearfar.pairs import smooth_hinge
 

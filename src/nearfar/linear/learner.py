@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from nearfar._checks import check_choice, check_positive
+from nearfar._utils.checks import check_choice, check_positive
 from nearfar.linear.neighbors import KINDS
 from nearfar.linear.rounds import Problem, Run, Step
 from nearfar.linear.starts import INITS, start

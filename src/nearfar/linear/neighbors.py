@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
 
 KINDS = ("neighbors", "hard", "all", "dro")
 TILE = 2**22

@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_embeddings, check_positive
+from nearfar._utils.checks import check_embeddings, check_positive
 from nearfar.pairs import smooth_hinge
 
 

@@ -169,7 +169,7 @@ class Run:
     def _record(self, steps: list[Step]) -> None:
         self.history.extend(steps)
         if self.verbose and steps:
-            from nearfar._console import say
+            from nearfar._utils.console import say
 
             last = steps[-1]
             sure = f"certified decrease {sum(s.decrease for s in steps):.3g}" if last.certified else "stochastic"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nearfar._checks import check_embeddings, check_positive
+from nearfar._utils.checks import check_embeddings, check_positive
 from nearfar.linear.descent import safe_step, size
 from nearfar.linear.objective import TripletObjective
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nearfar._checks import check_choice, check_positive
+from nearfar._utils.checks import check_choice, check_positive
+from nearfar._utils.shortcuts import check_part
 from nearfar.links import Add, HingeLink, LiftedLink, Reduction
+from nearfar.losses.robust import Engine, RobustLoss
 from nearfar.miners import Miner
 from nearfar.miners import MultiSimilarity as MultiSimilarityMiner
 from nearfar.pairs import Linear, PairLoss
-from nearfar.parts import check_part
-from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, DetachedWeights, PowerWeights, UncertaintySet
 from nearfar.similarity import Cosine, NegEuclidean, Similarity
 

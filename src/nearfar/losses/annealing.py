@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nearfar._checks import check_positive, check_whole
+from nearfar._utils.checks import check_positive, check_whole
 from nearfar.sets import KL, UncertaintySet, Worst
 
 

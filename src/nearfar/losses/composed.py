@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from nearfar.explanation import Explanation
-from nearfar.loss import Call, Loss
-from nearfar.robust import RobustLoss
+from nearfar.losses.explanation import Explanation
+from nearfar.losses.loss import Call, Loss
+from nearfar.losses.robust import RobustLoss
 
 
 class Composed(Loss):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nearfar._checks import check_positive
+from nearfar._utils.checks import check_positive
 from nearfar.links import Reduction
+from nearfar.losses.robust import Engine, RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import Hinge, PairLoss
-from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst
 from nearfar.similarity import Similarity
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
+from nearfar.losses.robust import Engine, RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
-from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import Mean
 from nearfar.similarity import Cosine, NegEuclidean, Similarity
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearfar._checks import check_labels, check_positive, check_whole, readable
+from nearfar._utils.checks import check_labels, check_positive, check_whole, readable
 from nearfar.links import Add, PerPositive
-from nearfar.loss import Call
 from nearfar.losses.composed import Composed
+from nearfar.losses.loss import Call
+from nearfar.losses.robust import Engine, RobustLoss
 from nearfar.pairs import AngularMargin, Linear, PairLoss
-from nearfar.relations import Relation
-from nearfar.robust import Engine, RobustLoss
+from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive
+from nearfar._utils.checks import check_positive
 from nearfar.links import Add, PerPositive, Reduction, SoftplusLink
-from nearfar.loss import Call
 from nearfar.losses.composed import Composed
+from nearfar.losses.loss import Call
+from nearfar.losses.robust import Engine, RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import CircleScore, Identity, Linear, PairLoss
-from nearfar.relations import Relation
-from nearfar.robust import Engine, RobustLoss
+from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 from nearfar.similarity import Dot, Similarity
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from nearfar._checks import check_choice, check_positive, check_whole
-from nearfar.groups import Grouping
+from nearfar._utils.checks import check_choice, check_positive, check_whole
+from nearfar.groups.groupings import Grouping
+from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets, difference, nearest_difference
 from nearfar.links import HingeLink, Link, Reduction
 from nearfar.losses.annealing import Anneal, Annealing, advance
+from nearfar.losses.robust import Engine, RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import Hinge, Identity, Linear, PairLoss
-from nearfar.robust import Engine, RobustLoss
 from nearfar.sets import KL, Mean, UncertaintySet, Worst
 from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
-from nearfar.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets, difference, nearest_difference
 
 Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 

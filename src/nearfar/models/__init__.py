@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
 from nearfar.models.embedder import Embedder, Shape, freeze_norms, group_norms
 from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
 from nearfar.models.outside import Backbone, File, from_timm, from_torchvision

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nearfar._checks import check_choice, check_whole
+from nearfar._utils.checks import check_choice, check_whole
 from nearfar.similarity import unit
 
 Shape = tuple[int, ...]

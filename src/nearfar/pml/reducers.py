@@ -8,10 +8,10 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
+from nearfar._utils.measure import weighted
 from nearfar.links import Reduction
 from nearfar.pml._names import Recorded, check_names
 from nearfar.sets import Dual, Mean, UncertaintySet
-from nearfar.sets.base import weighted
 
 __all__ = ["AvgNonZeroReducer", "DivisorReducer", "MeanReducer", "SumReducer"]
 

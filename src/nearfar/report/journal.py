@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nearfar._journal import read_lines
+from nearfar._utils.journal import read_lines
 
 BUCKETS = 240
 PANELS = (

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nearfar._arrays import labels_of, rows_of, told
-from nearfar._checks import check_embeddings, check_labels
-from nearfar._files import inside, read_arrays
+from nearfar._utils.arrays import labels_of, rows_of, told
+from nearfar._utils.checks import check_embeddings, check_labels
+from nearfar._utils.files import inside, read_arrays
 from nearfar.evaluation.vectors import Vectors
 from nearfar.report.journal import Journal, read_journal
 

@@ -19,8 +19,8 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from nearfar._checks import check_choice
-from nearfar._files import atomic_write
+from nearfar._utils.checks import check_choice
+from nearfar._utils.files import atomic_write
 from nearfar.evaluation.summary import Evaluation, evaluate
 from nearfar.report import sections
 from nearfar.report.confusion import confusion

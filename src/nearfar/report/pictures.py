@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar._checks import printable
+from nearfar._utils.checks import printable
 
 LADDER = ((128, 60), (112, 56), (96, 54), (96, 42), (80, 40), (64, 36), (48, 32), (32, 25))
 ATLAS = ((48, 40), (40, 36), (32, 32), (24, 28), (16, 25))

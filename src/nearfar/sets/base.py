@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nearfar._checks import check_choice
-from nearfar.parts import Part
+from nearfar._utils.checks import check_choice
+from nearfar._utils.measure import hidden, total
+from nearfar._utils.shortcuts import Part
 
 if TYPE_CHECKING:
     from nearfar.sets.stream import Cap, Stream
@@ -161,38 +162,3 @@ class UncertaintySet(Part, ABC):
             p = self._weights(l, w, self._dual(l, w, mass))
         # a present NaN shows even where its weight is 0, because 0·NaN is NaN
         return (p * l).sum(dim=1)
-
-
-def total(w: Tensor, like: Tensor) -> Tensor:
-    """Σ w per group [g], as a floating number of the losses' type."""
-    # a mask is summed as bytes: torch would widen it to eight bytes an entry first
-    return (w.to(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
-
-
-def weighted(x: Tensor, w: Tensor) -> Tensor:
-    """The product x·w with exact zeros where the member is absent, whatever x holds there (-inf and NaN included)."""
-    kept = hidden(x, w, 0.0)
-    return kept if w.dtype == torch.bool else kept * w
-
-
-def over(x: Tensor, amount: Tensor) -> Tensor:
-    """The quotient x / amount, and 0 where the amount is 0: the one place where the empty group is decided."""
-    empty = amount == 0
-    return torch.where(empty, 0.0, x / torch.where(empty, 1.0, amount))
-
-
-def hidden(l: Tensor, w: Tensor, fill: float = -torch.inf) -> Tensor:
-    """Losses with `fill` in place of absent members."""
-    return torch.where(w if w.dtype == torch.bool else w > 0, l, fill)
-
-
-def log_of(size: Tensor) -> Tensor:
-    """Logarithm of a group's measure, 0 for an empty group."""
-    return torch.where(size == 0, 1.0, size).log()
-
-
-def centered(l: Tensor, w: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest loss of each group [g], held constant, and the losses below it; `size` [g] is its measure."""
-    top = hidden(l.detach(), w).amax(dim=1)
-    top = torch.where(size == 0, 0.0, top)
-    return top, l - top[:, None]

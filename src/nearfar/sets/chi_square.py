@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive
-from nearfar.ranks import ProcessGroup
-from nearfar.sets.base import Dual, Orders, UncertaintySet, centered, hidden, over, total, weighted
+from nearfar._utils.checks import check_positive
+from nearfar._utils.measure import centered, hidden, over, total, weighted
+from nearfar._utils.process_group import ProcessGroup
+from nearfar.sets.base import Dual, Orders, UncertaintySet
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, DualStream, Stream
 from nearfar.similarity import root

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive
-from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, centered, hidden, log_of, over, total, weighted
+from nearfar._utils.checks import check_positive
+from nearfar._utils.measure import centered, hidden, log_of, over, total, weighted
+from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet
 from nearfar.sets.linear import Worst
 from nearfar.sets.soft import LOWEST, KLBallStream, KLStream, flat_rise, log_mean
 from nearfar.sets.stream import Cap, Stream

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive, readable
-from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, hidden, over, total
+from nearfar._utils.checks import check_positive, readable
+from nearfar._utils.measure import hidden, over, total
+from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet
 from nearfar.sets.selection import TopKStream
 from nearfar.sets.stream import Cap, MeanStream, Stream, WorstStream
 

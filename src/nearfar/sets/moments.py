@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar.ranks import ProcessGroup
-from nearfar.sets.base import hidden, over, total, weighted
+from nearfar._utils.measure import hidden, over, total, weighted
+from nearfar._utils.process_group import ProcessGroup
 
 
 class Moments:

@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from nearfar.parts import exactly
-from nearfar.ranks import ProcessGroup
-from nearfar.sets.base import UncertaintySet, over
+from nearfar._utils.measure import over
+from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.shortcuts import exactly
+from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.entropic import KL
 from nearfar.sets.linear import Mean

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar._checks import readable
-from nearfar.ranks import ProcessGroup
-from nearfar.sets.base import Orders, UncertaintySet, hidden, over
+from nearfar._utils.checks import readable
+from nearfar._utils.measure import hidden, over
+from nearfar._utils.process_group import ProcessGroup
+from nearfar.sets.base import Orders, UncertaintySet
 from nearfar.sets.stream import Cap, DualStream, Support
 
 KEPT = 2**17

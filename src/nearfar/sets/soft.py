@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar._checks import readable
-from nearfar.ranks import ProcessGroup
-from nearfar.sets.base import Orders, UncertaintySet, hidden, log_of, over, total, weighted
+from nearfar._utils.checks import readable
+from nearfar._utils.measure import hidden, log_of, over, total, weighted
+from nearfar._utils.process_group import ProcessGroup
+from nearfar.sets.base import Orders, UncertaintySet
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, Stream
 

@@ -24,8 +24,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearfar.ranks import ALONE, ProcessGroup
-from nearfar.sets.base import Dual, Orders, UncertaintySet, hidden, over, total, weighted
+from nearfar._utils.measure import hidden, over, total, weighted
+from nearfar._utils.process_group import ALONE, ProcessGroup
+from nearfar.sets.base import Dual, Orders, UncertaintySet
 
 Cap = Callable[[], Tensor]
 """The most a group may take [g], asked for when a sweep is over."""

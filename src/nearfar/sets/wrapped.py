@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive, check_whole
-from nearfar.parts import check_part, exactly
-from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet, hidden, over, total, weighted
+from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.measure import hidden, over, total, weighted
+from nearfar._utils.shortcuts import check_part, exactly
+from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet
 from nearfar.sets.entropic import KL
 from nearfar.sets.stream import Cap, HeldStream, Stream, both
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 from nearfar.data import open_data
 from nearfar.studies import grid
 from nearfar.studies._descent_rivals import interval

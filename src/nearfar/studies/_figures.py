@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nearfar._files import atomic_write
+from nearfar._utils.files import atomic_write
 
 Spread = Mapping[str, Any] | None
 COLOURS = ("#0f6b66", "#b4532a", "#5a4a9c", "#c79a1e", "#3f7fbf", "#8a8f94", "#a83a6c", "#4b8b3b", "#6b4a2a", "#222222")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar._files import atomic_write
+from nearfar._utils.files import atomic_write
 from nearfar.studies._descent_figures import sheet
 
 Numbers = dict[str, Any]

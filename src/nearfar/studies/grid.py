@@ -22,10 +22,10 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from nearfar._checks import check_whole
-from nearfar._console import Terminal
-from nearfar._files import read_arrays, write_text
-from nearfar._journal import read_lines
+from nearfar._utils.checks import check_whole
+from nearfar._utils.console import Terminal
+from nearfar._utils.files import read_arrays, write_text
+from nearfar._utils.journal import read_lines
 from nearfar.data import DataSet, Samples, class_disjoint, open_data, part
 from nearfar.evaluation.clustering import clustering_scores
 from nearfar.train import Config, fit

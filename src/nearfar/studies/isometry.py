@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nearfar import geometry
-from nearfar._files import write_text
+from nearfar._utils.files import write_text
 from nearfar.geometry.constraints import Programme, settle
 from nearfar.geometry.repair import class_means
 from nearfar.studies import _isometry_figures as figures

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar._checks import check_choice
+from nearfar._utils.checks import check_choice
 from nearfar.batches import Representatives
 from nearfar.studies import _figures as figures
 from nearfar.studies._desk import (

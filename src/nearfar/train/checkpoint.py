@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearfar._files import check_seal, sealed
+from nearfar._utils.files import check_seal, sealed
 
 FORMAT = 2
 """1 had neither seal nor configuration."""

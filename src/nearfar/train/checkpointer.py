@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from nearfar._files import atomic_write
+from nearfar._utils.files import atomic_write
 from nearfar.train import checkpoint
 from nearfar.train.changes import check_resumable
 from nearfar.train.config import Config, to_tree

@@ -13,8 +13,8 @@ from typing import Any, Literal, Union, cast
 
 import yaml
 
-from nearfar._checks import check_positive, check_whole, nearest, printable
-from nearfar._files import read_text, write_text
+from nearfar._utils.checks import check_positive, check_whole, nearest, printable
+from nearfar._utils.files import read_text, write_text
 
 
 def option(default: Any, doc: str) -> Any:

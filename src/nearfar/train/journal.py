@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nearfar._files import write_text
-from nearfar._journal import Lines, read_lines, to_line
+from nearfar._utils.files import write_text
+from nearfar._utils.journal import Lines, read_lines, to_line
 
 
 class Journal:

@@ -14,15 +14,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from nearfar._files import write_arrays, write_text
+from nearfar._utils.files import write_arrays, write_text
+from nearfar._utils.process_group import in_touch
 from nearfar.data import DataSet, Tensors
 from nearfar.data.samples import Batch
 from nearfar.doctor import Doctor, diagnose_run
 from nearfar.evaluation import Evaluation
 from nearfar.evaluation.preprocessing import fingerprint_of
 from nearfar.losses.annealing import advance
-from nearfar.ranks import in_touch
-from nearfar.relations import Relation
+from nearfar.relations.relation import Relation
 from nearfar.train import baselines, journal, parts, processes
 from nearfar.train.checkpointer import Checkpointer
 from nearfar.train.config import Config, save

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from nearfar import batches, links, losses, miners, pairs, sets, similarity
-from nearfar._checks import nearest
+from nearfar._utils.checks import nearest
+from nearfar.distributed import CrossBatchMemory
 from nearfar.losses.annealing import Anneal
-from nearfar.scale import CrossBatchMemory
 from nearfar.train.config import Config, Part
 
 Catalog = Mapping[str, Callable[..., Any]]

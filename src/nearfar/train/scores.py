@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nearfar._checks import printable
+from nearfar._utils.checks import printable
 from nearfar.batches import violations
 from nearfar.data.pictures import CorruptImageError
 from nearfar.data.samples import Labels, Samples, Transform, View, collate

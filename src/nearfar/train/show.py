@@ -13,7 +13,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from nearfar._console import Terminal, visible
+from nearfar._utils.console import Terminal, visible
 from nearfar.evaluation import Evaluation
 from nearfar.train.state import TrainState
 

@@ -16,8 +16,8 @@ from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, View, class_disjoint, part
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
-from nearfar.relations import Relation
-from nearfar.scale import CrossBatchMemory, Distributed
+from nearfar.distributed import CrossBatchMemory, Distributed
+from nearfar.relations.relation import Relation
 from nearfar.train import parts
 from nearfar.train.config import Config
 from nearfar.train.rates import optimizer

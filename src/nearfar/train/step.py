@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.batches import Proximal
-from nearfar.relations import Relation
-from nearfar.scale import cached_step
+from nearfar.distributed import cached_step
+from nearfar.relations.relation import Relation
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from nearfar._checks import check_embeddings, check_labels
-from nearfar.explanation import Explanation
-from nearfar.indices import check_indices
-from nearfar.loss import Labels
+from nearfar._utils.checks import check_embeddings, check_labels
+from nearfar.losses.explanation import Explanation
+from nearfar.losses.loss import Labels
+from nearfar.losses.robust import RobustLoss
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import Settings, chosen_distance, chosen_reducer
 from nearfar.pml._tuples import Indices, each_once
 from nearfar.pml.distances import Distance
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer, Reducer, SumReducer
-from nearfar.relations import Relation
-from nearfar.robust import RobustLoss
+from nearfar.relations.index_tuples import check_indices
+from nearfar.relations.relation import Relation
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,17 +11,17 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nearfar._checks import check_embeddings, check_labels
-from nearfar.indices import check_indices
+from nearfar._utils.checks import check_embeddings, check_labels
 from nearfar.links import Add, PerPositive, Terms, reduce
+from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import AngularMargin, Linear, PairLoss
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import ClassSettings, chosen_distance, chosen_reducer
 from nearfar.pml._tuples import Indices, check_classes, sample_weights
 from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
 from nearfar.pml.reducers import AvgNonZeroReducer, DivisorReducer, MeanReducer, Reducer, SumReducer
-from nearfar.relations import Relation
-from nearfar.robust import RobustLoss
+from nearfar.relations.index_tuples import check_indices
+from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 
 Init = Callable[[Tensor], object]

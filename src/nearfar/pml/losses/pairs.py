@@ -9,12 +9,12 @@ from torch import Tensor
 
 from nearfar.links import HingeLink, Link, Sides, Terms
 from nearfar.losses import MultiSimilarity
+from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Linear, Squared
 from nearfar.pml._settings import Settings
 from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
 from nearfar.pml.losses.base import Call, Loss
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
-from nearfar.robust import RobustLoss
 from nearfar.sets import KL
 
 

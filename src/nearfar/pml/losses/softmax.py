@@ -9,14 +9,14 @@ from torch import Tensor
 
 from nearfar.links import Link, PerPositive, Sides, Terms
 from nearfar.losses import Circle, NTXent
+from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Identity, Linear
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import as_pairs
 from nearfar.pml.distances import CosineSimilarity, DotProductSimilarity
 from nearfar.pml.losses.base import Call, Loss
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
-from nearfar.relations import Relation
-from nearfar.robust import RobustLoss
+from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 
 

@@ -9,17 +9,17 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from nearfar._checks import check_positive
+from nearfar._utils.checks import check_positive
+from nearfar.groups.triplets import AngularScore, Positive, Rule, Triplets, difference, nearest_difference
+from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Hinge, Identity
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import as_pairs, draw_triplets
 from nearfar.pml.distances import LpDistance
 from nearfar.pml.losses.base import Call, Loss
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
-from nearfar.robust import RobustLoss
 from nearfar.sets import KL
 from nearfar.similarity import Cosine
-from nearfar.triplets import AngularScore, Positive, Rule, Triplets, difference, nearest_difference
 
 PerAnchor = int | Literal["all"]
 

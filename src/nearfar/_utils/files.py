@@ -1,0 +1,290 @@
+"""Whole files or none: what is written appears under its name only once it is complete.
+
+Archives that we write (`.npz` arrays, `.pt` checkpoints: both are zip files) end in a *seal*, a digest of every byte
+before it, kept where zip has room for a comment: NumPy and torch read such a file as before, and a single flipped bit
+is noticed before anything in it is used.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import math
+import os
+import secrets
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from nearfar._utils.checks import printable
+
+Arrays = Mapping[str, np.ndarray]
+
+SEAL = b"nearfar blake2b "
+DIGEST = 64
+"""Hexadecimal digits of the digest in a seal."""
+ROOM = 1 << 30
+"""Bytes that any archive may unpack to; a larger one may hold up to `GROWTH` times its own size."""
+GROWTH = 20
+SMALL = 1 << 20
+"""Bytes that a configuration or the like may have."""
+LIMIT = "NEARFAR_UNPACK_LIMIT"
+"""The environment variable that raises `ROOM`, in bytes."""
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`; it takes the name when the block ends, and is removed when the block fails."""
+    path = plain_target(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        yield temporary
+        with temporary.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def plain_target(path: Path) -> Path:
+    """Where a file of this name is written: a link stays and the file it points to is replaced.
+
+    Raises:
+        FileExistsError: something stands there that is no plain file (a folder, a device), which is never replaced.
+    """
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        what = "a folder" if target.is_dir() else "no plain file"
+        raise FileExistsError(f"{path} is {what}, which is never replaced; name a file.")
+    return target
+
+
+@contextmanager
+def sealed(path: Path) -> Iterator[Path]:
+    """`atomic_write` for a zip archive that the block writes: a seal is added before the file takes its name."""
+    with atomic_write(path) as temporary:
+        yield temporary
+        _seal(temporary)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file in UTF-8, whole or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """An `.npz` file with a seal, whole or not at all; equal arrays give equal bytes."""
+    with sealed(path) as temporary, temporary.open("xb") as stream:
+        np.savez(stream, allow_pickle=False, **dict(arrays))
+
+
+def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:
+    """Compare an archive with its seal.
+
+    Args:
+        owner: whom messages name.
+        path: the archive.
+        needed: refuse an archive without a seal; otherwise one that another program wrote is let through.
+
+    Raises:
+        ValueError: a byte has changed since the file was written, or a seal is needed and there is none.
+    """
+    length = len(SEAL) + DIGEST
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - length))
+        seal = stream.read()
+        if seal.startswith(SEAL):
+            if _digest(stream, size - length) != seal[len(SEAL) :]:
+                raise ValueError(
+                    f"{owner}: {path} is damaged: its bytes are not those that were written; write it again."
+                )
+            return
+        # without a comment an archive ends in its directory's record: one that should have a seal lost it
+        stream.seek(max(0, size - 22))
+        end = stream.read()
+        bare = end.startswith(b"PK\x05\x06") and end.endswith(b"\0\0")
+    if needed or not bare:
+        raise ValueError(
+            f"{owner}: {path} has no intact seal: it was cut short or damaged, or it is not ours; write it again."
+        )
+
+
+def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
+    """Every array of an `.npz` file; nothing in it is ever unpickled, and sizes are read before any memory is taken.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no `.npz` file, is damaged, holds pickled objects, or would unpack to more than is allowed.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{owner}: there is no file {path}.")
+    if not _is_zip(path):
+        raise ValueError(f"{owner}: {path} is no .npz file, or it was cut short; write it again with numpy.savez.")
+    check_seal(owner, path)
+    name = ""
+    try:
+        _check_sizes(owner, path)
+        with np.load(path, allow_pickle=False) as archive:
+            found = {}
+            for name in archive.files:
+                found[name] = archive[name]
+    except ValueError as error:
+        if str(error).startswith(f"{owner}: "):
+            raise
+        if "allow_pickle" not in str(error):
+            raise ValueError(f"{owner}: {path} cannot be read ({_first_line(error)}); write it again.") from None
+        raise ValueError(
+            f"{owner}: {name!r} in {path} holds pickled objects, which are never loaded; save numbers or plain strings."
+        ) from None
+    except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{owner}: {path} is damaged ({_first_line(error)}); write it again.") from None
+    return found
+
+
+def read_text(owner: str, path: Path, most: int = SMALL) -> str:
+    """A text file in UTF-8 that is known to be small: its size is looked at before it is read.
+
+    Raises:
+        ValueError: it has more than `most` bytes, is no plain file, or is no UTF-8.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{owner}: there is no file {path}.")
+    with path.open("rb") as stream:
+        found = stream.read(most + 1)
+    if len(found) > most:
+        raise ValueError(f"{owner}: {path} has more than {most:,} bytes, far more than such a file needs.")
+    try:
+        return found.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{owner}: {path} is no text in UTF-8; save it so.") from None
+
+
+def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = False, switch: str) -> list[Path]:
+    """Each name as a file of `folder`; names come from a file, which may be somebody else's.
+
+    Args:
+        owner: whom messages name.
+        folder: what the names are relative to.
+        names: as they were read.
+        outside: let names lead out of the folder; otherwise such a name, or one over a link that does, is refused.
+        switch: how a user allows it, in words.
+
+    Raises:
+        ValueError: a name leads out of the folder, or holds a null character.
+    """
+    home = os.path.join(os.path.realpath(folder), "")
+    real: dict[str, str] = {}
+    found = []
+    for name in names:
+        path = os.path.join(folder, name)  # strings: a benchmark lists 100,000 names
+        if "\0" in name:
+            raise ValueError(f"{owner}: {printable(name)!r} holds a null character, and no file is called so.")
+        if not outside and not _place(path, real).startswith(home):
+            raise ValueError(
+                f"{owner}: {printable(name)!r} leads out of {folder}, and only files in it are read; "
+                f"where you trust the names, {switch}."
+            )
+        found.append(Path(path))
+    return found
+
+
+def _place(path: str, real: dict[str, str]) -> str:
+    """Where a path really is; links are followed once a folder, as `real` remembers."""
+    parent, name = os.path.split(path)
+    if name in ("", ".", "..") or os.path.islink(path):
+        return os.path.join(os.path.realpath(path), "")
+    if parent not in real:
+        real[parent] = os.path.realpath(parent)
+    return os.path.join(real[parent], name, "")
+
+
+def _is_zip(path: Path) -> bool:
+    """`zipfile.is_zipfile`, which raises where some bytes of the end of a file are damaged."""
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:
+        return False
+
+
+def _seal(path: Path) -> None:
+    """Give a zip archive the digest of its other bytes as its comment."""
+    with path.open("r+b") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(size - 22)
+        if stream.read(4) != b"PK\x05\x06":
+            raise ValueError(f"{path} is no zip archive without a comment.")
+        stream.seek(size - 2)
+        stream.write(struct.pack("<H", len(SEAL) + DIGEST))
+        digest = _digest(stream, size)
+        stream.seek(size)
+        stream.write(SEAL + digest)
+
+
+def _digest(stream: IO[bytes], size: int) -> bytes:
+    """BLAKE2b of the first `size` bytes, in hexadecimal digits."""
+    stream.seek(0)
+    found = hashlib.blake2b(digest_size=DIGEST // 2)
+    while size > 0:
+        piece = stream.read(min(size, 1 << 20))
+        if not piece:
+            break
+        found.update(piece)
+        size -= len(piece)
+    return found.hexdigest().encode()
+
+
+def _check_sizes(owner: str, path: Path) -> None:
+    """Refuse an archive whose arrays are not of the size that their headers claim, or grow beyond the limit."""
+    limit = max(int(os.environ.get(LIMIT) or ROOM), GROWTH * path.stat().st_size)
+    with zipfile.ZipFile(path) as archive:
+        total = sum(member.file_size for member in archive.infolist())
+        if total > limit:
+            raise ValueError(
+                f"{owner}: {path} would unpack to {total:,} bytes, and {limit:,} are allowed; "
+                f"if you trust it, set {LIMIT}={total}."
+            )
+        for member in archive.infolist():
+            with archive.open(member) as stream:
+                claimed = _claimed(stream)
+            if claimed is not None and claimed != member.file_size:
+                raise ValueError(
+                    f"{owner}: {member.filename!r} in {path} claims {claimed:,} bytes and has {member.file_size:,}; "
+                    "write it again."
+                )
+
+
+def _claimed(stream: IO[bytes]) -> int | None:
+    """Bytes that an `.npy` stream should have by its own header; None where it holds objects or is none."""
+    if stream.read(6) != b"\x93NUMPY":
+        return None
+    major, _ = stream.read(2)
+    width = 2 if major == 1 else 4
+    (length,) = struct.unpack("<H" if major == 1 else "<I", stream.read(width))
+    start = 8 + width + length
+    if length > 1 << 20:
+        raise ValueError(f"a header of {length:,} bytes")
+    shape, dtype = _header(stream.read(length).decode("latin1" if major < 3 else "utf-8"))
+    return None if dtype.hasobject else start + math.prod(shape) * dtype.itemsize
+
+
+def _header(text: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type from the dictionary that an `.npy` header spells out."""
+    try:
+        entries = ast.literal_eval(text)
+        return tuple(int(n) for n in entries["shape"]), np.lib.format.descr_to_dtype(entries["descr"])
+    except (SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(f"a header that cannot be read: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

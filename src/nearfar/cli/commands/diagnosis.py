@@ -1,0 +1,70 @@
+"""`nearfar diagnose`: is this space, or this run, healthy?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nearfar._utils.console import say
+from nearfar.cli.commands.shared import one_sentence, save_json, waiting
+
+if TYPE_CHECKING:
+    from nearfar.doctor import Diagnosis
+
+
+def diagnose(
+    source: Annotated[Path, typer.Argument(metavar="RUN|VECTORS", help="A run folder, or a vectors.npz.")],
+    margin: Annotated[float | None, typer.Option(help="The margin of your triplets, if you train with one.")] = None,
+    metric: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
+    rows: Annotated[int, typer.Option(help="How many vectors are looked at.", min=2)] = 2000,
+    seed: Annotated[int, typer.Option(help="Which vectors are drawn.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+) -> None:
+    """Say whether a space or a run is healthy, and what to change. Exit code 2 where it is not."""
+    with one_sentence("diagnose"):
+        with waiting(f"looking at {source}"):
+            found = looks(source, {"margin": margin, "metric": metric, "rows": rows, "seed": seed})
+        if json is not None:
+            save_json(json, {"source": str(source), **{name: each.to_dict() for name, each in found.items()}})
+        for name, each in found.items():
+            say(f"{name}: {each.text()}")
+    if not all(each.healthy for each in found.values()):
+        raise typer.Exit(2)
+
+
+def looks(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis]:
+    """The diagnosis of the journal and of the vectors, as far as they are there."""
+    from nearfar.doctor import diagnose_run
+
+    found: dict[str, Diagnosis] = {}
+    if (source / "journal.jsonl").is_file():
+        found["The run"] = diagnose_run(source)
+    if not source.is_dir() or (source / "embeddings.npz").is_file():
+        found["The space"] = of_vectors(source, options)
+    if not found:
+        raise FileNotFoundError(
+            f"{source} holds neither journal.jsonl nor embeddings.npz; name a run or a vectors.npz."
+        )
+    return found
+
+
+def of_vectors(source: Path, options: dict[str, Any]) -> Diagnosis:
+    """The diagnosis of a file of vectors; rows that are not finite are a finding, so that `Vectors` is not asked."""
+    from nearfar._utils.arrays import labels_of, rows_of
+    from nearfar._utils.files import read_arrays
+    from nearfar.doctor import diagnose as judge
+
+    path = source / "embeddings.npz" if source.is_dir() else source
+    arrays = read_arrays("diagnose", path)
+    for key in ("x", "y"):
+        if key not in arrays:
+            raise ValueError(f"{path} must hold {key}, but holds {', '.join(arrays) or 'nothing'}.")
+    x, y = rows_of("diagnose", f"x in {path}", arrays["x"]), labels_of("diagnose", f"y in {path}", arrays["y"])
+    return judge(x, y, **options)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(diagnose)

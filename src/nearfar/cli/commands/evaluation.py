@@ -1,0 +1,183 @@
+"""`nearfar evaluate` and `nearfar compare`: how good is a space, and is one better than another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nearfar._utils.checks import check_choice
+from nearfar._utils.console import Terminal, say
+from nearfar.cli.commands import search
+from nearfar.cli.commands.shared import Extra, labeled, one_only, one_sentence, save_json, waiting
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nearfar.evaluation import Comparison, Evaluation
+
+Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
+Similarity = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
+Ties = Annotated[str, typer.Option(help="Of equal scores the earlier comes first (place), or a right one (favorable).")]
+Unit = Annotated[str, typer.Option(help="What the intervals draw anew: class (for unseen classes) or query.")]
+Seed = Annotated[int, typer.Option(help="Of the bootstrap and of k-means.")]
+
+
+def evaluate(
+    vectors: Source,
+    more: Extra = None,
+    k: Annotated[
+        list[int] | None, typer.Option("-k", help="Which recall@K; may be given several times. Else 1, 2, 4, 8.")
+    ] = None,
+    data_set: Annotated[
+        str | None, typer.Option(help="Take the K customary for cub, cars, sop, inshop, omniglot or glyphs.")
+    ] = None,
+    gallery: Annotated[
+        Path | None, typer.Option(help="Search these vectors instead of the queries themselves.")
+    ] = None,
+    similarity: Similarity = "cosine",
+    clustering: Annotated[bool, typer.Option("--clustering", help="Add NMI, AMI and F1 (k-means).")] = False,
+    ties: Ties = "place",
+    unit: Unit = "class",
+    seed: Seed = 0,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+) -> None:
+    """Score vectors: recall@K, MAP@R and more, with intervals and the worst classes."""
+    with one_sentence("evaluate"):
+        from nearfar.evaluation import evaluate as judge
+        from nearfar.evaluation.fingerprint import check_same_network
+
+        one_only("VECTORS", vectors, more)
+        queries = labeled(vectors)
+        found_in = None if gallery is None else labeled(gallery)
+        if found_in is not None:
+            check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
+            found_in = found_in.in_terms_of(queries)
+        options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
+        with waiting(f"evaluating {len(queries):,} vectors") as watch:
+            found = judge(
+                queries.x,
+                queries.y,
+                ks=chosen(k, data_set),
+                ref_emb=None if found_in is None else found_in.x,
+                ref_labels=None if found_in is None else found_in.y,
+                clustering=clustering,
+                watch=watch,
+                **options,
+            )
+        if json is not None:
+            about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
+            save_json(json, about | with_names(found.to_dict(), queries.class_names()))
+        console = Terminal()
+        console.print(score_table(found, str(vectors)))
+        console.print(class_table(found, queries.class_names()))
+        console.print(left_out(found))
+
+
+def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
+    """The K asked for, else those of the data set, else the usual ones."""
+    from nearfar.data.ks import KS, USUAL
+
+    if data_set is not None:
+        check_choice("evaluate", "--data-set", data_set, KS)
+    return tuple(k or ()) or (USUAL if data_set is None else KS[data_set])
+
+
+def score_table(found: Evaluation, title: str) -> Table:
+    """Every score in per cent, with its interval."""
+    from rich.table import Table
+
+    unit = "classes" if found.unit == "class" else "queries"
+    table = Table(title=f"{title}: {found.queries:,} queries of {found.classes:,} classes", title_justify="left")
+    table.add_column("score")
+    table.add_column("%", justify="right")
+    table.add_column(f"95% interval over {unit}", justify="right")
+    for name, value in found.scores().items():
+        bar, starts = found.intervals.get(name), found.intervals.get(f"{name} over starts")
+        ends = f"{100 * bar.low:.1f} to {100 * bar.high:.1f}" if bar else "-"
+        if starts:
+            ends = f"{100 * starts.low:.1f} to {100 * starts.high:.1f} over k-means starts"
+        table.add_row(name, f"{100 * value:.1f}", ends)
+    return table
+
+
+def with_names(record: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
+    """The record of an evaluation, each class with its name where it has one."""
+    for row in record["per_class"]:
+        if row["label"] in names:
+            row["name"] = names[row["label"]]
+    return record
+
+
+def class_table(found: Evaluation, names: dict[int, str]) -> Table:
+    """The ten classes that fare worst, by name where they have one."""
+    from rich.table import Table
+
+    table = Table(title=f"The worst {len(found.worst)} of {found.classes:,} classes", title_justify="left")
+    for column in ("class", "queries", "recall@1 %", "R-precision %", "MAP@R %"):
+        table.add_column(column, justify="right")
+    for row in found.worst:
+        shares = (f"{100 * share:.1f}" for share in (row.recall_at_1, row.r_precision, row.map_at_r))
+        table.add_row(names.get(row.label, str(row.label)), str(row.queries), *shares)
+    return table
+
+
+def left_out(found: Evaluation) -> str:
+    """What became of lone queries."""
+    if not found.lone:
+        return "No lone queries: every query has a right answer."
+    one = found.lone == 1
+    return (
+        f"{found.lone:,} lone {'query' if one else 'queries'} (no other sample of {'its' if one else 'their'} class) "
+        f"{'was' if one else 'were'} left out of every score."
+    )
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Vectors or a run folder.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Vectors or a run folder, of the same samples in order.")],
+    score: Annotated[str, typer.Option(help="recall@K, precision_at_1, r_precision, map_at_r or mrr.")] = "recall@1",
+    similarity: Similarity = "cosine",
+    unit: Unit = "class",
+    seed: Seed = 0,
+) -> None:
+    """Say whether B is better than A, worse, or whether the data cannot tell.
+
+    A paired bootstrap over classes (or queries): both spaces must hold the same samples in the same order.
+    """
+    with one_sentence("compare"):
+        from nearfar.evaluation import compare as judge
+        from nearfar.evaluation import evaluate as score_of
+
+        sides = [labeled(path) for path in (a, b)]
+        names = [side.name for side in sides]
+        if None not in names and names[0] != names[1]:
+            raise ValueError(f"{a} and {b} are not of the same samples in the same order: their names differ.")
+        found = []
+        for path, side in zip((a, b), sides, strict=True):
+            with waiting(f"evaluating {path}") as watch:
+                options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
+                found.append(score_of(side.x, side.y, ks=(1,), **options))
+        options = {"score": score, "unit": unit, "seed": seed}
+        say(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
+
+
+def verdict(found: Comparison, a: str, b: str, classes: int) -> str:
+    """The comparison in one sentence."""
+    gap = found.difference
+    over = f"{classes:,} classes" if found.unit == "class" else "queries"
+    numbers = (
+        f"{found.score} {100 * found.a:.1f} and {100 * found.b:.1f}, difference {100 * gap.value:+.1f}, "
+        f"95% interval over {over} {100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+    )
+    if found.verdict == "cannot tell":
+        return f"Cannot tell {b} from {a}: {numbers}."
+    return f"{b} is {found.verdict} than {a}: {numbers}."
+
+
+def register(app: typer.Typer) -> None:
+    """Add evaluate, compare, embed, index, search and export to the app."""
+    app.command()(evaluate)
+    app.command()(compare)
+    search.register(app)

@@ -1,0 +1,229 @@
+"""What `nearfar embed` takes: samples from glyphs, an .npz, or a folder of pictures with or without class folders."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.data.samples import genuine, numbered
+
+if TYPE_CHECKING:
+    from nearfar.data.pictures import OnCorrupt, Pictures
+    from nearfar.data.samples import Transform
+
+PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+SIZE = 224
+"""Pixels a side of pictures, where neither the network's file nor the user says."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What is to be embedded, and a digest that tells it from other samples.
+
+    Attributes:
+        data: samples as a model without a transform takes them.
+        raw: the same as data sets give them: pictures, or tensors as they are stored.
+        y: classes [n], or None.
+        name: one word a sample, or None.
+        classes: the name of each class, or None.
+        images: thumbnails [n, h, w] or [n, h, w, 3], or None.
+        digest: equal for equal samples; of pictures only their names and order count, see `Transformed.digest`.
+    """
+
+    data: Any
+    raw: Any
+    y: np.ndarray | None
+    name: tuple[str, ...] | None
+    images: Tensor | None
+    digest: str
+    classes: tuple[str, ...] | None = None
+
+    def fields(self, rows: Tensor | None) -> dict[str, Any]:
+        """What `Vectors` keeps beside the vectors of some rows, or of all."""
+        at = slice(None) if rows is None else rows.numpy()
+        name = None if self.name is None else np.array(self.name, dtype=object)[at].tolist()
+        y, images = (None if value is None else value[at] for value in (self.y, self.images))
+        return {"y": y, "name": name, "images": images, "classes": self.classes}
+
+    def ready(self, transform: Transform | None) -> Any:
+        """What goes into a model."""
+        return self.data if transform is None else Transformed(self.raw, transform)
+
+
+class Transformed:
+    """Raw samples through a transform without chance, each with its row; None where it is skipped."""
+
+    def __init__(self, raw: Any, transform: Transform) -> None:
+        self.raw, self.transform = raw, transform
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int] | None:
+        sample = genuine(self.raw, row)
+        return None if sample is None else (self.transform(sample, np.random.default_rng(0)), row)
+
+    def digest(self, rows: range) -> str:
+        """Of the bytes of some picture files: read again rather than decoded; empty of samples in memory."""
+        if isinstance(self.raw, Tensor):
+            return ""
+        found = hashlib.sha256()
+        for row in rows:
+            try:
+                content = self.raw.paths[row].read_bytes()
+            except OSError:  # whether that is skipped is decided where the picture is read
+                content = b""
+            found.update(f"{len(content)} ".encode() + content)
+        return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is done to a picture for a network that does not say: the short side scaled, the middle cut out.
+
+    Args:
+        size: pixels a side.
+        imagenet: shift and scale by ImageNet's mean and deviation.
+        pixels: leave it in 0..255 as uint8, which is what the network takes; otherwise it comes to 0..1.
+    """
+
+    size: int
+    imagenet: bool = False
+    pixels: bool = False
+
+    def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
+        """One picture: [3, size, size]."""
+        x = torch.from_numpy(square(picture, self.size)).permute(2, 0, 1)
+        if self.pixels:
+            return x
+        x = x.float() / 255
+        if self.imagenet:
+            mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+            x = (x - mean[:, None, None]) / std[:, None, None]
+        return x
+
+    def __str__(self) -> str:
+        values = "0..255" if self.pixels else "0..1"
+        more = ", then shifted and scaled by ImageNet's mean" if self.imagenet else ""
+        return f"3 x {self.size} x {self.size}, the middle cut out, in {values}{more}"
+
+
+def read_samples(source: str, *, assumed: Assumed, thumbnails: int, on_corrupt: OnCorrupt = "stop") -> Samples:
+    """Samples from "glyphs:train", "glyphs:test", an .npz file with x, or a folder of pictures."""
+    if source.startswith("glyphs"):
+        return _glyphs(source)
+    path = Path(source)
+    if path.is_dir():
+        return _folder(path, assumed, thumbnails, on_corrupt)
+    if path.suffix == ".npz":
+        return _npz(path)
+    raise ValueError(f'DATA must be "glyphs:train", "glyphs:test", an .npz file or a folder of images, not {source!r}.')
+
+
+def _glyphs(source: str) -> Samples:
+    from nearfar.data import glyphs
+
+    if source not in ("glyphs:train", "glyphs:test"):
+        raise ValueError(f'the embedded data are "glyphs:train" and "glyphs:test", not {source!r}.')
+    data = glyphs()
+    split = data.train if source == "glyphs:train" else data.test
+    names = zip(split.labels.tolist(), split.faces.tolist(), strict=True)
+    return Samples(
+        data=split.images[:, None].float() / 255,
+        raw=split.images,
+        y=split.labels.numpy(),
+        name=tuple(f"{split.names[label]} / {data.faces[face]}" for label, face in names),
+        images=split.images,
+        digest=hashlib.sha256(split.images.numpy().tobytes()).hexdigest(),
+        classes=tuple(split.names),
+    )
+
+
+def _npz(path: Path) -> Samples:
+    from nearfar._utils.files import read_arrays
+
+    arrays = read_arrays("embed", path)
+    if "x" not in arrays:
+        raise ValueError(f"{path} must hold the key x, the samples [n, ...], but holds {', '.join(arrays)}.")
+    x = arrays["x"]
+    if x.dtype.kind not in "biuf" or not x.ndim:
+        raise ValueError(f"{path}: x must hold numbers [n, ...], but came as {x.dtype} of shape {list(x.shape)}.")
+    for key in ("y", "name"):
+        if key in arrays and arrays[key].shape[:1] != x.shape[:1]:
+            came = f"{key} of shape {list(arrays[key].shape)} for {len(x)} samples"
+            raise ValueError(f"{path}: {key} must have one entry per sample, but {came} came.")
+    name, classes = (_words(arrays.get(key)) for key in ("name", "classes"))
+    y = arrays.get("y")
+    if y is not None and y.dtype.kind in "US":
+        y, classes = numbered(_words(y) or ())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(x), y, name, None, digest, classes)
+
+
+def _words(array: np.ndarray | None) -> tuple[str, ...] | None:
+    if array is None:
+        return None
+    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in array.tolist())
+
+
+def square(picture: Any, size: int) -> np.ndarray:
+    """uint8 [size, size, 3]: the middle of a picture."""
+    from PIL import Image, ImageOps
+
+    return np.array(ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC), dtype=np.uint8)
+
+
+def _folder(folder: Path, assumed: Assumed, thumbnails: int, on_corrupt: OnCorrupt) -> Samples:
+    """Pictures in the order of their names: a subfolder a class, or all beside each other and of no class."""
+    from nearfar.data.pictures import Pictures
+
+    files = _files(folder)
+    names = tuple(file.relative_to(folder).as_posix() for file in files)
+    flat = files[0].parent == folder
+    y, classes = numbered(["" if flat else name.split("/")[0] for name in names])
+    pictures = Pictures(files, y, names, classes, on_corrupt=on_corrupt)
+    images = _thumbnails(pictures, thumbnails) if thumbnails else None
+    digest = hashlib.sha256(repr((assumed, names, on_corrupt)).encode()).hexdigest()
+    labels = (None, None) if flat else (y, classes)
+    return Samples(Transformed(pictures, assumed), pictures, labels[0], names, images, digest, labels[1])
+
+
+def _thumbnails(pictures: Pictures, size: int) -> Tensor:
+    """uint8 [n, size, size, 3]; black where a picture cannot be read and is skipped."""
+    found = torch.zeros(len(pictures), size, size, 3, dtype=torch.uint8)
+    for row in range(len(pictures)):
+        picture = pictures.genuine(row)
+        if picture is not None:
+            found[row] = torch.from_numpy(square(picture, size))
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """Every picture in class folders, or, where there are none, in the folder itself."""
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    homes = [path for path in entries if path.is_dir()]
+    if {home.name for home in homes} == {"train", "test"} and any(path.is_dir() for path in homes[0].iterdir()):
+        raise ValueError(
+            f"{folder} holds the folders train and test, which are no classes; name one of them, such as "
+            f"{folder / 'test'}."
+        )
+    loose = [path for path in entries if _is_picture(path)]
+    inside = [file for home in homes for file in sorted(home.rglob("*")) if _is_picture(file)]
+    if loose and inside:
+        raise ValueError(
+            f"{folder} holds {len(loose)} images of its own ({loose[0].name} is the first) beside {len(inside)} in "
+            "class folders; move them apart, so that it is clear which have a class."
+        )
+    if not loose and not inside:
+        raise ValueError(f"{folder} holds no images ({', '.join(sorted(PICTURES))}), nor do its folders.")
+    return loose or inside
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in PICTURES and not path.name.startswith(".") and path.is_file()

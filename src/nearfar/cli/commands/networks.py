@@ -1,0 +1,225 @@
+"""The network that `nearfar embed` and `export` take: of a run folder, or from an ONNX, TorchScript or .pt2 file."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from nearfar.cli.commands.inputs import SIZE, Assumed
+from nearfar.evaluation import fingerprint
+from nearfar.evaluation.export import FINGERPRINT, TRANSFORM, first_cause, quiet
+
+if TYPE_CHECKING:
+    from nearfar.data.samples import Transform
+
+_ONNX_TYPES = {
+    "tensor(float)": torch.float32,
+    "tensor(float16)": torch.float16,
+    "tensor(double)": torch.float64,
+    "tensor(uint8)": torch.uint8,
+    "tensor(int64)": torch.int64,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What turns a batch [b, ...] into vectors [b, d].
+
+    Attributes:
+        run: takes a batch, gives vectors.
+        digest: tells the model from others.
+        fingerprint: see `nearfar.evaluation.fingerprint`; the part of the preprocessing only where it is known.
+        module: the same as a module, for export; None where there is none (ONNX, TorchScript).
+        example: a batch that fits, or None where the file holds none.
+        transform: what turns a raw sample into the network's input, where the run or the file says so.
+        side: pixels a side of the pictures that it takes, where the file says so.
+        pixels: it takes pictures in 0..255 as uint8.
+    """
+
+    run: Callable[[Tensor], Any]
+    digest: str
+    fingerprint: str
+    module: nn.Module | None = None
+    example: Tensor | None = None
+    transform: Transform | None = None
+    side: int | None = None
+    pixels: bool = False
+
+    def assumed(self, size: int | None, imagenet: bool) -> Assumed:
+        """What is done to pictures where the model does not say; an option that it would not heed is refused."""
+        if self.transform is not None and (size is not None or imagenet):
+            raise ValueError("this model brings its own preprocessing; leave --size and --imagenet out.")
+        if self.pixels and imagenet:
+            raise ValueError("this model takes images in 0..255, which leaves no room for --imagenet.")
+        return Assumed(size or self.side or SIZE, imagenet, self.pixels)
+
+    def mark(self, assumed: Assumed | None) -> str | None:
+        """The fingerprint of vectors that it makes, of pictures prepared as assumed where it does not say itself."""
+        if self.transform is not None or assumed is None or not self.fingerprint:
+            return self.fingerprint or None
+        return f"{self.fingerprint.split('/')[0]}/{fingerprint.of_preprocessing(asdict(assumed))}"
+
+
+def load_model(path: Path, *, trust_model: bool = False) -> Model:
+    """The model of a run folder, an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2).
+
+    Args:
+        path: the folder or file.
+        trust_model: read .pt and .pt2 files, which can run code of whoever wrote them.
+    """
+    if path.is_dir():
+        return _run(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no model {path}; name a run folder or an .onnx, .pt or .pt2 file.")
+    if path.suffix not in READERS:
+        raise ValueError(f"{path} must end in .onnx, .pt (TorchScript) or .pt2 (torch.export).")
+    if path.suffix in RUNS_CODE:
+        _check_trust(path, trust_model)
+    return READERS[path.suffix](path, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _check_trust(path: Path, trust_model: bool) -> None:
+    """Refuse a file that can run code, unless it is trusted; one that holds no model at all is said to be so first."""
+    kind, mark, harm = RUNS_CODE[path.suffix]
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = any(name.rpartition("/")[2] == mark for name in archive.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        held = False
+    if not held:
+        raise _unreadable(path, kind)
+    if not trust_model:
+        raise ValueError(
+            f"{path} is a file of {kind}, {harm}; if you trust whoever wrote it, pass --trust-model "
+            "(an .onnx file and a run folder need no trust)."
+        )
+
+
+def _run(folder: Path) -> Model:
+    """The network of a run with its best weights, and the transform that its samples go through."""
+    from nearfar.evaluation.preprocessing import fingerprint_of
+    from nearfar.train import open_run
+
+    run, best = open_run(folder), folder / "checkpoints" / "best.pt"
+    digest = hashlib.sha256((folder / "config.yaml").read_bytes() + best.read_bytes()).hexdigest()
+    example = torch.rand(2, *run.shape)
+    mark = fingerprint_of(run.model, run.transform)
+    return Model(_careful(folder, run.model), digest, mark, run.model, example, run.transform)
+
+
+def _exported(path: Path, digest: str) -> Model:
+    with _reading(path, "torch.export"):
+        program = torch.export.load(path)
+        module: Any = program.module()
+    module.train = module.eval = lambda mode=True: module  # the mode is fixed; torch would raise where it is asked for
+    inputs: Any = program.example_inputs  # (positional, by name), or None
+    example: Any = inputs[0] if inputs else ()
+    fits = example[0] if len(example) == 1 and isinstance(example[0], Tensor) else None
+    side = None if fits is None else _side(list(fits.shape))
+    mark = fingerprint.of_weights(module)
+    return Model(_careful(path, lambda batch: module(batch)), digest, mark, module, fits, side=side)
+
+
+def _script(path: Path, digest: str) -> Model:
+    with _reading(path, "TorchScript"):
+        module = torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+    return Model(_careful(path, lambda batch: module(batch)), digest, fingerprint.of_weights(module))
+
+
+def _onnx(path: Path, digest: str) -> Model:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ImportError('reading .onnx needs onnxruntime; run pip install "nearfar[onnx]".') from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    with _reading(path, "ONNX"):
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        feed, out = session.get_inputs()[0], session.get_outputs()[0].name
+        about = session.get_modelmeta().custom_metadata_map
+    kind = _ONNX_TYPES.get(feed.type, torch.float32)
+    transform = None
+    if TRANSFORM in about:
+        from nearfar.evaluation.preprocessing import from_text
+
+        transform = from_text(str(path), about[TRANSFORM])
+    return Model(
+        _careful(path, lambda batch: session.run([out], {feed.name: _converted(batch, kind).numpy()})[0]),
+        digest,
+        fingerprint.checked(str(path), about.get(FINGERPRINT) or digest[: fingerprint.DIGITS]),
+        transform=transform,
+        side=_side(feed.shape),
+        pixels=kind == torch.uint8,
+    )
+
+
+def _converted(batch: Tensor, kind: torch.dtype) -> Tensor:
+    """The batch in the type that a network takes; numbers that would be cut are an error."""
+    there = batch.to(kind)
+    if not kind.is_floating_point and not torch.equal(there.to(batch.dtype), batch):
+        raise ValueError(f"it takes {str(kind).removeprefix('torch.')}, and these numbers are not whole or too large")
+    return there
+
+
+def _side(shape: list[Any]) -> int | None:
+    """Pixels a side, of a network whose input is [b, 3, side, side]."""
+    if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
+        return None
+    return shape[2] if isinstance(shape[2], int) and shape[2] > 0 else None
+
+
+READERS: dict[str, Callable[[Path, str], Model]] = {
+    ".onnx": _onnx,
+    ".pt": _script,
+    ".pth": _script,
+    ".ts": _script,
+    ".pt2": _exported,
+}
+_SCRIPT = ("TorchScript", "constants.pkl", "whose code can write files when it is run")
+RUNS_CODE = {
+    ".pt": _SCRIPT,
+    ".pth": _SCRIPT,
+    ".ts": _SCRIPT,
+    ".pt2": ("torch.export", "archive_format", "which torch unpickles in part, and a pickle can run any code"),
+}
+"""What a file is, which member of the archive tells it, and what it can do."""
+
+
+def _unreadable(path: Path, kind: str, cause: str = "") -> ValueError:
+    return ValueError(
+        f"{path} is not a file of {kind} that can be run here{cause}; plain state dicts hold no "
+        "model, so export one with export_onnx or torch.export.save."
+    )
+
+
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """Turn whatever a runtime says of a file it cannot read into one sentence; they share no error."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        raise _unreadable(path, kind, f" ({type(error).__name__})") from None
+
+
+def _careful(path: Path, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """The model, with one sentence for a batch that does not fit; the runtimes share no error."""
+
+    def careful(batch: Tensor) -> Any:
+        try:
+            return run(batch)
+        except Exception as error:
+            raise ValueError(
+                f"{path} cannot take a batch of shape {list(batch.shape)} ({first_cause(error)}); "
+                "look at the shape of the samples."
+            ) from None
+
+    return careful

@@ -1,0 +1,275 @@
+"""`nearfar embed`, `index`, `search` and `export`: from samples to vectors, from vectors to neighbors, to ONNX."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nearfar._utils.checks import check_choice, printable
+from nearfar._utils.console import Terminal, say
+from nearfar._utils.files import plain_target
+from nearfar.cli.commands.shared import Extra, one_only, one_sentence, save_json, waiting
+
+if TYPE_CHECKING:
+    from nearfar.evaluation import Index, Neighbors, Vectors
+
+SHOWN = 10
+"""Queries whose neighbors are printed."""
+NAMED = 3
+"""Classes that are named in one line."""
+JUDGED = 1000
+"""Queries on which an approximate index is measured at most."""
+
+
+Trust = Annotated[
+    bool, typer.Option("--trust-model", help="Read a .pt or .pt2 file, which can run code of whoever wrote it.")
+]
+
+
+def embed(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|MODEL", help="A run folder, or an .onnx, TorchScript .pt or torch.export .pt2 file."
+        ),
+    ],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="glyphs:train, glyphs:test, an .npz with x (y, name), or a folder of images, flat or with a subfolder "
+            "a class.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the vectors go.")],
+    more: Extra = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Side of the images of a folder, in pixels, where the model does not say; else 224."),
+    ] = None,
+    imagenet: Annotated[
+        bool, typer.Option("--imagenet", help="Shift and scale images by ImageNet's mean, where the model does not.")
+    ] = False,
+    thumbnails: Annotated[int, typer.Option(min=0, help="Keep thumbnails of this side; 0 for none.")] = 0,
+    on_corrupt: Annotated[
+        str, typer.Option(help="An image that cannot be read: stop, or skip it and list it at the end.")
+    ] = "stop",
+    trust_model: Trust = False,
+) -> None:
+    """Turn samples into vectors, in order.
+
+    If it is killed, the same command goes on where it stood.
+
+    The network of a run, and one that `nearfar export` wrote, get their samples as in training. Another model gets
+    glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
+    """
+    with one_sentence("embed"):
+        from nearfar.cli.commands.inputs import read_samples
+        from nearfar.cli.commands.networks import load_model
+        from nearfar.evaluation import Vectors
+        from nearfar.evaluation import embed as run
+
+        one_only("DATA", data, more)
+        check_choice("embed", "--on-corrupt", on_corrupt, ("stop", "skip"))
+        plain_target(output)
+        network = load_model(model, trust_model=trust_model)
+        assumed = network.assumed(size, imagenet)
+        with waiting(f"reading {data}"), advised():
+            options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
+            samples = read_samples(data, assumed=assumed, **options)
+        key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
+        parts = output.with_name(f".{output.name}.{key}.parts")
+        with advised():
+            made = run(network.run, samples.ready(network.transform), batch_size=batch_size, resume=parts)
+        x, rows = (made.x, made.y) if isinstance(made, Vectors) else (made, None)
+        pictures = Path(data).is_dir()
+        found = Vectors(x, **samples.fields(rows), fingerprint=network.mark(assumed if pictures else None))
+        found.save(output)
+        clear_parts(output)
+        say(f"{output}: {len(found):,} vectors of width {x.shape[1]}{of_classes(found)}")
+        if pictures and network.transform is None:
+            say(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
+        if rows is not None and len(rows) < len(samples.name or ()):
+            say(left_out(samples.name or (), set(rows.tolist())))
+
+
+@contextmanager
+def advised() -> Iterator[None]:
+    """Advice in terms of the command; images that are skipped are listed at the end and need no warning before."""
+    from nearfar.data.pictures import CorruptImageError, CorruptImageWarning
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CorruptImageWarning)
+            yield
+    except CorruptImageError as error:
+        raise ValueError(str(error).replace('pass on_corrupt="skip"', "pass --on-corrupt skip")) from None
+
+
+def left_out(names: Sequence[str], kept: set[int]) -> str:
+    """The images that could not be read, one a line."""
+    missing = [printable(name) for row, name in enumerate(names) if row not in kept]
+    count = "1 image" if len(missing) == 1 else f"{len(missing):,} images"
+    return "\n".join([f"{count} could not be read and {'was' if len(missing) == 1 else 'were'} left out:", *missing])
+
+
+def of_classes(found: Vectors) -> str:
+    """How many classes, and what the first are called."""
+    if found.y is None:
+        return ", without classes"
+    count, names = len(set(found.y.tolist())), list(found.class_names().values())
+    shown = ", ".join(map(printable, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
+    return f", {count:,} {'class' if count == 1 else 'classes'}{f' ({shown})' if names else ''}"
+
+
+def clear_parts(output: Path) -> None:
+    """Remove the chunks that `embed` kept for this output, of this and of former attempts, and nothing else."""
+    from nearfar.evaluation.embed import clear
+
+    for folder in output.parent.iterdir():
+        key = folder.name.removeprefix(f".{output.name}.").removesuffix(".parts")
+        if folder.name == f".{output.name}.{key}.parts" and re.fullmatch("[0-9a-f]{16}", key) and folder.is_dir():
+            clear(folder)
+
+
+def index(
+    vectors: Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the index goes.")],
+    kind: Annotated[str, typer.Option(help="exact, or ivf or hnsw (approximate, by faiss).")] = "exact",
+    similarity: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
+    cells: Annotated[int | None, typer.Option(min=1, help="ivf: how many cells.")] = None,
+    probes: Annotated[int | None, typer.Option(min=1, help="ivf: how many of them a query looks at.")] = None,
+) -> None:
+    """Make an index of vectors, for `nearfar search`."""
+    with one_sentence("index"):
+        from nearfar.evaluation import Index, Vectors
+
+        plain_target(output)
+        found = Vectors.load(vectors)
+        options: dict[str, Any] = {"similarity": similarity, "kind": kind, "cells": cells, "probes": probes}
+        with waiting(f"indexing {len(found):,} vectors"):
+            made = Index(found, **options)
+            made.save(output)
+        say(f"{output}: {made!r}")
+
+
+def search(
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Made by `nearfar index`.")],
+    queries: Annotated[Path, typer.Argument(metavar="QUERIES", help="A vectors.npz, or a run folder.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many neighbors.")] = 10,
+    json: Annotated[Path | None, typer.Option(help="Write all neighbors to this file.")] = None,
+) -> None:
+    """Find the nearest vectors of an index.
+
+    Of an approximate one it also measures and prints which share of the exact neighbors it finds.
+    """
+    with one_sentence("search"):
+        from nearfar.evaluation import Index, Vectors
+
+        made, asked = Index.load(index), Vectors.load(queries)
+        with waiting(f"searching {len(made):,} vectors for {len(asked):,} queries"):
+            found = made.search(asked, k)
+        show(made, asked, found)
+        if json is not None:
+            save_json(json, records(made, asked, found))
+        if made.kind != "exact":
+            few = asked.x[:JUDGED]
+            with waiting("measuring the recall against exact search"):
+                recall = made.measured_recall(few, k)
+            say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
+
+
+def show(made: Index, asked: Vectors, found: Neighbors) -> None:
+    """The neighbors of the first queries, one row each."""
+    from rich.table import Table
+
+    table = Table(title=f"Nearest of {len(made):,} vectors ({made.similarity})", title_justify="left", show_lines=True)
+    table.add_column("query", overflow="fold")
+    table.add_column("nearest first, with scores", overflow="fold")
+    names = made.names(found)
+    for row in range(min(SHOWN, len(asked))):
+        scores = found.scores[row].tolist()
+        line = ", ".join(f"{name} ({score:.3f})" for name, score in zip(names[row], scores, strict=True))
+        table.add_row(str(row) if asked.name is None else asked.name[row], line)
+    console = Terminal()
+    console.print(table)
+    if len(asked) > SHOWN:
+        console.print(f"... and {len(asked) - SHOWN:,} more queries; --json FILE keeps them all.")
+
+
+def records(made: Index, asked: Vectors, found: Neighbors) -> list[dict[str, Any]]:
+    """Query by query: its name and its neighbors' names, rows and scores; what an index did not find is left out."""
+    every = []
+    rows = zip(made.names(found), found.places.tolist(), found.scores.tolist(), strict=True)
+    for query, (names, places, scores) in enumerate(rows):
+        near = [
+            {"name": name, "row": place, "score": score}
+            for name, place, score in zip(names, places, scores, strict=True)
+            if place >= 0
+        ]
+        every.append({"query": str(query) if asked.name is None else asked.name[query], "neighbors": near})
+    return every
+
+
+def export(
+    model: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a torch.export .pt2 file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .onnx file to write.")],
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one sample, such as 3,224,224, where the model holds no example.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference allowed, as a share of the largest entry.")
+    ] = 1e-4,
+    seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
+    trust_model: Trust = False,
+) -> None:
+    """Write a model as ONNX, once onnxruntime has given the same vectors on fresh random batches.
+
+    The batch dimension is left free. If the vectors differ, no file is written.
+
+    Of a run the mean and deviation go into the graph, which takes photographs as uint8 in 0..255; size and crop go into
+    the metadata, where `nearfar embed` finds them.
+    """
+    with one_sentence("export"):
+        import torch
+
+        from nearfar.cli.commands.networks import load_model
+        from nearfar.evaluation import export_onnx
+
+        plain_target(output)
+        network = load_model(model, trust_model=trust_model)
+        if network.module is None:
+            raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
+        example = network.example if shape is None else torch.randn(2, *sides(shape))
+        if example is None:
+            raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
+        with waiting("exporting and comparing"):
+            options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
+            written = export_onnx(network.module, example, output, **options)
+        say(str(written))
+
+
+def sides(shape: str) -> list[int]:
+    """The whole numbers of "3,224,224".
+
+    >>> sides("3,224,224")
+    [3, 224, 224]
+    """
+    words = shape.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise ValueError(f"--shape must be whole numbers from 1 on, such as 3,224,224, but came as {shape!r}.")
+    return [int(word) for word in words]
+
+
+def register(app: typer.Typer) -> None:
+    """Add embed, index, search and export to the app."""
+    for command in (embed, index, search, export):
+        app.command()(command)

@@ -1,0 +1,74 @@
+"""What commands share: errors of one sentence, a sign of life during long work, files read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nearfar._utils.console import Terminal, visible
+
+if TYPE_CHECKING:
+    from nearfar.evaluation import Vectors
+
+Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
+"""Words after the last argument, taken so that a command can say what it does with one of them."""
+
+
+def one_only(what: str, first: object, more: list[str] | None) -> None:
+    """Refuse a second folder or file where a command takes one."""
+    if more:
+        raise ValueError(f"one {what} is taken, but {' and '.join([str(first), *more])} came; run it once for each.")
+
+
+@contextmanager
+def one_sentence(command: str) -> Iterator[None]:
+    """Turn what users can bring about into one line on the error stream and exit code 1."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
+        raise SystemExit(_said(command, reason)) from None
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise SystemExit(_said(command, str(error) or type(error).__name__)) from None
+
+
+def _said(command: str, reason: str) -> str:
+    """One line; where the function behind the command has put its own name in front, it is not said twice."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return visible(f"nearfar {command}: {lines[0].removeprefix(f'{command}: ') if lines else 'failed'}")
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on the error stream, if that is a terminal; gives what may be told of the progress."""
+    from rich.text import Text
+
+    console = Terminal(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status(Text(what)) as status:
+        yield lambda text: status.update(Text(f"{what}: {text}"))
+
+
+def labeled(path: Path) -> Vectors:
+    """Vectors that carry classes."""
+    from nearfar.evaluation import Vectors
+
+    found = Vectors.load(path)
+    if found.y is None:
+        raise ValueError(f"{path} holds no y, the classes of its vectors; only labeled vectors can be scored.")
+    return found
+
+
+def save_json(path: Path, record: Any) -> None:
+    """JSON, whole or not at all; NaN is an error."""
+    import json
+
+    from nearfar._utils.files import write_text
+
+    write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")

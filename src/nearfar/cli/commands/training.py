@@ -1,0 +1,179 @@
+"""`nearfar train`, `nearfar config` and `nearfar demo`: from a configuration to a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nearfar._utils.checks import nearest
+from nearfar._utils.console import say
+from nearfar.cli.commands.shared import one_sentence
+
+if TYPE_CHECKING:
+    from nearfar.train import Config
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [--section.key VALUE]...",
+        help="A YAML file such as `nearfar config` prints (without one: the defaults), and keys to change.",
+        show_default=False,
+    ),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--run", help="The folder of the run; a new one under runs/ where none is named.")
+]
+KEYS = {"ignore_unknown_options": True}
+"""Keys come as options that the parser does not know; they reach `words`."""
+
+
+def train(
+    words: Words = None,
+    run: Folder = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on after the run's last checkpoint, or from the start where there is none yet."
+        ),
+    ] = False,
+    protocol: Annotated[
+        str | None, typer.Option(help="validation (choose by held-out classes) or paper (best test score).")
+    ] = None,
+    apply_remedy: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Train that run anew, changed as the doctor says; flags change it further."),
+    ] = None,
+) -> None:
+    """Train a network as a configuration says; any key can be set by a flag, such as --loss.k 160.
+
+    Several processes or machines: torchrun --nproc_per_node N -m -- nearfar train CONFIG.
+    """
+    with one_sentence("train"):
+        from nearfar.train import fit
+
+        config, flags = read_words(words or ())
+        if protocol is not None:
+            flags.append(("training.protocol", protocol))
+        found = fit(_chosen(run, config, flags, resume, apply_remedy), run, resume=resume)
+        say(f"run: {found.folder}")
+
+
+def _chosen(
+    run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]], resume: bool, ill: Path | None
+) -> Config:
+    """The configuration to train: that of a file, of the run to go on with, or of an ill run with its remedy."""
+    from nearfar.train import load
+
+    if ill is not None:
+        if resume or config is not None:
+            what = "--resume" if resume else str(config)
+            raise ValueError(f"--apply-remedy takes the configuration of {ill}, but {what} came; leave one out.")
+        return _cured(ill, flags)
+    return load(_config_to_resume(run, config, flags) if resume else config, flags)
+
+
+def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
+    """The configuration of an ill run, changed by the remedy of its worst finding, and then by flags."""
+    from nearfar.doctor import prescribe
+    from nearfar.train.config import changed
+
+    remedy = prescribe(ill)
+    say(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
+    return changed(remedy.config, flags)
+
+
+def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
+    """A run goes on with its own configuration; what may be changed is in docs/training.md."""
+    from nearfar.train.changes import MAY_CHANGE
+
+    if run is None:
+        raise ValueError("--resume needs the folder of the run; name it with --run.")
+    other = [name for name, _ in flags if name not in MAY_CHANGE]
+    if config is not None or other:
+        what = f"--{other[0]}" if other else str(config)
+        raise ValueError(
+            f"a resumed run keeps its own configuration, but {what} came; what may change: {', '.join(MAY_CHANGE)}."
+        )
+    if not (run / "config.yaml").is_file():
+        raise FileNotFoundError(f"{run} holds no run to resume; train without --resume.")
+    return run / "config.yaml"
+
+
+def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]]:
+    """The configuration's file, if one is named, and ("loss.k", "160") from --loss.k 160 or --loss.k=160."""
+    config: Path | None = None
+    found, rest = [], list(words)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if config is None and not name.startswith("-"):
+            config = Path(name + equals + value)
+            continue
+        if not name.startswith("--") or "." not in name:
+            own = ["--run", "--resume", "--protocol", "--apply-remedy", "--help"]
+            raise ValueError(f"there is no option {name}; {nearest(name, own)} Keys are set by --section.key value.")
+        if not equals:
+            if not rest:
+                raise ValueError(f"{name} has no value; write {name} VALUE.")
+            value = rest.pop(0)
+        found.append((name.removeprefix("--"), value))
+    return config, found
+
+
+def config(words: Words = None) -> None:
+    """Print a full configuration with comments: the defaults, or a file with its gaps filled; flags change it."""
+    with one_sentence("config"):
+        from nearfar.train import load, to_yaml
+        from nearfar.train.parts import check
+
+        chosen = load(*read_words(words or ()))
+        check(chosen)
+        say(to_yaml(chosen), end="")
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("nearfar-demo"),
+    steps: Annotated[int | None, typer.Option(help="How many batches; fewer are faster and worse.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, batches and augmentation.", min=0)] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the files of a run that the folder holds; others stay.")
+    ] = False,
+) -> None:
+    """Learn to retrieve characters of scripts never seen, from data drawn on the spot, and write a page about it."""
+    with one_sentence("demo"):
+        from nearfar.cli.demo import run
+
+        run(folder, steps=steps, seed=seed, overwrite=overwrite)
+
+
+def recommend(
+    name: Annotated[str, typer.Argument(metavar="DATA", help="A data set's name, such as folder, manifest or cub.")],
+    path: Annotated[Path | None, typer.Option(help="Where it lies.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples that the network can take at once.", min=4)] = 128,
+    memory: Annotated[float, typer.Option(help="Gigabytes that the loss may use.")] = 8.0,
+) -> None:
+    """Propose loss, sampler and batch for a data set, with reasons and the measured row behind them."""
+    with one_sentence("recommend"):
+        import yaml
+
+        from nearfar.cli.recommend import recommend as propose
+        from nearfar.data import open_data
+        from nearfar.data.splits import classes_apart
+
+        data = open_data(name, path)
+        apart = classes_apart(data.train, data.test)
+        found = propose(data.train.labels, batch_size=batch_size, memory=memory, test=apart)
+        tree = {"data": {"name": name, "path": None if path is None else str(path)}, **found.config}
+        for reason in found.reasons:
+            say(f"# {reason}")
+        say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(recommend)
+    app.command()(demo)
+    app.command(context_settings=KEYS)(train)
+    app.command(context_settings=KEYS)(config)

@@ -1,0 +1,69 @@
+"""The demonstration: a small network learns to retrieve characters of scripts that it has never seen."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from nearfar import report
+from nearfar._utils.console import Terminal
+from nearfar.data import open_data
+from nearfar.train import Config, Result, baselines, fit, journal, parse
+from nearfar.train.folder import is_run
+
+RECIPE = {
+    "data": {"name": "glyphs", "validation": 0.1},
+    "model": {"name": "small", "embedding_dim": 128, "bn_neck": True},
+    "loss": {"name": "DroTopK", "k": 160, "pair": {"name": "Logistic"}},
+    "batches": {"name": "MPerClass", "classes": 32, "samples": 4},
+    "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 1e-4, "warmup": 50},
+    "training": {"steps": 2300, "evaluate_every": 1150, "checkpoint_every": 1150, "tensorboard": False},
+}
+
+
+def recipe(*, steps: int | None = None, seed: int = 0) -> Config:
+    """The demo's configuration; `configs/glyphs.yaml` is the same."""
+    config = parse(RECIPE)
+    return replace(config, training=replace(config.training, seed=seed, steps=steps or config.training.steps))
+
+
+def run(
+    folder: Path, *, steps: int | None = None, seed: int = 0, overwrite: bool = False, console: Console | None = None
+) -> Result:
+    """Draw the data, train, test on unseen scripts, write the page; the last lines say R@1 before and after.
+
+    With `overwrite` the files of a run that the folder holds are replaced; files that no run wrote always stay.
+    """
+    console = console or Terminal()
+    config = recipe(steps=steps, seed=seed)
+    _check(folder, overwrite=overwrite)
+    begun = time.monotonic()
+    data = open_data("glyphs")
+    console.print(
+        f"glyphs: {len(data.train):,} pictures of {len(data.train.classes):,} Latin letters, digits and signs to learn "
+        f"from; {len(data.test):,} of {len(data.test.classes)} Greek, Cyrillic, Armenian and Georgian ones to find",
+        highlight=False,
+    )
+    result = fit(config, folder, data=data, overwrite=overwrite, console=console)
+    if result.test is None:
+        return result
+    page = folder / "report.html"
+    report.write(page, folder, watch=lambda words: console.print(words, highlight=False))
+    spent = time.monotonic() - begun
+    console.print(f"run: {folder}\npage: {page}\n{spent:.0f} s in all", highlight=False)
+    before = baselines.kept(journal.read(folder / "journal.jsonl")) or {}
+    console.print(f"R@1 before: {100 * before['untrained']:.1f}", highlight=False)
+    console.print(f"R@1 after: {100 * result.test.recall[1]:.1f}", highlight=False)
+    return result
+
+
+def _check(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that holds something else, or a run that nobody asked to replace, before any work is done."""
+    if is_run(folder):
+        if not overwrite:
+            raise FileExistsError(f"{folder} already holds a run; --overwrite replaces it, or choose another --folder.")
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there and holds no demo; choose another --folder.")

@@ -1,0 +1,97 @@
+"""The command line: every `nearfar` command; most live in `nearfar.cli.commands`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from nearfar._utils.console import Terminal, guard_streams, say
+from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training
+from nearfar.cli.commands.shared import one_sentence
+
+app = typer.Typer(
+    help="Deep metric learning: positive things near, negative things far.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps the commands named, however few there are."""
+
+
+@app.command()
+def losses() -> None:
+    """List every loss: what it is made of, and its defaults."""
+    from nearfar import losses as package
+
+    table = Table(title="nearfar.losses", show_lines=True)
+    for column in ("loss", "value", "algebra", "defaults"):
+        table.add_column(column, overflow="fold")
+    for name in sorted(package.__all__):
+        value, algebra, defaults = describe(getattr(package, name))
+        table.add_row(name, value, algebra, defaults)
+    Terminal().print(table)
+
+
+def describe(loss: type) -> tuple[str, str, str]:
+    """The equation, the algebra and the defaults of a loss, read from its docstring and signature."""
+    paragraphs = inspect.getdoc(loss).split("\n\n")  # type: ignore[union-attr]
+    algebra = next(text for text in paragraphs if text.startswith("Algebra:"))
+    common = ("pair", "similarity", "miner", "engine")
+    defaults = [
+        parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
+        for parameter in inspect.signature(loss).parameters.values()
+        if parameter.name not in common
+    ]
+    one_line = " ".join(algebra.removeprefix("Algebra:").split())
+    return " ".join(paragraphs[0].split()), one_line, ", ".join(defaults)
+
+
+@app.command()
+def report(
+    source: Annotated[Path, typer.Argument(help="A vectors.npz (x, y, and name or images), or a run folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    images: Annotated[Path | None, typer.Option(help="Folder that holds the pictures called `name`.")] = None,
+    outside: Annotated[bool, typer.Option("--outside", help="Let names lead out of the folder --images.")] = False,
+    queries: Annotated[int, typer.Option(help="How many queries the gallery shows.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn at random.")] = 0,
+) -> None:
+    """Write one self-contained page about a space: scores, gallery, map, confusion."""
+    from nearfar import report as package
+
+    with one_sentence("report"):
+        shown = images or pictures_of(source)
+        package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=say)
+        say(f"page: {output}")
+
+
+def pictures_of(source: Path) -> Mapping[str, Any] | None:
+    """The photographs of a run's test samples by name, where the run's data lie in files that are still there."""
+    if not (source / "config.yaml").is_file():
+        return None
+    from nearfar.data import ByName, Tensors
+    from nearfar.train.run import samples_of_test
+
+    samples = samples_of_test(source)
+    return None if samples is None or isinstance(samples, Tensors) else ByName(samples)
+
+
+evaluation.register(app)
+training.register(app)
+diagnosis.register(app)
+reproduction.register(app)
+bench.register(app)
+
+
+def main() -> None:
+    """Entry point of the `nearfar` command."""
+    guard_streams()
+    app()

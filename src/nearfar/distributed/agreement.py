@@ -1,0 +1,231 @@
+"""`agree`: before ranks exchange rows they compare what they are about to do, in one small message of fixed size.
+
+A rank that brings another loss, another type or nothing usable would make the others compute something else, or abort
+inside a collective whose sizes differ. Here all ranks hear of it first, and all stop with the same sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._utils.process_group import Group
+from nearfar.losses.loss import Call
+from nearfar.relations.relation import Relation
+
+EVERY = 100
+"""Settings and the values of parameters are compared at the first of so many calls; the kind of a call at each."""
+TOLERANCE = 1e-3
+"""How far apart values may lie, as a share of the parameters' length: roundings differ less, seeds more."""
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+@dataclass
+class Looks:
+    """What a loss was like when it was last looked at: its settings and, in three numbers, what its parameters hold."""
+
+    calls: int = 0
+    taken: int = -1
+    settings: int = 0
+    values: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def look(self, loss: nn.Module) -> None:
+        """Count a call; look anew where it is time."""
+        if self.calls % EVERY == 0:
+            self.taken, self.settings, self.values = self.calls, _digest(_loss_lines(loss)), sketch(loss)
+        self.calls += 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many rows and reference rows every rank brought."""
+
+    rows: list[int]
+    cols: list[int]
+
+
+def agree(ranks: Group, loss: nn.Module, call: Call, looks: Looks, problem: Exception | None) -> Sizes:
+    """The sizes of all ranks, after they were heard to make the same call of the same loss.
+
+    Args:
+        ranks: who takes part.
+        loss: the `Distributed` that is called, with all its parts.
+        call: this rank's call.
+        looks: what is known of the loss.
+        problem: what is wrong with this rank's call, or None.
+
+    Raises:
+        ValueError: ranks differ, or another rank's call is wrong; this rank's own problem is raised as it is.
+    """
+    looks.look(loss)
+    mine = [] if problem is not None else [*_call_lines(call), *_step_lines(loss)]
+    counts = (0, 0) if problem is not None else (len(call.embeddings), len(call.reference))
+    told = torch.tensor([int(problem is not None), *counts, _digest(mine), looks.taken, looks.settings])
+    told = torch.cat([told, torch.tensor(looks.values, dtype=torch.float64).view(torch.int64)])
+    heard = ranks.gather(told.to(ranks.wire)).cpu()
+    if _all_well(heard):
+        return Sizes(heard[:, 1].tolist(), heard[:, 2].tolist())
+    words = None if problem is None else str(problem)
+    everyone = ranks.objects((words, mine + _loss_lines(loss) + _value_lines(loss)))
+    raise problem or ValueError(_difference(everyone))
+
+
+def _all_well(heard: Tensor) -> bool:
+    """Whether no rank has a problem and all agree; every rank comes to the same answer."""
+    wrong, kind, taken, settings = heard[:, 0], heard[:, 3], heard[:, 4], heard[:, 5]
+    if bool((wrong != 0).any() | (kind != kind[0]).any() | ((settings != settings[0]) & (taken == taken[0])).any()):
+        return False
+    values = heard[:, 6:].contiguous().view(torch.float64)[taken == taken[0]].tolist()
+    return all(_near(other, values[0]) for other in values[1:])
+
+
+def _near(a: list[float], b: list[float]) -> bool:
+    """Whether two sketches could be of the same parameters; what is not finite shows elsewhere."""
+    if not all(map(math.isfinite, (*a, *b))):
+        return True
+    return all(abs(x - y) <= TOLERANCE * max(a[0], b[0]) for x, y in zip(a, b, strict=True))
+
+
+def sketch(loss: nn.Module) -> tuple[float, float, float]:
+    """Length of all parameters, and two sums of them with fixed weights: equal where the parameters are."""
+    found = [_sums(x, place) for place, x in enumerate(loss.parameters())]
+    if not found:
+        return (0.0, 0.0, 0.0)
+    total = torch.stack(found).double().sum(dim=0).tolist()
+    return (math.sqrt(total[0]), total[1], total[2])
+
+
+@torch.no_grad()
+def _sums(x: Tensor, place: int) -> Tensor:
+    """Σ x², uᵀXv with cosines and with sines, for X [rows, rest]."""
+    x = x.detach().reshape(len(x) if x.ndim else 1, -1)
+    x = x if x.dtype == torch.float64 else x.float()
+    down, along = (torch.arange(1, n + 1, device=x.device, dtype=x.dtype) for n in x.shape)
+    down, along = 1.1 * down + place, 0.7 * along
+    return torch.stack(
+        [torch.linalg.vector_norm(x).square(), down.cos() @ (x @ along.cos()), down.sin() @ (x @ along.sin())]
+    )
+
+
+def _digest(lines: list[str]) -> int:
+    """63 bits of all lines."""
+    return int.from_bytes(hashlib.blake2b("\n".join(lines).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
+    """Which rank differs in what: the same sentence on every rank."""
+    for rank, (problem, _) in enumerate(everyone):
+        if problem is not None:
+            return f"Distributed: rank {rank} brought what its loss cannot take, which stops all of them: {problem}"
+    first = everyone[0][1]
+    for rank, (_, other) in enumerate(everyone):
+        apart = ((a, b) for a, b in zip(first, other, strict=False) if a != b)
+        for ours, theirs in apart:
+            return (
+                f"Distributed: ranks must call one loss positive, but rank 0 and rank {rank} differ: {ours} on rank 0, "
+                f"{theirs} on rank {rank}; make them the same on every rank."
+            )
+    return (
+        "Distributed: ranks must call one loss positive, but differ; make the loss and its call the same on every rank."
+    )
+
+
+def _step_lines(loss: nn.Module) -> list[str]:
+    """Numbers that a part wants to be the same at every call, such as the place in a ring."""
+    named = ((name, getattr(part, "_in_step", None)) for name, part in loss.named_modules())
+    return [f"{name} after {told}" for name, told in named if told is not None]
+
+
+def _loss_lines(loss: nn.Module) -> list[str]:
+    return list(_parts("Distributed", loss, 0))
+
+
+def _value_lines(loss: nn.Module) -> list[str]:
+    """What each parameter holds, roughly."""
+    numbers = ((name, _sums(x, 0).tolist()) for name, x in loss.named_parameters())
+    return [f"{name} with values of length {math.sqrt(x[0]):.3g} (sum {x[1]:.3g})" for name, x in numbers]
+
+
+def _call_lines(call: Call) -> list[str]:
+    """The kind of a call: all that must be the same, and nothing of its values or number of rows."""
+    x, y = call.embeddings, call.labels
+    told = [
+        f"embeddings of width {x.shape[1]}",
+        f"embeddings of type {x.dtype}",
+        f"embeddings on {x.device.type}",
+        f"embeddings with{_gradient(x)} a gradient",
+        f"reference rows {_kind(call.ref_emb)}",
+        f"labels as {type(y).__name__ if isinstance(y, Relation) else _kind(y)}",
+        *(f"{name} as {_kind(getattr(call, name))}" for name in ("ref_labels", "ids", "ref_ids")),
+    ]
+    if call.ref_emb is not None:
+        told.append(f"reference rows with{_gradient(call.ref_emb)} a gradient")
+    if isinstance(y, Relation):
+        told += [f"a relation with {line}" for line in _relation_lines(y)]
+    return told
+
+
+def _gradient(x: Tensor) -> str:
+    return "" if x.requires_grad and torch.is_grad_enabled() else "out"
+
+
+def _relation_lines(relation: Relation) -> Iterator[str]:
+    """What a relation was given, besides a number of rows and a width that one rank knew."""
+    given = relation._given
+    told = {**vars(relation), **{field.name: getattr(given, field.name) for field in fields(given)}}
+    for name in ("shape", "device", "orders", "width", "_width", "_given", "_projection"):
+        del told[name]
+    for name, x in told.items():
+        if name.startswith("_") and (name[1:] in told or not isinstance(x, (*PLAIN, Tensor))):
+            continue
+        yield from _parts(name, x, 0)
+
+
+def _kind(x: Tensor | None) -> str:
+    """The type of a tensor and the shape of one row; whole numbers are widened before they are exchanged."""
+    if x is None:
+        return "none"
+    floating = x.is_floating_point() or x.dtype == torch.bool
+    return f"{x.dtype if floating else 'integers'}{list(x.shape[1:]) or ''}"
+
+
+def _parts(name: str, x: Any, depth: int) -> Iterator[str]:
+    """Lines that say what `x` is: its class, its settings, the shapes of what it learns, and so its parts.
+
+    Attributes that begin with an underscore are a part's own affair.
+    """
+    if isinstance(x, PLAIN):
+        yield f"{name} = {x!r}"
+    elif isinstance(x, Tensor):
+        yield f"{name} as {_kind(x)}"
+    elif isinstance(x, Mapping):
+        for key in x:
+            yield from _parts(f"{name}[{key!r}]", x[key], depth + 1)
+    elif isinstance(x, list | tuple):
+        for place, each in enumerate(x):
+            yield from _parts(f"{name}[{place}]", each, depth + 1)
+    else:
+        yield f"{name} is {getattr(x, '__qualname__', type(x).__qualname__)}"
+        if depth < 8 and not isinstance(x, type):
+            for key, value in _settings(x):
+                yield from _parts(f"{name}.{key}", value, depth + 1)
+
+
+def _settings(x: Any) -> list[tuple[str, Any]]:
+    """What an object was made with: plain settings first, then what it learns, then its parts, by name."""
+    told = {key: value for key, value in getattr(x, "__dict__", {}).items() if not key.startswith("_")}
+    if is_dataclass(x):
+        told |= {field.name: getattr(x, field.name) for field in fields(x) if not field.name.startswith("_")}
+    if isinstance(x, nn.Module):
+        told |= x._modules | {key: _shape(value) for key, value in (x._parameters | x._buffers).items()}
+    return sorted(told.items(), key=lambda item: (not isinstance(item[1], PLAIN), item[0]))
+
+
+def _shape(x: Tensor | None) -> str | None:
+    return None if x is None else f"{'learnt ' if x.requires_grad else ''}{x.dtype} {list(x.shape)}"

@@ -1,0 +1,20 @@
+"""Which pairs share one set of weights: the batch, one sign, one anchor, one positive, or one triplet."""
+
+from nearfar.groups.groupings import Anchor, AnchorSign, Balanced, Batch, Grouping, Problem, Product, Sign
+from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets
+
+__all__ = [
+    "Anchor",
+    "AnchorSign",
+    "AngularScore",
+    "Balanced",
+    "Batch",
+    "Grouping",
+    "Positive",
+    "Problem",
+    "Product",
+    "Rule",
+    "SemiHardBand",
+    "Sign",
+    "Triplets",
+]

@@ -1,0 +1,313 @@
+"""`RobustLoss`: the product of pair loss x uncertainty set x groups x link, as a PyTorch module.
+
+    F = max over p in U of  Σ p_ij l_ij  (- penalty),   per group, joined by a link and reduced
+
+Named losses (nearfar.losses) are one-line recipes of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.checks import Deferred, DegenerateBatchWarning, check_choice
+from nearfar._utils.process_group import ALONE
+from nearfar._utils.shortcuts import check_part
+from nearfar.engines import Tiling, check_tiled, dense_pairs, dense_value, tiled_value, untiled, worth_tiling
+from nearfar.groups.groupings import Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Sign
+from nearfar.groups.triplets import Positive, Triplets
+from nearfar.links import REDUCTIONS, Add, Link, Reduction
+from nearfar.losses.explanation import Explanation, explain, unexplained
+from nearfar.losses.loss import Call, Loss
+from nearfar.miners import Miner
+from nearfar.pairs import PairLoss
+from nearfar.relations.relation import Relation
+from nearfar.relations.representatives import Anchors
+from nearfar.sets.base import UncertaintySet
+from nearfar.similarity import Cosine, Similarity, called
+
+GROUPS: dict[str, Grouping] = {
+    "batch": Batch(),
+    "sign": Sign(),
+    "balanced": Balanced(),
+    "anchor": Anchor(),
+    "anchor_sign": AnchorSign(),
+    "positive": Positive(),
+    "triplets": Triplets(),
+}
+ENGINES = ("auto", "dense", "tiled", "fused")
+Engine = Literal["auto", "dense", "tiled", "fused"]
+
+
+class RobustLoss(Loss):
+    """A loss that is a worst case over pair weights.
+
+    Args:
+        pair: the pair loss l(s, sign), or two of them (positive, negative).
+        over: the uncertainty set, or two of them (positive, negative).
+        groups: which pairs share one p: "batch", "sign", "balanced", "anchor", "anchor_sign", "positive", "triplets",
+            or a `Grouping`.
+        link: how the two values of an anchor join, for "anchor_sign"; `Add` where none is given.
+        miner: a miner (nearfar.miners), or None for all pairs.
+        reduction: over anchors: "mean", "sum", "nonzero" (mean over those above zero) or "none" (one value an anchor).
+        similarity: scores between rows; `Cosine` where none is given.
+        members: the wide side of an anchor: its "negative" pairs, or "all" of them (softmax denominators).
+        engine: "dense": all scores at once; "tiled": the same numbers in strips of rows, for large batches; "auto": the
+            faster of the two (docs/scale.md). "fused" is not built yet.
+
+    Example:
+        >>> import nearfar as nf
+        >>> loss = nf.RobustLoss(pair=nf.pairs.Hinge(), over=nf.sets.TopK(2), groups="batch")
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+        >>> loss(embeddings, torch.tensor([0, 0, 1, 1]))
+        tensor(0.6000)
+    """
+
+    pair_positive: PairLoss
+    pair_negative: PairLoss
+    anchors: Anchors = "representatives"
+    """Whose rows are anchors under a relation with representatives."""
+    among_representatives: bool = False
+    """Negative pairs of two representatives count, even where the relation leaves them out."""
+    listed_once: bool = False
+    """A pair that an index tuple lists several times, as triplets do, counts once."""
+    tile: int | None = None
+    """Rows in a strip of the tiled engine; None for a height that suits the processor's cache."""
+
+    def __init__(
+        self,
+        *,
+        pair: PairLoss | tuple[PairLoss, PairLoss],
+        over: UncertaintySet | tuple[UncertaintySet, UncertaintySet],
+        groups: str | Grouping = "batch",
+        link: Link | None = None,
+        miner: Miner | None = None,
+        reduction: Reduction = "mean",
+        similarity: Similarity | None = None,
+        members: Literal["negative", "all"] = "negative",
+        engine: Engine = "auto",
+    ) -> None:
+        super().__init__()
+        owner = self.owner
+        check_choice(owner, "reduction", reduction, REDUCTIONS)
+        check_choice(owner, "members", members, ("negative", "all"))
+        check_engine(owner, engine)
+        if isinstance(groups, str):
+            check_choice(owner, "groups", groups, GROUPS)
+            groups = GROUPS[groups]
+        check_part(owner, "groups", groups, Grouping, '"batch" or nf.groups.Batch()')
+        if reduction != "mean" and not groups.per_anchor:
+            raise ValueError(
+                f"{owner}: reduction={reduction!r} needs one group per anchor, but groups are "
+                f'{type(groups).__name__}, whose value is one number; use zero="drop" on the set to leave zeros out.'
+            )
+        self.pair_positive, negative = _two(owner, "pair", pair, PairLoss, "nf.pairs.Hinge()")
+        if negative is self.pair_positive:  # a module registered twice would have its parameters twice in `state_dict`
+            object.__setattr__(self, "pair_negative", negative)
+        else:
+            self.pair_negative = negative
+        self.over_positive, self.over_negative = _two(owner, "over", over, UncertaintySet, "nf.sets.KL(0.1)")
+        self._check_options(link, miner, similarity)
+        groups.check(self.over_positive, self.over_negative)
+        self.groups = groups
+        self.link = link if link is not None else Add()
+        self.miner = miner
+        self.reduction: Reduction = reduction
+        self.similarity = similarity if similarity is not None else Cosine()
+        self.members = members
+        self.engine = engine
+        if engine == "tiled":
+            check_tiled(owner, self.product)
+        self._warned = False
+        self._deferred = Deferred()
+
+    def _check_options(self, link: object, miner: object, similarity: object) -> None:
+        options = (
+            ("link", link, Link, "nf.links.Add()"),
+            ("miner", miner, Miner, "nf.miners.Hard()"),
+            ("similarity", similarity, Similarity, "nf.similarity.Cosine()"),
+        )
+        for name, value, kind, such_as in options:
+            if value is not None:
+                check_part(self.owner, name, value, kind, such_as)
+
+    @property
+    def product(self) -> Product:
+        """The factors, as an engine takes them."""
+        return Product(
+            called(self.similarity),
+            self.pair_positive,
+            self.pair_negative,
+            *self._sets(),
+            self.groups,
+            self.link,
+            self.miner,
+            self.reduction,
+            self.members == "all",
+        )
+
+    def _sets(self) -> tuple[UncertaintySet, UncertaintySet]:
+        """The sets of positive and negative pairs as they are now; a loss may change them from step to step."""
+        return self.over_positive, self.over_negative
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether the gradient is that of the value: not where weights are held constant on purpose, or drawn."""
+        return all(
+            x.exact_gradient for x in (self.pair_positive, self.pair_negative, self.over_positive, self.over_negative)
+        )
+
+    def _value(self, call: Call) -> Tensor:
+        relation = self._relation(call)
+        if 0 in call.shape:
+            self._warn(call, relation, None)
+            return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
+        rows, cols = self._prepared(call)
+        if self._tiles(call, relation):
+            twice = self.engine != "tiled" and call.ranks is None
+            tiling = Tiling(self.owner, self.product, relation, self.tile, twice, call.ranks or ALONE)
+            value, had_positive, had_negative = tiled_value(tiling, rows, cols)
+            self._warn(call, relation, Had(had_positive, had_negative))
+            return value
+        # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
+        ranks = call.ranks if self.product.draws else None
+        with nullcontext() if ranks is None else ranks.same_draws(rows.device):
+            pairs = dense_pairs(self.product, rows, cols, relation, call.indices, once=self.listed_once)
+            self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
+            return dense_value(self.product, pairs)
+
+    def _explanation(self, call: Call) -> Explanation:
+        relation = self._relation(call)
+        if 0 in call.shape:
+            self._warn(call, relation, None)
+            return unexplained(_zero(call))
+        rows, cols = self._prepared(call)
+        pairs = dense_pairs(self.product, rows, cols, relation, call.indices, once=self.listed_once)
+        self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
+        return explain(self.product, pairs)
+
+    def _relation(self, call: Call) -> Relation:
+        return call.relation().projected(self.anchors, among=self.among_representatives)
+
+    def _prepared(self, call: Call) -> tuple[Tensor, Tensor]:
+        dtype, similarity = _work_type(call), called(self.similarity)
+        return similarity.prepared(call.embeddings.to(dtype), None if call.ref_emb is None else call.ref_emb.to(dtype))
+
+    def _tiles(self, call: Call, relation: Relation) -> bool:
+        """Whether this call goes to the tiled engine."""
+        if self.engine == "tiled":
+            if call.indices is not None:
+                raise ValueError(
+                    f'{self.owner}: an index tuple is a matrix of weights to engine="tiled", which makes none; '
+                    'use engine="dense", or a miner.'
+                )
+            return dealt(call, self.product)
+        if self.engine != "auto" or call.indices is not None or torch.compiler.is_compiling():
+            return False
+        if not worth_tiling(self.product, relation, call.ranks or ALONE) or not dealt(call, self.product):
+            return False
+        return untiled(self.product) is None
+
+    def _warn(self, call: Call, relation: Relation, had: Had | None) -> None:
+        """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
+        if self._warned or call.indices is not None or torch.compiler.is_compiling():
+            return
+        if had is None:
+            self._say("it is empty")
+            return
+        teaches = self._teaching(had).any()
+        if relation.device.type == "cuda":
+            if self._deferred.take():
+                self._say("an earlier batch had no pair to learn from")
+            self._deferred.note(1 - teaches.to(torch.int64))
+        elif relation.device.type == "cpu" and not bool(teaches):
+            self._say(_reason(had))
+
+    def _teaching(self, had: Had) -> Tensor:
+        """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""
+        linked = isinstance(self.groups, AnchorSign) and self.link.both
+        if linked or self.groups.needs == "both" or (self.miner is not None and self.miner.both):
+            return had.had_positive & had.had_negative
+        return had.had_positive if self.groups.needs == "positive" else had.anchors
+
+    def _say(self, reason: str) -> None:
+        self._warned = True
+        warnings.warn(
+            f"{self.owner}: this batch has nothing to learn from, because {reason}; its pairs cost 0. "
+            "Draw several samples of several classes into each batch.",
+            DegenerateBatchWarning,
+            stacklevel=4,
+        )
+
+    def extra_repr(self) -> str:  # noqa: D102
+        over: Any = (
+            self.over_positive if self.over_positive is self.over_negative else (self.over_positive, self.over_negative)
+        )
+        return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
+
+
+@dataclass(frozen=True, eq=False)
+class Had:
+    """Which rows [n] had a positive and a negative pair before any mining."""
+
+    had_positive: Tensor
+    had_negative: Tensor
+
+    @property
+    def anchors(self) -> Tensor:
+        """Rows with any valid pair."""
+        return self.had_positive | self.had_negative
+
+
+def _reason(had: Had) -> str:
+    if not bool(had.anchors.any()):
+        return "no two of its rows form a valid pair (a single row, or all are ignored)"
+    if not bool(had.had_positive.any()):
+        return "no two of its rows are positives of each other (every class is a singleton)"
+    if not bool(had.had_negative.any()):
+        return "all of its rows are positives of each other (there is one class only)"
+    return "no anchor has both a positive and a negative pair"
+
+
+def _two(owner: str, name: str, value: Any, kind: type[Any], such_as: str) -> tuple[Any, Any]:
+    """The part for positive and that for negative pairs: two that came, or one for both."""
+    if isinstance(value, tuple | list):
+        if len(value) != 2:
+            raise ValueError(
+                f"{owner}: {name} may be two, one for positive and one for negative pairs, but {len(value)} came."
+            )
+        for place, part in zip(("positive", "negative"), value, strict=True):
+            check_part(owner, f"{name} for {place} pairs", part, kind, such_as)
+        return value[0], value[1]
+    check_part(owner, name, value, kind, such_as)
+    return value, value
+
+
+def check_engine(owner: str, engine: str) -> None:
+    """Demand the name of an engine that is built."""
+    check_choice(owner, "engine", engine, ENGINES)
+    if engine == "fused":
+        raise ValueError(
+            f'{owner}: engine={engine!r} is not built yet; use "dense", or "auto" to move to it by itself.'
+        )
+
+
+def dealt(call: Call, product: Product) -> bool:
+    """Whether strips can be dealt out: each rank gets some, and no draw depends on who sweeps which."""
+    return call.ranks is None or (not product.draws and len(call.embeddings) >= call.ranks.world)
+
+
+def _work_type(call: Call) -> torch.dtype:
+    """The wider type of rows and references, and never less than float32: half precision loses the sums."""
+    wide = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
+    return torch.promote_types(wide, torch.float32)
+
+
+def _zero(call: Call) -> Tensor:
+    """A zero that keeps the graph of a batch without rows."""
+    return (call.embeddings.sum() * 0 + call.reference.sum() * 0).to(_work_type(call))

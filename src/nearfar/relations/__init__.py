@@ -1,0 +1,6 @@
+"""Which pairs are positive and which negative: `Relation`, its options, representatives, and index tuples."""
+
+from nearfar.relations.relation import Relation
+from nearfar.relations.tile import Tile
+
+__all__ = ["Relation", "Tile"]

@@ -1,0 +1,94 @@
+"""What every relation may be told besides who is a positive: which sample a row is, what it counts, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.checks import readable
+from nearfar.relations.representatives import Join, RepresentativeMask
+
+
+@dataclass(frozen=True, eq=False)
+class RelationOptions:
+    """What every constructor of a relation also takes; see `Relation.from_labels`."""
+
+    ids: Tensor | None = None
+    ref_ids: Tensor | None = None
+    weights: Tensor | None = None
+    ref_weights: Tensor | None = None
+    width: int | None = None
+    projection: RepresentativeMask | None = None
+    reference_starts_with_batch: bool = False
+
+    def gathered(self, rows: Join, cols: Join, square: bool) -> RelationOptions:
+        """The same of the rows and columns of all ranks; a width that one rank knew is not kept."""
+        if self.weights is not None and self.weights.ndim == 2:
+            raise ValueError(
+                "Distributed: pair weights [n, m] say nothing of pairs across ranks; give sample weights [n] instead."
+            )
+        if self.reference_starts_with_batch:
+            raise ValueError(
+                "Distributed: a memory goes inside, not around: write Distributed(CrossBatchMemory(loss, ...))."
+            )
+        return RelationOptions(
+            None if self.ids is None else rows(self.ids),
+            None if self.ref_ids is None else cols(self.ref_ids),
+            None if self.weights is None else rows(self.weights),
+            None if self.ref_weights is None or square else cols(self.ref_weights),
+            projection=None if self.projection is None else self.projection.gathered(rows, cols),
+        )
+
+
+def check_ids(
+    shape: tuple[int, int], square: bool, ids: Tensor | None, ref_ids: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Demand an id of each row and column, or of none."""
+    if square and ref_ids is not None:
+        raise ValueError(
+            "Relation: ref_ids came without a reference; pass ref_labels (or ref_emb) too, or leave it out."
+        )
+    if square:
+        return None, None  # position already says which row is which
+    if (ids is None) != (ref_ids is None):
+        raise ValueError("Relation: ids and ref_ids belong together, but only one of them came; pass both or neither.")
+    if ids is not None and ref_ids is not None and (len(ids), len(ref_ids)) != shape:
+        raise ValueError(
+            f"Relation: ids and ref_ids must have {shape[0]} and {shape[1]} entries, "
+            f"but came with {len(ids)} and {len(ref_ids)}."
+        )
+    return ids, ref_ids
+
+
+def check_weights(
+    shape: tuple[int, int], square: bool, weights: Tensor | None, ref_weights: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Demand weights of samples or pairs that are finite and not negative."""
+    if weights is None:
+        if ref_weights is not None:
+            raise ValueError("Relation: ref_weights came without weights; pass both, or neither.")
+        return None, None
+    if ref_weights is not None and (square or weights.ndim == 2):
+        raise ValueError("Relation: ref_weights go with sample weights [n] and a reference; leave them out here.")
+    if weights.ndim == 1 and square:
+        ref_weights = weights
+    sizes = tuple(weights.shape) if weights.ndim == 2 or ref_weights is None else (len(weights), len(ref_weights))
+    floating = weights.is_floating_point() and (ref_weights is None or ref_weights.is_floating_point())
+    if sizes != shape or not floating:
+        raise ValueError(
+            f"Relation: weights must be floating, of shape {list(shape)} for pairs or [{shape[0]}] for samples "
+            f"(with ref_weights [{shape[1]}]), but came as {weights.dtype} {list(weights.shape)}."
+        )
+    for given in (weights, ref_weights):
+        if given is not None and readable(given) and bool((given < 0).any() | ~torch.isfinite(given).all()):
+            raise ValueError("Relation: weights must be finite and not negative; a pair without weight is absent.")
+    return weights, ref_weights
+
+
+def count_orders(ids: Tensor | None, ref_ids: Tensor | None) -> int | Tensor:
+    """2 where the reference holds exactly the query samples, told on the device so that nothing is read."""
+    if ids is None or ref_ids is None or len(ids) != len(ref_ids):
+        return 1
+    return 1 + (ids.sort().values == ref_ids.sort().values).all().to(torch.int64)

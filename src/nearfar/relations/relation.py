@@ -1,0 +1,375 @@
+"""`Relation` says which pairs are positive and which negative: from labels, multi-hot labels, or a given matrix.
+
+A relation is asked tile by tile (rows i0:i1 against columns j0:j1), so that no n x m mask need ever exist. Rows are
+queries; columns are the same samples (no reference given: `square`) or a reference set (a memory, a gallery, other
+ranks). A sample is never paired with itself: told by position when square, by equal ids with a reference, and never
+by whether two tensors are the same object.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.checks import INTEGERS, check_tensor, check_whole, readable
+from nearfar.relations.options import RelationOptions, check_ids, check_weights, count_orders
+from nearfar.relations.representatives import Anchors, Join, check_projection
+from nearfar.relations.tile import Tile
+
+EVERYTHING = slice(None)
+
+
+class Relation(ABC):
+    """Positive, negative or no matter, for n query rows against m reference rows.
+
+    Make one with `from_labels`, `from_multilabel` or `from_matrix`, and pass it wherever labels are taken.
+
+    Attributes:
+        shape: (n, m).
+        square: no reference was given: columns are the rows themselves.
+        orders: 2 where each unordered pair stands in both orders (square, or a reference that holds exactly the same
+            samples by id), else 1 (also with representatives); a number or a 0-dim tensor.
+        anchors: with representatives, whose rows are anchors: "representatives" or "others"; else None.
+        reference_starts_with_batch: the first n columns are the rows themselves, told by position, with others behind
+            them (a memory).
+
+    >>> relation = Relation.from_labels(torch.tensor([0, 0, 1]))
+    >>> relation.dense().positive.int()
+    tensor([[0, 1, 0],
+            [1, 0, 0],
+            [0, 0, 0]], dtype=torch.int32)
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        device: torch.device,
+        square: bool,
+        given: RelationOptions,
+    ) -> None:
+        self.shape = shape
+        self.device = device
+        self.square = square
+        if given.width is not None:
+            check_whole("Relation", "width", given.width)
+        self._width = given.width
+        self._ids, self._ref_ids = check_ids(shape, square, given.ids, given.ref_ids)
+        self._weights, self._ref_weights = check_weights(shape, square, given.weights, given.ref_weights)
+        self._projection = given.projection
+        self.reference_starts_with_batch = given.reference_starts_with_batch
+        self._given = given
+        self._among: tuple[Tensor, Tensor] | None = None
+        self.orders: int | Tensor = 2 if square else count_orders(self._ids, self._ref_ids)
+        if given.projection is not None or given.reference_starts_with_batch:
+            self.orders = 1  # a pair stands in the row of its anchor alone; of a memory none stands twice
+
+    @property
+    def anchors(self) -> Anchors | None:
+        """Whose rows are anchors, where there are representatives."""
+        return None if self._projection is None else self._projection.anchors
+
+    @property
+    def weighted(self) -> bool:
+        """Whether some pairs count more than others."""
+        return self._weights is not None
+
+    def projected(self, anchors: Anchors, *, among: bool = False) -> Relation:
+        """The same relation as a loss wants it: see `from_labels`; without representatives nothing changes.
+
+        Args:
+            anchors: "representatives": their rows against the others; "others": the rows of the others against them.
+            among: pairs of representatives of different classes count too, whatever was said before.
+        """
+        if self._projection is None:
+            return self
+        seen = copy(self)
+        seen._projection = replace(self._projection, anchors=anchors, among=among or self._projection.among)
+        return seen
+
+    def gathered(self, rows: Join, cols: Join) -> Relation:
+        """The relation of all ranks' rows and columns together; each callable joins a tensor of every rank."""
+        raise ValueError(
+            f"Distributed: {self!r} says nothing of rows on other ranks; give labels, or a relation of labels."
+        )
+
+    def one_a_class(self) -> Relation:
+        """The pairs of each class's first row and first column positive to such a row; all columns where none is."""
+        raise TypeError("NPair: labels must be a 1-D integer tensor, or a Relation made of labels.")
+
+    @staticmethod
+    def from_labels(
+        labels: Tensor,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+        ignore: int | None = None,
+        weights: Tensor | None = None,
+        ref_weights: Tensor | None = None,
+        width: int | None = None,
+        representatives: Tensor | None = None,
+        ref_representatives: Tensor | None = None,
+        among_representatives: bool = False,
+        reference_starts_with_batch: bool = False,
+    ) -> Relation:
+        """Positive when the labels are equal.
+
+        Args:
+            labels: [n] integers.
+            ref_labels: [m] integers of the reference rows, or None for the rows themselves.
+            ids: [n] integers that say which sample a row is; with a reference, equal ids are the same sample, unpaired.
+            ref_ids: [m] likewise for the reference.
+            ignore: rows and columns with this label take part in no pair.
+            weights: [n, m] pair weights, or [n] sample weights (a pair counts their product).
+            ref_weights: [m] sample weights of the reference, where `weights` is [n].
+            width: the most positive columns any row has, where the caller knows (triplets on a GPU are leaner for it).
+            representatives: [n] boolean, rows that stand for their class (Can et al. 2019): each pair must join one of
+                them to a row that is none. They are the anchors; in `NPair` and `Angular` the others are.
+            ref_representatives: [m] likewise for the reference.
+            among_representatives: negative pairs of two representatives count too (Can et al. 2019, eq. 4.2; its Alg. 1
+                has none). `LiftedStructure` always has them.
+            reference_starts_with_batch: the first n reference rows are the rows themselves: no row is paired with its
+                own.
+        """
+        _demand_integers("Relation.from_labels", "labels", labels)
+        if ref_labels is not None:
+            _demand_integers("Relation.from_labels", "ref_labels", ref_labels)
+        projection = check_projection(labels, ref_labels, representatives, ref_representatives, among_representatives)
+        given = RelationOptions(ids, ref_ids, weights, ref_weights, width, projection, reference_starts_with_batch)
+        return _Labels(labels, ref_labels, ignore, given)
+
+    @staticmethod
+    def from_multilabel(
+        hot: Tensor,
+        ref_hot: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+        weights: Tensor | None = None,
+        ref_weights: Tensor | None = None,
+    ) -> Relation:
+        """Positive when two samples share a label; hot [n, c] holds 0 and 1 (or booleans), ref_hot [m, c]."""
+        for name, x in (("hot", hot), ("ref_hot", ref_hot)):
+            if x is not None:
+                check_tensor("Relation.from_multilabel", name, x)
+            if x is not None and x.ndim != 2:
+                raise ValueError(
+                    f"Relation.from_multilabel: {name} must have shape [n, classes], but came with {list(x.shape)}."
+                )
+        if ref_hot is not None and ref_hot.shape[1] != hot.shape[1]:
+            raise ValueError(
+                f"Relation.from_multilabel: hot and ref_hot must have the same classes, but came with "
+                f"{hot.shape[1]} and {ref_hot.shape[1]} columns."
+            )
+        return _MultiLabel(hot, ref_hot, RelationOptions(ids, ref_ids, weights, ref_weights))
+
+    @staticmethod
+    def from_matrix(
+        same: Tensor,
+        valid: Tensor | None = None,
+        *,
+        square: bool = True,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+        weights: Tensor | None = None,
+        ref_weights: Tensor | None = None,
+    ) -> Relation:
+        """Positive where a boolean matrix same [n, m] says so.
+
+        Args:
+            same: [n, m] boolean.
+            valid: [n, m] boolean, pairs that count; None for all.
+            square: columns are the rows themselves, so the diagonal is left out; False for a reference.
+            ids: see `from_labels`.
+            ref_ids: see `from_labels`.
+            weights: see `from_labels`.
+            ref_weights: see `from_labels`.
+        """
+        for name, x in (("same", same), ("valid", valid)):
+            if x is not None:
+                check_tensor("Relation.from_matrix", name, x)
+            if x is not None and (x.dtype != torch.bool or x.ndim != 2 or x.shape != same.shape):
+                raise ValueError(
+                    f"Relation.from_matrix: {name} must be a boolean [n, m] matrix like same {list(same.shape)}, "
+                    f"but came as {x.dtype} {list(x.shape)}."
+                )
+        if square and same.shape[0] != same.shape[1]:
+            raise ValueError(
+                f"Relation.from_matrix: same must be square, but came with shape {list(same.shape)}; "
+                "pass square=False when the columns are a reference."
+            )
+        return _Matrix(same, valid, square, RelationOptions(ids, ref_ids, weights, ref_weights))
+
+    @abstractmethod
+    def _same(self, rows: slice, cols: slice) -> Tensor: ...
+
+    def _known(self, rows: slice, cols: slice) -> Tensor | None:
+        return None
+
+    def plain_labels(self) -> tuple[Tensor, Tensor] | None:
+        """Labels of rows [n] and columns [m], where these (and position, when square) say everything; else None."""
+        return None
+
+    def tile(self, rows: slice, cols: slice) -> Tile:
+        """The answer for rows i0:i1 against columns j0:j1; memory is that of the tile alone."""
+        same = self._same(rows, cols)
+        valid = ~self._itself(rows, cols)
+        known = self._known(rows, cols)
+        valid = valid if known is None else valid & known
+        if self._projection is not None:
+            valid = valid & self._projection.allowed(rows, cols, same)
+        if self._among is not None:
+            valid = valid & self._among[0][rows, None] & self._among[1][None, cols]
+        return Tile(same, valid, self._weight(rows, cols))
+
+    def dense(self) -> Tile:
+        """The whole n x m answer: the one method that makes it."""
+        return self.tile(EVERYTHING, EVERYTHING)
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """Measure of the positive and of the negative pairs of each row, [n] and [n], swept in strips of rows."""
+        strips = [(tile.positive.sum(dim=1), tile.negative.sum(dim=1)) for tile in self._strips()]
+        if not strips:
+            empty = torch.zeros(0, dtype=torch.int64, device=self.device)
+            return empty, empty
+        return torch.cat([positive for positive, _ in strips]), torch.cat([negative for _, negative in strips])
+
+    def _strips(self) -> Iterator[Tile]:
+        n, m = self.shape
+        tall = max(1, 2**20 // max(m, 1))
+        return (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, n, tall))
+
+    def width(self, positive: Tensor) -> int:
+        """The most positives any row of the measure `positive` has: read on a CPU, else what was given, else m."""
+        told = self.shape[1] if self._width is None else min(self._width, self.shape[1])
+        if not readable(positive) or not positive.numel():
+            return told
+        widest = int((positive > 0).sum(dim=1).amax())
+        if told < widest:
+            raise ValueError(
+                f"Relation: width is {told}, but a row has {widest} positive columns; raise it, or leave it "
+                "out on a CPU."
+            )
+        return widest if self._width is None else told
+
+    def _itself(self, rows: slice, cols: slice) -> Tensor:
+        n, m = self.shape
+        here = torch.arange(n, device=self.device)[rows]
+        there = torch.arange(m, device=self.device)[cols]
+        return self._is_itself(here[:, None], there[None, :])
+
+    def _is_itself(self, row: Tensor, col: Tensor) -> Tensor:
+        """Whether a row and a column are the same sample, for indices that broadcast."""
+        if self.square:
+            return row == col
+        if self._ids is None or self._ref_ids is None:
+            return (
+                (row == col) & (col < self.shape[0])
+                if self.reference_starts_with_batch
+                else torch.zeros_like(row == col)
+            )
+        same = self._ids[row] == self._ref_ids[col]
+        # of the rows themselves position tells, of the others ids do
+        return torch.where(col < self.shape[0], row == col, same) if self.reference_starts_with_batch else same
+
+    def _weight(self, rows: slice, cols: slice) -> Tensor | None:
+        if self._weights is None:
+            return None
+        if self._weights.ndim == 2:
+            return self._weights[rows, cols]
+        assert self._ref_weights is not None  # noqa: S101 - _check_weights saw to it
+        return self._weights[rows, None] * self._ref_weights[None, cols]
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__.strip("_").lower()
+        return f"Relation({kind}, {self.shape[0]} x {self.shape[1]}{', square' if self.square else ''})"
+
+
+class _Labels(Relation):
+    def __init__(self, labels: Tensor, ref_labels: Tensor | None, ignore: int | None, given: RelationOptions) -> None:
+        self._row = labels
+        self._col = labels if ref_labels is None else ref_labels
+        self._ignore = ignore
+        if given.reference_starts_with_batch and (ref_labels is None or len(ref_labels) < len(labels)):
+            raise ValueError(
+                "Relation.from_labels: reference_starts_with_batch=True says that the first reference rows are the "
+                "rows themselves, but there are fewer of them than rows; put the rows in front of the reference."
+            )
+        super().__init__((len(labels), len(self._col)), labels.device, ref_labels is None, given)
+
+    def plain_labels(self) -> tuple[Tensor, Tensor] | None:
+        more = (self._ignore, self._weights, self._ids, self._projection, self._among)
+        return (self._row, self._col) if all(x is None for x in more) else None
+
+    def gathered(self, rows: Join, cols: Join) -> Relation:
+        given = self._given.gathered(rows, cols, self.square)
+        return _Labels(rows(self._row), None if self.square else cols(self._col), self._ignore, given)
+
+    def one_a_class(self) -> Relation:
+        n = len(self._row)
+        (row, rank), (col, order) = self._row.sort(stable=True), self._col.sort(stable=True)
+        first = torch.cat([torch.ones_like(row[:1], dtype=torch.bool), row[1:] != row[:-1]])
+        anchors = torch.zeros_like(first).index_put((rank,), first)
+        # the class's anchor, for each column; a class without a row has none
+        at = torch.searchsorted(row, col).clamp(max=max(n - 1, 0))
+        good = (row[at] == col) & ~self._is_itself(rank[at], order) if n else torch.zeros_like(col, dtype=torch.bool)
+        if self._ignore is not None:
+            good = good & (col != self._ignore)
+        so_far = good.cumsum(dim=0)
+        before = torch.cat([so_far.new_zeros(1), so_far])[torch.searchsorted(col, col)]
+        positive = torch.zeros_like(good).index_put((order,), good & (so_far - before == 1))
+        # made anew, because `torch.compile` of torch 2.11 traces no `copy`
+        seen = _Labels(self._row, None if self.square else self._col, self._ignore, self._given)
+        seen._projection = self._projection
+        seen._among = anchors, positive | ~positive.any()
+        return seen
+
+    def _same(self, rows: slice, cols: slice) -> Tensor:
+        return self._row[rows, None] == self._col[None, cols]
+
+    def _known(self, rows: slice, cols: slice) -> Tensor | None:
+        if self._ignore is None:
+            return None
+        return (self._row[rows, None] != self._ignore) & (self._col[None, cols] != self._ignore)
+
+
+class _MultiLabel(Relation):
+    def __init__(self, hot: Tensor, ref_hot: Tensor | None, given: RelationOptions) -> None:
+        # float: integer matrix products do not exist on a GPU; counts of shared labels stay exact below 2^24
+        self._row = (hot != 0).float()
+        self._col = self._row if ref_hot is None else (ref_hot != 0).float()
+        super().__init__((len(hot), len(self._col)), hot.device, ref_hot is None, given)
+
+    def gathered(self, rows: Join, cols: Join) -> Relation:
+        given = self._given.gathered(rows, cols, self.square)
+        return _MultiLabel(rows(self._row), None if self.square else cols(self._col), given)
+
+    def _same(self, rows: slice, cols: slice) -> Tensor:
+        return (self._row[rows] @ self._col[cols].T) > 0.5
+
+
+class _Matrix(Relation):
+    def __init__(self, same: Tensor, valid: Tensor | None, square: bool, given: RelationOptions) -> None:
+        self._matrix = same
+        self._valid = valid
+        super().__init__((same.shape[0], same.shape[1]), same.device, square, given)
+
+    def _same(self, rows: slice, cols: slice) -> Tensor:
+        return self._matrix[rows, cols]
+
+    def _known(self, rows: slice, cols: slice) -> Tensor | None:
+        return None if self._valid is None else self._valid[rows, cols]
+
+
+def _demand_integers(owner: str, name: str, labels: Tensor) -> None:
+    check_tensor(owner, name, labels)
+    if labels.dtype not in INTEGERS or labels.ndim != 1:
+        raise ValueError(
+            f"{owner}: {name} must be a 1-D integer tensor, but came as {labels.dtype} {list(labels.shape)}; "
+            "for multi-hot rows use nf.Relation.from_multilabel."
+        )
