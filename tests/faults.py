@@ -340,7 +340,7 @@ def _copy(name: str) -> Make:
 
 def _read_journal(path: Path) -> list[Any]:
     """As a resumed run reads it: whatever is damaged or missing is told of."""
-    from nearfar.train.journal import cut
+    from nearfar.runs.journal import cut
 
     before = path.read_bytes()
     try:

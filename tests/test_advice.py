@@ -18,8 +18,8 @@ from nearfar.cli.commands import training
 from nearfar.cli.recommend import measured, recommend
 from nearfar.data import DataSet, Tensors
 from nearfar.data.splits import Shares
+from nearfar.runs.config import to_tree
 from nearfar.train import Config, fit, load, parse
-from nearfar.train.config import to_tree
 
 QUIET = Console(quiet=True)
 SHORT = {"steps": 2, "tensorboard": False, "explain_every": 1, "diagnose_every": 0, "evaluate_every": 2}

@@ -9,8 +9,9 @@ from runs import config, journal, tiny, weights
 import nearfar as nf
 from nearfar.losses import Triplet
 from nearfar.losses.annealing import Anneal, Annealing, advance
+from nearfar.runs import parts
 from nearfar.sets import KL, Worst
-from nearfar.train import fit, parts
+from nearfar.train import fit
 
 LABELS = torch.arange(24) // 4
 ENGINES = ("dense", "tiled", "auto")

@@ -16,8 +16,8 @@ from nearfar.cli.commands import training
 from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
 from nearfar.doctor.course import Case, Sight, judged, look, seen
 from nearfar.doctor.prescription import against
+from nearfar.runs.config import changed
 from nearfar.train import Result, fit, parse
-from nearfar.train.config import changed
 
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
 NOBODY = Case()
@@ -247,7 +247,7 @@ ILL = {
 
 @pytest.mark.parametrize("what", ILL)
 def test_every_collapse_has_a_remedy_that_runs(what):
-    from nearfar.train import parts
+    from nearfar.runs import parts
 
     settings = parse(ILL[what])
     flags = remedies.against_collapse(settings)

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 import nearfar
 from nearfar.cli.demo import recipe
+from nearfar.runs.config import to_tree
+from nearfar.runs.parts import check, make_loss
 from nearfar.train import load
-from nearfar.train.config import to_tree
-from nearfar.train.parts import check, make_loss
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from nearfar.cli.main import app
 from nearfar.data import open_data, tables
 from nearfar.report.journal import read_journal
+from nearfar.runs.config import save
 from nearfar.train import checkpoint, parse
-from nearfar.train.config import save
 from nearfar.train.folder import MARK
 
 torch.set_num_threads(1)

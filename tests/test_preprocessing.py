@@ -17,8 +17,8 @@ from nearfar.data import transforms
 from nearfar.data.transforms import Moved, Photograph, Plain
 from nearfar.evaluation import Vectors, export_onnx
 from nearfar.evaluation.preprocessing import Pixels, beside_graph, described, from_text
+from nearfar.runs.config import to_tree, to_yaml
 from nearfar.train import checkpoint, parse
-from nearfar.train.config import to_tree, to_yaml
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nearfar.cli.recommend import Facts, Row, measured, recommend
+from nearfar.runs.parts import check
 from nearfar.train import parse
-from nearfar.train.parts import check
 
 ROWS = (
     Row("a", 100, 10, 128, {"name": "DroTopK", "k": 160}, {"name": "MPerClass"}, 0.7, 0.6, 0.8, 3, "here"),

@@ -20,8 +20,9 @@ from nearfar.doctor import Thresholds, diagnose_journal, diagnose_run, prescribe
 from nearfar.doctor.course import Case, Sight, judged
 from nearfar.doctor.history import Outcome
 from nearfar.doctor.remedies import KINDS, Patient, finding
-from nearfar.train import fit, loop, parts
-from nearfar.train.config import changed, to_tree
+from nearfar.runs import parts
+from nearfar.runs.config import changed, to_tree
+from nearfar.train import fit, loop
 from nearfar.train.state import prepare
 
 QUIET = Console(quiet=True)

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from nearfar.runs import parts
 from nearfar.studies import dro, noise
 from nearfar.studies._desk import open_desk
-from nearfar.train import parts
 
 
 @pytest.fixture(scope="module")

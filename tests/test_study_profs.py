@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
+from nearfar.runs import parts
 from nearfar.studies import _desk, profs
 from nearfar.studies import _figures as figures
 from nearfar.studies._desk import open_desk, spread, verdict
-from nearfar.train import parts
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 import nearfar as nf
+from nearfar.runs.config import to_tree
+from nearfar.runs.parts import LOSSES, check, make_loss
 from nearfar.train import Config, Part, load, parse, to_yaml
-from nearfar.train.config import to_tree
-from nearfar.train.parts import LOSSES, check, make_loss
 
 
 def test_the_printed_default_reads_back_equal(tmp_path):

@@ -28,9 +28,10 @@ from nearfar.doctor.course import look
 from nearfar.evaluation import evaluate
 from nearfar.evaluation.embed import evaluating
 from nearfar.losses import Triplet
+from nearfar.runs import parts
+from nearfar.runs.journal import read
 from nearfar.studies.grid import permuted
-from nearfar.train import fit, parse, parts
-from nearfar.train.journal import read
+from nearfar.train import fit, parse
 from nearfar.train.state import prepare
 
 ROOT = Path(__file__).parents[2]

@@ -20,9 +20,9 @@ import torch
 import nearfar as nf
 from nearfar._utils.files import write_text
 from nearfar.data import open_data
+from nearfar.runs.config import to_tree
+from nearfar.runs.journal import read
 from nearfar.train import fit, load
-from nearfar.train.config import to_tree
-from nearfar.train.journal import read
 from nearfar.train.scores import score
 from nearfar.train.suited import Input, open_model
 

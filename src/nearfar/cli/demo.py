@@ -11,7 +11,8 @@ from rich.console import Console
 from nearfar import report
 from nearfar._utils.console import Terminal
 from nearfar.data import open_data
-from nearfar.train import Config, Result, baselines, fit, journal, parse
+from nearfar.runs import journal
+from nearfar.train import Config, Result, baselines, fit, parse
 from nearfar.train.folder import is_run
 
 RECIPE = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,10 +15,34 @@ from nearfar.doctor.course import CLASSES, Case, Sight, judged, look, seen
 from nearfar.doctor.findings import Diagnosis, Finding, concluded
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.evaluation.embed import evaluating
+from nearfar.runs.config import Config
 
-if TYPE_CHECKING:  # the loop brings accelerate with it
-    from nearfar.train import Moment
-    from nearfar.train.state import TrainState
+
+class Training(Protocol):
+    """What the doctor asks of a run; `nearfar.train.state.TrainState` has it all."""
+
+    @property
+    def config(self) -> Config: ...  # noqa: D102
+    @property
+    def machine(self) -> Any: ...  # noqa: D102
+    @property
+    def bare_model(self) -> Any: ...  # noqa: D102
+    @property
+    def train(self) -> Any: ...  # noqa: D102
+    @property
+    def plain(self) -> Any: ...  # noqa: D102
+
+
+class Moment(Protocol):
+    """What the doctor asks of a step; `nearfar.train.Moment` has it all."""
+
+    @property
+    def step(self) -> int: ...  # noqa: D102
+    @property
+    def state(self) -> Training: ...  # noqa: D102
+    @property
+    def scalars(self) -> Mapping[str, Tensor]: ...  # noqa: D102
+
 
 EACH = 4
 """Samples of a class that are looked at, and more where classes are few."""
@@ -59,7 +83,7 @@ class Doctor:
         self._probe: tuple[Tensor, Tensor] | None = None
         self._told: dict[str, str] = {}
 
-    def begin(self, state: TrainState, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
+    def begin(self, state: Training, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
         """The first look, for the journal; or none, where the looks `before` a run was resumed are taken up."""
         self.sights = seen(before)
         found = None if self.sights else self._look(0, state, None)
@@ -71,7 +95,7 @@ class Doctor:
             return None
         return self._look(moment.step, moment.state, float(moment.scalars["loss"].detach()))
 
-    def _look(self, step: int, state: TrainState, loss: float | None) -> dict[str, Any] | None:
+    def _look(self, step: int, state: Training, loss: float | None) -> dict[str, Any] | None:
         if not state.machine.is_main_process:
             return None
         if self._probe is None:
@@ -101,7 +125,7 @@ class Doctor:
             self.tell(f"step {step}, {finding}")
 
 
-def _drawn(state: TrainState, rows: int) -> tuple[Tensor, Tensor]:
+def _drawn(state: Training, rows: int) -> tuple[Tensor, Tensor]:
     """Samples of the training set as the network reads them [n, ...], and labels [n]: the same ones for a seed."""
     labels = state.train.labels
     random = np.random.default_rng(state.config.training.seed)

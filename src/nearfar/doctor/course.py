@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from nearfar.doctor.findings import Finding
 from nearfar.doctor.remedies import Patient, finding, level, margin_of
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.geometry.collapse import effective_rank
+from nearfar.runs.config import Config
 from nearfar.similarity import unit
-
-if TYPE_CHECKING:  # the loop brings accelerate with it
-    from nearfar.train import Config
 
 NAMES = {"spread": "spread", "rank": "effective_rank", "recall": "probe recall@1", "skill": "probe skill"}
 """Attribute -> what the journal calls it."""

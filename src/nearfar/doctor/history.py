@@ -7,16 +7,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nearfar.doctor import remedies
 from nearfar.doctor.course import CLASSES, Case, Sight, judged, seen
 from nearfar.doctor.findings import ORDER, Diagnosis, Finding, Severity, concluded
 from nearfar.doctor.remedies import Patient, finding
 from nearfar.doctor.thresholds import Thresholds
-
-if TYPE_CHECKING:  # the loop brings accelerate with it
-    from nearfar.train import Config
+from nearfar.runs.config import Config
 
 Series = tuple[tuple[int, float], ...]
 RECALL = ("validation recall@1", "test recall@1")
@@ -132,7 +130,7 @@ def diagnose_journal(
     """Say from a run's journal whether it collapsed, stalled, forgot, is only slow, or is well.
 
     Args:
-        entries: the lines of journal.jsonl, as dictionaries (`nearfar.train.journal.read`).
+        entries: the lines of journal.jsonl, as dictionaries (`nearfar.runs.journal.read`).
         config: the run's configuration: without it nothing is known of margin, mining and batch.
         thresholds: where the lines are, see docs/doctor.md.
         tested: how the run ended, to be held against the journal's baselines.

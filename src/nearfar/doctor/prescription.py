@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nearfar.doctor.findings import Diagnosis, Finding
 from nearfar.doctor.history import Outcome, diagnose_journal
-
-if TYPE_CHECKING:  # the loop brings accelerate with it
-    from nearfar.train import Config
+from nearfar.runs import journal
+from nearfar.runs.config import Config, changed, flat, load, to_tree
+from nearfar.runs.parts import check
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ def diagnose_run(folder: Path) -> Diagnosis:
     Raises:
         FileNotFoundError: the folder holds no journal.
     """
-    from nearfar.train import journal, load
-
     path, written, scores = (folder / name for name in ("journal.jsonl", "config.yaml", "scores.json"))
     if not path.is_file():
         raise FileNotFoundError(f"doctor: {folder} holds no journal.jsonl; name the folder that `nearfar train` wrote.")
@@ -58,8 +56,6 @@ def prescribe(folder: Path) -> Prescription:
         FileNotFoundError: the folder holds no journal or no configuration.
         ValueError: nothing above a note was found, its remedy is not a change of configuration, or changes nothing.
     """
-    from nearfar.train import load
-
     found = diagnose_run(folder)
     if found.healthy:
         raise ValueError(f"doctor: {folder} is healthy, so that there is nothing to change.")
@@ -71,9 +67,6 @@ def prescribe(folder: Path) -> Prescription:
 
 def against(finding: Finding, config: Config) -> Prescription:
     """The configuration changed by the flags of a finding."""
-    from nearfar.train.config import changed, flat, to_tree
-    from nearfar.train.parts import check
-
     if not finding.flags:
         raise ValueError(f"doctor: the remedy for {finding.name!r} is no change of configuration: {finding.remedy}")
     cured = changed(config, finding.flags)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from nearfar.doctor.findings import Finding, Severity
-
-if TYPE_CHECKING:  # the loop brings accelerate with it
-    from nearfar.train import Config
+from nearfar.runs.config import Config, changed, to_tree
+from nearfar.runs.parts import CLASSES, LOSSES, check, make_loss, shape_of_batch
 
 Flags = tuple[tuple[str, str], ...]
 
@@ -100,9 +99,6 @@ def _helps(run: Patient, way: Way) -> bool:
 
 def fits(config: Config, flags: Flags, classes: int | None = None) -> bool:
     """Whether flags change a configuration into another one that can be trained, as far as can be told without data."""
-    from nearfar.train.config import changed, to_tree
-    from nearfar.train.parts import CLASSES, check, make_loss, shape_of_batch
-
     try:
         cured = changed(config, flags)
         check(cured)
@@ -116,8 +112,6 @@ def fits(config: Config, flags: Flags, classes: int | None = None) -> bool:
 
 def batch_of(config: Config, classes: int | None = None) -> int:
     """Rows of a batch, for so many training classes where that is known."""
-    from nearfar.train.parts import CLASSES, shape_of_batch
-
     shape = shape_of_batch(config, classes or CLASSES)
     return int(shape["batch_size"]) if "batch_size" in shape else int(shape["classes"]) * int(shape["samples"])
 
@@ -211,8 +205,6 @@ def more_classes(run: Patient) -> Way | None:
     """Twice the classes of a batch, as far as there are any."""
     if run.config is None or run.classes is None:
         return Way("more classes in a batch, --batches.classes")
-    from nearfar.train.parts import shape_of_batch
-
     now = shape_of_batch(run.config, run.classes).get("classes")
     return (
         None
@@ -225,8 +217,6 @@ def wider_margin(run: Patient) -> Way | None:
     """Twice the margin, where the loss has one."""
     if run.config is None:
         return Way("a larger margin, where the loss has one")
-    from nearfar.train.parts import LOSSES
-
     known = inspect.signature(LOSSES[run.config.loss.name]).parameters
     if "margin" not in known:
         return None

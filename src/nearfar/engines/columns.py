@@ -14,7 +14,7 @@ from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
 from nearfar.groups.groupings import AnchorSign, Problem, turned
 from nearfar.links import Sides, tally
 from nearfar.relations.scored_pairs import ScoredPairs, present
-from nearfar.sets.stream import Stream
+from nearfar.sets.base import Stream
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,8 @@ from nearfar.engines.sweeps import Ask, Made, few
 from nearfar.groups.groupings import Balanced, Batch, Grouping, Product, Sign
 from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
 from nearfar.relations.relation import Relation
+from nearfar.sets.base import Support
 from nearfar.sets.online import Online, Variance
-from nearfar.sets.stream import Support
 
 WHOLE: tuple[type[Grouping], ...] = (Batch, Sign, Balanced)
 FLAT: tuple[type[PairLoss], ...] = (Hinge, Logistic, Squared)

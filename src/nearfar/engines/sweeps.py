@@ -17,7 +17,7 @@ from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.groups.groupings import Problems, Product
 from nearfar.links import tally
 from nearfar.relations.scored_pairs import ScoredPairs
-from nearfar.sets.stream import Stream, Support
+from nearfar.sets.base import Stream, Support
 
 Gradient = list[Tensor | None]
 """In rows, columns and parameters; None where nobody asked."""

@@ -6,8 +6,9 @@ from nearfar.evaluation.embed import embed
 from nearfar.evaluation.export import Exported, export_onnx
 from nearfar.evaluation.index import Index
 from nearfar.evaluation.k_means import Clusters, k_means
-from nearfar.evaluation.neighbors import Neighbors, neighbors
+from nearfar.evaluation.neighbors import neighbors
 from nearfar.evaluation.summary import ClassRow, Comparison, Evaluation, compare, evaluate
+from nearfar.evaluation.sweep import Neighbors
 from nearfar.evaluation.vectors import Vectors
 from nearfar.evaluation.verification import Verification, verification
 

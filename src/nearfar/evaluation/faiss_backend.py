@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.neighbors import Neighbors, strips
 from nearfar.evaluation.spaces import Metric, Rows, spaces, wide
+from nearfar.evaluation.sweep import Neighbors, strips
 from nearfar.similarity import unit
 
 

@@ -21,8 +21,9 @@ from nearfar._utils.checks import check_choice, check_embeddings
 from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar.evaluation.faiss_backend import faiss
 from nearfar.evaluation.fingerprint import check_same_network
-from nearfar.evaluation.neighbors import Neighbors, neighbors
+from nearfar.evaluation.neighbors import neighbors
 from nearfar.evaluation.spaces import METRICS, Metric
+from nearfar.evaluation.sweep import Neighbors
 from nearfar.evaluation.vectors import Vectors
 from nearfar.similarity import unit
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.neighbors import TILE
+from nearfar.evaluation.sweep import TILE
 from nearfar.evaluation.retrieval import PerQuery, Ties, Watch, scored
 from nearfar.evaluation.spaces import Metric, keys, spaces
 from nearfar.relations.relation import Relation

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_embeddings, check_labels
-from nearfar.evaluation.neighbors import TILE, strips
 from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
+from nearfar.evaluation.sweep import TILE, strips
 
 Ties = Literal["place", "favorable"]
 TIES: tuple[Ties, ...] = ("place", "favorable")

@@ -22,9 +22,8 @@ from nearfar.links import Link, Reduction, Sides, Terms, reduce
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
 from nearfar.relations.scored_pairs import ScoredPairs, present
-from nearfar.sets.base import Orders, UncertaintySet
+from nearfar.sets.base import Cap, Orders, Stream, UncertaintySet
 from nearfar.sets.linear import TopK
-from nearfar.sets.stream import Cap, Stream
 from nearfar.similarity import Similarity
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from nearfar._utils.checks import check_positive
 from nearfar._utils.measure import centered, hidden, over, total, weighted
 from nearfar._utils.process_group import ProcessGroup
-from nearfar.sets.base import Dual, Orders, UncertaintySet
+from nearfar.sets.base import Cap, Dual, Orders, Stream, UncertaintySet
 from nearfar.sets.moments import Moments
-from nearfar.sets.stream import Cap, DualStream, Stream
+from nearfar.sets.stream import DualStream
 from nearfar.similarity import root
 
 

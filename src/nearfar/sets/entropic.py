@@ -10,10 +10,9 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.measure import centered, hidden, log_of, over, total, weighted
-from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet
+from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.linear import Worst
 from nearfar.sets.soft import LOWEST, KLBallStream, KLStream, flat_rise, log_mean
-from nearfar.sets.stream import Cap, Stream
 
 
 def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive, readable
 from nearfar._utils.measure import hidden, over, total
-from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet
+from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.selection import TopKStream
-from nearfar.sets.stream import Cap, MeanStream, Stream, WorstStream
+from nearfar.sets.stream import MeanStream, WorstStream
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from torch import Tensor
 from nearfar._utils.checks import readable
 from nearfar._utils.measure import hidden, over
 from nearfar._utils.process_group import ProcessGroup
-from nearfar.sets.base import Orders, UncertaintySet
-from nearfar.sets.stream import Cap, DualStream, Support
+from nearfar.sets.base import Cap, Orders, Support, UncertaintySet
+from nearfar.sets.stream import DualStream
 
 KEPT = 2**17
 """So many members are kept at most; a larger K is found digit by digit, in a few sweeps."""

@@ -10,9 +10,8 @@ from torch import Tensor
 from nearfar._utils.checks import readable
 from nearfar._utils.measure import hidden, log_of, over, total, weighted
 from nearfar._utils.process_group import ProcessGroup
-from nearfar.sets.base import Orders, UncertaintySet
+from nearfar.sets.base import Cap, Orders, Stream, UncertaintySet
 from nearfar.sets.moments import Moments
-from nearfar.sets.stream import Cap, Stream
 
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
 """Exponents below come near numbers with fewer digits, for which a processor takes thirty times as long."""

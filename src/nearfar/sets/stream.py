@@ -16,127 +16,16 @@ running sum over 16 million pairs loses five digits.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.measure import hidden, over, total, weighted
-from nearfar._utils.process_group import ALONE, ProcessGroup
-from nearfar.sets.base import Dual, Orders, UncertaintySet
-
-Cap = Callable[[], Tensor]
-"""The most a group may take [g], asked for when a sweep is over."""
-
-
-@dataclass(frozen=True, eq=False)
-class Support:
-    """The few members that hold all the weight of a group [1, n]: which they are (in the order they came), how much.
-
-    Args:
-        place: [k] the how-manieth member that came.
-        weights: [k] p*.
-        tag: [k] what was told of each when it came.
-    """
-
-    place: Tensor
-    weights: Tensor
-    tag: Tensor
-
-
-class Stream(ABC):
-    """What a set keeps of g groups while their members pass by."""
-
-    constant = False
-    """The value is Σ p*l with p* held constant, to be summed by who sweeps once more."""
-    ranks: ProcessGroup = ALONE
-    """Who else is told members of the same groups."""
-
-    def __init__(self, over: UncertaintySet, groups: int, like: Tensor, orders: Orders, cap: Cap | None) -> None:
-        self.over = over
-        self.like = like
-        self.sweep = 0
-        self.size = torch.zeros(groups, dtype=torch.float64, device=like.device)
-        self._orders = orders
-        self._cap = cap
-        self._fresh = True
-
-    def add(self, losses: Tensor, measure: Tensor, tag: Tensor | None = None) -> None:
-        """One chunk [g, c]; `tag` [g, c] is handed back with the members that matter, where a set keeps any."""
-        if self._fresh:
-            self._fresh = False
-            self._start()
-            if self.over.zero_member and self.ranks.rank == 0:
-                alone = torch.ones(len(losses), 1, dtype=measure.dtype, device=measure.device)
-                self._take(losses.new_zeros(len(losses), 1), alone, None)
-        self._take(*self._members(losses, measure), tag)
-
-    def _take(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        if not self.sweep:
-            self.size += total(w, self.size)
-        self._add(l, w, tag)
-
-    def turn(self) -> bool:
-        """End a sweep; whether another is wanted."""
-        if self.ranks.world > 1:
-            if not self.sweep:
-                self.size.copy_(self.ranks.sum(self.size))
-            self._merge(self.ranks)
-        self._fresh = True
-        self.sweep += 1
-        return self._turn()
-
-    def weights(self, losses: Tensor, measure: Tensor) -> Tensor:
-        """p* [g, c] of a chunk, after the last sweep."""
-        l, w = self._members(losses, measure)
-        return self._weights(l, w)
-
-    def taken(self) -> Tensor:
-        """How much measure [g] the weight may rest on; known after the first sweep."""
-        return self.over._limit(self.size.to(self.like.dtype), self._orders, None if self._cap is None else self._cap())
-
-    def support(self) -> Support | None:
-        """The members that hold all the weight, where they are few and known."""
-        return None
-
-    def _members(self, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
-        if self.over.zero == "drop":
-            alive = ~(losses <= 0)  # a NaN stays a member and shows
-            measure = measure & alive if measure.dtype == torch.bool else measure * alive
-        return hidden(losses, measure, 0.0), measure
-
-    def _full(self, value: float, *, wide: bool = False) -> Tensor:
-        dtype = torch.float64 if wide else self.like.dtype
-        return torch.full((len(self.size),), value, dtype=dtype, device=self.like.device)
-
-    def _narrow(self, x: Tensor) -> Tensor:
-        """A result [g] in the type of the losses, 0 for an empty group."""
-        return torch.where(self.size == 0, 0.0, x).to(self.like.dtype)
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Begin a sweep."""
-
-    @abstractmethod
-    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        """Members of one chunk: absent ones hold l = 0 and w = 0."""
-
-    @abstractmethod
-    def _merge(self, ranks: ProcessGroup) -> None:
-        """At the end of a sweep: what was kept of it becomes that of all ranks together."""
-
-    def _turn(self) -> bool:
-        return False
-
-    @abstractmethod
-    def value(self) -> Tensor:
-        """F [g], after the last sweep."""
-
-    @abstractmethod
-    def _weights(self, l: Tensor, w: Tensor) -> Tensor: ...
+from nearfar._utils.process_group import ProcessGroup
+from nearfar.sets.base import Dual, Stream, Support, UncertaintySet
 
 
 class MeanStream(Stream):

@@ -10,9 +10,9 @@ from torch import Tensor
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar._utils.measure import hidden, over, total, weighted
 from nearfar._utils.shortcuts import check_part, exactly
-from nearfar.sets.base import Dual, Orders, Solved, UncertaintySet
+from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.entropic import KL
-from nearfar.sets.stream import Cap, HeldStream, Stream, both
+from nearfar.sets.stream import HeldStream, both
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,9 +28,9 @@ from nearfar._utils.files import read_arrays, write_text
 from nearfar._utils.journal import read_lines
 from nearfar.data import DataSet, Samples, class_disjoint, open_data, part
 from nearfar.evaluation.clustering import clustering_scores
+from nearfar.runs.config import to_tree
+from nearfar.runs.journal import Journal
 from nearfar.train import Config, fit
-from nearfar.train.config import to_tree
-from nearfar.train.journal import Journal
 
 Line = dict[str, Any]
 WRONG_SEED = 77  # which labels are wrong is the same for every loss; the seed of a run changes it

@@ -1,6 +1,6 @@
 """Training: a configuration, a loop, and the folder of a run."""
 
-from nearfar.train.config import Config, Part, load, parse, to_yaml
+from nearfar.runs.config import Config, Part, load, parse, to_yaml
 from nearfar.train.loop import Callback, Moment, Result, fit
 from nearfar.train.readings import NotFiniteError
 from nearfar.train.run import Run, open_run

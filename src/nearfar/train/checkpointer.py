@@ -12,9 +12,9 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from nearfar._utils.files import atomic_write
+from nearfar.runs.changes import check_resumable
+from nearfar.runs.config import Config, to_tree
 from nearfar.train import checkpoint
-from nearfar.train.changes import check_resumable
-from nearfar.train.config import Config, to_tree
 from nearfar.train.state import TrainState, seed_everything
 
 

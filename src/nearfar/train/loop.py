@@ -23,9 +23,10 @@ from nearfar.evaluation import Evaluation
 from nearfar.evaluation.preprocessing import fingerprint_of
 from nearfar.losses.annealing import advance
 from nearfar.relations.relation import Relation
-from nearfar.train import baselines, journal, parts, processes
+from nearfar.runs import journal, parts
+from nearfar.runs.config import Config, save
+from nearfar.train import baselines, processes
 from nearfar.train.checkpointer import Checkpointer
-from nearfar.train.config import Config, save
 from nearfar.train.feed import feed
 from nearfar.train.folder import RunFolder, agreed
 from nearfar.train.rates import rate_factor, set_rates

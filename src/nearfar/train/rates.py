@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearfar.train.config import OptimizerConfig
+from nearfar.runs.config import OptimizerConfig
 
 
 def optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device: torch.device) -> torch.optim.Optimizer:

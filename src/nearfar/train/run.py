@@ -10,9 +10,9 @@ from torch import nn
 
 from nearfar.data import DataSet, Samples
 from nearfar.data.samples import Transform
+from nearfar.runs.changes import check_network
+from nearfar.runs.config import Config, load
 from nearfar.train import checkpoint
-from nearfar.train.changes import check_network
-from nearfar.train.config import Config, load
 from nearfar.train.source import opened
 from nearfar.train.suited import Input, open_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearfar.data import DataSet, open_data
 from nearfar.data.pictures import OnCorrupt
-from nearfar.train.config import DataConfig
+from nearfar.runs.config import DataConfig
 
 
 def opened(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataSet:

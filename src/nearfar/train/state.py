@@ -18,8 +18,8 @@ from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
 from nearfar.distributed import CrossBatchMemory, Distributed
 from nearfar.relations.relation import Relation
-from nearfar.train import parts
-from nearfar.train.config import Config
+from nearfar.runs import parts
+from nearfar.runs.config import Config
 from nearfar.train.rates import optimizer
 from nearfar.train.source import opened
 from nearfar.train.step import Step

@@ -15,8 +15,8 @@ from nearfar import models
 from nearfar.data import DataSet, Samples, Tensors, transforms
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares, classes_apart
-from nearfar.train.config import Config
-from nearfar.train.parts import shape_of_batch
+from nearfar.runs.config import Config
+from nearfar.runs.parts import shape_of_batch
 
 LARGE = 64
 """Pixels a side above which a picture is a photograph: too large for `small`."""

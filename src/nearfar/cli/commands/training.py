@@ -78,7 +78,7 @@ def _chosen(
 def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
     """The configuration of an ill run, changed by the remedy of its worst finding, and then by flags."""
     from nearfar.doctor import prescribe
-    from nearfar.train.config import changed
+    from nearfar.runs.config import changed
 
     remedy = prescribe(ill)
     say(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
@@ -87,7 +87,7 @@ def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
 
 def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
     """A run goes on with its own configuration; what may be changed is in docs/training.md."""
-    from nearfar.train.changes import MAY_CHANGE
+    from nearfar.runs.changes import MAY_CHANGE
 
     if run is None:
         raise ValueError("--resume needs the folder of the run; name it with --run.")
@@ -125,8 +125,8 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
 def config(words: Words = None) -> None:
     """Print a full configuration with comments: the defaults, or a file with its gaps filled; flags change it."""
     with one_sentence("config"):
+        from nearfar.runs.parts import check
         from nearfar.train import load, to_yaml
-        from nearfar.train.parts import check
 
         chosen = load(*read_words(words or ()))
         check(chosen)

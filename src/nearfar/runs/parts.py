@@ -11,7 +11,7 @@ from nearfar import batches, links, losses, miners, pairs, sets, similarity
 from nearfar._utils.checks import nearest
 from nearfar.distributed import CrossBatchMemory
 from nearfar.losses.annealing import Anneal
-from nearfar.train.config import Config, Part
+from nearfar.runs.config import Config, Part
 
 Catalog = Mapping[str, Callable[..., Any]]
 

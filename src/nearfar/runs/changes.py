@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nearfar.train.config import Config, flat, parse, to_tree
+from nearfar.runs.config import Config, flat, parse, to_tree
 
 MAY_CHANGE = (
     "data.path",
