@@ -12,31 +12,11 @@ import pytest
 import nearfar as nf
 
 SOURCE = Path(nf.__file__).parent
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import architecture as drawn  # noqa: E402
+
 FILES = sorted(SOURCE.rglob("*.py"))
 ORACLES = sorted((Path(__file__).parent / "oracles").glob("*.py"))
-
-# Read top to bottom: a module imports only from modules above it (or from its own folder's files above it).
-LAYERS = (
-    ("_checks", "_arrays", "_console", "_files", "_journal", "ks", "generators", "ranks", "parts"),
-    ("similarity", "pairs", "projection", "given", "relations", "indices"),
-    ("sets",),
-    ("pairing",),
-    ("miners",),
-    ("links",),
-    ("groups",),
-    ("triplets",),
-    ("engines", "explanation"),
-    ("loss",),
-    ("robust",),
-    ("losses", "scale"),
-    ("data", "evaluation", "models", "batches", "geometry"),
-    ("report", "linear", "train", "doctor"),
-    ("pml", "demo", "studies", "recommend", "bench"),
-    ("commands",),
-    ("cli",),
-    ("__main__",),
-)
-DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 PUBLIC = {
     "nearfar": """
@@ -54,25 +34,6 @@ PUBLIC = {
 }
 
 
-def imports(path: Path) -> set[str]:
-    """The top modules of nearfar that a file imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            deeper = node.module == "nearfar"
-            names = [f"nearfar.{a.name}" for a in node.names] if deeper else [node.module]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("nearfar.")}
-    return found
-
-
-def owner(path: Path) -> str:
-    first = path.relative_to(SOURCE).parts[0]
-    return first.removesuffix(".py")
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_file_is_one_idea(path):
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -85,16 +46,35 @@ def test_file_is_one_idea(path):
             assert length <= 45, f"{path.name}:{node.lineno} {node.name} is {length} lines long"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_point_upwards(path):
-    mine = owner(path)
-    if mine == "__init__":
-        return
-    assert mine in DEPTH, f"{mine} has no place in LAYERS"
-    for name in imports(path) - {mine}:
-        assert name in DEPTH, f"{name} has no place in LAYERS"
-        allowed = DEPTH[name] <= DEPTH[mine]
-        assert allowed, f"{mine} (layer {DEPTH[mine]}) imports {name} (layer {DEPTH[name]})"
+def test_every_room_has_one_place_in_at_most_ten_layers():
+    places = [name for layer in drawn.LAYERS for name in layer]
+    assert len(drawn.LAYERS) <= 10
+    assert sorted(places) == sorted(drawn.rooms())
+    assert set(drawn.WORDS) == set(places)
+
+
+def test_rooms_import_from_lower_layers_or_from_their_left():
+    places = [name for layer in drawn.LAYERS for name in layer]
+    for name, others in drawn.rooms().items():
+        for other in others:
+            assert places.index(other) < places.index(name), f"{name} imports {other}, which stands above it"
+
+
+def test_no_module_imports_itself_by_any_way_round():
+    """Late imports and those for type checkers count too."""
+    assert drawn.cycle(drawn.graph()) == []
+    assert drawn.cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_the_top_of_the_package_is_the_algebra():
+    """A reader sees the factors of the product there, and rooms."""
+    assert {path.stem for path in SOURCE.glob("*.py")} == {
+        "__init__", "__main__", "similarity", "pairs", "links", "miners"
+    }  # fmt: skip
+
+
+def test_the_picture_is_of_these_sources():
+    assert drawn.PICTURE.read_text(encoding="utf-8") == drawn.picture(), "run: python scripts/architecture.py"
 
 
 @pytest.mark.parametrize("module", PUBLIC)
