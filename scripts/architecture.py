@@ -148,16 +148,14 @@ def picture() -> str:
         f'<rect width="{WIDE}" height="{tall}" fill="#ffffff"/>',
     ]
     for name in sorted(places):
-        for other in sorted(_direct(name, edges) & set(places)):
-            lines.append(_arrow(places[name], places[other]))
+        lines += [_arrow(places[name], places[other]) for other in sorted(_direct(name, edges) & set(places))]
     for name, (left, top, width) in places.items():
-        middle = left + width / 2
+        middle = f'x="{left + width / 2:.0f}"'
         lines += [
             f'<rect x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{TALL}" rx="8" fill="#eef3f8" '
             'stroke="#35618e"/>',
-            f'<text x="{middle:.0f}" y="{top + 28:.0f}" text-anchor="middle" font-size="17" fill="#16324f">{name}</text>',
-            f'<text x="{middle:.0f}" y="{top + 48:.0f}" text-anchor="middle" font-size="12" fill="#4a5560">'
-            f"{WORDS[name]}</text>",
+            f'<text {middle} y="{top + 28:.0f}" text-anchor="middle" font-size="17" fill="#16324f">{name}</text>',
+            f'<text {middle} y="{top + 48:.0f}" text-anchor="middle" font-size="12" fill="#4a5560">{WORDS[name]}</text>',
         ]
     return "\n".join([*lines, "</svg>"]) + "\n"
 

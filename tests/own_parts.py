@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 import nearfar as nf
-from nearfar import groups, links, miners, pairs, similarity, triplets
+from nearfar import groups, links, miners, pairs, similarity
 from nearfar._utils.shortcuts import Part
+from nearfar.groups import triplets
 from nearfar.links import Terms
 from nearfar.relations.scored_pairs import ScoredPairs
 

@@ -33,7 +33,7 @@ def product(**more):
 MISSPELT = [
     (lambda: product(groups="ancor_sign"), "RobustLoss: groups", "anchor_sign"),
     (lambda: product(groups="anchor", reduction="meen"), "RobustLoss: reduction", "mean"),
-    (lambda: product(members="unlik"), "RobustLoss: members", "negative"),
+    (lambda: product(members="negativ"), "RobustLoss: members", "negative"),
     (lambda: product(engine="dens"), "RobustLoss: engine", "dense"),
     (lambda: L.DroKL(engine="atuo"), "DroKL: engine", "auto"),
     (lambda: L.DroKLGrouped(reduction="summ"), "DroKLGrouped: reduction", "sum"),

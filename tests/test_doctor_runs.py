@@ -97,7 +97,7 @@ def test_a_run_has_a_doctor(tmp_path):
     assert not [line for line in journal(tmp_path / "b") if "spread" in line]
     looks = [line for line in journal(tmp_path / "a") if "loss" in line]
     assert looks == [line for line in journal(tmp_path / "b") if "loss" in line]  # looking changes nothing
-    with pytest.raises(ValueError, match=r"training\.doctor"):
+    with pytest.raises(ValueError, match=r"training\.diagnose_every"):
         config(training={"diagnose_every": -1})
 
 

@@ -95,7 +95,7 @@ def test_pools():
         (lambda: build("linear"), "must be told the shape"),
         (lambda: build("small", inputs=(7,)), "'small' reads pictures"),
         (lambda: build("small", pool="mean"), "pool must be one of"),
-        (lambda: build("small", embedding_dim=0), "width must be a whole number"),
+        (lambda: build("small", embedding_dim=0), "embedding_dim must be a whole number"),
         (lambda: build("linear", inputs=(7,), hidden=0), "hidden must be a whole number"),
         (lambda: Embedder(nn.Identity(), embedding_dim=2, size=(3, 4)), r"gave shape \[1, 3, 4\]"),
     ],

@@ -13,7 +13,7 @@ from oracles import retrieval as oracle
 
 from nearfar.evaluation import neighbors
 
-module = importlib.import_module("nearfar.evaluation.neighbors")
+module = importlib.import_module("nearfar.evaluation.sweep")
 best = importlib.import_module("nearfar.evaluation.best")
 SIMILARITIES = ("cosine", "dot", "euclidean")
 torch.set_num_threads(1)  # small tiles on a busy machine: threads would wait for each other

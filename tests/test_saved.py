@@ -80,7 +80,7 @@ def grouped() -> torch.nn.Module:
 PICTURES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(2))
 NETWORKS = (
     network("small", (1, 16, 16)),
-    network("small", (3, 16, 16), hidden=8, neck=True),
+    network("small", (3, 16, 16), hidden=8, bn_neck=True),
     network("linear", (7,)),
     network("mlp", (7,), hidden=8),
     network("lite0", (3, 33, 33), pool="both"),

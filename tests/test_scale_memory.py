@@ -86,7 +86,7 @@ def test_old_rows_are_left_out():
     )
     for number, batch in enumerate(batches()):
         value = limited(*batch)
-        assert limited.staleness() == nf.scale.Staleness(len(batch[0]), 1.0, 1)
+        assert limited.staleness() == nf.distributed.Staleness(len(batch[0]), 1.0, 1)
         if number:  # as if only the batch before had been seen
             assert torch.equal(value, short(*batch))
         short.reset()

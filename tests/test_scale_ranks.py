@@ -23,10 +23,10 @@ DIFFER = {
     "types of weights": ("a relation with weights as torch.float64", "a relation with weights as torch.float32"),
     "ignored": ("a relation with _ignore = None", "a relation with _ignore = 3"),
     "ids": ("ids as none", "ids as integers"),
-    "k": ("Distributed.loss.over_positive.k = 5", "Distributed.loss.over_positive.k = 7"),
-    "k, many rows": ("Distributed.loss.over_positive.k = 5", "Distributed.loss.over_positive.k = 7000"),
+    "k": ("Distributed.loss.over_negative.k = 5", "Distributed.loss.over_negative.k = 7"),
+    "k, many rows": ("Distributed.loss.over_negative.k = 5", "Distributed.loss.over_negative.k = 7000"),
     "class": ("Distributed.loss is NTXent", "Distributed.loss is SupCon"),
-    "inner": ("Distributed.loss.pair_positive.margin = 0.2", "Distributed.loss.pair_positive.margin = 0.3"),
+    "inner": ("Distributed.loss.pair_negative.margin = 0.2", "Distributed.loss.pair_negative.margin = 0.3"),
     "shape": (
         "Distributed.loss.proxies = 'learnt torch.float64 [60, 4]'",
         "Distributed.loss.proxies = 'learnt torch.float64 [61, 4]'",

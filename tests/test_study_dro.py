@@ -38,7 +38,7 @@ def test_dro(vectors, tmp_path):
     assert "| method | B = 80 (1 : 19) | B = 160 (1 : 24) |" in page
     assert "| DRO-KL-G, γ = 0.1 beats LS |" in page
     run = {line["key"]: line["config"] for line in kept["runs"]}
-    assert {run[each["keys"][0]]["model"]["width"] for each in kept["grouped"].values()} == {64}
+    assert {run[each["keys"][0]]["model"]["embedding_dim"] for each in kept["grouped"].values()} == {64}
 
 
 def test_the_whole_plan_of_dro_is_valid(vectors, tmp_path):

@@ -130,9 +130,9 @@ def called(call: ast.Call) -> str:
 
 
 def test_one_way_to_the_terminal():
-    """Only `_console` prints or makes a console."""
+    """Only `console.py` prints or makes a console."""
     for path in sorted(SOURCE.rglob("*.py")):
-        if path.name != "_console.py":
+        if path.name != "console.py":
             names = {call.func.id for call in calls(path) if isinstance(call.func, ast.Name)}
             assert not names & {"print", "Console"}, f"{path}: use say or Terminal of nearfar._utils.console"
             assert "echo" not in {called(call) for call in calls(path)}, f"{path}: use say of nearfar._utils.console"

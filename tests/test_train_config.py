@@ -58,7 +58,7 @@ def test_a_configuration_is_frozen():
         ({"training": {"steps": 0}}, "training.steps must be a whole number above zero"),
         ({"training": {"steps": 1.5}}, "training.steps must be a whole number, but came as 1.5"),
         ({"training": {"steps": True}}, "training.steps must be a whole number, but came as True"),
-        ({"training": {"precision": "half"}}, "training.precision must be one of no, bf16, fp16"),
+        ({"training": {"precision": "half"}}, "training.precision must be one of float32, bf16, fp16"),
         ({"optimizer": {"lr": "fast"}}, "optimizer.lr must be a number, but came as 'fast'"),
         ({"optimizer": {"lr": -1}}, "optimizer.lr must be a number above zero"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be 2 numbers"),

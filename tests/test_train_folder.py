@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from runs import config, journal, tiny, weights
 
-from nearfar import demo
+from nearfar.cli import demo
 from nearfar.train import fit, folder
 from nearfar.train.folder import FILES, MARK, RunFolder, is_run
 

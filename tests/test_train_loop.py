@@ -281,7 +281,7 @@ def test_a_memory_goes_with_plain_batches_only(tmp_path):
     fit(config(), tmp_path / "b", data=tiny())
     assert journal(tmp_path / "b") != plain
     assert kept["embeddings"].shape == (20, 4)
-    with pytest.raises(ValueError, match=r"training\.memory does not go with batches Representatives"):
+    with pytest.raises(ValueError, match=r"training\.cross_batch_memory does not go with batches Representatives"):
         fit(
             config(training={"cross_batch_memory": 20}, batches={"name": "Representatives", "batch_size": 8}),
             tmp_path / "c",

@@ -32,7 +32,7 @@ def settings(**changes):
 
 
 @pytest.fixture(scope="module")
-def atomic_write(tmp_path_factory):
+def whole(tmp_path_factory):
     """A run of eight steps, to be copied."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     fit(settings(), folder, data=tiny())

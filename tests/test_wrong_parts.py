@@ -16,7 +16,7 @@ WRONG = {
     "over": ("kl", S.KL, P.Hinge(), 0.1, None, (S.KL(), S.KL)),
     "groups": (nf.groups.Batch, 3, None, S.Mean()),
     "similarity": ("cosine", nf.similarity.Cosine, P.Hinge(), False),
-    "miner": ("hard", M.Hard, P.Hinge(), 0.1),
+    "miner": ("hard", M.Hard, P.Hinge()),
     "link": ("add", nf.links.Add, P.Hinge()),
 }
 RECIPES = [getattr(L, name) for name in L.__all__]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.sweep import TILE
 from nearfar.evaluation.retrieval import PerQuery, Ties, Watch, scored
 from nearfar.evaluation.spaces import Metric, keys, spaces
+from nearfar.evaluation.sweep import TILE
 from nearfar.relations.relation import Relation
 
 NO_CLASS = -1
