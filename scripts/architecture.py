@@ -155,7 +155,7 @@ def picture() -> str:
             f'<rect x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{TALL}" rx="8" fill="#eef3f8" '
             'stroke="#35618e"/>',
             f'<text {middle} y="{top + 28:.0f}" text-anchor="middle" font-size="17" fill="#16324f">{name}</text>',
-            f'<text {middle} y="{top + 48:.0f}" text-anchor="middle" font-size="12" fill="#4a5560">{WORDS[name]}</text>',
+            f'<text {middle} y="{top + 48:.0f}" text-anchor="middle" font-size="12" fill="#455">{WORDS[name]}</text>',
         ]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
