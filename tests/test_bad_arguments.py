@@ -155,5 +155,5 @@ def test_a_raw_dot_product_has_no_distance():
 
 
 def test_margin_without_a_hinge_has_no_threshold():
-    assert L.Margin(pair=P.Squared()).threshold is None
-    assert L.Margin(learn=False, threshold=0.9).threshold == 0.9
+    assert L.Margin(pair=P.Squared()).beta is None
+    assert L.Margin(learn=False, beta=0.9).beta == 0.9

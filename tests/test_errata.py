@@ -280,7 +280,7 @@ def test_can2019_a_feasible_embedding_has_zero_triplet_and_margin_loss():
     assert L.Triplet.as_in_paper(margin=far**2 - near**2 - 1e-9)(E, y).item() == 0
     assert L.Triplet.as_in_paper(margin=far**2 - near**2 + 1e-3)(E, y).item() > 0
     middle, slack = (near + far) / 2, (far - near) / 2 - 1e-9
-    assert L.Margin(margin=slack, threshold=middle, learn=False)(E, y).item() == 0
+    assert L.Margin(margin=slack, beta=middle, learn=False)(E, y).item() == 0
 
 
 def test_can2019_zero_triplet_loss_does_not_mean_feasible():

@@ -67,10 +67,10 @@ def test_gradient_of_the_learnt_threshold_equals_the_oracle():
     loss(embeddings, labels).backward()
     start = np.array(["1.2"], dtype=np.longdouble)
     exact = np.asarray(E, dtype=np.longdouble)
-    slope = gradient(lambda t: row.oracle(exact, y, threshold=t[0]), start)
+    slope = gradient(lambda t: row.oracle(exact, y, beta=t[0]), start)
     # the parameter is the score -β, so its slope has the other sign
     np.testing.assert_allclose(-loss.pair_positive.offset.grad.numpy(), slope[0], atol=TOLERANCE)
-    assert loss.threshold.item() == pytest.approx(1.2, abs=1e-7)
+    assert loss.beta.item() == pytest.approx(1.2, abs=1e-7)
 
 
 @rows

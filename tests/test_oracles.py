@@ -503,7 +503,7 @@ HAND_THREE = [
     # 01 .2 + .894 - 1.2 < 0 | 02 1.4 - 1.414 < 0, 12 1.4 - sqrt .4
     ("Margin", {}, (1.4 - D12) / 3),
     ("Margin", {"reduction": "nonzero"}, 1.4 - D12),
-    ("Margin", {"threshold": 1.0}, (D01 - 0.8 + 0 + 1.2 - D12) / 3),
+    ("Margin", {"beta": 1.0}, (D01 - 0.8 + 0 + 1.2 - D12) / 3),
     # s - .5: 01 .1 | 02 -.5, 12 .3, slopes 2 and 40, factors 2/2 and 2/40
     ("BinomialDeviance", {}, (softplus(-0.2) + softplus(-20) / 20 + softplus(12) / 20) / 3),
     ("DroWorst", {}, 0.5),
@@ -753,12 +753,10 @@ def test_batches_without_one_of_the_sides(name):
 # ---------------------------------------------------------------- derivatives that are declared or known
 
 
-def test_margin_derivative_by_the_threshold():
+def test_margin_derivative_by_beta():
     # THREE: only the negative pair 12 (both orders of three pairs) is active, with slope +1 in the threshold.
     def by(reduction):
-        return gradient(
-            lambda b: losses.margin(THREE, THREE_LABELS, threshold=b[0], reduction=reduction), np.array([1.2])
-        )
+        return gradient(lambda b: losses.margin(THREE, THREE_LABELS, beta=b[0], reduction=reduction), np.array([1.2]))
 
     np.testing.assert_allclose(by("mean"), [1 / 3], atol=1e-12)
     np.testing.assert_allclose(by("nonzero"), [1], atol=1e-12)
@@ -862,7 +860,7 @@ def test_unnormalized_distances():
     # rows 0, 3 and 7 on a line, labels 0 0 1: d01 = 3, d02 = 7, d12 = 4
     E, y = np.array([[0.0], [3.0], [7.0]]), [0, 0, 1]
     near(losses.contrastive(E, y, neg_margin=5, normalize=False), (9 + 0 + 1) / 3)
-    near(losses.margin(E, y, threshold=5, normalize=False), (0 + 0 + 1.2) / 3)
+    near(losses.margin(E, y, beta=5, normalize=False), (0 + 0 + 1.2) / 3)
     near(losses.triplet(E, y, margin=2, normalize=False), (0 + 1) / 2)
     near(losses.triplet(E, y, margin=8, squared=True, normalize=False), (0 + 9 - 16 + 8) / 2)
     near(losses.hap2s(E, y, margin=2, normalize=False), (0 + 1) / 3)

@@ -315,7 +315,7 @@ def test_proposition_4_1():
     assert violations(x, y, near=near, far=far).share == 0
     triplet_ = L.Triplet(margin=far**2 - near**2, similarity=nf.similarity.NegSquaredEuclidean())
     middle = (near + far) / 2
-    margin_ = L.Margin(margin=(far - near) / 2, threshold=middle, learn=False)
+    margin_ = L.Margin(margin=(far - near) / 2, beta=middle, learn=False)
     for labels in (y, relation):
         assert triplet_(x, labels).item() == 0
         assert margin_(x, labels).item() == 0

@@ -79,7 +79,7 @@ def test_the_centers_of_every_family_are_the_mean(seed):
 def test_a_batch_wide_hinge_is_002s_margin_loss_and_004s_on_distances(seed):
     E, y, *_ = batch(seed)
     wanted = measured(nf.RobustLoss(pair=P.Hinge(0.2, -1.2), over=S.Mean(), similarity=NegEuclidean()), E, y)
-    same(measured(L.Margin(margin=0.2, threshold=1.2).double(), E, y), wanted)
+    same(measured(L.Margin(margin=0.2, beta=1.2).double(), E, y), wanted)
 
 
 @seeds

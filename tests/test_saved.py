@@ -134,4 +134,4 @@ def test_a_shared_pair_loss_is_one_module_of_two_names():
     assert loss.pair_negative is loss.pair_positive
     with torch.no_grad():
         loss.pair_positive.offset.fill_(0.25)
-    assert loss.threshold.item() == pytest.approx(0.95)
+    assert loss.beta.item() == pytest.approx(0.95)

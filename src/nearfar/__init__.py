@@ -12,6 +12,7 @@ from typing import Any
 
 from nearfar import batches, data, geometry, groups, links, losses, miners, pairs, report, sets, similarity
 from nearfar._utils.checks import DegenerateBatchWarning
+from nearfar._utils.renamed import no_such_name
 from nearfar.batches import Proximal
 from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
 from nearfar.evaluation import compare, evaluate
@@ -53,4 +54,4 @@ def __getattr__(name: str) -> Any:
         return import_module("nearfar.doctor").diagnose
     if name == "suggest_step":
         return import_module("nearfar.linear.suggest").suggest_step
-    raise AttributeError(f"module 'nearfar' has no attribute {name!r}")
+    raise no_such_name("nearfar", name)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Never
 
 import torch
 from torch import Tensor, nn
 
 from nearfar._utils.checks import check_positive, readable
 from nearfar._utils.measure import hidden, total
+from nearfar._utils.renamed import no_such_name
 from nearfar._utils.shortcuts import Part
 from nearfar.relations.scored_pairs import ScoredPairs
 from nearfar.sets.wrapped import draw
@@ -158,3 +160,8 @@ class DistanceWeighted(Miner, swift=True):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"cutoff={self.cutoff}, upper={self.upper}, sample={self.sample}"
+
+
+def __getattr__(name: str) -> Never:
+    """Only what is not there is asked here."""
+    raise no_such_name("nearfar.miners", name)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Never
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from nearfar._utils.checks import check_positive
+from nearfar._utils.renamed import no_such_name
 from nearfar._utils.shortcuts import Part
 
 
@@ -270,3 +272,8 @@ class AngularMargin(PairLoss, swift=True):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"margin={self.margin}, scale={self.scale}"
+
+
+def __getattr__(name: str) -> Never:
+    """Only what is not there is asked here."""
+    raise no_such_name("nearfar.pairs", name)

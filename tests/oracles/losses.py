@@ -80,14 +80,14 @@ def contrastive(E, y, pos_margin=0, neg_margin=1, power=2, reduction="mean", nor
     return _reduce(positive + negative, reduction, len(positive + negative))
 
 
-def margin(E, y, margin=0.2, threshold=1.2, reduction="mean", normalize=True):
-    """mean over pairs of max(0, margin + y_ij (d_ij - threshold)), y_ij = +1 if positive and -1 if negative.
+def margin(E, y, margin=0.2, beta=1.2, reduction="mean", normalize=True):
+    """mean over pairs of max(0, margin + y_ij (d_ij - beta)), y_ij = +1 if positive and -1 if negative.
 
     reduction="nonzero": the mean over the pairs with loss > 0, positive and negative together.
     """
     D = _distances(E, normalize)
-    losses = [np.maximum(margin + D[i, j] - threshold, 0) for i, j in _positive_pairs(y)]
-    losses += [np.maximum(margin - D[i, j] + threshold, 0) for i, j in _negative_pairs(y)]
+    losses = [np.maximum(margin + D[i, j] - beta, 0) for i, j in _positive_pairs(y)]
+    losses += [np.maximum(margin - D[i, j] + beta, 0) for i, j in _negative_pairs(y)]
     return _reduce(losses, reduction, len(losses))
 
 

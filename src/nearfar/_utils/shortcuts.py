@@ -21,13 +21,15 @@ from typing import Any, ClassVar, TypeGuard, TypeVar
 
 from torch import Tensor, nn
 
+from nearfar._utils.renamed import NewKeywords
+
 Kind = TypeVar("Kind")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLAIN = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})
 """Most of what a part holds: no tensor, told without asking torch."""
 
 
-class Part:
+class Part(NewKeywords):
     """What a loss is made of. The first class of a family names the shortcuts of all that follow."""
 
     swift: ClassVar[bool] = False

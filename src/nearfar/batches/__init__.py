@@ -1,5 +1,8 @@
 """Batch samplers for a DataLoader, and what alternating projections (Can et al. 2019) need beside a loss."""
 
+from typing import Never
+
+from nearfar._utils.renamed import no_such_name
 from nearfar.batches.hard_classes import HardClasses
 from nearfar.batches.m_per_class import MPerClass
 from nearfar.batches.proximal import Proximal
@@ -7,3 +10,8 @@ from nearfar.batches.representatives import Representatives
 from nearfar.batches.violations import Violations, violations
 
 __all__ = ["HardClasses", "MPerClass", "Proximal", "Representatives", "Violations", "violations"]
+
+
+def __getattr__(name: str) -> Never:
+    """Only what is not there is asked here."""
+    raise no_such_name("nearfar.batches", name)

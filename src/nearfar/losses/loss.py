@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nearfar._utils.checks import check_embeddings, check_labels, check_reference, check_reference_rows
 from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.renamed import NewKeywords
 from nearfar.losses.explanation import Explanation
 from nearfar.relations.index_tuples import check_indices
 from nearfar.relations.relation import Relation
@@ -87,7 +88,7 @@ class Call:
             )
 
 
-class Loss(nn.Module, ABC):
+class Loss(NewKeywords, nn.Module, ABC):
     """A metric-learning loss: called with embeddings and labels, and able to explain itself."""
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ class Margin(RobustLoss):
 
     Args:
         margin: m.
-        threshold: β, the distance that parts positives from negative; its starting value if learnt.
+        beta: β, the distance that parts positives from negatives; its starting value if learnt.
         learn: make β a parameter (give it an optimizer: `loss.parameters()`).
         reduction: "mean" over all pairs, or "nonzero": over the pairs with a loss above zero.
         pair: another pair loss in place of `Hinge`.
@@ -88,7 +88,7 @@ class Margin(RobustLoss):
         self,
         *,
         margin: float = 0.2,
-        threshold: float = 1.2,
+        beta: float = 1.2,
         learn: bool = True,
         reduction: PairMean = "mean",
         pair: PairLoss | None = None,
@@ -98,7 +98,7 @@ class Margin(RobustLoss):
     ) -> None:
         check_choice("Margin", "reduction", reduction, ("mean", "nonzero"))
         super().__init__(
-            pair=Hinge(margin, -threshold, learn=learn) if pair is None else pair,
+            pair=Hinge(margin, -beta, learn=learn) if pair is None else pair,
             over=Mean(zero="drop" if reduction == "nonzero" else "keep"),
             groups="batch",
             similarity=NegEuclidean() if similarity is None else similarity,
@@ -107,7 +107,7 @@ class Margin(RobustLoss):
         )
 
     @property
-    def threshold(self) -> Tensor | float | None:
+    def beta(self) -> Tensor | float | None:
         """β as a distance (the pair loss holds it as the score -β); None where another pair loss was given."""
         return -self.pair_positive.threshold if isinstance(self.pair_positive, Hinge) else None
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearfar._utils.checks import check_choice, check_whole
+from nearfar._utils.renamed import NewKeywords
 from nearfar.similarity import unit
 
 Shape = tuple[int, ...]
 
 
-class Embedder(nn.Module):
+class Embedder(NewKeywords, nn.Module):
     """x [b, ...] -> trunk -> pool -> head -> embeddings [b, embedding_dim], of unit length unless told otherwise.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 
 from nearfar import batches, links, losses, miners, pairs, sets, similarity
 from nearfar._utils.checks import nearest
+from nearfar._utils.renamed import new_keyword, new_name
 from nearfar.distributed import CrossBatchMemory
 from nearfar.losses.annealing import Anneal
 from nearfar.runs.config import Config, Part
@@ -86,6 +87,9 @@ def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
 
 def _kind(place: str, part: Part, catalog: Catalog) -> Callable[..., Any]:
     if part.name not in catalog:
+        new = new_name(part.name, catalog)
+        if new is not None:
+            raise ValueError(f"config: {place}.name {part.name} is now {new}.")
         raise ValueError(f"config: {place}.name is {part.name!r}; {nearest(part.name, catalog)}")
     return catalog[part.name]
 
@@ -94,6 +98,9 @@ def _check(place: str, part: Part, catalog: Catalog) -> None:
     known = inspect.signature(_kind(place, part, catalog)).parameters
     for key, value in part.options.items():
         if key not in known or key in ("labels", "rank", "world"):
+            new = new_keyword(part.name, key, known)
+            if new is not None:
+                raise ValueError(f"config: {place}.{key} is now {place}.{new}.")
             raise ValueError(f"config: {part.name} has no {place}.{key}; {nearest(key, known)}")
         if _is_part(key, value):
             _check(f"{place}.{key}", _inner(f"{place}.{key}", value), INNER[key])
