@@ -33,7 +33,7 @@ def test_losses_lists_every_loss(tmp_path):
 
 
 def test_demo_trains_tests_and_writes_a_page(tmp_path):
-    """Four steps teach little; that the full demo does is measured in docs/training.md."""
+    """Four steps teach little; that the full demo does is measured in docs/measured/photographs.md."""
     shown = run("demo", "--steps", "4", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     last = shown.stdout.strip().splitlines()[-2:]

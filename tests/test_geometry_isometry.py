@@ -188,8 +188,7 @@ def test_the_default_of_starts_is_enough(call):
         assert call(x, y).upper <= 1.01 * call(x, y, starts=40).upper
 
 
-# ---------------------------------------------------------------- what Xu et al. 2022 prints (docs/errata.md cites
-# these)
+# ---------------------------------------------------------------- what Xu et al. 2022 prints (docs/papers/xu-2022.md)
 
 
 def test_lemma_1_loses_an_epsilon_where_f_is_not_injective():

@@ -1,7 +1,7 @@
 """Rows that lie close together: Euclidean losses keep their float32 gradient down to a spread of a millionth.
 
 A distance made of products, |x|² + |y|² - 2⟨x, y⟩, loses what |x|² has in digits before |x - y|². `Similarity.prepared`
-puts the origin among such rows first. The bounds are those of the table in docs/losses.md.
+puts the origin among such rows first. The bounds are those of the table in docs/guides/precision.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def off(found, wanted):
 
 def stated():
     """The largest error that the documentation names for each spread."""
-    text = (Path(__file__).parent.parent / "docs" / "losses.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "docs" / "guides" / "precision.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| (1e-\d) \| (\S+) \| [\d.]+ \| -?[\d.]+ \|$", text, re.MULTILINE)
     return {float(spread): float(bound) for spread, bound in lines}
 

@@ -1,6 +1,6 @@
 """Where nearfar.pml does not follow pytorch-metric-learning 2.9: ours is right by a slow oracle, PML's differs.
 
-docs/from-pml.md lists these one by one.
+docs/start/from-pml.md lists these one by one.
 """
 
 from __future__ import annotations

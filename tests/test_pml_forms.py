@@ -48,7 +48,7 @@ NATIVE = {
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_native_recipe(name):
-    """The table of docs/from-pml.md: what each name is without it."""
+    """The table of docs/start/from-pml.md: what each name is without it."""
     embeddings, labels = batch(22, SIZES[1])
     native = NATIVE[name]().double()
     mine = getattr(ours.losses, name)(*((CLASSES, WIDTH) if hasattr(native, "proxies") else ())).double()
@@ -59,7 +59,7 @@ def test_native_recipe(name):
 
 
 OWN_READING = ("LiftedStructureLoss", "AngularLoss")
-"""Native forms that read a tuple otherwise than PML (docs/from-pml.md)."""
+"""Native forms that read a tuple otherwise than PML (docs/start/from-pml.md)."""
 LISTED = [
     name for name in NATIVE if name not in (*OWN_READING, "NPairsLoss") and "Proxy" not in name and "Arc" not in name
 ]

@@ -1,4 +1,4 @@
-"""docs/promises.md: every promise names a test that is there, and links to its file."""
+"""docs/measured/promises.md: every promise names a test that is there, and links to its file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "promises.md"
+PAGE = HERE.parent / "docs" / "measured" / "promises.md"
 ROWS = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| (?!promise)\w|\| `", line)]
-NAMED = re.compile(r"\[`([\w.]+)::(\w+)`\]\(\.\./tests/([\w.]+)\)")
+NAMED = re.compile(r"\[`([\w.]+)::(\w+)`\]\(\.\./\.\./tests/([\w.]+)\)")
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -75,7 +75,8 @@ def place(name):
     folders = (ROOT.parent / "shared" / "data", ROOT / "nearfar-data")
     found = next((each for each in folders if (each / FILES[name]).is_file()), None)
     if found is None:
-        raise FileNotFoundError(f"doctor: {FILES[name]} is not in {' or '.join(map(str, folders))}; see docs/data.md.")
+        places = " or ".join(map(str, folders))
+        raise FileNotFoundError(f"doctor: {FILES[name]} is not in {places}; see docs/guides/data.md.")
     return str(found / FILES[name]) if name == "cub" else str(found)
 
 

@@ -69,7 +69,9 @@ def sweep(given: argparse.Namespace) -> None:
 
 def write_sweep(file: Path, found: list[Row], plan: Plan) -> None:
     parts = ["# Every loss and miner, CPU", setting(plan, about(plan)["versions"])]
-    parts.append("General way: see docs/scale.md. Where a size is missing, a step there took longer than was allowed.")
+    parts.append(
+        "General way: see docs/guides/engines.md. Where a size is missing, a step there took longer than was allowed."
+    )
 
     def setup(row: Row) -> tuple[int, int]:
         return row.threads, row.width

@@ -16,7 +16,7 @@ class Proximal:
 
     Call `add_gradient()` after `backward()` (after gradients were reduced across ranks and, in mixed precision,
     unscaled; before they are clipped), and `anchor()` when a projection begins. The paper prints the weight 1000 times
-    too large (docs/errata.md). Give it the network's trainable parameters, not those of the loss; running
+    too large (docs/papers/can-2019.md). Give it the network's trainable parameters, not those of the loss; running
     statistics are no parameters and are left alone.
 
     A parameter without a gradient (frozen, or not used in this step) gets none: the optimizer leaves it where it is.

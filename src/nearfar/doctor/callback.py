@@ -56,7 +56,7 @@ class Doctor:
     `fit` has one of its own, as `training.diagnose_every` says, where none is handed in. The first look is before the
     first
     step: what later ones are held against. A look embeds `rows` samples in evaluation mode, without augmentation: a
-    third of a step's work at a batch of as many rows. The cost is in docs/doctor.md.
+    third of a step's work at a batch of as many rows. The cost is in docs/guides/doctor.md.
 
     Args:
         every: steps between two looks.

@@ -132,7 +132,7 @@ def diagnose_journal(
     Args:
         entries: the lines of journal.jsonl, as dictionaries (`nearfar.runs.journal.read`).
         config: the run's configuration: without it nothing is known of margin, mining and batch.
-        thresholds: where the lines are, see docs/doctor.md.
+        thresholds: where the lines are, see docs/measured/calibration.md.
         tested: how the run ended, to be held against the journal's baselines.
 
     >>> diagnose_journal([{"step": i, "loss": 0.5 + 1 / i} for i in range(1, 101)])

@@ -98,7 +98,7 @@ def diagnose(
         metric: "cosine", or "euclidean" where rows are compared as they are.
         rows: how many rows are drawn.
         seed: of the draw.
-        thresholds: where the lines are, see docs/doctor.md.
+        thresholds: where the lines are, see docs/measured/calibration.md.
 
     >>> x = torch.nn.functional.normalize(torch.ones(80, 8) + 0.01 * torch.randn(80, 8), dim=1)
     >>> diagnose(x, torch.arange(80) // 4).findings[0].name

@@ -1,4 +1,4 @@
-"""Where the doctor draws its lines: see docs/doctor.md for where each comes from."""
+"""Where the doctor draws its lines: see docs/measured/calibration.md for where each comes from."""
 
 from __future__ import annotations
 

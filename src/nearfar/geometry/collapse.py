@@ -83,8 +83,8 @@ def collapse(
 ) -> Collapse:
     """The measures of `Collapse` on at most `rows` rows (pairs and triplets on 512, s* on 256).
 
-    Observed on random f (see docs/isometry.md): with the loss's α = 0 the nearest separated map keeps less of f the
-    more rows meet in few dimensions; there is no jump at n = N, which Xu et al. 2022 suggests.
+    Observed on random f (see docs/papers/xu-2022.md): with the loss's α = 0 the nearest separated map keeps less of f
+    the more rows meet in few dimensions; there is no jump at n = N, which Xu et al. 2022 suggests.
 
     Args:
         embeddings: [n, d].

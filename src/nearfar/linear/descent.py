@@ -97,7 +97,7 @@ def safe_step(objective: Objective, A: Tensor, gradient: Tensor, *, local: bool 
     """The root η of η·L(|A| + η|∇f|) = 1, by bisection: then f(A - η∇f) ≤ f(A) - (η/2)|∇f|².
 
     The left side increases with η, and the segment from A stays in the ball of radius |A| + η|∇f|. The paper steps
-    with 1/M(w) of bounds that are printed wrong and hold at w alone, not on the way (docs/descent.md).
+    with 1/M(w) of bounds that are printed wrong and hold at w alone, not on the way (docs/papers/jaffe-2020.md).
 
     Args:
         objective: with μ > 0; the hinge has no Lipschitz gradient.

@@ -201,7 +201,7 @@ class Objective:
     def smoothness(self, radius: float) -> float:
         """L(R) ≥ |Hess f(A)| for every |A|_F ≤ R: 2|Q|₂ + Σ wᵢ(2bᵢ + R²bᵢ²/μ), or what the leaf says is sharper.
 
-        The paper prints M_f = |w|²λmax(B)² + 2λmax(B), which is no bound: B is indefinite (docs/descent.md).
+        The paper prints M_f = |w|²λmax(B)² + 2λmax(B), which is no bound: B is indefinite (docs/papers/jaffe-2020.md).
         """
         least, first, second = self.bounds()
         return max(least, first + (second * radius**2 if radius else 0.0))

@@ -1,4 +1,4 @@
-"""Every named loss, one class each: a recipe of `RobustLoss`. `docs/losses.md` says which to use when."""
+"""Every named loss, one class each: a recipe of `RobustLoss`. `docs/guides/which-loss.md` says which to use when."""
 
 from nearfar.losses.anchored import HAP2S, GeneralizedLifted, LiftedStructure, MultiSimilarity
 from nearfar.losses.dro import DroChiSquare, DroKL, DroKLGrouped, DroTopK, DroTopKPN, DroWorst

@@ -126,7 +126,7 @@ class MultiSimilarity(RobustLoss):
 
     Relations: equals pytorch-metric-learning's loss with its miner (or without, for None). It is `DroKLGrouped` with an
     unhinged loss, the zero member and two temperatures; with the hinge, as Qi et al. 2020 derives it, one gets two
-    thresholds λ ± m (docs/errata.md).
+    thresholds λ ± m (docs/papers/qi-2020.md).
     """
 
     listed_once = True
@@ -180,7 +180,7 @@ class HAP2S(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma, zero="keep")` with a linear pair
-    loss on the same similarity (Qi et al. 2020 drops the hinge; docs/errata.md).
+    loss on the same similarity (Qi et al. 2020 drops the hinge; docs/papers/qi-2020.md).
     """
 
     def __init__(

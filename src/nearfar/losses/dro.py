@@ -62,7 +62,7 @@ class DroTopK(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: k ≥ all pairs is the mean (`BinomialDeviance` with `Logistic`); k = ½ is `DroWorst`. The paper's printed
-    domain y ∈ {0, 1} gives negative pairs no gradient; ±1 is meant (docs/errata.md).
+    domain y ∈ {0, 1} gives negative pairs no gradient; ±1 is meant (docs/papers/qi-2020.md).
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class DroKLGrouped(RobustLoss):
     Relations: with γ = 1 and a margin so large that every loss is positive, its gradient is `GeneralizedLifted`'s on
     cosine wherever that one's hinge is active, and F = L_LS + Σ(2m - log P_i - log N_i). Linear pairs, zero="keep" and
     the zero member make it `MultiSimilarity`. The paper's weights (7) hold only for margins above 1 + λ
-    (docs/errata.md).
+    (docs/papers/qi-2020.md).
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class DroChiSquare(RobustLoss):
     Qi et al. 2020, section 3.1.
 
     Algebra: pair x ChiSquare(ρ) x batch, on cosine. Solved exactly; the printed closed
-    form is too large beyond its range (docs/errata.md).
+    form is too large beyond its range (docs/papers/qi-2020.md).
 
     Args:
         rho: ρ ≥ 0; n counts ordered pairs.

@@ -34,7 +34,7 @@ class Contrastive(RobustLoss):
 
     Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (Can et al. 2019,
     prop. 4.1) has zero loss only if its positive distance ε₊ is within m₊; the paper says so for any ε₊
-    (docs/errata.md).
+    (docs/papers/can-2019.md).
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class RobustLoss(Loss):
         similarity: scores between rows; `Cosine` where none is given.
         members: the wide side of an anchor: its "negative" pairs, or "all" of them (softmax denominators).
         engine: "dense": all scores at once; "tiled": the same numbers in strips of rows, for large batches; "auto": the
-            faster of the two (docs/scale.md). "fused" is not built yet.
+            faster of the two (docs/guides/big-batches.md). "fused" is not built yet.
 
     Example:
         >>> import nearfar as nf

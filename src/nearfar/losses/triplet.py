@@ -40,7 +40,7 @@ class Triplet(RobustLoss):
         reduction: "mean" over the triplets mined ("hard": over anchors), or "nonzero": over those above zero.
         anneal: with "hard": begin soft, and be plain hard mining after so many calls of `step`, or as an `Anneal` says.
             Before the first step it is KL(1) in place of Worst, nearly the mean; the trainer calls `step` after each
-            batch. Where plain hard mining collapses this need not (docs/doctor.md).
+            batch. Where plain hard mining collapses this need not (docs/guides/doctor.md).
         pair: the pair loss in place of `Hinge` (of `Linear` with mining="hard").
         similarity: `NegEuclidean` where none is given; Jaffe 2020 and Can et al. 2019 use `NegSquaredEuclidean`.
         miner: a miner of pairs, before triplets are formed.

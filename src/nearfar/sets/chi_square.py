@@ -26,9 +26,8 @@ class ChiSquare(UncertaintySet, swift=True):
         F  = m_A + √((s - 1/W_A) V_A)
 
     with m_A the mean and V_A the sum of squares about it on A. A = everyone gives mean + √(2ρ·Var/n), the form Qi et
-    al. 2020 prints; it holds iff 2ρ(mean - min)² ≤ n·Var and is too large otherwise (docs/errata.md). A is the longest
-    prefix of
-    the sorted losses whose smallest weight is not negative: O(n log n), and exact.
+    al. 2020 prints; it holds iff 2ρ(mean - min)² ≤ n·Var and is too large otherwise (docs/papers/qi-2020.md). A is the
+    longest prefix of the sorted losses whose smallest weight is not negative: O(n log n), and exact.
 
     Args:
         rho: ρ ≥ 0. 0 is Mean; ρ ≥ n(n-1)/2 is Worst.

@@ -2,7 +2,7 @@
 
 `reproduce(folder)` draws six pictures and writes descent.json: Figure 1 (loss surface) and Figure 2 (three steps,
 printed and true), the bounds 2.8-2.10 against a run, the extensions, the saddles, and the comparison with the
-contrastive loss and linear SVMs. docs/descent.md reads them.
+contrastive loss and linear SVMs. docs/papers/jaffe-2020.md reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hard negative mining and isometric approximation (Xu et al. 2022): its figures, and what becomes of its claims.
 
 `reproduce(folder)` draws Figures 1 to 6 and writes isometry.json: the toy set with H, d_haus and d_iso, the collapse at
-N = 20 in the plane, collapse against N and n, and gradient descent on free points. docs/isometry.md reads them.
+N = 20 in the plane, collapse against N and n, and gradient descent on free points. docs/papers/xu-2022.md reads them.
 """
 
 from __future__ import annotations

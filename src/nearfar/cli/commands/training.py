@@ -86,7 +86,7 @@ def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
 
 
 def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
-    """A run goes on with its own configuration; what may be changed is in docs/training.md."""
+    """A run goes on with its own configuration; what may be changed is in docs/guides/resuming.md."""
     from nearfar.runs.changes import MAY_CHANGE
 
     if run is None:
