@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ ORACLES = sorted((Path(__file__).parent / "oracles").glob("*.py"))
 PUBLIC = {
     "nearfar": """
         DegenerateBatchWarning Explanation CrossBatchMemory Distributed Proximal Relation RobustLoss
-        batches cached_step compare data evaluate geometry groups links losses miners pairs report sets similarity
+        batches cached_step compare data diagnose distributed doctor evaluate evaluation geometry groups linear links
+        losses miners models pairs pml report runs sets similarity studies suggest_step train
     """,
     "nearfar.batches": "HardClasses MPerClass Proximal Representatives Violations violations",
     "nearfar.losses": """
@@ -85,6 +87,38 @@ def test_public_names_are_frozen(module):
         assert hasattr(sys.modules[module], name)
 
 
+def public_modules() -> list[str]:
+    """Those whose path has no part that begins with an underscore."""
+    return [name for name in drawn.modules() if not any(part.startswith("_") for part in name.split("."))]
+
+
+@pytest.mark.parametrize("name", public_modules())
+def test_every_public_module_says_what_it_offers(name):
+    module = import_module(name)
+    assert "__all__" in vars(module), f"{name}: say __all__ = [...] after the imports"
+    assert len(set(module.__all__)) == len(module.__all__)
+    for each in module.__all__:
+        assert hasattr(module, each) or f"{name}.{each}" in drawn.modules(), f"{name} has no {each}"
+        assert not each.startswith("_")
+
+
+def test_every_folder_of_the_package_is_a_package():
+    """A folder without `__init__.py` is left out of the wheel."""
+    for path in FILES:
+        assert (path.parent / "__init__.py").is_file()
+
+
+def test_dir_shows_the_public_names_and_no_other():
+    """Before anything late is imported, and after."""
+    script = (
+        "import nearfar as nf; first = dir(nf); assert len(first) == len(nf.__all__) + 1\n"
+        "for name in first: getattr(nf, name)\n"
+        "import nearfar.bench, nearfar.cli.main; assert dir(nf) == first; print(*first)"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
+    assert set(shown.split()) == {"__version__", *PUBLIC["nearfar"].split()}
+
+
 def test_contract_keywords():
     """The constructor keywords users rely on (DESIGN): each call must work as written."""
     L = nf.losses
@@ -110,7 +144,8 @@ def test_import_is_lean():
     """Nothing optional or heavy is imported with the package."""
     script = (
         "import sys, nearfar; "
-        "heavy = {'matplotlib', 'sklearn', 'scipy', 'rich', 'typer', 'pytorch_metric_learning'} & set(sys.modules); "
+        "heavy = {'matplotlib', 'sklearn', 'scipy', 'PIL', 'accelerate', 'rich', 'typer', 'pytorch_metric_learning'}; "
+        "heavy &= set(sys.modules); "
         "print(sorted(heavy))"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout

@@ -8,17 +8,36 @@
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nearfar import batches, data, geometry, groups, links, losses, miners, pairs, report, sets, similarity
+from nearfar import groups, links, losses, miners, pairs, sets, similarity
 from nearfar._utils.checks import DegenerateBatchWarning
 from nearfar._utils.renamed import no_such_name
-from nearfar.batches import Proximal
-from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
-from nearfar.evaluation import compare, evaluate
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import RobustLoss
 from nearfar.relations.relation import Relation
+
+if TYPE_CHECKING:
+    from nearfar import (
+        batches,
+        data,
+        distributed,
+        doctor,
+        evaluation,
+        geometry,
+        linear,
+        models,
+        pml,
+        report,
+        runs,
+        studies,
+        train,
+    )
+    from nearfar.batches import Proximal
+    from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
+    from nearfar.doctor import diagnose
+    from nearfar.evaluation import compare, evaluate
+    from nearfar.linear.suggest import suggest_step
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,25 +52,52 @@ __all__ = [
     "cached_step",
     "compare",
     "data",
+    "diagnose",
+    "distributed",
+    "doctor",
     "evaluate",
+    "evaluation",
     "geometry",
     "groups",
+    "linear",
     "links",
     "losses",
     "miners",
+    "models",
     "pairs",
+    "pml",
     "report",
+    "runs",
     "sets",
     "similarity",
+    "studies",
+    "suggest_step",
+    "train",
 ]
+
+# Everything but the losses is imported when it is first asked for: a training script pays for what it uses.
+_HOMES = {
+    "CrossBatchMemory": "nearfar.distributed",
+    "Distributed": "nearfar.distributed",
+    "Proximal": "nearfar.batches",
+    "cached_step": "nearfar.distributed",
+    "compare": "nearfar.evaluation",
+    "diagnose": "nearfar.doctor",
+    "evaluate": "nearfar.evaluation",
+    "suggest_step": "nearfar.linear.suggest",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Parts that need accelerate or scikit-learn, or that few need, are imported when they are first asked for."""
-    if name in ("doctor", "linear", "models", "pml", "studies", "train"):
+    """A public name that has not been asked for before."""
+    if name in _HOMES:
+        globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return globals()[name]
+    if name in __all__:
         return import_module(f"nearfar.{name}")
-    if name == "diagnose":
-        return import_module("nearfar.doctor").diagnose
-    if name == "suggest_step":
-        return import_module("nearfar.linear.suggest").suggest_step
     raise no_such_name("nearfar", name)
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are imported later too, and no other."""
+    return ["__version__", *__all__]

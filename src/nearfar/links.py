@@ -14,6 +14,21 @@ from nearfar._utils.measure import over
 from nearfar._utils.shortcuts import Part
 from nearfar.pairs import smooth_hinge
 
+__all__ = [
+    "REDUCTIONS",
+    "Add",
+    "HingeLink",
+    "LiftedLink",
+    "Link",
+    "PerPositive",
+    "Reduction",
+    "Sides",
+    "SoftplusLink",
+    "Terms",
+    "reduce",
+    "tally",
+]
+
 Reduction = Literal["mean", "sum", "nonzero", "none"]
 REDUCTIONS: tuple[str, ...] = ("mean", "sum", "nonzero", "none")
 

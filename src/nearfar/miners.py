@@ -21,6 +21,8 @@ from nearfar._utils.shortcuts import Part
 from nearfar.relations.scored_pairs import ScoredPairs
 from nearfar.sets.wrapped import draw
 
+__all__ = ["BalancedHard", "DistanceWeighted", "Hard", "Miner", "MultiSimilarity", "SemiHard"]
+
 
 class Miner(Part, nn.Module, ABC):
     """Keeps some of the pairs. The scores it sees carry no gradient."""

@@ -18,6 +18,18 @@ from nearfar._utils.checks import check_positive
 from nearfar._utils.renamed import no_such_name
 from nearfar._utils.shortcuts import Part
 
+__all__ = [
+    "AngularMargin",
+    "CircleScore",
+    "Hinge",
+    "Identity",
+    "Linear",
+    "Logistic",
+    "PairLoss",
+    "Squared",
+    "smooth_hinge",
+]
+
 
 class PairLoss(Part, nn.Module, ABC):
     """An elementwise loss of one pair's score. Scores are similarities: larger = more similar."""

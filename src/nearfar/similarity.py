@@ -18,6 +18,19 @@ from torch import Tensor, nn
 
 from nearfar._utils.shortcuts import Part, hooked
 
+__all__ = [
+    "Called",
+    "Cosine",
+    "Dot",
+    "NegEuclidean",
+    "NegSquaredEuclidean",
+    "Similarity",
+    "called",
+    "origin",
+    "root",
+    "unit",
+]
+
 
 def unit(x: Tensor) -> Tensor:
     """Divide each row by its norm; a zero row stays zero and receives no gradient (a quotient would send it 1e12).

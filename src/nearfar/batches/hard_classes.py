@@ -11,6 +11,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_embeddings, check_whole
 
+__all__ = ["HardClasses", "Stale"]
+
 Stale = Literal["keep", "drop"]
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from nearfar._utils.checks import check_whole
 from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds, shuffle_within
 
+__all__ = ["MPerClass"]
+
 
 class MPerClass(GlobalBatches):
     """Batches of C classes with S samples each, class after class: B = C·S rows.

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 
+__all__ = ["Proximal"]
+
 
 class Proximal:
     """Adds λ(θ - θₖ) to the gradient: the slope of λ/2 |θ - θₖ|², θₖ the parameters at the last `anchor()`.

@@ -15,6 +15,8 @@ from nearfar._utils.checks import check_choice, check_positive, check_tensor, ch
 from nearfar.batches.hard_classes import HardClasses
 from nearfar.batches.sampler import Classes, GlobalBatches, Rows, State, as_tensor, class_rounds, shuffle_within
 
+__all__ = ["Order", "Representatives"]
+
 Order = Literal["representatives", "classes"]
 SHUFFLE, CHOICE, OTHERS = 1, 2, 3  # what a draw is for: each has generators of its own
 

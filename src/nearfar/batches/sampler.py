@@ -20,6 +20,8 @@ from torch.utils.data import Sampler
 
 from nearfar._utils.checks import check_whole
 
+__all__ = ["Classes", "GlobalBatches", "Rows", "State", "as_tensor", "class_rounds", "shuffle_within"]
+
 Rows = NDArray[np.int64]
 State = dict[str, Any]
 

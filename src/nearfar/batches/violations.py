@@ -11,6 +11,8 @@ from nearfar._utils.checks import check_embeddings, check_labels, check_positive
 from nearfar.relations.relation import Relation
 from nearfar.similarity import NegEuclidean, Similarity
 
+__all__ = ["Violations", "violations"]
+
 CELLS = 2**21
 """Pairs looked at together: memory, not speed, sets it."""
 

@@ -10,6 +10,8 @@ from nearfar._utils.files import atomic_write
 from nearfar.bench.study import Row
 from nearfar.bench.subjects import PEER, SUBJECTS
 
+__all__ = ["draw"]
+
 OURS, THEIRS, GREY, RED = "#0f6b66", "#b4532a", "#8a8f94", "#a3122a"
 COLUMNS = 5
 """Losses side by side."""

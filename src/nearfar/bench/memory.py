@@ -20,6 +20,8 @@ import torch
 from nearfar.bench.subjects import PEER, SUBJECTS, Step, backward, batch, our_step, peer_step
 from nearfar.bench.timing import clock_of
 
+__all__ = ["Limits", "Peak", "Task", "peak", "peak_on_gpu"]
+
 WARM_ROWS = 64
 READY = "ready"
 LOADING = 120.0

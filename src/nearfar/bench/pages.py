@@ -12,6 +12,8 @@ from nearfar.bench.figure import draw
 from nearfar.bench.study import Cell, Plan, Row, about, growth
 from nearfar.bench.subjects import PEER
 
+__all__ = ["as_json", "growth_table", "line", "markdown", "record", "report", "setting", "table", "write"]
+
 AUTO = "auto"
 """The engine that needs no mention."""
 HEAD = ("loss", "B", "ms", "x limit", "PML / ours", "MB", "PML MB")

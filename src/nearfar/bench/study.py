@@ -17,6 +17,8 @@ from nearfar.bench.memory import Limits, Peak, Task, peak, peak_on_gpu
 from nearfar.bench.subjects import PEER, Step, Subject, backward, batch, chosen
 from nearfar.bench.timing import LIMIT, Patience, taking_turns, threads
 
+__all__ = ["Cell", "Plan", "Row", "Watch", "about", "exponent", "growth", "measure", "peer_version"]
+
 ENGINES = ("auto", "dense", "tiled", "compiled")
 Watch = Callable[[str], None]
 FIT_FROM, FIT_LEAST = 4096, 3

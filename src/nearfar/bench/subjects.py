@@ -21,6 +21,20 @@ from nearfar import miners
 from nearfar._utils.checks import nearest
 from nearfar.similarity import Dot
 
+__all__ = [
+    "PEER",
+    "SUBJECTS",
+    "Make",
+    "Peer",
+    "Step",
+    "Subject",
+    "backward",
+    "batch",
+    "chosen",
+    "our_step",
+    "peer_step",
+]
+
 Step = Callable[[Tensor, Tensor], Tensor]
 Make = Callable[[int, int, Any], torch.nn.Module]
 """Rows, width and engine to a loss."""

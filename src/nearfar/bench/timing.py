@@ -18,6 +18,8 @@ from torch import Tensor
 
 from nearfar.bench.subjects import Step, backward
 
+__all__ = ["LIMIT", "Patience", "Timed", "clock_of", "products", "taking_turns", "threads"]
+
 LIMIT = "limit"
 """The contestant that stands for `(E @ E.T) @ E`."""
 WHOLE = {"cpu": 8192, "cuda": 32768}

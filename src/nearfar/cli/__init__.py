@@ -1,1 +1,3 @@
 """The command line, one file a command family; `main` holds the application."""
+
+__all__: list[str] = []

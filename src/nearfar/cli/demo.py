@@ -15,6 +15,8 @@ from nearfar.runs import journal
 from nearfar.train import Config, Result, baselines, fit, parse
 from nearfar.train.folder import is_run
 
+__all__ = ["recipe", "run"]
+
 RECIPE = {
     "data": {"name": "glyphs", "validation": 0.1},
     "model": {"name": "small", "embedding_dim": 128, "bn_neck": True},

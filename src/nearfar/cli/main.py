@@ -14,6 +14,8 @@ from nearfar._utils.console import Terminal, guard_streams, say
 from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training
 from nearfar.cli.commands.shared import one_sentence
 
+__all__ = ["app", "describe", "losses", "main", "pictures_of", "report"]
+
 app = typer.Typer(
     help="Deep metric learning: positive things near, negative things far.",
     no_args_is_help=True,

@@ -14,6 +14,8 @@ import numpy as np
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar.data.splits import Shares
 
+__all__ = ["Facts", "Recommendation", "Row", "measured", "recommend"]
+
 NEAR = math.log(4)
 """A measured data set is near when its number of classes and its samples a class are within a factor of four."""
 PLAIN = "MPerClass"

@@ -14,6 +14,8 @@ from nearfar.data.pictures import Member, OnCorrupt, Pictures, listed_files
 from nearfar.data.samples import DataSet, Samples, numbered
 from nearfar.data.tables import whole_number, words
 
+__all__ = ["Count", "by_class_number", "cars", "demand_counts", "inshop", "sop"]
+
 Count = tuple[int, int]
 """Images and classes."""
 MAT_ERRORS = (

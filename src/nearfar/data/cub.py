@@ -12,6 +12,8 @@ from nearfar.data.pictures import Member, OnCorrupt, listed_files
 from nearfar.data.samples import DataSet
 from nearfar.data.tables import table, whole_number, words
 
+__all__ = ["LAST", "Row", "cub"]
+
 LAST = 100
 COUNTS = {"train": (5864, 100), "test": (5924, 100)}
 TABLE = "cub200_full_labels.csv"

@@ -15,6 +15,8 @@ from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
 from nearfar.data.tables import table
 
+__all__ = ["folder", "manifest", "vectors"]
+
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SIDES = ("train", "test")
 SEED = 0

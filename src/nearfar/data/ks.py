@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+__all__ = ["KS", "USUAL"]
+
 USUAL = (1, 2, 4, 8)
 _BIRDS_AND_CARS = (1, 2, 4, 8, 16, 32)
 

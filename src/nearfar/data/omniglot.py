@@ -9,6 +9,8 @@ import numpy as np
 from nearfar._utils.files import read_arrays
 from nearfar.data.samples import DataSet, Tensors, part
 
+__all__ = ["omniglot"]
+
 ARRAYS = ("images", "labels", "class_names", "background")
 
 

@@ -14,6 +14,8 @@ from nearfar.data.omniglot import omniglot
 from nearfar.data.pictures import OnCorrupt, check_on_corrupt
 from nearfar.data.samples import DataSet, Tensors
 
+__all__ = ["Reader", "open_data"]
+
 Reader = Callable[[Path, OnCorrupt, bool], DataSet]
 
 

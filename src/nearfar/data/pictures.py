@@ -18,6 +18,18 @@ from nearfar._utils.checks import check_choice, printable
 from nearfar._utils.files import inside
 from nearfar.data.samples import described
 
+__all__ = [
+    "UNREADABLE",
+    "CorruptImageError",
+    "CorruptImageWarning",
+    "Member",
+    "OnCorrupt",
+    "Pictures",
+    "check_on_corrupt",
+    "listed_files",
+    "open_picture",
+]
+
 OnCorrupt = Literal["stop", "skip"]
 UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error, Image.DecompressionBombError)
 """What PIL raises for files that are no image, are cut short, or unpack to something enormous."""

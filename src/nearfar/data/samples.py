@@ -14,6 +14,25 @@ from torch.utils.data import Dataset
 
 from nearfar.data.ks import USUAL
 
+__all__ = [
+    "Batch",
+    "ByName",
+    "DataSet",
+    "Key",
+    "Labeled",
+    "Labels",
+    "Same",
+    "Samples",
+    "Tensors",
+    "Transform",
+    "View",
+    "collate",
+    "described",
+    "genuine",
+    "numbered",
+    "part",
+]
+
 Labels = NDArray[np.int64]
 Transform = Callable[[Any, np.random.Generator], Tensor]
 Key = int | tuple[int, int]

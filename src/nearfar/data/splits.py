@@ -8,6 +8,8 @@ import numpy as np
 
 from nearfar.data.samples import Labels, Samples
 
+__all__ = ["Shares", "class_disjoint", "classes_apart"]
+
 
 def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels, Labels]:
     """Indices of the rest, and of a share of the classes held out whole; each in ascending order.

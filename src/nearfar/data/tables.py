@@ -8,6 +8,8 @@ from pathlib import Path
 
 from nearfar._utils.checks import printable
 
+__all__ = ["table", "text_lines", "whole_number", "words"]
+
 LONGEST = 1 << 20
 """Characters that a line may have."""
 

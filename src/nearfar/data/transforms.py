@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar.data.samples import Transform
 
+__all__ = ["CROPS", "Moved", "Numbers", "Photograph", "Plain", "get", "to_tensor"]
+
 Numbers = Sequence[float]
 
 

@@ -19,6 +19,8 @@ from nearfar._utils.process_group import Group
 from nearfar.losses.loss import Call
 from nearfar.relations.relation import Relation
 
+__all__ = ["Looks", "Sizes", "agree", "sketch"]
+
 EVERY = 100
 """Settings and the values of parameters are compared at the first of so many calls; the kind of a call at each."""
 TOLERANCE = 1e-3

@@ -15,6 +15,8 @@ from nearfar._utils.process_group import in_touch, several
 from nearfar._utils.rng import State, set_states, states
 from nearfar.losses.loss import Labels
 
+__all__ = ["Inputs", "cached_step"]
+
 Inputs = Any
 """A tensor [b, ...], or a list, tuple or dict of such, as the encoder takes them."""
 

@@ -14,6 +14,8 @@ from nearfar.losses.explanation import Explanation
 from nearfar.losses.loss import Call, Loss
 from nearfar.relations.relation import Relation
 
+__all__ = ["CrossBatchMemory", "Staleness"]
+
 COUNTS = 3
 """Numbers of a memory's state that stand before the ages."""
 

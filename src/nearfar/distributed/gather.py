@@ -15,6 +15,8 @@ from nearfar.losses.explanation import Explanation
 from nearfar.losses.loss import Call, Loss
 from nearfar.relations.relation import Relation
 
+__all__ = ["Distributed"]
+
 
 class Distributed(Loss):
     """loss(rows of all ranks), the same value on every rank, with the gradient of one big batch.

@@ -17,6 +17,8 @@ from nearfar.doctor.thresholds import Thresholds
 from nearfar.evaluation.embed import evaluating
 from nearfar.runs.config import Config
 
+__all__ = ["Doctor", "Moment", "Training"]
+
 
 class Training(Protocol):
     """What the doctor asks of a run; `nearfar.train.state.TrainState` has it all."""

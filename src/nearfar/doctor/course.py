@@ -19,6 +19,8 @@ from nearfar.geometry.collapse import effective_rank
 from nearfar.runs.config import Config
 from nearfar.similarity import unit
 
+__all__ = ["CLASSES", "Case", "Sight", "judged", "look", "seen"]
+
 NAMES = {"spread": "spread", "rank": "effective_rank", "recall": "probe recall@1", "skill": "probe skill"}
 """Attribute -> what the journal calls it."""
 CLASSES = "training classes"

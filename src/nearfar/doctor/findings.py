@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+__all__ = ["ORDER", "Diagnosis", "Finding", "Severity", "concluded", "listed", "verdict"]
+
 Severity = Literal["note", "warning", "alarm"]
 ORDER: tuple[Severity, ...] = ("alarm", "warning", "note")
 

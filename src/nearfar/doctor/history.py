@@ -16,6 +16,8 @@ from nearfar.doctor.remedies import Patient, finding
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.runs.config import Config
 
+__all__ = ["History", "Outcome", "diagnose_journal"]
+
 Series = tuple[tuple[int, float], ...]
 RECALL = ("validation recall@1", "test recall@1")
 LEAST = 20

@@ -13,6 +13,8 @@ from nearfar.runs import journal
 from nearfar.runs.config import Config, changed, flat, load, to_tree
 from nearfar.runs.parts import check
 
+__all__ = ["Prescription", "against", "diagnose_run", "prescribe"]
+
 
 @dataclass(frozen=True)
 class Prescription:

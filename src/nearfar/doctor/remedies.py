@@ -13,6 +13,8 @@ from nearfar.doctor.findings import Finding, Severity
 from nearfar.runs.config import Config, changed, to_tree
 from nearfar.runs.parts import CLASSES, LOSSES, check, make_loss, shape_of_batch
 
+__all__ = ["KINDS", "Patient", "finding", "level", "margin_of"]
+
 Flags = tuple[tuple[str, str], ...]
 
 SEMIHARD: Flags = (("loss.name", "Triplet"), ("loss.mining", "semihard"), ("loss.margin", "0.2"))

@@ -20,6 +20,8 @@ from nearfar.geometry import Collapse, Pull, collapse, pull
 from nearfar.geometry.collapse import sample
 from nearfar.losses import Triplet
 
+__all__ = ["Look", "diagnose", "examine", "margin_of"]
+
 EXPLAINED = 256
 """Rows of which the loss is explained: triplets of more would not fit."""
 NEAREST = 5

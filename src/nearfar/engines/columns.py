@@ -16,6 +16,8 @@ from nearfar.links import Sides, tally
 from nearfar.relations.scored_pairs import ScoredPairs, present
 from nearfar.sets.base import Stream
 
+__all__ = ["Ends", "by_columns"]
+
 
 @dataclass(frozen=True, eq=False)
 class Ends:

@@ -17,6 +17,8 @@ from nearfar.relations.relation import Relation
 from nearfar.relations.scored_pairs import ScoredPairs, present
 from nearfar.relations.tile import Tile
 
+__all__ = ["dense_pairs", "dense_value", "kept", "measures"]
+
 
 def dense_pairs(
     product: Product,

@@ -12,6 +12,18 @@ from nearfar._utils.shortcuts import exactly
 from nearfar.pairs import Hinge, PairLoss, Squared
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
+__all__ = [
+    "Distance",
+    "Form",
+    "Plain",
+    "SquaredDistance",
+    "corner",
+    "form_of",
+    "plain_hinge",
+    "write_losses",
+    "write_slopes",
+]
+
 
 @dataclass(frozen=True, eq=False)
 class Form(ABC):

@@ -28,6 +28,8 @@ from nearfar.relations.relation import Relation
 from nearfar.sets.base import Support
 from nearfar.sets.online import Online, Variance
 
+__all__ = ["Start", "Strip", "Sums", "by_halves", "halves"]
+
 WHOLE: tuple[type[Grouping], ...] = (Batch, Sign, Balanced)
 FLAT: tuple[type[PairLoss], ...] = (Hinge, Logistic, Squared)
 """Pair losses that are never negative, and flat where they are 0."""

@@ -24,6 +24,8 @@ from nearfar.relations.relation import Relation
 from nearfar.sets.base import Solved
 from nearfar.sets.entropic import KL
 
+__all__ = ["by_runs", "leans", "line_of"]
+
 FEW = 16
 """With so many columns a row at most, gradients go column by column instead of through a product."""
 

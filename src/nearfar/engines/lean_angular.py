@@ -21,6 +21,8 @@ from nearfar.groups.triplets import AngularScore, Positive
 from nearfar.links import Terms, tally
 from nearfar.relations.relation import Relation
 
+__all__ = ["by_angles", "leans_on_angles"]
+
 
 def leans_on_angles(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""

@@ -24,6 +24,8 @@ from nearfar.relations.relation import Relation
 from nearfar.sets.entropic import KL
 from nearfar.sets.soft import LOWEST
 
+__all__ = ["by_ends", "leans_on_ends"]
+
 
 def leans_on_ends(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""

@@ -23,6 +23,8 @@ from nearfar.pairs import Hinge
 from nearfar.relations.relation import Relation
 from nearfar.sets.linear import Mean
 
+__all__ = ["by_triplets", "leans_on_triplets"]
+
 
 def leans_on_triplets(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""

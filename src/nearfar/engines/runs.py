@@ -11,6 +11,8 @@ from nearfar.engines.forms import Form, form_of
 from nearfar.engines.strips import Slopes, Strips
 from nearfar.relations.relation import Relation
 
+__all__ = ["Narrow", "Runs", "Sorted"]
+
 
 @dataclass(frozen=True, eq=False)
 class Narrow:

@@ -16,6 +16,8 @@ from nearfar.sets.linear import TopK, Worst
 from nearfar.sets.online import Online, Variance, online
 from nearfar.sets.selection import KEPT, Largest
 
+__all__ = ["Few", "Named", "Solver", "solver"]
+
 
 class Few:
     """The largest members of a group and nothing else: TopK and Worst."""

@@ -21,6 +21,8 @@ from nearfar.groups.groupings import Product
 from nearfar.relations.relation import EVERYTHING, Relation
 from nearfar.relations.scored_pairs import ScoredPairs, present
 
+__all__ = ["ENTRIES", "LEAN", "Slopes", "Strips", "cut", "gradient", "height"]
+
 ENTRIES = 2**18
 """Numbers in a strip where each pass over it makes a new one: a megabyte of float32, forty at a time."""
 LEAN = 2**21

@@ -19,6 +19,8 @@ from nearfar.links import tally
 from nearfar.relations.scored_pairs import ScoredPairs
 from nearfar.sets.base import Stream, Support
 
+__all__ = ["Ask", "Counted", "Gradient", "Made", "by_rows", "by_streams", "few", "running", "shared"]
+
 Gradient = list[Tensor | None]
 """In rows, columns and parameters; None where nobody asked."""
 Made = tuple[Tensor, Gradient]

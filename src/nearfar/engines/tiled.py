@@ -29,6 +29,8 @@ from nearfar.engines.sweeps import Ask, Made, by_rows, by_streams
 from nearfar.groups.groupings import AnchorSign, Product
 from nearfar.relations.relation import Relation
 
+__all__ = ["Tiling", "Way", "bounded", "check_tiled", "lean_way", "tiled_value", "untiled", "worth_tiling"]
+
 Way = Callable[[Strips, Ask], Made | None]
 LEAN_WAYS: tuple[tuple[Callable[[Product, Relation], bool], Way], ...] = (
     (leans, by_runs),

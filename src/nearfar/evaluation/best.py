@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+__all__ = ["Best", "ordered", "top"]
+
 
 class Best:
     """Running lists: `keys` [n, k], best first, and the `places` [n, k] of their columns."""

@@ -14,6 +14,8 @@ import numpy as np
 
 from nearfar._utils.checks import check_choice
 
+__all__ = ["Interval", "Unit", "intervals", "resampled_means"]
+
 Unit = Literal["class", "query"]
 DRAWS = 2**20
 """Units drawn at once: memory of some 25 MB, whatever their number."""

@@ -19,6 +19,8 @@ from nearfar.evaluation.k_means import runs
 from nearfar.evaluation.retrieval import Watch
 from nearfar.similarity import unit
 
+__all__ = ["Clustering", "clustering_scores", "nmi_ami_f1", "pair_f1"]
+
 
 @dataclass(frozen=True)
 class Clustering:

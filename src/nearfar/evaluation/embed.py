@@ -17,6 +17,8 @@ from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_te
 from nearfar.evaluation.fingerprint import of_weights
 from nearfar.evaluation.vectors import Vectors
 
+__all__ = ["Part", "Tell", "clear", "embed", "evaluating"]
+
 CHUNK = 16
 """Batches of one file of a resumable run."""
 Part = dict[str, np.ndarray]

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from nearfar._utils.files import atomic_write
 from nearfar.evaluation.fingerprint import of_weights
 
+__all__ = ["Exported", "export_onnx", "first_cause", "quiet"]
+
 TOLERANCE = 1e-4
 """Largest difference allowed, as a share of the largest entry of the vectors."""
 TRANSFORM, FINGERPRINT = "nearfar.transform", "nearfar.fingerprint"

@@ -11,6 +11,8 @@ from nearfar.evaluation.spaces import Metric, Rows, spaces, wide
 from nearfar.evaluation.sweep import Neighbors, strips
 from nearfar.similarity import unit
 
+__all__ = ["faiss", "faiss_neighbors"]
+
 
 def faiss(remedy: str = 'leave backend="torch"') -> Any:
     """The faiss module, or one sentence that says how to get it or what to do without."""

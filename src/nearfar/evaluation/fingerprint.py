@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+__all__ = ["DIGITS", "check_same_network", "checked", "of_preprocessing", "of_weights"]
+
 DIGITS = 32
 """Hexadecimal digits of each part of a fingerprint."""
 

@@ -27,6 +27,8 @@ from nearfar.evaluation.sweep import Neighbors
 from nearfar.evaluation.vectors import Vectors
 from nearfar.similarity import unit
 
+__all__ = ["Index", "Kind"]
+
 Kind = Literal["exact", "ivf", "hnsw"]
 KINDS: tuple[Kind, ...] = ("exact", "ivf", "hnsw")
 

@@ -20,6 +20,8 @@ from torch import Tensor
 from nearfar._utils.checks import check_embeddings
 from nearfar.evaluation.retrieval import Watch
 
+__all__ = ["Clusters", "k_means", "runs"]
+
 BATCH = 256
 
 

@@ -18,6 +18,8 @@ from nearfar.evaluation.faiss_backend import faiss_neighbors
 from nearfar.evaluation.spaces import METRICS, Metric, wide
 from nearfar.evaluation.sweep import TILE, Neighbors, strips
 
+__all__ = ["neighbors"]
+
 
 def neighbors(
     queries: Tensor,

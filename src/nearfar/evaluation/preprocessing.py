@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from nearfar.data.transforms import Photograph, Plain
 from nearfar.evaluation.fingerprint import of_preprocessing, of_weights
 
+__all__ = ["Graph", "Pixels", "beside_graph", "described", "fingerprint_of", "from_text"]
+
 KINDS: dict[str, type[Plain] | type[Photograph]] = {"plain": Plain, "photograph": Photograph}
 OF_TRAINING = ("train", "area")
 IN_GRAPH = ("mean", "std")

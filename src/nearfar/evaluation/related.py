@@ -14,6 +14,8 @@ from nearfar.evaluation.spaces import Metric, keys, spaces
 from nearfar.evaluation.sweep import TILE
 from nearfar.relations.relation import Relation
 
+__all__ = ["retrieve_related"]
+
 NO_CLASS = -1
 """The label of a query that has none."""
 

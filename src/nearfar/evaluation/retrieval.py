@@ -22,6 +22,8 @@ from nearfar._utils.checks import check_choice, check_embeddings, check_labels
 from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
 from nearfar.evaluation.sweep import TILE, strips
 
+__all__ = ["TIES", "PerQuery", "Ties", "Watch", "check_sides", "retrieve", "scored"]
+
 Ties = Literal["place", "favorable"]
 TIES: tuple[Ties, ...] = ("place", "favorable")
 Watch = Callable[[str], None]

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from nearfar.similarity import unit
 
+__all__ = ["METRICS", "Buffer", "Metric", "Rows", "keys", "pair_keys", "scores", "spaces", "wide"]
+
 Metric = Literal["cosine", "dot", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "dot", "euclidean")
 BLOCK = 2**22

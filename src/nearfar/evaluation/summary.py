@@ -22,6 +22,8 @@ from nearfar.evaluation.taken import Taken, demand_classes, taken
 from nearfar.evaluation.vectors import Vectors
 from nearfar.relations.relation import Relation
 
+__all__ = ["ClassRow", "Comparison", "Evaluation", "compare", "evaluate"]
+
 
 @dataclass(frozen=True)
 class ClassRow:

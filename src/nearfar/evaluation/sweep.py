@@ -12,6 +12,8 @@ from torch import Tensor
 from nearfar.evaluation.best import Best
 from nearfar.evaluation.spaces import Buffer, Metric, Rows, keys, scores, spaces
 
+__all__ = ["TILE", "Neighbors", "Strip", "strips"]
+
 Strip = tuple[slice, Tensor, Tensor]
 TILE = 2**22
 """Entries of one tile of scores: 16 MB in float32."""

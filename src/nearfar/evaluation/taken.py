@@ -12,6 +12,8 @@ from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.vectors import Vectors
 from nearfar.relations.relation import Relation
 
+__all__ = ["Taken", "demand_classes", "taken"]
+
 
 @dataclass(frozen=True, eq=False)
 class Taken:

@@ -15,6 +15,8 @@ from torch import Tensor
 from nearfar._utils.files import read_arrays, write_arrays
 from nearfar.evaluation.fingerprint import checked
 
+__all__ = ["Vectors"]
+
 RUN_FILE = "embeddings.npz"
 
 

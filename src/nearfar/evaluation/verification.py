@@ -18,6 +18,8 @@ from nearfar.evaluation.retrieval import check_sides
 from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
 from nearfar.evaluation.taken import demand_classes, taken
 
+__all__ = ["Verification", "verification"]
+
 
 @dataclass(frozen=True)
 class Verification:

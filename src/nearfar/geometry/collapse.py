@@ -18,6 +18,8 @@ from nearfar.geometry.separation import checked
 from nearfar.geometry.spaces import SPACES, distances
 from nearfar.similarity import unit
 
+__all__ = ["Collapse", "Pull", "active_triplets", "collapse", "effective_rank", "pull", "sample"]
+
 PAIRWISE = 512
 """Rows of which pairs and triplets are taken."""
 SHRUNK = 256

@@ -13,6 +13,8 @@ from nearfar.geometry.separation import strips
 from nearfar.geometry.spaces import centered, distances
 from nearfar.geometry.thickness import Thickness, thickness
 
+__all__ = ["Constants", "constants"]
+
 
 @dataclass(frozen=True, eq=False)
 class Constants:

@@ -19,6 +19,8 @@ import numpy as np
 from nearfar.geometry.ladder import steps
 from nearfar.geometry.spaces import Flat, Space
 
+__all__ = ["Kind", "Programme", "descend", "settle", "splits"]
+
 Kind = Literal["iso", "haus"]
 
 

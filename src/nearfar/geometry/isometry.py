@@ -24,6 +24,8 @@ from nearfar.geometry.rigid import isometric_error_between
 from nearfar.geometry.separation import checked, hardness
 from nearfar.geometry.spaces import Flat, Metric, Space, distances, space_of
 
+__all__ = ["Separation", "hausdorff_distance", "isometric_error"]
+
 SOLVED = 30
 """Rows up to which the programme is solved where nothing else is asked for."""
 SHRUNK = 5000

@@ -17,6 +17,8 @@ from torch import Tensor
 from nearfar._utils.checks import check_labels, check_tensor
 from nearfar.geometry.spaces import Space
 
+__all__ = ["check_relevance", "hardest_step", "ladder", "nests", "ordered", "steps"]
+
 CELLS = 2**20
 """Pairs looked at together."""
 

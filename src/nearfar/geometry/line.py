@@ -8,6 +8,8 @@ import numpy as np
 
 from nearfar.geometry.constraints import Kind, splits
 
+__all__ = ["ROWS", "solve"]
+
 ROWS = 10
 """Rows up to which the programme is solved: 45 binaries."""
 

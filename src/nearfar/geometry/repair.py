@@ -18,6 +18,8 @@ from nearfar.geometry.ladder import nests
 from nearfar.geometry.separation import checked, hardest_triplet, hardness
 from nearfar.geometry.spaces import Flat, Metric, distances, space_of
 
+__all__ = ["Repair", "class_means", "groups_of", "repair"]
+
 HALVINGS = 40
 
 

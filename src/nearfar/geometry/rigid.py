@@ -11,6 +11,8 @@ from nearfar._utils.checks import check_embeddings, check_labels
 from nearfar.geometry.separation import strips
 from nearfar.geometry.spaces import Metric, space_of
 
+__all__ = ["NearIsometry", "hausdorff_between", "isometric_error_between", "near_isometry"]
+
 
 @torch.no_grad()
 def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean") -> float:

@@ -19,6 +19,8 @@ from nearfar._utils.checks import check_labels, check_positive
 from nearfar.geometry.ladder import check_relevance, hardest_step
 from nearfar.geometry.spaces import Metric, Space, space_of
 
+__all__ = ["HardTriplet", "checked", "hardest_triplet", "hardness", "is_triplet_separated", "strips"]
+
 CELLS = 2**21
 """Pairs looked at together: 16 MB of doubles."""
 TILE = (512, 1024)

@@ -16,6 +16,8 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice, check_embeddings
 from nearfar.similarity import unit
 
+__all__ = ["SPACES", "Flat", "Metric", "Space", "Sphere", "centered", "distances", "space_of"]
+
 Metric = Literal["euclidean", "angle"]
 ROUND = 1e-18
 """Under the root of a distance, so that coincident rows have a slope."""

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from nearfar.geometry.spaces import centered
 
+__all__ = ["Thickness", "thickness"]
+
 HULL_WIDTH = 5
 """Up to so many dimensions the hull of differences is taken; its facets grow too fast above."""
 HULL_POINTS = 4096

@@ -26,6 +26,22 @@ from nearfar.sets.base import Cap, Orders, Stream, UncertaintySet
 from nearfar.sets.linear import TopK
 from nearfar.similarity import Similarity
 
+__all__ = [
+    "Anchor",
+    "AnchorSign",
+    "Balanced",
+    "Batch",
+    "Grouping",
+    "Needs",
+    "Problem",
+    "Problems",
+    "Product",
+    "Sign",
+    "Taking",
+    "Values",
+    "turned",
+]
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:

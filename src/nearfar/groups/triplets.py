@@ -19,6 +19,19 @@ from nearfar.groups.groupings import Grouping, Problem, Problems, Product, Value
 from nearfar.links import Terms
 from nearfar.relations.scored_pairs import ScoredPairs
 
+__all__ = [
+    "AngularScore",
+    "Compare",
+    "Positive",
+    "Rule",
+    "SemiHardBand",
+    "Triplets",
+    "difference",
+    "hardness",
+    "nearest_difference",
+    "positives",
+]
+
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(s_an, s_ap, s_pn) -> the score that the negative pair loss judges."""
 

@@ -1,9 +1,22 @@
 """Linear metric learning with certificates: objectives of a matrix A, safe steps, CCP, and the convex reference."""
 
+from typing import TYPE_CHECKING, Any
+
 from nearfar.linear.ccp import ccp
 from nearfar.linear.convex import psd_reference
 from nearfar.linear.descent import descend, safe_step
-from nearfar.linear.learner import TripletLearner
 from nearfar.linear.objective import ContrastiveObjective, TripletObjective
 
+if TYPE_CHECKING:
+    from nearfar.linear.learner import TripletLearner
+
 __all__ = ["ContrastiveObjective", "TripletLearner", "TripletObjective", "ccp", "descend", "psd_reference", "safe_step"]
+
+
+def __getattr__(name: str) -> Any:
+    """`TripletLearner` alone needs scikit-learn, an extra: it is imported when it is asked for."""
+    if name == "TripletLearner":
+        from nearfar.linear.learner import TripletLearner
+
+        return TripletLearner
+    raise AttributeError(f"module 'nearfar.linear' has no attribute {name!r}")

@@ -21,6 +21,8 @@ from nearfar.linear.descent import Callback, Iterate, Path, size
 from nearfar.linear.objective import Objective, gate
 from nearfar.pairs import smooth_hinge
 
+__all__ = ["Subproblem", "ccp", "ccp_step", "curvature", "duality_gap", "majoriser"]
+
 SHARPENINGS = 7  # the hinge is approached by so many temperatures, each a tenth of the one before
 LOOKS = (2, 4, 6, 8)  # L-BFGS iterations at which the gap, which costs a factorization, is looked at; then every tenth
 

@@ -15,6 +15,8 @@ from nearfar._utils.checks import check_positive
 from nearfar.linear.objective import Objective, gate
 from nearfar.pairs import smooth_hinge
 
+__all__ = ["Reference", "psd_reference"]
+
 SHARPENINGS = 7  # the hinge is approached by so many temperatures, each a tenth of the one before
 EVERY = 10  # steps between two looks at the lower bound
 

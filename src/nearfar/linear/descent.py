@@ -19,6 +19,8 @@ from nearfar._utils.checks import check_choice, check_positive
 from nearfar.linear.objective import Objective, TripletObjective, gate
 from nearfar.pairs import smooth_hinge
 
+__all__ = ["Callback", "Iterate", "Move", "Path", "descend", "exact_step", "safe_step", "single_triplet_step", "size"]
+
 RULES = ("armijo", "safe", "local", "exact", "single")
 ENOUGH = 0.1  # c of the Armijo rule: a step η must lower f by c·η|∇f|²; any c ≤ ½ accepts the safe step
 REACH = 10.0  # no trial moves A further than this many times max(|A|, 1): some rays descend for ever

@@ -24,6 +24,8 @@ from nearfar.linear.starts import INITS, start
 from nearfar.linear.stochastic import Adam, Plan, annealed
 from nearfar.sets import KL, UncertaintySet
 
+__all__ = ["TripletLearner"]
+
 SOLVERS = ("auto", "gd", "ccp", "sgd", "convex")
 STEPS = {"auto": 600, "sgd": 600, "gd": 200, "ccp": 10, "convex": 300}
 REFRESH = {"auto": 10, "sgd": 10, "gd": 20, "ccp": 2, "convex": 100}

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice
 
+__all__ = ["KINDS", "Chosen", "Classes", "choose", "differences", "sort_classes"]
+
 KINDS = ("neighbors", "hard", "all", "dro")
 TILE = 2**22
 """Entries of one tile of distances: 16 MB in float32."""

@@ -20,6 +20,8 @@ from torch import Tensor
 from nearfar._utils.checks import check_embeddings, check_positive
 from nearfar.pairs import smooth_hinge
 
+__all__ = ["ContrastiveObjective", "Infimum", "Objective", "Ray", "TripletObjective", "check_rows", "gate", "shares"]
+
 
 @dataclass(frozen=True)
 class Infimum:

@@ -21,6 +21,8 @@ from nearfar.linear.neighbors import Classes, differences, sort_classes
 from nearfar.linear.objective import TripletObjective
 from nearfar.linear.stochastic import Adam, Plan, annealed, cosine, one_round, triplet_weights
 
+__all__ = ["Problem", "Run", "Step"]
+
 START = 0.1
 """Mean squared distance to a target at the start, in margins. Small: then the loss is nearly linear in A'A, so that all
 triplets have a say in the first directions, not just those that a chance of the start left violated."""

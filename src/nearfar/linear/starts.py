@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+__all__ = ["INITS", "Matrix", "discriminant", "principal", "start"]
+
 Matrix = NDArray[np.float64]
 
 INITS = ("lda", "pca", "identity")

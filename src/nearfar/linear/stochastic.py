@@ -18,6 +18,8 @@ from nearfar.linear.neighbors import Chosen, Classes, choose
 from nearfar.pairs import smooth_hinge
 from nearfar.sets import UncertaintySet
 
+__all__ = ["Adam", "Batch", "Plan", "annealed", "cosine", "one_round", "triplet_weights"]
+
 RATE = 0.05
 """The first step moves each entry of A by this share of their root mean square."""
 ANNEAL = (1.0, 0.3)

@@ -22,6 +22,8 @@ from nearfar._utils.checks import check_embeddings, check_positive
 from nearfar.linear.descent import safe_step, size
 from nearfar.linear.objective import TripletObjective
 
+__all__ = ["StepGuard", "Suggestion", "suggest_step"]
+
 
 @dataclass(frozen=True)
 class Suggestion:

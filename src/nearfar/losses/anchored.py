@@ -14,6 +14,8 @@ from nearfar.pairs import Linear, PairLoss
 from nearfar.sets import KL, DetachedWeights, PowerWeights, UncertaintySet
 from nearfar.similarity import Cosine, NegEuclidean, Similarity
 
+__all__ = ["HAP2S", "GeneralizedLifted", "LiftedStructure", "MultiSimilarity"]
+
 
 class LiftedStructure(RobustLoss):
     """mean over positive pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊².

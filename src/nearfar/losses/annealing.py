@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar.sets import KL, UncertaintySet, Worst
 
+__all__ = ["Anneal", "Annealing", "advance"]
+
 
 @dataclass(frozen=True)
 class Anneal:

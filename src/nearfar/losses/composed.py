@@ -11,6 +11,8 @@ from nearfar.losses.explanation import Explanation
 from nearfar.losses.loss import Call, Loss
 from nearfar.losses.robust import RobustLoss
 
+__all__ = ["Composed"]
+
 
 class Composed(Loss):
     """A `RobustLoss` whose rows, columns or relation are made from the batch first."""

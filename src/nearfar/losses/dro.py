@@ -12,6 +12,8 @@ from nearfar.pairs import Hinge, PairLoss
 from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst
 from nearfar.similarity import Similarity
 
+__all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroWorst", "Zero"]
+
 Zero = Literal["keep", "drop"]
 
 

@@ -13,6 +13,8 @@ from nearfar.groups.groupings import Problems, Product
 from nearfar.groups.triplets import positives
 from nearfar.relations.scored_pairs import ScoredPairs
 
+__all__ = ["Explanation", "explain", "unexplained"]
+
 
 @dataclass(frozen=True, eq=False)
 class Explanation:

@@ -15,6 +15,8 @@ from nearfar.losses.explanation import Explanation
 from nearfar.relations.index_tuples import check_indices
 from nearfar.relations.relation import Relation
 
+__all__ = ["Call", "Labels", "Loss"]
+
 Labels = Tensor | Relation | None
 
 

@@ -13,6 +13,8 @@ from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
 from nearfar.sets import Mean
 from nearfar.similarity import Cosine, NegEuclidean, Similarity
 
+__all__ = ["BinomialDeviance", "Contrastive", "Margin", "PairMean"]
+
 PairMean = Literal["mean", "nonzero"]
 
 

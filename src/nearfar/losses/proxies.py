@@ -15,6 +15,8 @@ from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
 
+__all__ = ["ArcFace", "ProxyAnchor", "ProxyNCA"]
+
 
 class _Proxies(Composed):
     """One learnt vector per class. Give `loss.parameters()` an optimizer, or the proxies never move.

@@ -31,6 +31,8 @@ from nearfar.relations.representatives import Anchors
 from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Cosine, Similarity, called
 
+__all__ = ["Engine", "Had", "RobustLoss", "check_engine", "dealt"]
+
 GROUPS: dict[str, Grouping] = {
     "batch": Batch(),
     "sign": Sign(),

@@ -18,6 +18,8 @@ from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 from nearfar.similarity import Dot, Similarity
 
+__all__ = ["Circle", "NPair", "NTXent", "SupCon"]
+
 
 class NTXent(RobustLoss):
     """mean over positive pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) )   (InfoNCE).

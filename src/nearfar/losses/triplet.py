@@ -16,6 +16,8 @@ from nearfar.pairs import Hinge, Identity, Linear, PairLoss
 from nearfar.sets import KL, Mean, UncertaintySet, Worst
 from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
 
+__all__ = ["Angular", "Mining", "Triplet"]
+
 Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 
 

@@ -13,6 +13,8 @@ from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.renamed import NewKeywords
 from nearfar.similarity import unit
 
+__all__ = ["Embedder", "Shape", "freeze_norms", "group_norms"]
+
 Shape = tuple[int, ...]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+__all__ = ["fetching", "reachable"]
+
 WAIT = 4.0
 """Seconds that a host has to answer."""
 

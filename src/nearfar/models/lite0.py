@@ -11,6 +11,8 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["CLASSIFIER", "SIZE", "Lite0", "imagenet_file"]
+
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 SIZE = (3, 224, 224)
 FEATURES = 1280

@@ -15,6 +15,8 @@ from nearfar.models.embedder import Shape
 from nearfar.models.fetch import fetching
 from nearfar.models.weights import State, fill
 
+__all__ = ["Backbone", "File", "from_timm", "from_torchvision"]
+
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Backbone = tuple[nn.Module, Shape, tuple[float, ...], tuple[float, ...]]
 """Trunk, shape of an input, mean, std."""

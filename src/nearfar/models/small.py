@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+__all__ = ["Small", "small"]
+
 # channels, pixels a side of the kernel; each stride is two, which costs a third of a stride of one and a pool
 LAYERS = ((32, 5), (64, 3), (128, 3))
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+__all__ = ["State", "fill", "read_state"]
+
 State = Mapping[str, Tensor]
 WRAPPED = ("state_dict", "model", "model_state_dict")
 """Keys under which published files keep the weights, where they keep more."""

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import INTEGERS, readable
 
+__all__ = ["check_indices", "indexed"]
+
 
 def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> tuple[Tensor, Tensor]:
     """Base measures of the positive and negative pairs in a PML index tuple: how often each is listed, [n, m].

@@ -10,6 +10,8 @@ from torch import Tensor
 from nearfar._utils.checks import readable
 from nearfar.relations.representatives import Join, RepresentativeMask
 
+__all__ = ["RelationOptions", "check_ids", "check_weights", "count_orders"]
+
 
 @dataclass(frozen=True, eq=False)
 class RelationOptions:

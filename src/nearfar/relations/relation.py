@@ -21,6 +21,8 @@ from nearfar.relations.options import RelationOptions, check_ids, check_weights,
 from nearfar.relations.representatives import Anchors, Join, check_projection
 from nearfar.relations.tile import Tile
 
+__all__ = ["EVERYTHING", "Relation"]
+
 EVERYTHING = slice(None)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_tensor
 
+__all__ = ["Anchors", "Join", "RepresentativeMask", "check_projection"]
+
 Anchors = Literal["representatives", "others"]
 Join = Callable[[Tensor], Tensor]
 """Puts the tensors [n, ...] of several processes one behind the other."""

@@ -10,6 +10,8 @@ from torch import Tensor
 from nearfar.relations.relation import Relation
 from nearfar.similarity import Similarity
 
+__all__ = ["ScoredPairs", "present"]
+
 
 @dataclass(frozen=True, eq=False)
 class ScoredPairs:

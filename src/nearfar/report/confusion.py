@@ -9,6 +9,8 @@ from torch import Tensor
 
 from nearfar.evaluation.summary import Evaluation
 
+__all__ = ["Row", "confusion"]
+
 
 @dataclass(frozen=True)
 class Row:

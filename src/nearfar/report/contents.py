@@ -12,6 +12,8 @@ from nearfar.report.maps import Map
 from nearfar.report.material import Material
 from nearfar.report.pictures import Pictures, Watch
 
+__all__ = ["add_pictures", "contents"]
+
 
 def contents(
     material: Material, evaluation: Evaluation, found: list[Query], layout: Map, table: list[Row], first: dict[int, int]

@@ -7,6 +7,8 @@ from html import escape
 
 from nearfar.report.journal import Panel, Series
 
+__all__ = ["curve", "curve_data"]
+
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 30
 DASHES = ("", "7 4", "2 3", "10 3 2 3")

@@ -10,6 +10,8 @@ from nearfar.evaluation.summary import Evaluation
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["classes_figure", "recall_figure"]
+
 ACCENT, RUST, GREY = "#0f6b66", "#b4532a", "#8a8f94"
 
 

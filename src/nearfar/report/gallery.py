@@ -19,6 +19,8 @@ from nearfar.evaluation.neighbors import neighbors
 from nearfar.evaluation.retrieval import PerQuery
 from nearfar.report.measures import MEASURES, Metric, prepared
 
+__all__ = ["Query", "gallery", "nearest"]
+
 TILE = 2**22
 """Entries of one tile of scores: 16 MB in float32."""
 

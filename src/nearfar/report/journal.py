@@ -15,6 +15,8 @@ from typing import Any
 
 from nearfar._utils.journal import read_lines
 
+__all__ = ["Journal", "Panel", "Series", "read_journal"]
+
 BUCKETS = 240
 PANELS = (
     ("Loss", re.compile(r"loss|objective")),

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from nearfar.report.measures import Metric, prepared
 
+__all__ = ["MOST_FOR_TSNE", "Map", "flat_map", "on_grid", "principal", "sample"]
+
 MOST_FOR_TSNE = 3000
 GRID = 10_000
 """Coordinates are whole numbers from 0 to this: finer than any screen, and short to write."""

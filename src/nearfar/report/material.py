@@ -21,6 +21,8 @@ from nearfar._utils.files import inside, read_arrays
 from nearfar.evaluation.vectors import Vectors
 from nearfar.report.journal import Journal, read_journal
 
+__all__ = ["Material", "Names", "Opener", "Source", "gather", "opener"]
+
 Source = str | os.PathLike[str] | tuple[Any, Any] | Vectors
 Names = Mapping[int, str] | Sequence[str]
 Opener = Callable[[int], Any]

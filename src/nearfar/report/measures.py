@@ -9,6 +9,8 @@ from torch import Tensor
 
 from nearfar.similarity import Cosine, Dot, NegEuclidean, Similarity
 
+__all__ = ["MEASURES", "Metric", "prepared"]
+
 Metric = Literal["cosine", "dot", "euclidean"]
 MEASURES: dict[str, Similarity] = {"cosine": Cosine(), "dot": Dot(), "euclidean": NegEuclidean(normalize=False)}
 

@@ -31,6 +31,8 @@ from nearfar.report.material import Material, Names, Source, gather
 from nearfar.report.measures import MEASURES, Metric
 from nearfar.report.pictures import Watch
 
+__all__ = ["Options", "build", "write"]
+
 ROOM = 4_900_000
 """Characters that a page of up to 200 queries may have; more queries may have more in proportion."""
 SCRIPTS = ("page.js", "gallery.js", "map.js")

@@ -19,6 +19,8 @@ import numpy as np
 
 from nearfar._utils.checks import printable
 
+__all__ = ["Atlas", "Pictures", "Thumbnails", "Watch", "as_picture", "has_black_ground", "is_drawing", "turned"]
+
 LADDER = ((128, 60), (112, 56), (96, 54), (96, 42), (80, 40), (64, 36), (48, 32), (32, 25))
 ATLAS = ((48, 40), (40, 36), (32, 32), (24, 28), (16, 25))
 DRAWING = 64

@@ -14,6 +14,8 @@ from nearfar.report.confusion import Row
 from nearfar.report.curves import curve
 from nearfar.report.journal import Journal
 
+__all__ = ["confusion", "curves", "findings", "headline", "percent", "scores", "section", "setup", "versions"]
+
 MEANING = {
     "r_precision": ("R-precision", "share of right ones among the R nearest, R being all right answers there are"),
     "map_at_r": ("MAP@R", "the same, but early places count more"),

@@ -7,6 +7,8 @@ from typing import Any
 
 from nearfar.runs.config import Config, flat, parse, to_tree
 
+__all__ = ["MAY_CHANGE", "check_network", "check_resumable"]
+
 MAY_CHANGE = (
     "data.path",
     "data.workers",

@@ -17,6 +17,24 @@ from nearfar._utils.checks import check_positive, check_whole, nearest, printabl
 from nearfar._utils.files import read_text, write_text
 from nearfar._utils.renamed import refuse_key, refuse_value
 
+__all__ = [
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Part",
+    "TrainingConfig",
+    "changed",
+    "flat",
+    "load",
+    "option",
+    "parse",
+    "read_yaml",
+    "save",
+    "to_tree",
+    "to_yaml",
+]
+
 
 def option(default: Any, doc: str) -> Any:
     """A field with a default and the words that `nearfar config` prints beside it."""

@@ -12,6 +12,8 @@ from typing import Any, Self
 from nearfar._utils.files import write_text
 from nearfar._utils.journal import Lines, read_lines, to_line
 
+__all__ = ["Journal", "cut", "read"]
+
 
 class Journal:
     """Appends lines to `journal.jsonl`; a line carries `step`, and time only under `time`.

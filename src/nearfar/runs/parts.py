@@ -14,6 +14,8 @@ from nearfar.distributed import CrossBatchMemory
 from nearfar.losses.annealing import Anneal
 from nearfar.runs.config import Config, Part
 
+__all__ = ["CLASSES", "LOSSES", "Catalog", "check", "make_loss", "make_sampler", "shape_of_batch"]
+
 Catalog = Mapping[str, Callable[..., Any]]
 
 

@@ -34,6 +34,8 @@ from nearfar._utils.measure import hidden, total
 from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.shortcuts import Part
 
+__all__ = ["Cap", "Dual", "Orders", "Solved", "Stream", "Support", "UncertaintySet"]
+
 Orders = Tensor | int
 Cap = Callable[[], Tensor]
 """The most a group may take [g], asked for when a sweep is over."""

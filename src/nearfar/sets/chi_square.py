@@ -15,6 +15,8 @@ from nearfar.sets.moments import Moments
 from nearfar.sets.stream import DualStream
 from nearfar.similarity import root
 
+__all__ = ["ChiSquare"]
+
 
 @dataclass(frozen=True, eq=False)
 class ChiSquare(UncertaintySet, swift=True):

@@ -14,6 +14,8 @@ from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.linear import Worst
 from nearfar.sets.soft import LOWEST, KLBallStream, KLStream, flat_rise, log_mean
 
+__all__ = ["KL", "KLBall", "log_average", "log_partition"]
+
 
 def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
     """Log Σ wᵢ e^{lᵢ/γ} per group [g] of measure `size`; 0 for an empty one, with a gradient of 0 instead of NaN."""

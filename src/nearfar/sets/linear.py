@@ -14,6 +14,8 @@ from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.selection import TopKStream
 from nearfar.sets.stream import MeanStream, WorstStream
 
+__all__ = ["Mean", "TopK", "Worst", "first_two"]
+
 
 @dataclass(frozen=True, eq=False)
 class Mean(UncertaintySet, swift=True):

@@ -10,6 +10,8 @@ from torch import Tensor
 from nearfar._utils.measure import hidden, over, total, weighted
 from nearfar._utils.process_group import ProcessGroup
 
+__all__ = ["Moments"]
+
 
 class Moments:
     """Of the members of g groups so far: `size`, `mean`, `energy` (Σ w(l-mean)²), `top` and `least`, float64 [g] each.

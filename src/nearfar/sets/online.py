@@ -17,6 +17,8 @@ from nearfar.sets.entropic import KL
 from nearfar.sets.linear import Mean
 from nearfar.sets.soft import LOWEST, flat_rise, log_mean
 
+__all__ = ["Online", "OnlineKL", "OnlineMean", "Variance", "online"]
+
 
 class Online(ABC):
     """One group whose losses, never negative, come strip by strip."""

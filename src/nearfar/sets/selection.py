@@ -11,6 +11,8 @@ from nearfar._utils.process_group import ProcessGroup
 from nearfar.sets.base import Cap, Orders, Support, UncertaintySet
 from nearfar.sets.stream import DualStream
 
+__all__ = ["KEPT", "Digits", "Largest", "TopKStream"]
+
 KEPT = 2**17
 """So many members are kept at most; a larger K is found digit by digit, in a few sweeps."""
 

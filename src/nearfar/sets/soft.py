@@ -13,6 +13,8 @@ from nearfar._utils.process_group import ProcessGroup
 from nearfar.sets.base import Cap, Orders, Stream, UncertaintySet
 from nearfar.sets.moments import Moments
 
+__all__ = ["LOWEST", "KLBallStream", "KLStream", "flat_rise", "gentle", "log_mean"]
+
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
 """Exponents below come near numbers with fewer digits, for which a processor takes thirty times as long."""
 

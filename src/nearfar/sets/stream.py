@@ -27,6 +27,8 @@ from nearfar._utils.measure import hidden, over, total, weighted
 from nearfar._utils.process_group import ProcessGroup
 from nearfar.sets.base import Dual, Stream, Support, UncertaintySet
 
+__all__ = ["DualStream", "HeldStream", "MeanStream", "WorstStream", "both"]
+
 
 class MeanStream(Stream):
     """Running Σ w and Σ wl."""

@@ -14,6 +14,8 @@ from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.entropic import KL
 from nearfar.sets.stream import HeldStream, both
 
+__all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "draw"]
+
 
 @dataclass(frozen=True, eq=False)
 class DetachedWeights(UncertaintySet, swift=True):

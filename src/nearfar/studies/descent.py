@@ -17,6 +17,8 @@ from nearfar.studies import _descent_runs as runs
 from nearfar.studies._descent_errata import errata
 from nearfar.studies._descent_rivals import rivals
 
+__all__ = ["reproduce"]
+
 
 def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
     """Run everything, draw it, and write the numbers.

@@ -16,6 +16,8 @@ from nearfar.studies import _figures as figures
 from nearfar.studies._desk import Desk, Method, cell, difference, in_rounds, less, open_desk, setting, shown, table
 from nearfar.studies.grid import Line, Trial, Workers
 
+__all__ = ["Cells", "draw", "grouped_methods", "imbalance_methods", "markdown", "reproduce"]
+
 STEPS = 1000
 SAMPLES = 5
 SIZES = (80, 160, 320, 640)

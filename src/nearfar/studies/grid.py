@@ -32,6 +32,8 @@ from nearfar.runs.config import to_tree
 from nearfar.runs.journal import Journal
 from nearfar.train import Config, fit
 
+__all__ = ["Line", "Trial", "Workers", "attempt", "lines", "permuted", "run"]
+
 Line = dict[str, Any]
 WRONG_SEED = 77  # which labels are wrong is the same for every loss; the seed of a run changes it
 

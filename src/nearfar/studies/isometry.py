@@ -20,6 +20,8 @@ from nearfar.geometry.constraints import Programme, settle
 from nearfar.geometry.repair import class_means
 from nearfar.studies import _isometry_figures as figures
 
+__all__ = ["collapsed", "descents", "drawn", "least_moving", "ratios", "reproduce", "shrinks", "toy", "triplet"]
+
 TOY = ((0.0, 0.0), (2.0, 0.3), (0.8, 1.5), (1.1, 0.2), (2.6, 1.6))
 TOY_LABELS = (0, 0, 0, 1, 1)
 COUNTS = (6, 12, 20, 30)

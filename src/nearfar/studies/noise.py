@@ -15,6 +15,8 @@ from nearfar.studies import _figures as figures
 from nearfar.studies._desk import Desk, Method, cell, difference, in_rounds, open_desk, setting, shown, table
 from nearfar.studies.grid import Trial, Workers
 
+__all__ = ["draw", "markdown", "reproduce"]
+
 STEPS = 1000
 SHARES = (0.0, 0.1, 0.2, 0.4)
 BATCH, SAMPLES = 128, 4

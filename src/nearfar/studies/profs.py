@@ -34,6 +34,8 @@ from nearfar.studies._desk import (
 )
 from nearfar.studies.grid import Line, Trial, Workers
 
+__all__ = ["Cells", "draw", "markdown", "reproduce", "rule_of"]
+
 BATCH, SAMPLES, PROXIMAL = 128, 2, 1e-3
 SQUARED = {"margin": 0.2, "similarity": "NegSquaredEuclidean"}
 LOSSES = {

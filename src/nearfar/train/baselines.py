@@ -10,6 +10,8 @@ from torch import nn
 from nearfar.train.scores import score
 from nearfar.train.state import TrainState
 
+__all__ = ["KEY", "kept", "measured", "told"]
+
 KEY = "baselines"
 """Under which the journal keeps them, at step 0."""
 NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}

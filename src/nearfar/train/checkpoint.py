@@ -13,6 +13,8 @@ import torch
 
 from nearfar._utils.files import check_seal, sealed
 
+__all__ = ["BEST", "LAST", "first_line", "load", "random_state", "save", "set_random_state"]
+
 FORMAT = 2
 """1 had neither seal nor configuration."""
 LAST = ("step", "config", "model", "loss", "optimizer", "sampler", "proximal", "scaler", "random", "best", "lines")

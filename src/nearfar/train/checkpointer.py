@@ -17,6 +17,8 @@ from nearfar.runs.config import Config, to_tree
 from nearfar.train import checkpoint
 from nearfar.train.state import TrainState, seed_everything
 
+__all__ = ["Checkpointer"]
+
 
 class Checkpointer:
     """Writes and reads `checkpoints/last.pt` and `checkpoints/best.pt` of a run folder.

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 
 from nearfar.data.samples import Batch, View, collate
 
+__all__ = ["feed"]
+
 
 class _Draws:
     """An endless batch sampler: one epoch of `sampler` after the other, each index with the number of its step."""

@@ -21,6 +21,8 @@ from typing import Any, Self, TypeVar
 
 from accelerate.utils import broadcast_object_list
 
+__all__ = ["RunFolder", "agreed", "is_run", "remove"]
+
 if sys.platform != "win32":
     import fcntl
 

@@ -36,6 +36,8 @@ from nearfar.train.show import Show, stopping
 from nearfar.train.state import TrainState, prepare
 from nearfar.train.suited import told
 
+__all__ = ["Callback", "Moment", "Result", "fit"]
+
 LOOKS, LEAST_APART = 30, 20
 """The doctor looks so often in a run, as it did where it was calibrated, with at least so many steps between."""
 

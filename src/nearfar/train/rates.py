@@ -11,6 +11,8 @@ from torch import nn
 
 from nearfar.runs.config import OptimizerConfig
 
+__all__ = ["optimizer", "rate_factor", "set_rates"]
+
 
 def optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """Adam, AdamW or SGD over trunk, head (rate x `head`) and the loss's own parameters (rate x `loss`).

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ["NotFiniteError", "Readings"]
+
 
 class NotFiniteError(RuntimeError):
     """The loss was no longer a finite number; the message says where, and what can be done."""

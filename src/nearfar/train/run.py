@@ -16,6 +16,8 @@ from nearfar.train import checkpoint
 from nearfar.train.source import opened
 from nearfar.train.suited import Input, open_model
 
+__all__ = ["Run", "open_run", "samples_of_test"]
+
 
 @dataclass(frozen=True, eq=False)
 class Run:

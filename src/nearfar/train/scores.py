@@ -17,6 +17,8 @@ from nearfar.data.samples import Labels, Samples, Transform, View, collate
 from nearfar.evaluation import Evaluation, evaluate
 from nearfar.evaluation.embed import evaluating
 
+__all__ = ["Score", "score", "vectors_of", "violation"]
+
 FIRST = 5
 """Names of samples left out that a sentence lists."""
 

@@ -17,6 +17,8 @@ from nearfar._utils.console import Terminal, visible
 from nearfar.evaluation import Evaluation
 from nearfar.train.state import TrainState
 
+__all__ = ["Show", "stopping"]
+
 
 class Show:
     """Progress in the terminal and in TensorBoard; silent on every rank but the first."""

@@ -25,6 +25,8 @@ from nearfar.train.source import opened
 from nearfar.train.step import Step
 from nearfar.train.suited import Input, open_model, shares_of
 
+__all__ = ["TrainState", "prepare", "seed_everything", "takes_relations"]
+
 
 @dataclass(frozen=True, eq=False)
 class TrainState:

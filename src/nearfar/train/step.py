@@ -12,6 +12,8 @@ from nearfar.batches import Proximal
 from nearfar.distributed import cached_step
 from nearfar.relations.relation import Relation
 
+__all__ = ["Step"]
+
 
 @dataclass(frozen=True, eq=False)
 class Step:

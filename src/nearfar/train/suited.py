@@ -18,6 +18,8 @@ from nearfar.data.splits import Shares, classes_apart
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
 
+__all__ = ["Input", "default_transform", "network_for", "open_model", "shares_of", "told"]
+
 LARGE = 64
 """Pixels a side above which a picture is a photograph: too large for `small`."""
 LOOKED_AT = 16

@@ -13,6 +13,8 @@ from nearfar.cli.commands.shared import one_sentence, waiting
 if TYPE_CHECKING:
     from nearfar.bench import Plan
 
+__all__ = ["bench", "numbers", "planned", "register"]
+
 
 def bench(
     loss: Annotated[

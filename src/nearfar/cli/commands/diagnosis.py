@@ -13,6 +13,8 @@ from nearfar.cli.commands.shared import one_sentence, save_json, waiting
 if TYPE_CHECKING:
     from nearfar.doctor import Diagnosis
 
+__all__ = ["diagnose", "looks", "of_vectors", "register"]
+
 
 def diagnose(
     source: Annotated[Path, typer.Argument(metavar="RUN|VECTORS", help="A run folder, or a vectors.npz.")],

@@ -17,6 +17,23 @@ if TYPE_CHECKING:
 
     from nearfar.evaluation import Comparison, Evaluation
 
+__all__ = [
+    "Seed",
+    "Similarity",
+    "Source",
+    "Ties",
+    "Unit",
+    "chosen",
+    "class_table",
+    "compare",
+    "evaluate",
+    "left_out",
+    "register",
+    "score_table",
+    "verdict",
+    "with_names",
+]
+
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
 Ties = Annotated[str, typer.Option(help="Of equal scores the earlier comes first (place), or a right one (favorable).")]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nearfar.data.pictures import OnCorrupt, Pictures
     from nearfar.data.samples import Transform
 
+__all__ = ["SIZE", "Assumed", "Samples", "Transformed", "read_samples", "square"]
+
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SIZE = 224
 """Pixels a side of pictures, where neither the network's file nor the user says."""

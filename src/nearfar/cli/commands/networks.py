@@ -20,6 +20,8 @@ from nearfar.evaluation.export import FINGERPRINT, TRANSFORM, first_cause, quiet
 if TYPE_CHECKING:
     from nearfar.data.samples import Transform
 
+__all__ = ["Model", "load_model"]
+
 _ONNX_TYPES = {
     "tensor(float)": torch.float32,
     "tensor(float16)": torch.float16,

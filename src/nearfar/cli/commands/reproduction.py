@@ -11,6 +11,8 @@ from nearfar._utils.checks import check_choice
 from nearfar._utils.console import say
 from nearfar.cli.commands.shared import one_sentence
 
+__all__ = ["register", "reproduce"]
+
 STUDIES = ("descent", "isometry", "profs", "dro", "noise")
 TRAINED = STUDIES[2:]
 """Studies that train networks, and so take a data set and seeds."""

@@ -20,6 +20,22 @@ from nearfar.cli.commands.shared import Extra, one_only, one_sentence, save_json
 if TYPE_CHECKING:
     from nearfar.evaluation import Index, Neighbors, Vectors
 
+__all__ = [
+    "Trust",
+    "advised",
+    "clear_parts",
+    "embed",
+    "export",
+    "index",
+    "left_out",
+    "of_classes",
+    "records",
+    "register",
+    "search",
+    "show",
+    "sides",
+]
+
 SHOWN = 10
 """Queries whose neighbors are printed."""
 NAMED = 3

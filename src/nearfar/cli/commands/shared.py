@@ -14,6 +14,8 @@ from nearfar._utils.console import Terminal, visible
 if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
 
+__all__ = ["Extra", "labeled", "one_only", "one_sentence", "save_json", "waiting"]
+
 Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
 """Words after the last argument, taken so that a command can say what it does with one of them."""
 

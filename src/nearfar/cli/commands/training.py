@@ -15,6 +15,8 @@ from nearfar.cli.commands.shared import one_sentence
 if TYPE_CHECKING:
     from nearfar.train import Config
 
+__all__ = ["Folder", "Words", "config", "demo", "read_words", "recommend", "register", "train"]
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(

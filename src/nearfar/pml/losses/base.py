@@ -19,6 +19,8 @@ from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer, Reducer, SumRed
 from nearfar.relations.index_tuples import check_indices
 from nearfar.relations.relation import Relation
 
+__all__ = ["Call", "Loss"]
+
 
 @dataclass(frozen=True, eq=False)
 class Call:

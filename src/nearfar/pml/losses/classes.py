@@ -24,6 +24,8 @@ from nearfar.relations.index_tuples import check_indices
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 
+__all__ = ["ArcFaceLoss", "ClassLoss", "Init", "ProxyAnchorLoss", "ProxyNCALoss"]
+
 Init = Callable[[Tensor], object]
 
 

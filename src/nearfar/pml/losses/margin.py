@@ -21,6 +21,8 @@ from nearfar.pml.losses.triplets import PerAnchor, checked_per_anchor, with_draw
 from nearfar.pml.reducers import DivisorReducer, MeanReducer, SumReducer
 from nearfar.relations.scored_pairs import ScoredPairs
 
+__all__ = ["AnchorHinge", "MarginLoss", "PerTriplet"]
+
 
 class PerTriplet(Miner):
     """Each positive pair counts once per negative pair of its anchor, and the reverse: as often as triplets hold it."""

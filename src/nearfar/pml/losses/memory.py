@@ -14,6 +14,8 @@ from nearfar.pml.losses.base import Loss
 from nearfar.pml.losses.softmax import NPairsLoss
 from nearfar.pml.miners import Miner
 
+__all__ = ["CrossBatchMemory"]
+
 
 class CrossBatchMemory(nn.Module):
     """loss(batch, reference = the last `memory_size` rows, the batch among them, none with a gradient).

@@ -17,6 +17,14 @@ from nearfar.pml.losses.base import Call, Loss
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
 from nearfar.sets import KL
 
+__all__ = [
+    "ContrastiveLoss",
+    "GeneralizedLiftedStructureLoss",
+    "LiftedEnds",
+    "LiftedStructureLoss",
+    "MultiSimilarityLoss",
+]
+
 
 class ContrastiveLoss(Loss):
     """mean of the positive losses [d - m₊]₊ above zero, plus that of the negative ones [m₋ - d]₊.

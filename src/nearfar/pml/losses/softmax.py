@@ -19,6 +19,8 @@ from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 
+__all__ = ["CircleLoss", "NPairsLoss", "NTXentLoss", "SupConLink", "SupConLoss"]
+
 
 class NTXentLoss(Loss):
     """mean over positive pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) ).

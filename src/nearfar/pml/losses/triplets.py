@@ -21,6 +21,8 @@ from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
 from nearfar.sets import KL
 from nearfar.similarity import Cosine
 
+__all__ = ["AngularLoss", "PerAnchor", "TripletMarginLoss", "checked_per_anchor", "with_drawn"]
+
 PerAnchor = int | Literal["all"]
 
 
