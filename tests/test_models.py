@@ -92,7 +92,7 @@ def test_pools():
         (lambda: build("tim:resnet18"), "did you mean 'timm'"),
         (lambda: build("timm"), "name must be one of"),
         (lambda: build("timm:NAME".removesuffix(":NAME") + ":"), "name must be one of"),
-        (lambda: build("linear"), "must be told the shape"),
+        (lambda: build("linear"), "needs the shape of an input"),
         (lambda: build("small", inputs=(7,)), "'small' reads pictures"),
         (lambda: build("small", pool="mean"), "pool must be one of"),
         (lambda: build("small", embedding_dim=0), "embedding_dim must be a whole number"),

@@ -1,1 +1,1 @@
-"""What several rooms share: checks, files, the terminal, random states, process groups, sums over measures."""
+"""Helpers that several packages share: input checks, files, the terminal, random states, process groups, sums."""

@@ -1,6 +1,6 @@
-"""Numbers as people have them (tensors, arrays, lists) as the tensors that functions compute with, or one sentence.
+"""Convert what a user passes (tensors, arrays, lists) to tensors, or raise an error of one sentence.
 
-Tensors stay what they are: their shapes, types and values are checked where they are used.
+Tensors are returned unchanged: their shapes, types and values are checked where they are used.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ KINDS = {
 
 
 def rows_of(owner: str, name: str, value: Any) -> Tensor:
-    """Vectors [n, d]: a tensor as it is, an array or a list of real numbers as a tensor of floating point."""
+    """Return vectors [n, d]: a tensor unchanged, an array or a list of real numbers as a floating-point tensor."""
     if isinstance(value, Tensor):
         if value.is_complex():
             raise TypeError(f"{owner}: {name} must hold real numbers, but came as {value.dtype}; take .real or .abs().")
         return value
     array = _array(owner, name, value, "real numbers [n, d]")
     if array.dtype.kind not in "fiu":
-        raise TypeError(f"{owner}: {name} must hold real numbers [n, d], but came as {told(array)}.")
+        raise TypeError(f"{owner}: {name} must hold real numbers [n, d], but came as {in_words(array)}.")
     if array.dtype.kind != "f":
         array = array.astype(np.float32)
     return _tensor(array.astype(np.float64) if array.dtype.itemsize > 8 else array)
 
 
 def labels_of(owner: str, name: str, value: Any, device: torch.device | None = None) -> Tensor:
-    """Classes [n]: a tensor as it is (unsigned ones as int64), an array or a list of integers as int64 on `device`."""
+    """Return labels [n]: a tensor unchanged (unsigned ones as int64), an array or a list of integers as int64."""
     if isinstance(value, Tensor):
         return value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
     array = _array(owner, name, value, "integers [n]")
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(
-            f"{owner}: {name} must be integers [n], but came as {told(array)}; nf.data.numbered turns any labels into "
-            "integers, and nf.Relation.from_multilabel takes multi-hot rows."
+            f"{owner}: {name} must be integers [n], but came as {in_words(array)}; nf.data.numbered turns any labels "
+            "into integers, and nf.Relation.from_multilabel takes multi-hot rows."
         )
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{owner}: {name} must be integers below 2^63, but {array.max()} came; number the classes.")
     return _tensor(array.astype(np.int64)).to(device)
 
 
-def told(array: np.ndarray) -> str:
-    """What an array holds, in words: "dates (datetime64[D]) of shape [3]"."""
+def in_words(array: np.ndarray) -> str:
+    """Describe an array for an error message: "dates (datetime64[D]) of shape [3]"."""
     return f"{KINDS.get(array.dtype.kind, 'something else')} ({array.dtype}) of shape {list(array.shape)}"
 
 
@@ -76,7 +76,7 @@ def _array(owner: str, name: str, value: Any, wanted: str) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """A tensor with memory of its own where torch could not share the array's: other byte order, strides, read-only."""
+    """Convert to a tensor; copy where torch cannot share the memory (other byte order, strides, read-only)."""
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     whole = np.ascontiguousarray(native) if native.ndim else native
     return torch.from_numpy(whole if whole.flags.writeable else whole.copy())

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands in: each failure is one sentence that says what came, what is allowed, what to do.
+"""Checks of arguments: each failure is one sentence that says what was given, what is allowed and what to do.
 
 Shapes and types are always checked: they cost nothing. Values are checked only where reading them is free (a CPU
 tensor outside `torch.compile`); on a GPU a read would stall the queue, so there `Deferred` reports a step later.
@@ -18,12 +18,12 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether looking at the values of `tensor` is free: on the CPU and outside a compiled graph."""
+    """Whether reading the values of `tensor` is free: it is on the CPU and outside a compiled graph."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -> None:
-    """Demand a floating [n, d] matrix; and finite, where that can be read for free and is asked for."""
+    """Require a floating-point matrix [n, d]; with `finite`, finite values too where reading them is free."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{owner}: {name} must be a torch.Tensor of shape [n, d], but came as {type(x).__name__}.")
     if x.ndim != 2:
@@ -52,7 +52,7 @@ def _check_finite(owner: str, name: str, x: Tensor) -> None:
 
 
 def check_labels(owner: str, name: str, labels: Tensor, rows: int, device: torch.device) -> None:
-    """Demand one integer label per row, on the device of the embeddings."""
+    """Require one integer label per row, on the device of the embeddings."""
     if not isinstance(labels, Tensor):
         raise TypeError(
             f"{owner}: {name} must be a 1-D integer tensor or an nf.Relation, but came as {type(labels).__name__}; "
@@ -75,7 +75,7 @@ def check_labels(owner: str, name: str, labels: Tensor, rows: int, device: torch
 
 
 def printable(text: object, most: int = 200) -> str:
-    r"""Words that a terminal shows and does not obey, `most` of them: control characters and the like as their escapes.
+    r"""Escape control characters, so that a terminal shows them and does not obey them; keep `most` characters.
 
     >>> printable("caf\u00e9 \x1b[2J")
     'café \\x1b[2J'
@@ -88,14 +88,14 @@ def printable(text: object, most: int = 200) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """What to say of a word that is not allowed: the nearest that is, or all of them."""
+    """Suggest a correction for a word that is not allowed: the nearest allowed one, or all of them."""
     words = [str(x) for x in allowed]
     near = difflib.get_close_matches(word, words, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(words)}."
 
 
 def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -> None:
-    """Demand one of a few words, and name the nearest when it is misspelt."""
+    """Require one of a few words; the error names the nearest one when it is misspelled."""
     words = list(allowed)
     if value in words:
         return
@@ -105,7 +105,7 @@ def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -
 
 
 def check_positive(owner: str, name: str, value: object, *, zero: bool = False) -> None:
-    """Demand a finite number above zero (or, with `zero`, not below it)."""
+    """Require a finite number above zero (with `zero`: zero or above)."""
     number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not (number >= 0 if zero else number > 0) or number == math.inf:
         allowed = "zero or more" if zero else "above zero"
@@ -113,13 +113,13 @@ def check_positive(owner: str, name: str, value: object, *, zero: bool = False) 
 
 
 def check_whole(owner: str, name: str, value: object) -> None:
-    """Demand a whole number above zero."""
+    """Require an integer above zero."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{owner}: {name} must be a whole number above zero, but came as {value!r}.")
 
 
 def check_tensor(owner: str, name: str, value: object) -> None:
-    """Demand a tensor."""
+    """Require a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{owner}: {name} must be a torch.Tensor, but came as {type(value).__name__}; wrap it with torch.as_tensor."
@@ -127,7 +127,7 @@ def check_tensor(owner: str, name: str, value: object) -> None:
 
 
 def check_reference(owner: str, embeddings: Tensor, ref_emb: Tensor | None, ref_labels: object) -> None:
-    """Demand reference rows that fit the embeddings, and labels for them."""
+    """Require reference rows that fit the embeddings, and labels for them."""
     if (ref_emb is None) != (ref_labels is None):
         raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
     if ref_emb is not None:
@@ -135,7 +135,7 @@ def check_reference(owner: str, embeddings: Tensor, ref_emb: Tensor | None, ref_
 
 
 def check_reference_rows(owner: str, embeddings: Tensor, ref_emb: Tensor) -> None:
-    """Demand reference rows [m, d] as wide as the embeddings and on their device."""
+    """Require reference rows [m, d] of the dimension of the embeddings and on their device."""
     check_embeddings(owner, "ref_emb", ref_emb)
     if ref_emb.shape[1] != embeddings.shape[1]:
         raise ValueError(
@@ -148,18 +148,18 @@ def check_reference_rows(owner: str, embeddings: Tensor, ref_emb: Tensor) -> Non
 
 
 class DegenerateBatchWarning(UserWarning):
-    """A batch held nothing to learn from; its loss is a zero that keeps the graph."""
+    """A batch had no pair or triplet to learn from; its loss is a zero that is still connected to the graph."""
 
 
 class Deferred:
-    """A count on a GPU, read without a stall: copied aside now, looked at on a later call."""
+    """A count on a GPU that is read without a stall: copied to the host now, looked at on a later call."""
 
     def __init__(self) -> None:
         self._aside: Tensor | None = None
         self._event: torch.cuda.Event | None = None
 
     def __getstate__(self) -> dict[str, None]:
-        """Nothing under way is copied or pickled with a loss: an event belongs to its process."""
+        """Leave out a copy that is under way when a loss is copied or pickled: a CUDA event belongs to its process."""
         return {"_aside": None, "_event": None}
 
     def note(self, count: Tensor) -> None:
@@ -173,7 +173,7 @@ class Deferred:
         self._event.record()
 
     def take(self) -> int:
-        """The count that has arrived since, or 0."""
+        """Return the count that has arrived since the last call, or 0."""
         if self._event is None or self._aside is None or not self._event.query():  # type: ignore[no-untyped-call]
             return 0
         self._event = None

@@ -1,8 +1,8 @@
-"""The one way to the terminal: whatever a person is shown passes here.
+"""Output to the terminal: everything that a command prints passes through this module.
 
-Names of classes and files are data. They may hold what a terminal obeys (escape sequences, carriage returns, turned
-writing directions), what rich would read as markup, or what the encoding of the stream cannot say. All of it is shown,
-none of it is obeyed, and no print fails of it.
+Names of classes and files are data. They may contain escape sequences, carriage returns, characters that reverse the
+writing direction, rich's markup, or characters that the stream's encoding does not have. All of it is printed as
+visible text, none of it is interpreted, and no print fails because of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TURNS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u206
 
 
 def visible(text: str, encoding: str = "utf-8") -> str:
-    r"""`text` with what a terminal would obey, and what the encoding cannot say, as escapes; new lines and tabs stay.
+    r"""Escape control characters and what the encoding cannot represent; new lines and tabs stay.
 
     >>> print(visible("a\x1b[2Jb\rc \u2264 d", "ascii"))
     a\x1b[2Jb\x0dc \u2264 d
@@ -40,29 +40,29 @@ def _escaped(char: str) -> str:
 
 
 def say(words: str, *, end: str = "\n", error: bool = False) -> None:
-    """A plain line on the output, or on the error stream."""
+    """Print one line to standard output, or with `error` to standard error."""
     stream = sys.stderr if error else sys.stdout
     print(visible(words, getattr(stream, "encoding", None) or "utf-8"), end=end, file=stream)
 
 
 class Terminal(Console):
-    """A console of rich that reads no markup, no emoji codes and no highlights, and shows what it would else obey."""
+    """A rich console that interprets no markup, emoji codes or highlights, and escapes control characters."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **how)
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Strings, of cells and titles too: escaped before anything is measured, so that tables stay straight."""
+        """Escape strings, also those of cells and titles, before they are measured, so that tables stay aligned."""
         return super().render_str(visible(text, self.encoding), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Everything else, such as a `Text` or the dots with which rich shortens a cell."""
+        """Escape everything else, such as a `Text` or the ellipsis with which rich shortens a cell."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text, self.encoding))
 
 
 def guard_streams() -> None:
-    """For a command: what others print (help, warnings, the message of an exit) can neither fail nor be obeyed."""
+    """Escape what other code prints during a command too: help, warnings, the message of an exit."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

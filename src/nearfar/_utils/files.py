@@ -1,8 +1,8 @@
-"""Whole files or none: what is written appears under its name only once it is complete.
+"""Atomic writes and safe reads: a file appears under its name only when it is complete.
 
-Archives that we write (`.npz` arrays, `.pt` checkpoints: both are zip files) end in a *seal*, a digest of every byte
-before it, kept where zip has room for a comment: NumPy and torch read such a file as before, and a single flipped bit
-is noticed before anything in it is used.
+Archives written here (`.npz` arrays, `.pt` checkpoints: both are zip files) end in a *seal*, a digest of every byte
+before it, stored as the comment of the zip file. NumPy and torch read such a file as usual, and a single flipped bit is
+noticed before anything in it is used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LIMIT = "NEARFAR_UNPACK_LIMIT"
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; it takes the name when the block ends, and is removed when the block fails."""
+    """Yield a temporary file beside `path`, renamed to `path` when the block ends and removed when it fails."""
     path = plain_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
@@ -54,10 +54,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def plain_target(path: Path) -> Path:
-    """Where a file of this name is written: a link stays and the file it points to is replaced.
+    """Resolve where to write: a symbolic link stays, and the file that it points to is replaced.
 
     Raises:
-        FileExistsError: something stands there that is no plain file (a folder, a device), which is never replaced.
+        FileExistsError: the path is not a regular file (a folder, a device), which is never replaced.
     """
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink() or (target.exists() and not target.is_file()):
@@ -68,20 +68,20 @@ def plain_target(path: Path) -> Path:
 
 @contextmanager
 def sealed(path: Path) -> Iterator[Path]:
-    """`atomic_write` for a zip archive that the block writes: a seal is added before the file takes its name."""
+    """`atomic_write` for a zip archive: a seal is added to what the block wrote, then the file is renamed."""
     with atomic_write(path) as temporary:
         yield temporary
         _seal(temporary)
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file in UTF-8, whole or not at all."""
+    """Write a text file in UTF-8, completely or not at all."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """An `.npz` file with a seal, whole or not at all; equal arrays give equal bytes."""
+    """Write an `.npz` file with a seal, completely or not at all; equal arrays give equal bytes."""
     with sealed(path) as temporary, temporary.open("xb") as stream:
         np.savez(stream, allow_pickle=False, **dict(arrays))
 
@@ -92,7 +92,7 @@ def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:
     Args:
         owner: whom messages name.
         path: the archive.
-        needed: refuse an archive without a seal; otherwise one that another program wrote is let through.
+        needed: refuse an archive without a seal; otherwise one that another program wrote is accepted.
 
     Raises:
         ValueError: a byte has changed since the file was written, or a seal is needed and there is none.
@@ -119,11 +119,11 @@ def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:
 
 
 def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
-    """Every array of an `.npz` file; nothing in it is ever unpickled, and sizes are read before any memory is taken.
+    """Read every array of an `.npz` file; nothing is unpickled, and sizes are checked before memory is allocated.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no `.npz` file, is damaged, holds pickled objects, or would unpack to more than is allowed.
+        ValueError: it is not an `.npz` file, is damaged, holds pickled objects, or would unpack to more than allowed.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{owner}: there is no file {path}.")
@@ -151,10 +151,10 @@ def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
 
 
 def read_text(owner: str, path: Path, most: int = SMALL) -> str:
-    """A text file in UTF-8 that is known to be small: its size is looked at before it is read.
+    """Read a small text file in UTF-8; its size is checked first.
 
     Raises:
-        ValueError: it has more than `most` bytes, is no plain file, or is no UTF-8.
+        ValueError: it has more than `most` bytes, is not a regular file, or is not UTF-8.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{owner}: there is no file {path}.")
@@ -169,13 +169,13 @@ def read_text(owner: str, path: Path, most: int = SMALL) -> str:
 
 
 def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = False, switch: str) -> list[Path]:
-    """Each name as a file of `folder`; names come from a file, which may be somebody else's.
+    """Join each name to `folder`, and refuse names that lead out of it: they come from a file, perhaps a stranger's.
 
     Args:
         owner: whom messages name.
         folder: what the names are relative to.
         names: as they were read.
-        outside: let names lead out of the folder; otherwise such a name, or one over a link that does, is refused.
+        outside: allow names that lead out of the folder, directly or through a link.
         switch: how a user allows it, in words.
 
     Raises:
@@ -198,7 +198,7 @@ def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = Fa
 
 
 def _place(path: str, real: dict[str, str]) -> str:
-    """Where a path really is; links are followed once a folder, as `real` remembers."""
+    """Resolve a path; the links of each folder are followed once and remembered in `real`."""
     parent, name = os.path.split(path)
     if name in ("", ".", "..") or os.path.islink(path):
         return os.path.join(os.path.realpath(path), "")
@@ -216,7 +216,7 @@ def _is_zip(path: Path) -> bool:
 
 
 def _seal(path: Path) -> None:
-    """Give a zip archive the digest of its other bytes as its comment."""
+    """Write the digest of a zip archive's other bytes into its comment."""
     with path.open("r+b") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(size - 22)
@@ -263,7 +263,7 @@ def _check_sizes(owner: str, path: Path) -> None:
 
 
 def _claimed(stream: IO[bytes]) -> int | None:
-    """Bytes that an `.npy` stream should have by its own header; None where it holds objects or is none."""
+    """How many bytes an `.npy` stream should have by its header; None if it holds objects or is not one."""
     if stream.read(6) != b"\x93NUMPY":
         return None
     major, _ = stream.read(2)
@@ -286,5 +286,5 @@ def _header(text: str) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

@@ -1,7 +1,7 @@
-"""Lines of JSON, one object a line, each with a checksum: a damaged line is noticed, and costs no other line.
+"""JSON lines, one object a line, each with a checksum, so that a damaged line is noticed and loses no other line.
 
-A line ends in `"crc": "xxxxxxxx"}`, the CRC-32 of its bytes without that field. In a file where lines have it, a line
-without it is damaged; files that others wrote need none.
+A line ends in `"crc": "xxxxxxxx"}`, the CRC-32 of its bytes without that field. In a file whose lines have checksums, a
+line without one is damaged; files that other programs wrote need none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Damaged:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a file holds: the good entries in order, and the damaged lines.
+    """The content of a file: the good entries in order, and the damaged lines.
 
     The last line is `torn` where a crash cut it short; it is not counted among the damaged ones.
     """
@@ -44,7 +44,7 @@ class Lines:
 
 
 def to_line(entry: Entry) -> str:
-    """An entry as a line with its checksum.
+    """Format an entry as a line with its checksum.
 
     >>> print(to_line({"step": 1}), end="")
     {"step": 1, "crc": "3a87913d"}
@@ -54,13 +54,13 @@ def to_line(entry: Entry) -> str:
 
 
 def has_step(entry: Entry) -> bool:
-    """Whether an entry says which step it is of."""
+    """Whether an entry has a step number."""
     step = entry.get("step")
     return isinstance(step, int) and not isinstance(step, bool) and step >= 0
 
 
 def read_lines(path: Path, good: Callable[[Entry], bool] = has_step) -> Lines:
-    """Every line of a file that is there; entries that are not `good` count as damaged."""
+    """Read every line of a file; entries for which `good` is false count as damaged."""
     if not path.is_file():
         return Lines((), ())
     found: list[_Line] = []
@@ -72,35 +72,35 @@ def read_lines(path: Path, good: Callable[[Entry], bool] = has_step) -> Lines:
     if any(line.sealed for line in found):
         found = [line if line.sealed else replace(line, entry=None) for line in found]
     torn = bool(found) and not ended and found[-1].entry is None
-    damaged = (line.told for line in found[: len(found) - torn] if line.entry is None)
+    damaged = (line.record for line in found[: len(found) - torn] if line.entry is None)
     return Lines(tuple(line.entry for line in found if line.entry is not None), tuple(damaged), torn)
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One line: its object, or None; whether it carries a checksum; and what would be told of it."""
+    """One line: its object, or None; whether it has a checksum; and its record in case it is damaged."""
 
     entry: Entry | None
     sealed: bool
-    told: Damaged
+    record: Damaged
 
 
 def _judged(number: int, raw: bytes, good: Callable[[Entry], bool]) -> _Line:
-    told = Damaged(number, raw[:SHOWN])
+    record = Damaged(number, raw[:SHOWN])
     end = _END.search(raw[-64:])
     if end is not None:
         raw = raw[: len(raw) - (end.end() - end.start())] + b"}"
         if f"{zlib.crc32(raw):08x}".encode() != end[1]:
-            return _Line(None, True, told)
+            return _Line(None, True, record)
     try:
         entry = json.loads(raw.decode()) if len(raw) <= LONGEST else None
     except (ValueError, RecursionError):
         entry = None
-    return _Line(entry if isinstance(entry, dict) and good(entry) else None, end is not None, told)
+    return _Line(entry if isinstance(entry, dict) and good(entry) else None, end is not None, record)
 
 
 def _pieces(stream: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Lines with whether they ended; of one that is too long the beginning, a byte longer than allowed."""
+    """Yield lines and whether each is complete; of a line that is too long, its first `LONGEST` + 1 bytes."""
     while line := stream.readline(LONGEST + 1):
         piece = line
         while len(piece) > LONGEST and not piece.endswith(b"\n"):

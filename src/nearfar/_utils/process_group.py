@@ -1,6 +1,6 @@
-"""`ProcessGroup`: the processes that share one loss call. Each sweeps some of the strips; what they found is added up.
+"""`ProcessGroup`: the processes that share one loss call; each computes some strips, and partial sums are added up.
 
-Every rank holds all rows and gets all results, so that a value, a dual or a gradient is the same number everywhere.
+Every rank holds all rows and gets all results, so that a value, a dual or a gradient is the same number on every rank.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from nearfar._utils.rng import set_states, states
 
 
 class ProcessGroup:
-    """One process alone: nothing to add up. `Group` is several."""
+    """A single process, for which every exchange is the identity; `Group` is several processes."""
 
     rank: int = 0
     world: int = 1
 
     def gather(self, x: Tensor) -> Tensor:
-        """X [...] of every rank, [world, ...]."""
+        """Stack `x` [...] of every rank: [world, ...]."""
         return x[None]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Σ over ranks."""
+        """The sum over ranks."""
         return x
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest of all ranks, elementwise; a NaN shows."""
+        """The elementwise maximum over ranks; a NaN stays NaN."""
         return self.gather(x).amax(dim=0)
 
     def any(self, mask: Tensor) -> Tensor:
-        """True where it is so on some rank."""
+        """True where the mask is true on at least one rank."""
         return self.gather(mask.to(torch.uint8)).amax(dim=0) > 0
 
     def all_agree(self, answer: bool, like: Tensor) -> bool:
-        """Whether every rank says yes; all hear the same (a read)."""
+        """Whether `answer` is true on every rank, the same on all of them (this reads a device value)."""
         return answer
 
     @contextmanager
     def same_draws(self, device: torch.device) -> Iterator[None]:
-        """All ranks draw what the first one would."""
+        """Make all ranks draw the random numbers of the first one, within the block."""
         yield
 
 
@@ -53,7 +53,7 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def in_touch(owner: str, group: Any = None) -> Iterator[None]:
-    """Say in one sentence that other ranks are gone, where torch.distributed says so in words of its own.
+    """Turn a failed exchange of torch.distributed into one sentence: other ranks are gone.
 
     Args:
         owner: whom the message names.
@@ -72,13 +72,13 @@ def in_touch(owner: str, group: Any = None) -> Iterator[None]:
 
 
 def _of_the_wire(problem: RuntimeError) -> bool:
-    """Whether an error comes from the exchange between processes."""
+    """Whether an error comes from communication between processes."""
     words = str(problem).lower()
     return isinstance(problem, dist.DistError) or "gloo" in words or "nccl" in words
 
 
 def several(group: Any = None) -> bool:
-    """Whether other processes take part."""
+    """Whether the group has more than one process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
@@ -98,12 +98,12 @@ class Group(ProcessGroup):
 
     @property
     def wire(self) -> torch.device:
-        """Where a message must lie that all ranks can exchange, wherever their rows are."""
+        """The device from which messages are exchanged, wherever the rows are."""
         kinds = [pair.split(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
         return torch.device("cpu" if "cpu" in kinds else kinds[0])
 
     def objects(self, x: Any) -> list[Any]:
-        """X of every rank, any object that can be pickled; slow, for what is said once."""
+        """Gather `x`, any object that can be pickled, from every rank; slow, for use outside the training step."""
         found: list[Any] = [None] * self.world
         with self._talk():
             dist.all_gather_object(found, x, group=self.group)
@@ -119,7 +119,7 @@ class Group(ProcessGroup):
         return torch.stack(found)
 
     def sum(self, x: Tensor) -> Tensor:
-        # a copy: what is asked for may be a part of something else
+        # a copy: x may be a view of another tensor
         total = x.detach().clone(memory_format=torch.contiguous_format)
         with self._talk():
             dist.all_reduce(total, group=self.group)
@@ -148,9 +148,9 @@ class Group(ProcessGroup):
 
 
 def cuts(rows: int, tall: int, ranks: ProcessGroup) -> list[slice]:
-    """Strips of at most `tall` of the rows; with several ranks as many for each, in turns there and back.
+    """Cut rows into strips of at most `tall`; every rank gets the same number, dealt in alternating order.
 
-    There and back: where a strip's work shrinks with its place, each rank still gets as much as the others.
+    Alternating (0, 1, 1, 0, ...): where later strips have less work, each rank still gets about the same.
     """
     if ranks.world == 1:
         return [slice(i, min(i + tall, rows)) for i in range(0, rows, tall)]

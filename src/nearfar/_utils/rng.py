@@ -1,4 +1,4 @@
-"""Where torch's generators stand, on the host and on a device, and how to put them back."""
+"""Save and restore the states of torch's random generators, on the host and on a device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ State = tuple[Tensor, Tensor | None]
 
 
 def states(device: torch.device) -> State:
-    """Where the generators stand that work on `device` draws from."""
+    """The states of the generators that computations on `device` draw from."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 def set_states(state: State, device: torch.device) -> None:
-    """Put them back."""
+    """Restore states that `states` returned."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)

@@ -1,14 +1,14 @@
-"""Parts of a loss, and the one gate to the shortcuts that engines take with them.
+"""`Part`, the base class of everything that a loss is made of, and the rules for the shortcuts that engines use.
 
-A loss is made of parts: similarity, pair losses, sets, groups, link, miner. Each has a readable meaning (`forward`,
-`value`, `split`, ...), which the dense engine runs, and some have shortcuts to the same numbers. Two rules keep a part
-of one's own from being taken for the one it was made of:
+A loss is made of parts: similarity, pair losses, sets, groups, link, miner. Each has a plain definition (`forward`,
+`value`, `split`, ...), which the dense engine runs, and some have shortcuts to the same numbers. Two rules keep a
+user's subclass from being computed as the class that it inherits from:
 
     a shortcut is never inherited       a subclass that does not write it itself has none
     `swift` is never inherited          class Mine(Hinge, swift=True) promises what `Part.swift` says
 
-What was done to a single object (a hook, a method put in place of another, a tensor in place of a number) is seen by
-`touched` and `swift`, which engines ask at every call.
+Changes to a single object (a hook, a replaced method, a tensor in place of a number) are found by `touched` and
+`swift`, which engines call every time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAIN = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})
 
 
 class Part(NewKeywords):
-    """What a loss is made of. The first class of a family names the shortcuts of all that follow."""
+    """Base class of the parts of a loss. The base class of a family lists the shortcuts of all its subclasses."""
 
     swift: ClassVar[bool] = False
     """Engines may use the shortcuts, hand over pairs in any order and shape, and leave absent ones out."""
@@ -40,7 +40,7 @@ class Part(NewKeywords):
     """Parameters that a swift part may hold; another one, in place of a number, makes it a part like any other."""
 
     def __init_subclass__(cls, *, swift: bool = False, **more: Any) -> None:
-        """Take away what the class does not say of itself."""
+        """Remove inherited shortcuts that the class does not define itself."""
         super().__init_subclass__(**more)
         cls.swift = swift
         first = next(kind for kind in cls.__mro__ if "shortcuts" in vars(kind))
@@ -50,17 +50,17 @@ class Part(NewKeywords):
 
 
 def exactly(part: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
-    """Whether a part is of one of these classes itself, not of one made of them."""
+    """Whether a part's class is one of these, not a subclass of them."""
     return type(part) in kinds
 
 
 def swift(parts: Iterable[Part | None]) -> bool:
-    """Whether all are what their classes promise: shortcuts give their numbers."""
+    """Whether shortcuts may be used for all parts: their classes promise it and the objects are unchanged."""
     return all(_swift(inner) for part in parts if part is not None for inner in nested(part))
 
 
 def touched(parts: Iterable[Part | None]) -> str | None:
-    """What was done to one of the parts that only a plain call of it honours, or None."""
+    """A change to one of the parts that only a plain call of it would respect (such as a hook), or None."""
     for part in parts:
         for inner in () if part is None else nested(part):
             found = _touched(inner)
@@ -70,13 +70,13 @@ def touched(parts: Iterable[Part | None]) -> str | None:
 
 
 def hooked(part: object) -> bool:
-    """Whether somebody listens to a module's calls, or changes what comes of them."""
+    """Whether a module has forward or backward hooks."""
     held = _held(part)
     return any(held.get(name) for name in HOOKS)
 
 
 def nested(part: Part) -> Iterator[Any]:
-    """A part, those it holds, and the modules inside it."""
+    """A part, the parts it holds, and the modules inside it."""
     yield part
     if isinstance(part, nn.Module):
         yield from list(part.modules())[1:] if part._modules else ()
@@ -113,13 +113,13 @@ def _touched(part: Any) -> str | None:
 
 @cache
 def _methods(kind: type[object]) -> frozenset[str]:
-    """The names of a class's methods; a field whose default is a function is none."""
+    """The names of a class's methods; a field whose default is a function does not count."""
     names = frozenset(name for name in dir(kind) if callable(inspect.getattr_static(kind, name, None)))
     return names.difference(getattr(kind, "__dataclass_fields__", ()))
 
 
 def check_part(owner: str, name: str, value: object, kind: type[object], such_as: str) -> None:
-    """Demand an object of a family of parts, not its name and not its class."""
+    """Require an object of a family of parts, not its name and not its class."""
     if isinstance(value, kind):
         return
     came = repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Batch samplers for a DataLoader, and what alternating projections (Can et al. 2019) need beside a loss."""
+"""Batch samplers for a DataLoader, and the other tools of alternating projections (Can et al. 2019)."""
 
 from typing import Never
 

@@ -17,14 +17,14 @@ Stale = Literal["keep", "drop"]
 
 
 class HardClasses:
-    """A table Z [L, d] of one embedding a class, and the choice of classes that are hard to tell apart, in O(L·d).
+    """A table Z [L, d] with one embedding per class, and the choice of classes that are hard to tell apart, in O(L·d).
 
     A batch of g classes is s seed classes, each drawn uniformly from the least used of the projection, and the classes
     whose rows are nearest to a seed's row (Euclidean). Classes without a row are never near; what is then missing, and
     the share `mix`, is drawn uniformly from the rest.
 
-    Rows are old: a class's row is from the last time its representative was forwarded, perhaps an earlier one.
-    Embeddings must come as the loss compares them (unit rows for cosine).
+    Rows are stale: the row of a class is from the last time that a representative of it was forwarded. Embeddings must
+    be those that the loss compares (unit rows for cosine).
 
     Args:
         classes: L.
@@ -54,7 +54,7 @@ class HardClasses:
         return 1 + 2 * self.seeds + (self.stale == "drop") + 1000003 * round(1e6 * self.mix)
 
     def update(self, classes: Tensor, embeddings: Tensor) -> None:
-        """Write rows [r, d] of class numbers [r]; where a class comes twice, the last one stands."""
+        """Write rows [r, d] for class numbers [r]; if a class occurs twice, its last row is kept."""
         check_embeddings("HardClasses", "embeddings", embeddings)
         if len(classes) != len(embeddings):
             raise ValueError(
@@ -77,12 +77,12 @@ class HardClasses:
         self.valid[numbers] = True
 
     def new_projection(self) -> None:
-        """Other samples now stand for the classes: keep their rows until renewed, or drop them all."""
+        """Start a projection with new representatives: keep the rows until they are renewed, or drop them all."""
         if self.stale == "drop":
             self.valid.zero_()
 
     def nearest(self, seed: int, count: int, exclude: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """Up to `count` class numbers by the distance of their rows from that of `seed`; none where it has none."""
+        """Up to `count` class numbers, those with rows nearest to the row of `seed`; none if `seed` has no row."""
         allowed = self.valid.clone()
         if exclude is not None:
             allowed &= ~torch.from_numpy(exclude)
@@ -124,7 +124,7 @@ class HardClasses:
         return {"embeddings": rows, "valid": self.valid.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the rows of a saved table; they stay on the device of the present ones."""
+        """Restore the rows of a saved table, on the device of the present rows."""
         if len(state["valid"]) != self.classes:
             raise ValueError(
                 f"HardClasses: the state must be of {self.classes} classes, but came with {len(state['valid'])}."
@@ -138,6 +138,6 @@ class HardClasses:
 
 
 def _last(classes: Tensor) -> Tensor:
-    """The last place of each class number: with repeated indices an assignment would be free to keep any."""
+    """The last position of each class number: with repeated indices an assignment may keep any of them."""
     places = {number: place for place, number in enumerate(classes.tolist())}
     return torch.tensor(list(places.values()), dtype=torch.int64)

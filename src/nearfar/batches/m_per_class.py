@@ -1,4 +1,4 @@
-"""`MPerClass`: some classes a batch, some samples of each, and every sample in every epoch."""
+"""`MPerClass`: batches of C classes with S samples each that visit every sample in every epoch."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["MPerClass"]
 class MPerClass(GlobalBatches):
     """Batches of C classes with S samples each, class after class: B = C·S rows.
 
-    An epoch visits **every sample** and **every class equally often**: R = max over classes of ceil(size / S) times,
-    so that the largest class is through once. A class goes through its samples in shuffled order, S at a time, and
-    begins again, reshuffled, when it is through; what a last group lacks is filled from the beginning of the same
-    order. No group holds a sample twice, except in **small classes** of fewer than S samples: there the samples repeat
-    in turn. The last batch of an epoch is filled up with classes of one round more, so all batches are of one size.
+    An epoch visits **every sample**, and **every class equally often**: R = max over classes of ceil(size / S) times,
+    so that the largest class is covered once. The samples of a class are visited in shuffled order, S at a time, and
+    reshuffled when all have been visited; a last, incomplete group is filled from the beginning of the same order. No
+    group holds a sample twice, except in **small classes** of fewer than S samples, whose samples repeat in turn. The
+    last batch of an epoch is filled with classes of one more round, so that all batches have the same size.
 
     Args:
         labels: [n] whole numbers: a tensor, an array or a list.
         classes: C, at least 2 and at most the number of classes.
         samples: S, samples of each class in a batch.
-        seed: the order of everything follows from it.
-        rank: which part of each batch is ours; see `GlobalBatches`.
+        seed: determines the order of everything.
+        rank: the rank of this process, which selects its part of each batch; see `GlobalBatches`.
         world: how many ranks share a batch.
 
-    `len()` is the batches of an epoch, ceil(R·L / C) for L classes.
+    `len()` is the number of batches in an epoch, ceil(R·L / C) for L classes.
 
     >>> sampler = MPerClass([0, 0, 0, 0, 1, 1, 2, 2], classes=2, samples=2, seed=1)
     >>> len(sampler), [len(batch) for batch in sampler]

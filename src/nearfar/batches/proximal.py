@@ -1,4 +1,4 @@
-"""`Proximal`: the pull towards where a projection began (Can et al. 2019, eq. 4.6)."""
+"""`Proximal`: the proximal term of alternating projections (Can et al. 2019, eq. 4.6)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Proximal"]
 
 
 class Proximal:
-    """Adds λ(θ - θₖ) to the gradient: the slope of λ/2 |θ - θₖ|², θₖ the parameters at the last `anchor()`.
+    """Add λ(θ - θₖ) to the gradient, the gradient of λ/2 |θ - θₖ|², with θₖ the parameters at the last `anchor()`.
 
     Call `add_gradient()` after `backward()` (after gradients were reduced across ranks and, in mixed precision,
     unscaled; before they are clipped), and `anchor()` when a projection begins. The paper prints the weight 1000 times
-    too large (docs/papers/can-2019.md). Give it the network's trainable parameters, not those of the loss; running
-    statistics are no parameters and are left alone.
+    too large (docs/papers/can-2019.md). Pass the network's trainable parameters, not those of the loss; running statistics are
+    not parameters and are not affected.
 
-    A parameter without a gradient (frozen, or not used in this step) gets none: the optimizer leaves it where it is.
-    Make it after the network is on its device; θₖ costs one copy of the parameters.
+    A parameter without a gradient (frozen, or not used in this step) gets none, so the optimizer does not move it.
+    Construct it after the network is on its device; θₖ is one copy of the parameters.
 
     Args:
         params: parameters θ; those that need no gradient are left out.
@@ -57,13 +57,13 @@ class Proximal:
 
     @torch.no_grad()
     def anchor(self) -> None:
-        """θₖ = θ: a projection begins here."""
+        """Set θₖ = θ at the start of a projection."""
         for p, anchor in zip(self.params, self.anchors, strict=True):
             anchor.copy_(p.detach())
 
     @torch.no_grad()
     def penalty(self) -> Tensor:
-        """λ/2 |θ - θₖ|², for a journal."""
+        """The value λ/2 |θ - θₖ|², for logging."""
         squares = [(p.detach() - a).square().sum() for p, a in zip(self.params, self.anchors, strict=True)]
         return self.weight / 2 * torch.stack(squares).sum()
 
@@ -73,7 +73,7 @@ class Proximal:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take θₖ (and not the weight, which is a setting) from a saved state."""
+        """Restore θₖ from a saved state; the weight is a setting and stays."""
         shapes = [tuple(x.shape) for x in state["anchors"]]
         if shapes != [tuple(x.shape) for x in self.anchors]:
             raise ValueError(

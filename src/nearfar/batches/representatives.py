@@ -1,4 +1,4 @@
-"""`Representatives`: batches of alternating projections (Can et al. 2019); one sample stands for its class."""
+"""`Representatives`: batches of alternating projections (Can et al. 2019), with one representative per class."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ SHUFFLE, CHOICE, OTHERS = 1, 2, 3  # what a draw is for: each has generators of 
 
 
 class Representatives(GlobalBatches):
-    """Batches of B/I classes: the representative of each, the same for M steps, and I-1 other samples.
+    """Batches of B/I classes: the representative of each class, fixed for M steps, and I-1 other samples of it.
 
     This is algorithm 1 of Can et al. 2019. A **projection** is M = ceil(ρ / p) steps, p = min(1, B/(I·L)) for L
-    classes, so that a representative is used about ρ times. For the next projection every class moves on in a shuffled
-    queue of its samples: each sample is the representative once in a **cycle** of its class (as many projections as it
-        has samples; then it is reshuffled).
-    Within a projection all classes come once before one comes again. The others are drawn without replacement; a
-    class with fewer than I samples repeats its others, and a class of one sample repeats that one.
+    classes, so that a representative is used about ρ times. At the next projection every class takes the next sample of
+    its shuffled queue: each sample is the representative once in a **cycle** of its class (as many projections as it
+    has samples; then the queue is reshuffled). Within a projection all classes occur once before one occurs again. The
+    others are drawn without replacement; a class with fewer than I samples repeats them, and a class of one sample
+    repeats that one.
 
-    Give the loss `Relation.from_labels(y, representatives=sampler.mask)`: a pair then needs a representative. Any other
-    loss may be used too.
+    Pass the loss `Relation.from_labels(y, representatives=sampler.mask)`: only pairs with a representative then count.
+    Any loss may be used.
 
     **Hard negative classes** (`hard_classes`): a batch holds a seed class and the classes whose representatives are
     nearest to its own; call `update` with the representatives' embeddings after each forward pass. The choice depends
     on training, so the sampler must not run ahead of it: use `num_workers=0` in the DataLoader. All ranks must update
-    with the same rows (those of the global batch), else their batches come apart. A state can then be taken only
-    when all batches handed out have been used.
+    with the same rows (those of the global batch), otherwise their batches differ. A state can then be saved only when
+    all batches handed out have been used.
 
     Args:
         labels: [n] whole numbers: a tensor, an array or a list.
@@ -49,8 +49,8 @@ class Representatives(GlobalBatches):
         hard_classes: True, or a `HardClasses` table with options.
         order: "representatives": all of them first, then the others, class after class; "classes": each class
             together, its representative first, so that ranks hold whole classes where `world` divides B/I.
-        seed: the order of everything follows from it.
-        rank: which part of each batch is ours; see `GlobalBatches`.
+        seed: determines the order of everything.
+        rank: the rank of this process, which selects its part of each batch; see `GlobalBatches`.
         world: how many ranks share a batch.
 
     Attributes:
@@ -120,23 +120,23 @@ class Representatives(GlobalBatches):
         return step // self.steps_per_projection
 
     def is_new_projection(self, step: int | None = None) -> bool:
-        """Whether batch number `step` (the next one, if left out) opens a projection: time for `Proximal.anchor()`."""
+        """Whether batch number `step` (default: the next) starts a projection, when `Proximal.anchor()` is due."""
         return (self.step if step is None else step) % self.steps_per_projection == 0
 
     @property
     def mask(self) -> Tensor:
-        """[rows of this rank] which rows of a batch are representatives."""
+        """Boolean mask [rows of this rank]: which rows of a batch are representatives."""
         place = torch.arange(self.batch_size)
         chosen = place < self.classes if self.order == "representatives" else place % self.samples == 0
         return chosen[self.part]
 
     def representatives_of(self, projection: int) -> Tensor:
-        """[L] the row that stands for each class in a projection, classes by ascending label."""
+        """The representative of each class in a projection: row numbers [L], classes by ascending label."""
         known = self._classes
         return as_tensor(self._queues(projection)[known.start + projection % known.size])
 
     def update(self, labels: Tensor, embeddings: Tensor) -> None:
-        """Note the embeddings [r, d] of representatives that were forwarded, with their labels [r]."""
+        """Store the embeddings [r, d] of forwarded representatives with labels [r] in the `HardClasses` table."""
         if self.hard_classes is None:
             return
         check_tensor("Representatives", "labels", labels)
@@ -186,24 +186,24 @@ class Representatives(GlobalBatches):
         return self._compose(random, queues, projection, drawn)
 
     def _choice(self, projection: int) -> Rows:
-        """The classes [M, B/I] of each step of a projection; none where the table chooses."""
+        """The classes [M, B/I] of each step of a projection; none where the `HardClasses` table chooses."""
         if self.hard_classes is not None:
             return np.empty((0, self.classes), dtype=np.int64)
         random = self._random(CHOICE, projection)
         return class_rounds(random, len(self._classes), self.classes, self.steps_per_projection)
 
     def _next_queues(self, projection: int) -> Rows:
-        """`_queues`, from those of the projection before where they are at hand."""
+        """`_queues`, computed from those of the previous projection where they are cached."""
         if self._plan is None or self._plan[0] != projection - 1:
             return self._queues(projection)
         self._shuffle(self._plan[1], projection)
         return self._plan[1]
 
     def _queues(self, projection: int) -> Rows:
-        """Rows [n], class after class, in the order in which they serve in the cycle that `projection` belongs to.
+        """Row numbers [n], class after class, in the order of the queues at `projection`.
 
         A class of n samples is shuffled at projections 0, n, 2n, ... by the generator of that projection, so that the
-        order can be told at once for any projection.
+        order is known for any projection without the ones before it.
         """
         order = self._classes.rows.copy()
         last = projection - projection % self._classes.size  # [L] when each class was last shuffled
@@ -212,7 +212,7 @@ class Representatives(GlobalBatches):
         return order
 
     def _shuffle(self, order: Rows, moment: int) -> None:
-        """Bring the classes that are shuffled at projection `moment` into their new order."""
+        """Shuffle the classes whose cycle starts at projection `moment`."""
         known = self._classes
         there = np.flatnonzero((moment % known.size == 0)[known.of])
         order[there] = known.rows[there[shuffle_within(self._random(SHUFFLE, moment), known.of[there])]]
@@ -240,11 +240,11 @@ def _table(given: bool | HardClasses, classes: int) -> HardClasses | None:
 
 
 def _distinct(random: np.random.Generator, size: Rows, count: int) -> Rows:
-    """[g, count] whole numbers below size [g], without repetition in a row; rows too short repeat theirs in turn."""
+    """Draw integers [g, count] below size [g], without repetition in a row where size ≥ count, else in turn."""
     chance = random.random((len(size), count))
     drawn = np.empty((len(size), count), dtype=np.int64)
     for i in range(count):
-        # one of those left, counted past the ones already drawn
+        # one of those that are left: its rank among them, moved past the ones already drawn
         place = (chance[:, i] * np.maximum(size - i, 1)).astype(np.int64)
         before = np.sort(drawn[:, :i], axis=1)
         for j in range(i):

@@ -1,7 +1,7 @@
-"""`GlobalBatches`: what the samplers share: rows by class, one global batch cut among ranks, a state that is a number.
+"""`GlobalBatches`, the base of the samplers: rows by class, one global batch split among ranks, a state to resume.
 
-Batch number t is a function of the seed and t alone (hard classes apart), so a state is t and a fingerprint of the
-settings, and to resume is to count on from t. Every rank draws the whole batch and takes its own rows.
+Batch number t is a function of the seed and t alone (except with hard classes), so a state is t and a fingerprint of
+the settings, and a resumed sampler continues from t. Every rank draws the whole batch and takes its own rows.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Classes:
 
 
 class GlobalBatches(Sampler[list[int]], ABC):
-    """Row numbers, batch after batch: `DataLoader(data, batch_sampler=...)`.
+    """Base class of the batch samplers, which yield lists of row numbers: `DataLoader(data, batch_sampler=...)`.
 
-    An iteration gives one round (an epoch, a projection), or what is left of it; the next iteration goes on with the
-    next round. `len()` is the batches of a whole round.
+    One iteration is one round (an epoch, a projection), or the rest of it; the next iteration continues with the next
+    round. `len()` is the number of batches in a whole round.
 
-    **Ranks.** With `world` ranks, rank r takes rows r·B//world up to (r+1)·B//world of each global batch of B rows: in
-    the order of the ranks the parts are the batch of a single process, and their sizes differ by one at most.
+    **Ranks.** With `world` ranks, rank r takes rows r·B//world up to (r+1)·B//world of each global batch of B rows: the
+    parts, concatenated, are the batch of a single process, and their sizes differ by at most one.
 
     **State.** `step` counts the batches handed out. A DataLoader fetches batches before they are used, so a training
     loop that has used t batches saves `state_dict(step=t)`: the state before batch number t. It holds neither rank nor
@@ -101,11 +101,11 @@ class GlobalBatches(Sampler[list[int]], ABC):
 
     @abstractmethod
     def _settings(self) -> list[int]:
-        """What must agree between a saved state and this sampler."""
+        """The settings that must agree between a saved state and this sampler."""
 
     @property
     def part(self) -> slice:
-        """Which rows of a global batch are this rank's."""
+        """The slice of a global batch that belongs to this rank."""
         return slice(self.rank * self.batch_size // self.world, (self.rank + 1) * self.batch_size // self.world)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -117,14 +117,14 @@ class GlobalBatches(Sampler[list[int]], ABC):
             yield rows
 
     def state_dict(self, step: int | None = None) -> State:
-        """The state before batch number `step`: the batches used so far, or all handed out where none is given."""
+        """The state before batch number `step` (default: after all batches handed out)."""
         owner = type(self).__name__
         wanted = self.step if step is None else step
         _check_counted(owner, "step", wanted, self.step)
         return {"sampler": owner, "step": int(wanted), "mark": self._mark()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with batch number state["step"]; a state of other labels or settings is an error."""
+        """Continue with batch number state["step"]; a state of other labels or settings is an error."""
         owner = type(self).__name__
         if not isinstance(state, dict) or state.get("sampler") != owner:
             came = state.get("sampler") if isinstance(state, dict) else type(state).__name__
@@ -139,21 +139,21 @@ class GlobalBatches(Sampler[list[int]], ABC):
         return zlib.crc32(np.asarray(self._settings(), dtype=np.int64).tobytes())
 
     def _random(self, *numbers: int) -> np.random.Generator:
-        """The generator of one place in the sequence."""
+        """The random generator of one place in the sequence."""
         return np.random.default_rng([self.seed, *numbers])
 
 
 def _check_counted(owner: str, name: str, value: object, last: int) -> None:
-    """Demand a whole number from 0 to `last`."""
+    """Require an integer from 0 to `last`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) <= last:
         raise ValueError(f"{owner}: {name} must be a whole number from 0 to {last}, but came as {value!r}.")
 
 
 def class_rounds(random: np.random.Generator, classes: int, width: int, count: int) -> Rows:
-    """[count, width] class numbers: each row without repetition, and every class once before any comes again.
+    """Draw class numbers [count, width]: no repetition in a row, and every class once before any occurs again.
 
-    A stream of shuffled rounds of all classes is cut into rows. Where a row lies over a seam, classes that stand at the
-    end of the old round change places with later ones of the new.
+    A stream of shuffled rounds of all classes is cut into rows. Where a row spans two rounds, classes of the new round
+    that are in the row already are swapped with later ones.
     """
     rounds = -(-count * width // classes)
     stream = np.empty(rounds * classes, dtype=np.int64)
@@ -177,11 +177,11 @@ def _avoid(random: np.random.Generator, fresh: Rows, taken: Rows, head: int) -> 
 
 
 def shuffle_within(random: np.random.Generator, classes: Rows) -> Rows:
-    """Places [n] that shuffle the members of each class, for class numbers [n] in ascending order."""
+    """A permutation [n] that shuffles the members within each class, for class numbers [n] in ascending order."""
     # stable: a key rounded up to the next whole number then still stands before the next class
     return np.argsort(classes + random.random(len(classes)), kind="stable")
 
 
 def as_tensor(rows: Rows) -> Tensor:
-    """An int64 tensor of row numbers."""
+    """Convert row numbers to an int64 tensor."""
     return torch.from_numpy(np.ascontiguousarray(rows))

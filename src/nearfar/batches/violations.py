@@ -19,14 +19,14 @@ CELLS = 2**21
 
 @dataclass(frozen=True)
 class Violations:
-    """Pairs outside the bounds. Each unordered pair counts once; a share of nothing is 0.
+    """How many pairs violate their distance bound, and by how much; each unordered pair counts once.
 
     Attributes:
-        share: of all pairs, those that break their bound.
-        positive: of the positive pairs, those farther than `near`.
-        negative: of the negative pairs, those nearer than `far`.
-        positive_excess: by how much the breaking positive pairs are too far, on average.
-        negative_excess: by how much the breaking negative pairs are too near, on average.
+        share: the share of all pairs that violate their bound (0 where there are no pairs).
+        positive: the share of positive pairs that are farther apart than `near`.
+        negative: the share of negative pairs that are nearer than `far`.
+        positive_excess: by how much the violating positive pairs are too far apart, on average.
+        negative_excess: by how much the violating negative pairs are too near, on average.
         positive_pairs: how many positive pairs there are.
         negative_pairs: how many negative pairs there are.
     """
@@ -44,7 +44,7 @@ class Violations:
 def violations(
     embeddings: Tensor, labels: Tensor | Relation, *, near: float, far: float, similarity: Similarity | None = None
 ) -> Violations:
-    """The share of pairs outside the bounds: positive pairs farther than ε₊, negative ones nearer than ε₋.
+    """Count pairs that violate their bound: positive pairs farther apart than ε₊, negative pairs nearer than ε₋.
 
     This is what a projection should lower: its loss is a penalty, and the minimum of a penalized loss need not be
     feasible. With `Relation.from_labels(y, representatives=mask)` only the constraints of one projection are looked
@@ -53,9 +53,9 @@ def violations(
     Args:
         embeddings: [n, d].
         labels: [n] integers, or a square `Relation`.
-        near: ε₊, in distances.
-        far: ε₋, in distances.
-        similarity: tells the distance; `NegEuclidean` (of unit rows) where none is given.
+        near: ε₊, the largest distance allowed for a positive pair.
+        far: ε₋, the smallest distance allowed for a negative pair.
+        similarity: defines the distance; `NegEuclidean` (of unit rows) by default.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
     >>> violations(x, torch.tensor([0, 0, 1]), near=0.5, far=0.8).share  # 1.41 is too far, 0.63 too near, 0.89 is well

@@ -1,4 +1,4 @@
-"""Data sets: the embedded one (`glyphs`), the benchmarks of the field, and your own images and vectors."""
+"""Data sets: the built-in one (`glyphs`), the benchmarks of the field, and your own images and vectors."""
 
 from nearfar.data import transforms
 from nearfar.data._glyphs import Glyphs, Split, glyphs

@@ -1,7 +1,7 @@
-"""Arrays kept between runs: one sealed `.npz` file for each name.
+"""A cache of arrays on disk: one sealed `.npz` file for each name.
 
-The seal makes a torn or altered file visible, and each write is one rename: of two processes that write at once the
-later replaces equal bytes by equal bytes.
+The seal detects a truncated or altered file, and each write is one rename: if two processes write at once, the later
+one replaces equal bytes by equal bytes.
 """
 
 import os
@@ -33,8 +33,8 @@ def default_folder() -> Path:
 def cached(folder: Path, stem: str, make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays stored under `stem`, or make and store them.
 
-    A file whose seal is broken is made again, with one warning. A folder that cannot be written costs one warning and
-    never the arrays.
+    A file whose seal is broken is made again, with a warning. If the folder cannot be written, there is a warning and
+    the arrays are returned all the same.
 
     Args:
         folder: Where the file lives; made when missing.
@@ -61,7 +61,7 @@ def cached(folder: Path, stem: str, make: Callable[[], Arrays]) -> Arrays:
 
 
 def _load(path: Path) -> Arrays | None:
-    """The arrays of a sound file; None where there is none."""
+    """Read the arrays of a file with a valid seal; None if there is none."""
     try:
         if not path.is_file():
             return None

@@ -1,4 +1,4 @@
-"""The embedded data set: characters drawn in the font faces that matplotlib brings along.
+"""The built-in data set: characters drawn in the font faces that matplotlib includes.
 
 A class is a character, a sample is that character in one face. Training classes are Latin letters, digits,
 punctuation and symbols; test classes are Greek, Cyrillic, Armenian and Georgian, scripts that training
@@ -130,7 +130,7 @@ def _fonts() -> tuple[Path, ...]:
 
 
 def _stem(fonts: Sequence[Path]) -> str:
-    """Name what the pictures depend on: this module's format, matplotlib and the bytes of the fonts."""
+    """The file name in the cache, from what the pictures depend on: format, matplotlib and the bytes of the fonts."""
     import matplotlib
 
     digest = hashlib.sha256()
@@ -167,7 +167,7 @@ def _draw(fonts: Sequence[Path], progress: bool) -> Arrays:
 
 
 def _charmap(font: "FT2Font", face: str) -> dict[int, int]:
-    """Map the code points that the rule admits to the glyph indices of the face."""
+    """Map the code points that the rule allows to the glyph indices of the face."""
 
     def admitted(code: int) -> bool:
         if face in _COMPUTER_MODERN:
@@ -194,7 +194,7 @@ def _draw_face(font: "FT2Font", chars: dict[int, int], codes: NDArray[np.int64],
 
 
 class _Pen:
-    """Agg on one small canvas; outlines rather than FreeType bitmaps, so that hinting plays no part."""
+    """Draws outlines with Agg on one small canvas; not FreeType bitmaps, which would depend on hinting."""
 
     def __init__(self) -> None:
         from matplotlib import ft2font
@@ -235,7 +235,7 @@ class _Pen:
 
 
 def _without_look_alikes(pictures: Pictures, there: Flags, test: Flags) -> Flags:
-    """Say which characters stay.
+    """Decide which characters to keep: drop those that look like one kept before.
 
     Args:
         pictures: `[f, c, 32, 32]`, faces by characters in the order of code points.

@@ -1,4 +1,4 @@
-"""The official layouts of Cars-196, Stanford Online Products and In-Shop, with the splits and counts of the papers."""
+"""Cars-196, Stanford Online Products and In-Shop in their official layouts, with the splits used in papers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAT_ERRORS = (
 
 
 def demand_counts(owner: str, found: Mapping[str, Samples], expected: Mapping[str, Count]) -> None:
-    """Demand the images and classes that the papers count on each side."""
+    """Require the numbers of images and classes that the papers state for each split."""
     for side, (images, classes) in expected.items():
         have = found[side]
         if (len(have), len(have.classes)) != (images, classes):
@@ -50,7 +50,7 @@ def by_class_number(
     last: int,
     on_corrupt: OnCorrupt,
 ) -> dict[str, Pictures]:
-    """Train: the classes 1 to `last`; test: those above. Each row is an image, its name and its class."""
+    """Split by class number: 1 to `last` for training, those above for the test. A row is (image, name, class)."""
     sides = {}
     for side, train in (("train", True), ("test", False)):
         chosen = [row for row in rows if (row[2] <= last) == train]

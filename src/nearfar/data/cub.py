@@ -23,14 +23,14 @@ Row = tuple[Path | Member, str, int]
 
 
 def cub(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False, check: bool = True) -> DataSet:
-    """Read CUB-200-2011: 5,864 photographs of the classes 1 to 100 to learn from, 5,924 of the others for the test.
+    """Read CUB-200-2011: 5,864 photographs of the classes 1 to 100 for training, 5,924 of the others for the test.
 
     Args:
         path: the unpacked folder (images.txt, image_class_labels.txt, classes.txt, images/), or one that holds
             cub200_full_labels.csv and the archives cub200_full-*.tar.
         on_corrupt: see `Pictures`.
-        outside: let images.txt name files outside the folder.
-        check: demand the counts of the papers.
+        outside: allow images.txt to name files outside the folder.
+        check: require the numbers of images and classes that the papers state.
     """
     rows, names = _shards(path) if (path / TABLE).is_file() else _official(path, outside)
     sides = by_class_number("cub", rows, names, LAST, on_corrupt)
@@ -73,7 +73,7 @@ def _shards(path: Path) -> tuple[list[Row], dict[int, str]]:
 
 
 def _members(archive: Path) -> dict[str, Member]:
-    """The plain files of a tar archive by name; nothing is unpacked, and a name that leads out of it is refused."""
+    """The regular files of a tar archive by name; nothing is unpacked, and names that lead out of it are refused."""
     found = {}
     try:
         with tarfile.open(archive, "r:") as shard:

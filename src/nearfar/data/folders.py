@@ -26,9 +26,9 @@ SEED = 0
 def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
     """Read a folder of class folders of images.
 
-    Where it holds the folders `train` and `test`, the classes stand in these; else half of the classes are for the
-    test. Hidden files and files that are no images by their suffix are passed over; a class folder without any image
-    is left out, with a warning. Links are followed: whoever made the folder made them.
+    If it contains the folders `train` and `test`, the class folders are inside these; otherwise half of the classes are
+    for the test. Hidden files and files without the suffix of an image are ignored; a class folder without images is
+    left out, with a warning. Symbolic links are followed.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -76,14 +76,14 @@ def _is_image(path: Path) -> bool:
 
 
 def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False) -> DataSet:
-    """Read a CSV file with the columns path, label and, if it likes, split (train or test).
+    """Read a CSV file with the columns path, label and, optionally, split (train or test).
 
-    Paths are relative to the folder of the file, and lie in it unless `outside` says that they need not. Without a
-    split half of the classes are for the test.
+    Paths are relative to the folder of the file, and must be inside it unless `outside` is true. Without a split, half
+    of the classes are for the test.
 
     Raises:
         FileNotFoundError: the manifest or an image is missing.
-        ValueError: a column is missing or unknown, a value is empty, a path stands twice or leads out of the folder,
+        ValueError: a column is missing or unknown, a value is empty, a path occurs twice or leads out of the folder,
             or one side is empty.
     """
     rows = _table(path)
@@ -101,7 +101,7 @@ def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = Fals
 
 
 def _table(path: Path) -> list[dict[str, str]]:
-    """The rows of a manifest; no file stands twice."""
+    """Read the rows of a manifest; a file that occurs twice is an error."""
     rows = table("manifest", path, ("path", "label"), ("split",))
     seen: dict[str, int] = {}
     for line, row in enumerate(rows, start=2):
@@ -115,10 +115,10 @@ def _table(path: Path) -> list[dict[str, str]]:
 
 
 def vectors(path: Path) -> DataSet:
-    """Read vectors: an `.npz` file with x [n, d], y [n] and, if it likes, name [n] and split [n] (train or test).
+    """Read vectors: an `.npz` file with x [n, d], y [n] and, optionally, name [n] and split [n] (train or test).
 
-    Two files do as well: a folder with train.npz and test.npz, or a file whose name ends in train.npz beside one that
-    ends in test.npz. With neither, half of the classes are for the test. Any labels serve: they are numbered anew.
+    Two files are allowed too: a folder with train.npz and test.npz, or a file whose name ends in train.npz beside one
+    that ends in test.npz. With neither, half of the classes are for the test. Labels may be any numbers or strings.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -139,7 +139,7 @@ def vectors(path: Path) -> DataSet:
 
 
 def _arrays(path: Path) -> tuple[Tensors, list[str] | None]:
-    """The vectors of one file, and its split if there is one."""
+    """Read the vectors of one file, and its split if there is one."""
     arrays = read_arrays("vectors", path)
     absent = [name for name in ("x", "y") if name not in arrays]
     if absent:
@@ -167,7 +167,7 @@ def _arrays(path: Path) -> tuple[Tensors, list[str] | None]:
 
 
 def _sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
-    """The rows of train and of test."""
+    """The row numbers of the training and of the test split."""
     wrong = next((row for row, side in enumerate(split) if side not in SIDES), None)
     if wrong is not None:
         raise ValueError(
@@ -181,6 +181,6 @@ def _sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
 
 
 def _halved(name: str, samples: Samples) -> DataSet:
-    """Half of the classes to learn from, half to be judged by."""
+    """Split by class: half of the classes for training, half for the test."""
     train, test = class_disjoint(samples, 0.5, seed=SEED)
     return DataSet(name, part(samples, train), part(samples, test))

@@ -1,4 +1,4 @@
-"""Which K of recall@K are customary for which data set."""
+"""The customary values of K in recall@K for each data set."""
 
 from __future__ import annotations
 

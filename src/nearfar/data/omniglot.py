@@ -1,4 +1,4 @@
-"""Omniglot from one `.npz` file: 964 characters to learn from, 659 of other alphabets to be judged by."""
+"""Omniglot from one `.npz` file: 964 characters for training, 659 of other alphabets for the test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def omniglot(path: Path) -> DataSet:
     """Read `omniglot_28.npz` (or the folder that holds it): uint8 pictures [n, 28, 28], 255 is ink.
 
     The file holds `images` (bits packed by `np.packbits`, a row a drawing), `labels`, `class_names` and `background`,
-    which marks the classes to learn from.
+    which marks the training classes.
     """
     file = path / "omniglot_28.npz" if path.is_dir() else path
     arrays = read_arrays("omniglot", file)

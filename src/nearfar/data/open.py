@@ -1,4 +1,4 @@
-"""One door to every data set: a name, and where its files are."""
+"""`open_data`: open any data set by its name and the path of its files."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Reader = Callable[[Path, OnCorrupt, bool], DataSet]
 def open_data(
     name: str, path: str | Path | None = None, *, on_corrupt: OnCorrupt = "stop", outside: bool = False
 ) -> DataSet:
-    """The data set of a name.
+    """Open a data set by name.
 
     Args:
         name: glyphs, omniglot, cub, cars, sop, inshop, folder, manifest or vectors.
-        path: the folder or file that holds it; for glyphs the folder of the cache, which may be None.
+        path: the folder or file of the data set; for glyphs the folder of the cache, which may be None.
         on_corrupt: what to do about an image that cannot be read: "stop", or "skip" (in training another sample of
-            its class stands in, elsewhere it is left out; with a warning).
-        outside: let a manifest or a list of files name what lies outside its own folder.
+            its class is used instead, elsewhere it is left out; with a warning).
+        outside: allow a manifest or a list of files to name files outside its own folder.
 
     Raises:
         ValueError: the name is unknown, or the files are not what they should be.

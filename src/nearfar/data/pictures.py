@@ -1,4 +1,4 @@
-"""Image files: opened when they are asked for, and named when they cannot be read."""
+"""Image files, opened on access; an error or warning names a file that cannot be read."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class CorruptImageError(ValueError):
 
 
 class CorruptImageWarning(UserWarning):
-    """An image cannot be read: in training another of its class stands in for it, elsewhere it is left out."""
+    """An image cannot be read: training uses another of its class instead, everything else leaves it out."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """An image inside a tar archive: `size` bytes from `offset` on."""
+    """An image inside a tar archive: `size` bytes that start at `offset`."""
 
     archive: Path
     offset: int
@@ -57,23 +57,23 @@ class Member:
         return f"{self.archive}:{self.name}"
 
     def open(self) -> io.BytesIO:
-        """The bytes of the file; the archive is opened anew, so that workers never share a position in it."""
+        """Open the image as a file; the archive is opened each time, so that workers never share a position in it."""
         with self.archive.open("rb") as stream:
             stream.seek(self.offset)
             return io.BytesIO(stream.read(min(self.size, self.archive.stat().st_size)))
 
 
 class Pictures:
-    """Image files with a label each; `pictures[i]` is a PIL image in RGB, opened when it is asked for.
+    """Image files with one label each; `pictures[i]` is a PIL image in RGB, opened on access.
 
     Args:
         paths: files, or members of tar archives.
-        labels: integers [n], from 0 on without gaps.
+        labels: integers [n], from 0 without gaps.
         names: one per image; by default class folder/file name.
         classes: the name of each class; by default its number.
-        on_corrupt: "stop" raises `CorruptImageError`, which names the image; "skip" warns at the first
-            (`CorruptImageWarning`) and keeps all in `corrupt`: `pictures[i]`, which training draws, is then the next
-            readable image of the same class, while `pictures.genuine(i)`, which everything else reads, is None.
+        on_corrupt: "stop" raises `CorruptImageError`, which names the image; "skip" warns at the first one
+            (`CorruptImageWarning`) and lists all in `corrupt`: `pictures[i]`, used in training, is then the next
+            readable image of the same class, and `pictures.genuine(i)`, used everywhere else, is None.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Pictures:
         return self._stand_in(index) if picture is None else picture
 
     def genuine(self, index: int) -> Image.Image | None:
-        """The image itself, never one that stands in for it; None where it cannot be read and is to be skipped."""
+        """The image itself, never a substitute; None if it cannot be read and is to be skipped."""
         path = self.paths[index]
         try:
             return _opened(path)
@@ -126,10 +126,10 @@ class Pictures:
         return None
 
     def _stand_in(self, index: int) -> Image.Image:
-        """The next readable image of the same class, in order and around the end."""
-        positive = (self.labels == self.labels[index]).nonzero()[0].tolist()
-        place = positive.index(index)
-        for other in positive[place + 1 :] + positive[:place]:
+        """The next readable image of the same class, in cyclic order."""
+        same = (self.labels == self.labels[index]).nonzero()[0].tolist()
+        place = same.index(index)
+        for other in same[place + 1 :] + same[:place]:
             try:
                 return _opened(self.paths[other])
             except UNREADABLE:
@@ -141,17 +141,17 @@ class Pictures:
 
 
 def _opened(path: Path | Member) -> Image.Image:
-    """The image, read whole: PIL would read it late, and fail where nobody knows its name."""
+    """Read an image completely: PIL would decode it later, where an error could not name the file."""
     with open_picture(path) as picture:
         return picture.convert("RGB")
 
 
 @contextmanager
 def open_picture(path: Path | Member) -> Iterator[Image.Image]:
-    """A picture file of a format that is only ever decoded: PIL would start a program for some others.
+    """Open an image file of a format that PIL decodes itself; for some other formats it would start a program.
 
     Raises:
-        OSError: no plain file, or no picture of such a format; `UNREADABLE` has what reading it may raise besides.
+        OSError: not a regular file, or not an image of these formats; `UNREADABLE` lists what reading may also raise.
     """
     if isinstance(path, Path) and not path.is_file():  # opening a pipe would wait for ever
         raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
@@ -163,7 +163,7 @@ def open_picture(path: Path | Member) -> Iterator[Image.Image]:
 
 
 def _reason(error: Exception) -> str:
-    """Why, in few words."""
+    """A short reason for an error message."""
     if isinstance(error, Image.DecompressionBombError):
         return f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
     if isinstance(error, UnidentifiedImageError):
@@ -174,12 +174,12 @@ def _reason(error: Exception) -> str:
 
 
 def check_on_corrupt(owner: str, value: object) -> None:
-    """Demand "stop" or "skip"."""
+    """Require "stop" or "skip"."""
     check_choice(owner, "on_corrupt", value, get_args(OnCorrupt))
 
 
 def listed_files(owner: str, folder: Path, names: Sequence[str], *, outside: bool = False) -> list[Path]:
-    """The files that a list names, relative to `folder`: all of them in it (but with `outside`) and all of them there.
+    """Resolve a list of file names relative to `folder`; all must exist, and be inside it unless `outside`.
 
     Raises:
         ValueError: a name leads out of the folder.
@@ -199,5 +199,5 @@ def listed_files(owner: str, folder: Path, names: Sequence[str], *, outside: boo
 def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name longer than any file system allows, a folder that may not be looked into
+    except OSError:  # a name longer than any file system allows, or a folder without permission
         return False

@@ -1,4 +1,4 @@
-"""What a data set is: samples with a label each, in memory or on disk, and the view of them that a network reads."""
+"""Data sets: samples with one label each, in memory or on disk, and their transformed view for a network."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ Same = TypeVar("Same")
 
 @runtime_checkable
 class Samples(Protocol):
-    """A data set: `samples[i]` is the raw input (a PIL image or a tensor), `samples.labels[i]` its class.
+    """Protocol of a data set: `samples[i]` is the raw input (a PIL image or a tensor), `samples.labels[i]` its class.
 
     Attributes:
-        labels: int64 [n], from 0 on without gaps.
+        labels: int64 [n], from 0 without gaps.
         classes: the name of each class.
         names: one per sample: a file name, or class/number.
     """
@@ -61,14 +61,14 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """What to learn from and what to be judged by.
+    """The training and the test samples of a data set.
 
     Attributes:
         name: such as "glyphs".
-        train: samples to learn from.
-        test: samples to be judged by: each asks for its neighbors among the others, or in `gallery` if there is one.
-        gallery: where the queries in `test` look; its labels and classes are those of `test`.
-        ks: the k of recall@k that are customary for it.
+        train: training samples.
+        test: test samples: each is a query against the others, or against `gallery` if there is one.
+        gallery: the reference set of the queries in `test`; its labels and classes are those of `test`.
+        ks: the customary values of k in recall@k.
     """
 
     name: str
@@ -79,7 +79,7 @@ class DataSet:
 
 
 def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:
-    """Labels from 0 without gaps for any labels (numbers or words), and the names of the classes in sorted order.
+    """Number any labels (numbers or strings) from 0 without gaps, and return the class names in sorted order too.
 
     >>> numbered(["cat", "ant", "cat"])
     (array([1, 0, 1]), ('ant', 'cat'))
@@ -118,7 +118,7 @@ class Tensors:
 
 
 class Labeled:
-    """Any dataset with a length whose items are samples or (sample, label, ...), with its labels told.
+    """Wrap any dataset with a length whose items are samples or (sample, label, ...), and add its labels.
 
     Args:
         dataset: anything with `__len__` and `__getitem__`.
@@ -154,12 +154,12 @@ class Labeled:
         return item[0] if isinstance(item, tuple | list) else item
 
     def genuine(self, index: int) -> Any:
-        """The sample itself; None where the dataset is told to skip it and it cannot be read."""
+        """The sample itself; None if it cannot be read and the dataset skips such samples."""
         return genuine(self.dataset, index) if hasattr(self.dataset, "genuine") else self[index]
 
 
 class _Part:
-    """Some samples of another data set."""
+    """A subset of another data set."""
 
     def __init__(self, whole: Samples, rows: Labels, labels: Labels, classes: tuple[str, ...]) -> None:
         self.whole, self.rows, self.labels, self.classes = whole, rows, labels, classes
@@ -172,14 +172,14 @@ class _Part:
         return self.whole[int(self.rows[index])]
 
     def genuine(self, index: int) -> Any:
-        """The sample itself; None where the whole is told to skip it and it cannot be read."""
+        """The sample itself; None if it cannot be read and the full data set skips such samples."""
         return genuine(self.whole, int(self.rows[index]))
 
 
 def genuine(samples: Samples, index: int) -> Any:
-    """The sample itself, never one that stands in for it; None where it cannot be read and is to be skipped.
+    """The sample itself, never a substitute; None if it cannot be read and is to be skipped.
 
-    `samples[i]` is for training, which may draw a substitute; whatever is scored, embedded or shown is read by this.
+    `samples[i]` is for training, which may use a substitute; everything that scores, embeds or shows samples uses this.
 
     >>> genuine(Tensors(torch.eye(2), [0, 1]), 1)
     tensor([0., 1.])
@@ -189,7 +189,7 @@ def genuine(samples: Samples, index: int) -> Any:
 
 
 class ByName(Mapping[str, Any]):
-    """Samples by their names, each the sample itself; None where it cannot be read and is to be skipped."""
+    """A mapping from names to samples, never substitutes; None if one cannot be read and is to be skipped."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -206,7 +206,7 @@ class ByName(Mapping[str, Any]):
 
 
 def part(samples: Samples, indices: Any) -> Samples:
-    """The samples at `indices`, in that order; labels are numbered anew without gaps, class names are kept.
+    """The subset at `indices`, in that order; labels are renumbered without gaps, class names are kept.
 
     >>> chosen = part(Tensors(torch.eye(3), [0, 1, 2], classes=("a", "b", "c")), [2, 0])
     >>> chosen.labels, chosen.classes
@@ -227,21 +227,21 @@ def part(samples: Samples, indices: Any) -> Samples:
 
 
 class View(Dataset[Any]):
-    """Samples as a network reads them: `view[i]` or `view[(i, draw)]` is (tensor, label, i).
+    """Transformed samples for a network: `view[i]` or `view[(i, draw)]` is (tensor, label, i).
 
-    The transform gets a generator seeded by (seed, draw, i), so what it draws depends on the sample and the draw (an
-    epoch, or a step) alone: workers and ranks draw the same, and a resumed run draws what it would have drawn.
+    The transform gets a random generator seeded by (seed, draw, i), so augmentation depends on the sample and the draw
+    (an epoch, or a step) alone: it is the same on all workers and ranks, and in a resumed run.
 
-    `view.__getitems__(keys)` is a whole batch (x [b, ...], labels [b], indices [b]); give a `DataLoader`
-    `collate_fn=collate`, which leaves it as it is. Samples in memory go through `transform.batch(x, generators)` at
-    once where the transform has such a method.
+    `view.__getitems__(keys)` is a whole batch (x [b, ...], labels [b], indices [b]); pass `collate_fn=collate` to the
+    `DataLoader`, which returns it unchanged. Samples in memory are transformed together by `transform.batch(x,
+    generators)` if the transform has this method.
 
     Args:
         samples: the data set.
-        transform: `transform(picture, generator)` gives a tensor.
-        seed: of all draws.
-        substitutes: whether another sample may stand in for one that cannot be read, as in training; otherwise a batch
-            leaves it out, and its indices say which samples it holds.
+        transform: `transform(picture, generator)` returns a tensor.
+        seed: seed of all draws.
+        substitutes: whether another sample may replace one that cannot be read, as in training; otherwise a batch
+            leaves it out, and its indices say which samples it contains.
     """
 
     def __init__(self, samples: Samples, transform: Transform, *, seed: int = 0, substitutes: bool = True) -> None:
@@ -260,7 +260,7 @@ class View(Dataset[Any]):
         return x, int(self.samples.labels[index]), index
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """A whole batch: x [b, ...], labels [b], indices [b]; where none can be read, x is [0]."""
+        """A whole batch: x [b, ...], labels [b], indices [b]; if no sample can be read, x is [0]."""
         pairs = [_key(key) for key in keys]
         if self._batch is None or self._x is None:
             read = [(self._read(*pair), pair[0]) for pair in pairs]
@@ -274,7 +274,7 @@ class View(Dataset[Any]):
         return x, torch.from_numpy(self.samples.labels[indices.numpy()]), indices
 
     def _read(self, index: int, draw: int) -> Tensor | None:
-        """One sample through the transform; None where it cannot be read and nothing may stand in."""
+        """One transformed sample; None if it cannot be read and substitutes are not allowed."""
         item = self.samples[index] if self.substitutes else genuine(self.samples, index)
         if item is None and not self.substitutes:
             return None
@@ -285,7 +285,7 @@ class View(Dataset[Any]):
 
 
 def collate(batch: Same) -> Same:
-    """The batch that `View.__getitems__` made, as it is: the `collate_fn` of a DataLoader."""
+    """Return the batch of `View.__getitems__` unchanged: the `collate_fn` for a DataLoader."""
     return batch
 
 
@@ -309,7 +309,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 def described(
     owner: str, rows: int, labels: Any, names: Sequence[str] | None, classes: Sequence[str] | None
 ) -> tuple[Labels, tuple[str, ...], Sequence[str]]:
-    """Labels, class names and sample names, checked to fit each other and completed."""
+    """Check labels, class names and sample names against each other, and fill in defaults."""
     given = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if given.shape != (rows,) or not np.issubdtype(given.dtype, np.integer):
         raise ValueError(
@@ -334,7 +334,7 @@ def described(
 
 
 def _counted(labels: Labels, classes: tuple[str, ...]) -> list[str]:
-    """Class/number for each sample, the number counting within the class."""
+    """Default names class/number, with samples numbered within their class."""
     seen = [0] * len(classes)
     names = []
     for label in labels.tolist():

@@ -1,4 +1,4 @@
-"""Splits by class: a network is judged on classes that it has not seen."""
+"""Splits by class: a network is evaluated on classes that it has not seen."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Shares", "class_disjoint", "classes_apart"]
 
 
 def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels, Labels]:
-    """Indices of the rest, and of a share of the classes held out whole; each in ascending order.
+    """Hold out a share of the classes: indices of the remaining samples and of the held-out ones, both ascending.
 
-    At least one class is on either side. The same labels, share and seed give the same split.
+    At least one class is on each side. The same labels, share and seed give the same split.
 
     >>> import torch
     >>> from nearfar.data import Tensors
@@ -38,12 +38,12 @@ def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels
 
 @dataclass(frozen=True)
 class Shares:
-    """Where the classes of a data set go; as a string, in words.
+    """How many classes of a data set are for training, validation and the test; `str` says it in words.
 
     Attributes:
-        learn: to learn from.
-        held_out: of the training classes, to choose the best weights by.
-        test: to be judged by; 0 where they are not known to be others.
+        learn: classes to learn from.
+        held_out: training classes held out to choose the best weights.
+        test: test classes; 0 if they are not known to differ from the training classes.
 
     >>> print(Shares.of(15, 0.1, test=15))
     30 classes: 15 for the test, 2 held out, 13 to learn from
@@ -55,9 +55,9 @@ class Shares:
 
     @staticmethod
     def of(training: int, share: float, *, test: int = 0) -> Shares:
-        """Hold a share of the training classes out, as long as two are left to learn from.
+        """Hold out a share of the training classes, as long as two are left to learn from.
 
-        Two are held out at least, for a class alone is always found; with fewer than four none is.
+        At least two are held out, because retrieval among a single class is always right; with fewer than four, none.
         """
         count = min(max(round(share * training), 2), training - 2) if share else 0
         held = count if count >= 2 else 0
@@ -70,5 +70,5 @@ class Shares:
 
 
 def classes_apart(train: Samples, test: Samples) -> int:
-    """How many classes are for the test alone; 0 where names do not tell them from those to learn from."""
+    """The number of classes that are for the test only; 0 if their names do not distinguish them."""
     return len(test.classes) if set(train.classes).isdisjoint(test.classes) else 0

@@ -1,4 +1,4 @@
-"""Lists of pictures in text files, read with care: they are often somebody else's, and one line may be enormous."""
+"""Safe reading of text files that list images: they may come from a stranger, and one line may be huge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST = 1 << 20
 
 
 def text_lines(owner: str, path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file with their ends; a line longer than `LONGEST` is an error, before it is read whole."""
+    """Yield the lines of a UTF-8 file with their line ends; a line longer than `LONGEST` is an error."""
     if not path.is_file():
         raise FileNotFoundError(f"{owner}: there is no file {path}; name the place of the unpacked data.")
     with path.open(newline="", encoding="utf-8-sig") as stream:
@@ -36,7 +36,7 @@ def text_lines(owner: str, path: Path) -> Iterator[str]:
 
 
 def words(owner: str, path: Path, columns: int, *, skip: int = 0) -> list[list[str]]:
-    """The words of each line of an official text file; `skip` lines of headings are left out."""
+    """The words of each line of an official text file, without the first `skip` lines (headings)."""
     rows = []
     for number, line in enumerate(text_lines(owner, path), start=1):
         if number <= skip or not line.strip():
@@ -50,21 +50,21 @@ def words(owner: str, path: Path, columns: int, *, skip: int = 0) -> list[list[s
 
 
 def table(owner: str, path: Path, needed: tuple[str, ...], more: tuple[str, ...] | None = ()) -> list[dict[str, str]]:
-    """The rows of a CSV file, by the names of its columns.
+    """Read the rows of a CSV file as mappings from column names.
 
     Args:
         owner: whom messages name.
         path: the file.
-        needed: columns that must be there.
-        more: columns that may be there as well; None for any.
+        needed: required columns.
+        more: optional columns; None allows any.
     """
     try:
         reader = csv.DictReader(text_lines(owner, path), skipinitialspace=True, strict=True)
         columns = list(reader.fieldnames or [])
         if not set(needed) <= set(columns) or (more is not None and not set(columns) <= {*needed, *more}):
-            told = ", ".join(needed) + (f" and, if it likes, {', '.join(more)}" if more else "")
+            allowed = ", ".join(needed) + (f" and, optionally, {', '.join(more)}" if more else "")
             raise ValueError(
-                f"{owner}: {path} must have the columns {told}, but has {printable(', '.join(columns)) or 'none'}; "
+                f"{owner}: {path} must have the columns {allowed}, but has {printable(', '.join(columns)) or 'none'}; "
                 "name them in the first line."
             )
         rows = list(reader)
@@ -80,7 +80,7 @@ def table(owner: str, path: Path, needed: tuple[str, ...], more: tuple[str, ...]
 
 
 def whole_number(owner: str, path: Path, word: str) -> int:
-    """The number of a class."""
+    """Parse a class number."""
     if not (word.isascii() and word.isdigit() and len(word) < 19):
         raise ValueError(f"{owner}: {path} must number its classes, but {printable(word, 40)!r} came.")
     return int(word)

@@ -1,7 +1,7 @@
-"""From a raw sample to what the network reads: crops, flips and small moves, drawn from a generator of its own.
+"""Transforms from raw samples to network inputs: crops, flips and small shifts, with explicit random generators.
 
-A transform is `transform(picture, generator)`, where the picture is a PIL image or a tensor. Those that also have
-`batch(x, generators)` take samples in memory many at once and give the same numbers.
+A transform is called as `transform(picture, generator)`, where the picture is a PIL image or a tensor. Some also have
+`batch(x, generators)`, which transforms many samples in memory at once, with the same result.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Numbers = Sequence[float]
 
 
 def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,), *, size: int | None = None) -> Transform:
-    """The transform of a name, for training or for evaluation.
+    """Return a transform by name, for training or for evaluation.
 
     Args:
-        name: "none" (as it is), "glyphs" (small drawings; training moves, turns and scales them a little),
+        name: "none" (unchanged), "glyphs" (small drawings; training shifts, rotates and scales them a little),
             "qi2020" (short side 256; training crops a share .16 to 1 of the area to 227 x 227 and flips; evaluation
             takes the middle 227 x 227), "can2019" (256 x 256; training crops 224 x 224 anywhere and flips; evaluation
             takes the middle 224 x 224), "photographs" (as "qi2020", with 224 x 224).
-        train: with the random part, or without.
-        mean: taken from each channel of a picture with values in 0..1.
+        train: with random augmentation, or without.
+        mean: subtracted from each channel of a picture with values in 0..1.
         std: what each channel is then divided by.
         size: pixels a side of the crop in place of those above; the sides before the crop change in proportion.
     """
@@ -54,7 +54,7 @@ def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,), *
 
 
 def to_tensor(picture: Any) -> Tensor:
-    """Float tensor of a raw sample: pictures become [c, h, w] in 0..1, other numbers stay.
+    """Convert a raw sample to a float tensor: pictures become [c, h, w] in 0..1, other values stay.
 
     >>> to_tensor(torch.full((2, 2), 255, dtype=torch.uint8)).shape
     torch.Size([1, 2, 2])
@@ -67,14 +67,14 @@ def to_tensor(picture: Any) -> Tensor:
 
 
 def _floating(x: Tensor) -> Tensor:
-    """Float [b, ...]: uint8 pictures [b, h, w] or [b, c, h, w] come to 0..1 and get a channel, other numbers stay."""
+    """Convert to float [b, ...]: uint8 pictures [b, h, w] or [b, c, h, w] to [b, c, h, w] in 0..1; others stay."""
     if x.dtype != torch.uint8:
         return x.float()
     return (x[:, None] if x.ndim == 3 else x).float() / 255
 
 
 def _scaled(x: Tensor, mean: Numbers, std: Numbers) -> Tensor:
-    """(x - mean) / std for each channel of [..., c, h, w], or of all numbers where there is one mean and one std."""
+    """Standardize, (x - mean) / std, each channel of [..., c, h, w], or all values if there is one mean and one std."""
     if tuple(mean) == (0.0,) and tuple(std) == (1.0,):
         return x
     shape = (-1,) if x.ndim < 3 else (-1, 1, 1)
@@ -83,7 +83,7 @@ def _scaled(x: Tensor, mean: Numbers, std: Numbers) -> Tensor:
 
 @dataclass(frozen=True)
 class Plain:
-    """The sample as it is: (x - mean) / std."""
+    """No augmentation: (x - mean) / std."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -99,13 +99,13 @@ class Plain:
 
 @dataclass(frozen=True)
 class Moved:
-    """A drawing moved, scaled, turned and slanted a little, each by a uniform draw; what leaves the frame is lost.
+    """Random affine augmentation of a drawing: shift, scale, rotate and shear, each drawn uniformly.
 
     Args:
-        shift: at most so many pixels to each side.
-        scale: at most this share larger or smaller, width and height apart.
-        turn: at most so many degrees.
-        slant: at most this much sideways for one upwards.
+        shift: at most this many pixels in each direction; what leaves the frame is lost.
+        scale: at most this share larger or smaller, width and height independently.
+        turn: at most this many degrees of rotation.
+        slant: shear, at most this much sideways per unit upwards.
         mean: as for `Plain`.
         std: as for `Plain`.
     """
@@ -140,15 +140,15 @@ class Moved:
 
 @dataclass(frozen=True)
 class Photograph:
-    """A color photograph brought to one size, then cropped: at random and flipped for training, else in the middle.
+    """Resize and crop a color photograph: a random crop and flip for training, the center crop otherwise.
 
     Args:
-        crop: pixels a side of what the network reads.
-        side: the short side is brought to so many pixels; with `square`, both sides are.
-        square: give up the aspect.
-        train: crop at random and flip one time in two.
-        area: the share of the area that a random crop takes, with an aspect of 3:4 to 4:3; None crops `crop` x `crop`
-            pixels anywhere.
+        crop: pixels a side of the network's input.
+        side: the short side is resized to this many pixels; with `square`, both sides are.
+        square: ignore the aspect ratio.
+        train: random crop, and flip with probability 1/2.
+        area: the range of the share of the area that a random crop takes, with an aspect ratio of 3:4 to 4:3; None
+            crops `crop` x `crop` pixels anywhere.
         mean: as for `Plain`.
         std: as for `Plain`.
     """
@@ -202,7 +202,7 @@ class Photograph:
 
 
 def _shape(width: int, height: int, area: tuple[float, float], generator: np.random.Generator) -> tuple[int, int]:
-    """Width and height of a crop with a random share of the area and a random aspect; else the largest square."""
+    """Width and height of a crop with random area and aspect ratio; if none fits, the largest square."""
     for _ in range(10):
         share = width * height * generator.uniform(*area)
         aspect = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))

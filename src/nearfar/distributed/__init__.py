@@ -1,4 +1,4 @@
-"""More pairs a step: past batches (`CrossBatchMemory`), other processes (`Distributed`), chunks (`cached_step`)."""
+"""More pairs per step: past batches (`CrossBatchMemory`), several processes (`Distributed`), `cached_step`."""
 
 from nearfar.distributed.cached_step import cached_step
 from nearfar.distributed.cross_batch_memory import CrossBatchMemory, Staleness

@@ -1,7 +1,7 @@
-"""`agree`: before ranks exchange rows they compare what they are about to do, in one small message of fixed size.
+"""`agree`: before ranks exchange rows, they check that all make the same call, in one small message of fixed size.
 
-A rank that brings another loss, another type or nothing usable would make the others compute something else, or abort
-inside a collective whose sizes differ. Here all ranks hear of it first, and all stop with the same sentence.
+A rank with another loss, another dtype or invalid input would make the others compute something else, or abort inside a
+collective whose sizes differ. Here all ranks learn of it first, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 
 @dataclass
 class Looks:
-    """What a loss was like when it was last looked at: its settings and, in three numbers, what its parameters hold."""
+    """A summary of a loss when it was last inspected: its settings, and its parameters in three numbers."""
 
     calls: int = 0
     taken: int = -1
@@ -38,7 +38,7 @@ class Looks:
     values: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def look(self, loss: nn.Module) -> None:
-        """Count a call; look anew where it is time."""
+        """Count a call, and inspect the loss again when it is due."""
         if self.calls % EVERY == 0:
             self.taken, self.settings, self.values = self.calls, _digest(_loss_lines(loss)), sketch(loss)
         self.calls += 1
@@ -46,20 +46,20 @@ class Looks:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many rows and reference rows every rank brought."""
+    """How many rows and reference rows each rank has."""
 
     rows: list[int]
     cols: list[int]
 
 
 def agree(ranks: Group, loss: nn.Module, call: Call, looks: Looks, problem: Exception | None) -> Sizes:
-    """The sizes of all ranks, after they were heard to make the same call of the same loss.
+    """Check that all ranks make the same call of the same loss, and return the sizes of all ranks.
 
     Args:
-        ranks: who takes part.
+        ranks: the processes that take part.
         loss: the `Distributed` that is called, with all its parts.
         call: this rank's call.
-        looks: what is known of the loss.
+        looks: the summary of the loss, updated here.
         problem: what is wrong with this rank's call, or None.
 
     Raises:
@@ -68,9 +68,9 @@ def agree(ranks: Group, loss: nn.Module, call: Call, looks: Looks, problem: Exce
     looks.look(loss)
     mine = [] if problem is not None else [*_call_lines(call), *_step_lines(loss)]
     counts = (0, 0) if problem is not None else (len(call.embeddings), len(call.reference))
-    told = torch.tensor([int(problem is not None), *counts, _digest(mine), looks.taken, looks.settings])
-    told = torch.cat([told, torch.tensor(looks.values, dtype=torch.float64).view(torch.int64)])
-    heard = ranks.gather(told.to(ranks.wire)).cpu()
+    message = torch.tensor([int(problem is not None), *counts, _digest(mine), looks.taken, looks.settings])
+    message = torch.cat([message, torch.tensor(looks.values, dtype=torch.float64).view(torch.int64)])
+    heard = ranks.gather(message.to(ranks.wire)).cpu()
     if _all_well(heard):
         return Sizes(heard[:, 1].tolist(), heard[:, 2].tolist())
     words = None if problem is None else str(problem)
@@ -79,7 +79,7 @@ def agree(ranks: Group, loss: nn.Module, call: Call, looks: Looks, problem: Exce
 
 
 def _all_well(heard: Tensor) -> bool:
-    """Whether no rank has a problem and all agree; every rank comes to the same answer."""
+    """Whether no rank has a problem and all agree; the answer is the same on every rank."""
     wrong, kind, taken, settings = heard[:, 0], heard[:, 3], heard[:, 4], heard[:, 5]
     if bool((wrong != 0).any() | (kind != kind[0]).any() | ((settings != settings[0]) & (taken == taken[0])).any()):
         return False
@@ -88,14 +88,14 @@ def _all_well(heard: Tensor) -> bool:
 
 
 def _near(a: list[float], b: list[float]) -> bool:
-    """Whether two sketches could be of the same parameters; what is not finite shows elsewhere."""
+    """Whether two sketches could be of the same parameters; values that are not finite are reported elsewhere."""
     if not all(map(math.isfinite, (*a, *b))):
         return True
     return all(abs(x - y) <= TOLERANCE * max(a[0], b[0]) for x, y in zip(a, b, strict=True))
 
 
 def sketch(loss: nn.Module) -> tuple[float, float, float]:
-    """Length of all parameters, and two sums of them with fixed weights: equal where the parameters are."""
+    """The norm of all parameters, and two sums of them with fixed weights: equal parameters give equal numbers."""
     found = [_sums(x, place) for place, x in enumerate(loss.parameters())]
     if not found:
         return (0.0, 0.0, 0.0)
@@ -116,12 +116,12 @@ def _sums(x: Tensor, place: int) -> Tensor:
 
 
 def _digest(lines: list[str]) -> int:
-    """63 bits of all lines."""
+    """A 63-bit hash of all lines."""
     return int.from_bytes(hashlib.blake2b("\n".join(lines).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
-    """Which rank differs in what: the same sentence on every rank."""
+    """Describe which rank differs and in what: the same sentence on every rank."""
     for rank, (problem, _) in enumerate(everyone):
         if problem is not None:
             return f"Distributed: rank {rank} brought what its loss cannot take, which stops all of them: {problem}"
@@ -139,9 +139,9 @@ def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
 
 
 def _step_lines(loss: nn.Module) -> list[str]:
-    """Numbers that a part wants to be the same at every call, such as the place in a ring."""
+    """Values that must be equal on all ranks at every call, such as the position in a ring buffer."""
     named = ((name, getattr(part, "_in_step", None)) for name, part in loss.named_modules())
-    return [f"{name} after {told}" for name, told in named if told is not None]
+    return [f"{name} after {state}" for name, state in named if state is not None]
 
 
 def _loss_lines(loss: nn.Module) -> list[str]:
@@ -149,15 +149,15 @@ def _loss_lines(loss: nn.Module) -> list[str]:
 
 
 def _value_lines(loss: nn.Module) -> list[str]:
-    """What each parameter holds, roughly."""
+    """A rough summary of the values of each parameter."""
     numbers = ((name, _sums(x, 0).tolist()) for name, x in loss.named_parameters())
     return [f"{name} with values of length {math.sqrt(x[0]):.3g} (sum {x[1]:.3g})" for name, x in numbers]
 
 
 def _call_lines(call: Call) -> list[str]:
-    """The kind of a call: all that must be the same, and nothing of its values or number of rows."""
+    """What must be equal in the calls of all ranks: everything but values and numbers of rows."""
     x, y = call.embeddings, call.labels
-    told = [
+    lines = [
         f"embeddings of width {x.shape[1]}",
         f"embeddings of type {x.dtype}",
         f"embeddings on {x.device.type}",
@@ -167,10 +167,10 @@ def _call_lines(call: Call) -> list[str]:
         *(f"{name} as {_kind(getattr(call, name))}" for name in ("ref_labels", "ids", "ref_ids")),
     ]
     if call.ref_emb is not None:
-        told.append(f"reference rows with{_gradient(call.ref_emb)} a gradient")
+        lines.append(f"reference rows with{_gradient(call.ref_emb)} a gradient")
     if isinstance(y, Relation):
-        told += [f"a relation with {line}" for line in _relation_lines(y)]
-    return told
+        lines += [f"a relation with {line}" for line in _relation_lines(y)]
+    return lines
 
 
 def _gradient(x: Tensor) -> str:
@@ -178,19 +178,19 @@ def _gradient(x: Tensor) -> str:
 
 
 def _relation_lines(relation: Relation) -> Iterator[str]:
-    """What a relation was given, besides a number of rows and a width that one rank knew."""
+    """The options of a relation, except the number of rows and a `width` that one rank knew."""
     given = relation._given
-    told = {**vars(relation), **{field.name: getattr(given, field.name) for field in fields(given)}}
+    options = {**vars(relation), **{field.name: getattr(given, field.name) for field in fields(given)}}
     for name in ("shape", "device", "orders", "width", "_width", "_given", "_projection"):
-        del told[name]
-    for name, x in told.items():
-        if name.startswith("_") and (name[1:] in told or not isinstance(x, (*PLAIN, Tensor))):
+        del options[name]
+    for name, x in options.items():
+        if name.startswith("_") and (name[1:] in options or not isinstance(x, (*PLAIN, Tensor))):
             continue
         yield from _parts(name, x, 0)
 
 
 def _kind(x: Tensor | None) -> str:
-    """The type of a tensor and the shape of one row; whole numbers are widened before they are exchanged."""
+    """The dtype of a tensor and the shape of one row; all integer types count as one (exchanged as int64)."""
     if x is None:
         return "none"
     floating = x.is_floating_point() or x.dtype == torch.bool
@@ -198,9 +198,9 @@ def _kind(x: Tensor | None) -> str:
 
 
 def _parts(name: str, x: Any, depth: int) -> Iterator[str]:
-    """Lines that say what `x` is: its class, its settings, the shapes of what it learns, and so its parts.
+    """Lines that describe `x`: its class, its settings, the shapes of its parameters, and its parts likewise.
 
-    Attributes that begin with an underscore are a part's own affair.
+    Attributes that begin with an underscore are private and left out.
     """
     if isinstance(x, PLAIN):
         yield f"{name} = {x!r}"
@@ -220,13 +220,13 @@ def _parts(name: str, x: Any, depth: int) -> Iterator[str]:
 
 
 def _settings(x: Any) -> list[tuple[str, Any]]:
-    """What an object was made with: plain settings first, then what it learns, then its parts, by name."""
-    told = {key: value for key, value in getattr(x, "__dict__", {}).items() if not key.startswith("_")}
+    """What an object was constructed with, by name: plain settings first, then parameters, then parts."""
+    values = {key: value for key, value in getattr(x, "__dict__", {}).items() if not key.startswith("_")}
     if is_dataclass(x):
-        told |= {field.name: getattr(x, field.name) for field in fields(x) if not field.name.startswith("_")}
+        values |= {field.name: getattr(x, field.name) for field in fields(x) if not field.name.startswith("_")}
     if isinstance(x, nn.Module):
-        told |= x._modules | {key: _shape(value) for key, value in (x._parameters | x._buffers).items()}
-    return sorted(told.items(), key=lambda item: (not isinstance(item[1], PLAIN), item[0]))
+        values |= x._modules | {key: _shape(value) for key, value in (x._parameters | x._buffers).items()}
+    return sorted(values.items(), key=lambda item: (not isinstance(item[1], PLAIN), item[0]))
 
 
 def _shape(x: Tensor | None) -> str | None:

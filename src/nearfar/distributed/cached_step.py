@@ -1,4 +1,4 @@
-"""`cached_step`: the gradient of a batch that does not fit, by embedding it in chunks twice (gradient caching)."""
+"""`cached_step`: the gradient of a batch that does not fit into memory, computed in chunks (gradient caching)."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ def cached_step(
     scaler: Any = None,
     **more: Any,
 ) -> Tensor:
-    """Add the gradient of loss(encoder(inputs), labels) to all parameters, with activations of `chunk` samples only.
+    """Back-propagate loss(encoder(inputs), labels) while holding the activations of `chunk` samples only.
 
-    First every chunk is embedded without a graph, then the loss gives dF/dE [b, d], then every chunk is embedded again,
-    with the same random numbers, and pulled by its part of dF/dE. Time: one more forward pass. The gradient is that of
-    a plain step whose encoder runs chunk by chunk, so that dropout masks are the same; without randomness, that of the
-    plain step. Call the optimizer afterwards, as usual.
+    First every chunk is embedded without a graph, then the loss gives dF/dE [b, d], then every chunk is embedded again
+    with the same random numbers, and its part of dF/dE is back-propagated. It costs one more forward pass. The gradient
+    is added to all parameters; it is that of a plain step whose encoder runs chunk by chunk, so that dropout masks are
+    the same, and without randomness that of the plain step. Call the optimizer afterwards, as usual.
 
     Under DDP pass the wrapped encoder and `Distributed(loss)`: gradients are averaged once, with the last chunk. A run
     under `torch.autocast` embeds under it both times.
 
     Args:
-        encoder: any module whose output is [b, d]; called as encoder(x), with *x for a tuple or list, **x for a dict.
+        encoder: any module with output [b, d]; called as encoder(x), with *x for a tuple or list, **x for a dict.
         inputs: a tensor [b, ...], or a tuple, list or dict of tensors with b samples each; other entries are passed on.
         labels: [b] integers, or a `Relation`.
         loss: any loss of the package, called with all b embeddings at once; its parameters get their gradient too.
         chunk: how many samples the encoder sees at a time.
         bn: batch normalization in training mode would see a chunk instead of the batch, and twice: "refuse" says so,
             "frozen" runs such layers in evaluation mode during the step.
-        scaler: a `torch.amp.GradScaler`, where half precision wants one.
+        scaler: a `torch.amp.GradScaler`, where fp16 needs one.
         more: further arguments of the loss, such as ids=.
 
     Returns:
-        the loss, without a graph.
+        The loss, detached from the graph.
     """
     check_whole("cached_step", "chunk", chunk)
     check_choice("cached_step", "bn", bn, ("refuse", "frozen"))
@@ -97,7 +97,7 @@ def _embed(encoder: nn.Module, part: Inputs) -> Tensor:
 
 
 def _chunks(inputs: Inputs, chunk: int) -> list[Inputs]:
-    """The inputs, `chunk` samples at a time; what is not a tensor goes with every chunk."""
+    """Yield the inputs, `chunk` samples at a time; entries that are not tensors are passed with every chunk."""
     tensors = [inputs] if isinstance(inputs, Tensor) else [x for x in _entries(inputs) if isinstance(x, Tensor)]
     sizes = {len(x) for x in tensors if x.ndim}
     if len(sizes) != 1 or not (sum(sizes) or several()):  # a rank may have no rows where others have some
@@ -131,7 +131,7 @@ def _some(inputs: Inputs, here: slice) -> Inputs:
 
 @contextmanager
 def _replayed(state: State, device: torch.device) -> Iterator[None]:
-    """Draw what was drawn from `state` on, and then go on as if nothing had been."""
+    """Draw the same random numbers as from `state` on within the block, then restore the generators."""
     now = states(device)
     set_states(state, device)
     try:
@@ -141,7 +141,7 @@ def _replayed(state: State, device: torch.device) -> Iterator[None]:
 
 
 def _quiet(encoder: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
-    """Under DDP gradients are averaged with the last chunk alone."""
+    """Under DDP, skip the averaging of gradients for all chunks but the last."""
     if last or not hasattr(encoder, "no_sync"):
         return nullcontext()
     hush: AbstractContextManager[Any] = encoder.no_sync()  # type: ignore[operator]

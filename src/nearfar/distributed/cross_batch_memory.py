@@ -1,4 +1,4 @@
-"""`CrossBatchMemory`: rows of past batches as further references, in a ring that a checkpoint keeps."""
+"""`CrossBatchMemory`: embeddings of past batches as further references, in a ring buffer saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COUNTS = 3
 
 @dataclass(frozen=True)
 class Staleness:
-    """How old the remembered rows are.
+    """The age of the remembered rows.
 
     Args:
-        rows: how many rows are used.
+        rows: how many rows would be used.
         mean: their mean age, in calls.
         oldest: the age of the oldest of them, in calls.
     """
@@ -36,21 +36,22 @@ class Staleness:
 
 
 class CrossBatchMemory(Loss):
-    """loss(batch, reference = batch and the last `size` rows of earlier batches).
+    """Compare a batch with itself and with the last `size` embeddings of earlier batches (cross-batch memory).
 
-    Rows of the batch carry a gradient, on both sides of a pair; remembered rows carry none. An empty memory gives
-    exactly the loss inside. Works with every loss that takes a reference (all but those with proxies). With a
-    memory the k of `DroTopK` counts entries of the n x (n + size) matrix, in which pairs within the batch stand twice.
+    The value is loss(batch, reference = batch and memory). Rows of the batch get a gradient, on both sides of a pair;
+    remembered rows get none. With an empty memory it is exactly the wrapped loss. It works with every loss that takes a
+    reference (all but those with proxies). With a memory the k of `DroTopK` counts entries of the n x (n + size)
+    matrix, in which pairs within the batch occur twice.
 
-    In evaluation mode (`memory.eval()`) it compares with what it remembers and remembers nothing new. The ring, its
-    position and the ages are in `state_dict`. With several processes write `Distributed(CrossBatchMemory(loss, ...))`:
-    each rank then remembers the rows of all, in the same order.
+    In evaluation mode (`memory.eval()`) the memory is used but not updated. The ring buffer, its position and the ages
+    are in `state_dict`. With several processes write `Distributed(CrossBatchMemory(loss, ...))`: each rank then
+    remembers the rows of all ranks, in the same order.
 
     Args:
         loss: any loss but those with proxies.
-        size: how many rows are remembered.
-        warmup: so many calls only fill the memory; it is used from the next on.
-        max_age: rows remembered more than so many calls ago are left out; None for no limit.
+        size: how many rows to remember.
+        warmup: the number of first calls that only fill the memory and do not use it.
+        max_age: rows remembered more than this number of calls ago are not used; None for no limit.
 
     Example:
         >>> import nearfar as nf
@@ -93,22 +94,22 @@ class CrossBatchMemory(Loss):
 
     @property
     def exact_gradient(self) -> bool:
-        """Whether the gradient is that of the value, remembered rows held constant."""
+        """Whether the gradient is that of the value, with remembered rows held constant."""
         return bool(getattr(self.loss, "exact_gradient", True))
 
     def staleness(self) -> Staleness:
-        """How old the rows are that the next call would use, counted from it."""
+        """The age of the rows that the next call would use, counted from that call."""
         ages = self._calls + 1 - self._written[self._places()]
         if not len(ages):
             return Staleness(0, 0.0, 0)
         return Staleness(len(ages), float(ages.double().mean()), int(ages.amax()))
 
     def drift(self, embeddings: Tensor, ids: Tensor) -> Tensor:
-        """How far samples have moved since they were remembered: the distance [k] of unit rows, for each that is.
+        """How far samples have moved since they were remembered: Euclidean distances [k] of unit rows.
 
         Args:
-            embeddings: [n, d] rows as they are now.
-            ids: [n] which samples they are; the memory must have been told ids too.
+            embeddings: [n, d] present embeddings; the k samples among them that are remembered are compared.
+            ids: [n] the ids of these samples; earlier calls must have passed ids too.
         """
         if not self._named:
             raise ValueError("CrossBatchMemory: drift needs to know which row is which sample; pass ids= at each call.")
@@ -119,7 +120,7 @@ class CrossBatchMemory(Loss):
         return moved.square().sum(dim=1).sqrt()
 
     def reset(self) -> None:
-        """Forget all rows; ages and warm-up begin anew."""
+        """Forget all rows, and start ages and warm-up anew."""
         self._written.zero_()
         self._position = self._calls = 0
         self._named = None
@@ -131,7 +132,7 @@ class CrossBatchMemory(Loss):
         return value
 
     def _explanation(self, call: Call) -> Explanation:
-        """Of the batch against the batch and what is remembered; nothing is remembered."""
+        """Explain the batch against the batch and the memory, without updating the memory."""
         return self.loss._explanation(self._inside(call))
 
     def _inside(self, call: Call) -> Call:
@@ -155,7 +156,7 @@ class CrossBatchMemory(Loss):
         return replace(call, labels=relation, ref_emb=reference, ids=None)
 
     def _places(self) -> Tensor:
-        """The places that hold a row young enough, the oldest first, on the host."""
+        """Positions of the rows that are young enough, oldest first, on the host."""
         youngest = 1 if self.max_age is None else max(1, self._calls + 1 - self.max_age)
         in_time = (torch.arange(self.size) + self._position) % self.size
         return in_time[self._written[in_time] >= youngest]
@@ -187,7 +188,7 @@ class CrossBatchMemory(Loss):
 
     @property
     def _in_step(self) -> str:
-        """What ranks that remember the same rows have positive."""
+        """A description that is equal on ranks whose memories hold the same rows."""
         return f"{self._calls} calls, at place {self._position} of the ring"
 
     @property
@@ -214,7 +215,7 @@ class CrossBatchMemory(Loss):
         self._position = (self._position + len(rows)) % self.size
 
     def _make_room(self, rows: Tensor) -> None:
-        """Buffers of the right width, kind and place; what is remembered moves along."""
+        """Allocate buffers of the right dimension, dtype and device; remembered rows are kept."""
         if self._holds_any:
             self._follow(rows.device)
             return
@@ -222,19 +223,19 @@ class CrossBatchMemory(Loss):
         self.labels, self.ids = (torch.zeros(self.size, dtype=torch.int64, device=rows.device) for _ in range(2))
 
     def _follow(self, device: torch.device) -> None:
-        """Move what is remembered to where the batch is: a checkpoint may have been loaded elsewhere."""
+        """Move the memory to the device of the batch: a checkpoint may have been loaded elsewhere."""
         self.embeddings, self.labels, self.ids = (x.to(device) for x in (self.embeddings, self.labels, self.ids))
 
     def get_extra_state(self) -> Tensor:
-        """int64 [3 + size], which `state_dict` keeps with the rows.
+        """State beside the rows for `state_dict`: int64 [3 + size].
 
-        Position, number of calls, whether rows have ids (-1: not known yet), and when each place was written.
+        Position, number of calls, whether rows have ids (-1: not known yet), and the call that wrote each row.
         """
         named = -1 if self._named is None else int(self._named)
         return torch.cat([torch.tensor([self._position, self._calls, named]), self._written])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over what `get_extra_state` gave."""
+        """Restore the state that `get_extra_state` returned."""
         state = state.cpu()
         self._position, self._calls, named = state[:COUNTS].tolist()
         self._named = None if named < 0 else bool(named)

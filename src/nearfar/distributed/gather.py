@@ -1,4 +1,4 @@
-"""`Distributed`: the loss of all processes' rows together, value and gradient as one process would compute them."""
+"""`Distributed`: the loss over the rows of all processes, with the value and gradient of a single process."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["Distributed"]
 
 
 class Distributed(Loss):
-    """loss(rows of all ranks), the same value on every rank, with the gradient of one big batch.
+    """Compute a loss over the embeddings of all ranks: the value and the gradient of one large batch.
 
-    Every rank brings its rows [n_r, d] and labels; sizes may differ. Embeddings and labels are gathered, strips of the
-    matrix of pairs are dealt out to the ranks, and what each finds (duals, numerators, gradients) is added up, so that
-    each rank does about 1/world of the work and all end with the same numbers. Small batches, losses that draw, and
-    engine="dense" are computed whole on every rank instead: the same numbers again.
+    Every rank passes its rows [n_r, d] and labels; sizes may differ. Embeddings and labels are gathered, strips of the
+    matrix of pairs are distributed over the ranks, and the partial results (duals, numerators, gradients) are summed,
+    so that each rank does about 1/world of the work and all get the same numbers. Small batches, losses with random
+    draws, and engine="dense" are computed completely on every rank instead, with the same result.
 
     The value is that of one process on the concatenated batch; it is not multiplied by the number of ranks. Gradients
-    of the loss's own parameters are whole on every rank. Those of the embeddings are multiplied by the number of ranks
-    where `averaged` (DDP and FSDP divide by it when they average), so that every parameter of the network gets
+    of the loss's own parameters are complete on every rank. Those of the embeddings are multiplied by the number of
+    ranks where `averaged` (DDP and FSDP divide by it when they average), so that every parameter of the network gets
     exactly the gradient of the single process.
 
-    Without `torch.distributed`, or with one process, it is the loss inside. A memory goes inside:
+    Without `torch.distributed`, or with one process, it is the wrapped loss. A memory goes inside:
     `Distributed(CrossBatchMemory(loss, ...))`.
 
     Args:
@@ -76,7 +76,7 @@ class Distributed(Loss):
         return self.loss._value(self._whole(call))
 
     def _explanation(self, call: Call) -> Explanation:
-        """Of all ranks' rows, whole on every rank."""
+        """Explain the loss over the rows of all ranks, completely on every rank."""
         return self.loss._explanation(self._whole(call))
 
     def _whole(self, call: Call) -> Call:
@@ -108,7 +108,7 @@ class Distributed(Loss):
 
 
 class _Rows:
-    """How the rows of all ranks stand one behind the other; calling it joins a tensor [n_r, ...] of each."""
+    """The order of the rows of all ranks in the joint batch; calling it concatenates a tensor [n_r, ...] of each."""
 
     def __init__(self, ranks: ProcessGroup, sizes: list[int]) -> None:
         self.ranks = ranks
@@ -118,7 +118,7 @@ class _Rows:
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() and x.dtype != torch.bool:
-            x = x.long()  # ranks may have read their labels and ids in types of their own
+            x = x.long()  # labels and ids may have different integer types on different ranks
         kind = x.dtype
         x = x.to(torch.uint8) if kind == torch.bool else x
         most = max(self.sizes)
@@ -127,7 +127,7 @@ class _Rows:
         return torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)]).to(kind)
 
     def joined(self, x: Tensor, factor: int) -> Tensor:
-        """The rows of all ranks; the gradient comes back to this rank's own, times `factor`."""
+        """Concatenate the rows of all ranks; the gradient flows back to this rank's rows, times `factor`."""
         whole: Tensor = _Joined.apply(x, self, factor)  # type: ignore[no-untyped-call]
         return whole
 
@@ -150,7 +150,7 @@ class _Joined(torch.autograd.Function):
 
 
 def _problem(call: Call) -> Exception | None:
-    """What is wrong with this rank's call; the others must hear of it before it is raised."""
+    """What is wrong with this rank's call, or None; the other ranks must learn of it before it is raised."""
     try:
         check_embeddings(call.owner, "embeddings", call.embeddings)
         if call.indices is not None:
@@ -164,7 +164,7 @@ def _problem(call: Call) -> Exception | None:
 
 
 def _check_ids(call: Call, relation: Relation) -> None:
-    """Demand an id of each row: one process alone may pass over them, but what is exchanged must fit."""
+    """Require one id per row: a single process may ignore them, but ranks exchange them."""
     n, m = call.shape
     given = (call.ids, n), (call.ref_ids, m), (relation._given.ids, n), (relation._given.ref_ids, m)
     for ids, count in given:

@@ -1,4 +1,4 @@
-"""Networks that give embeddings: small ones of our own, EfficientNet-Lite0, and any of timm and torchvision.
+"""Networks that compute embeddings: small ones of our own, EfficientNet-Lite0, and any of timm and torchvision.
 
 >>> import torch
 >>> from nearfar import models
@@ -40,22 +40,21 @@ def build(
     hidden: int | None = None,
     bn_neck: bool = False,
 ) -> Embedder:
-    """A network by name.
+    """Build a network by name.
 
     Args:
         name: "small" (three convolutions for drawings), "linear" and "mlp" (on vectors), "lite0", "timm:NAME" or
             "torchvision:NAME".
-        embedding_dim: of the embedding.
-        inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Photographs have a size
-            of their own, which `Embedder.size` tells.
-        pool: "avg", "max" or "both", for networks that give maps.
+        embedding_dim: dimension of the embedding.
+        inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Networks for
+            photographs have an input size of their own: `Embedder.size`.
+        pool: "avg", "max" or "both", for networks whose output is a feature map.
         normalize: scale each embedding to unit length.
-        pretrained: begin with ImageNet's weights, where the network has any.
+        pretrained: start from ImageNet weights, where the network has any.
         weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
             it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
-        hidden: a hidden layer of this embedding_dim in the head; for "mlp" the embedding_dim of its layer (default
-            512).
-        bn_neck: a batch norm after the head.
+        hidden: width of a hidden layer in the head; for "mlp" the width of its layer (default 512).
+        bn_neck: put a batch norm after the head.
     """
     kind, _, rest = name.partition(":")
     file = None if weights is None else File(Path(weights), read_state(Path(weights)))
@@ -102,7 +101,7 @@ def _mlp(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone
 
 def _vector(name: str, inputs: Shape | None) -> Shape:
     if not inputs:
-        raise ValueError(f"models: {name!r} must be told the shape of an input, but inputs is None; pass inputs=(d,).")
+        raise ValueError(f"models: {name!r} needs the shape of an input, but inputs is None; pass inputs=(d,).")
     return tuple(inputs)
 
 

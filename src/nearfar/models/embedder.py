@@ -1,4 +1,4 @@
-"""A network that gives embeddings: a trunk, a pool where the trunk gives maps, a head, unit length."""
+"""A network that computes embeddings: a trunk, pooling of feature maps, a head, scaling to unit length."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Shape = tuple[int, ...]
 
 
 class Embedder(NewKeywords, nn.Module):
-    """x [b, ...] -> trunk -> pool -> head -> embeddings [b, embedding_dim], of unit length unless told otherwise.
+    """x [b, ...] -> trunk -> pool -> head -> embeddings [b, embedding_dim], of unit length by default.
 
     Args:
-        trunk: gives maps [b, c, h, w], which are pooled, or vectors [b, c].
-        embedding_dim: of the embedding.
+        trunk: its output is feature maps [b, c, h, w], which are pooled, or vectors [b, c].
+        embedding_dim: dimension of the embedding.
         size: the shape of one input.
         pool: "avg", "max" or "both" (side by side, so the head is twice as wide).
         normalize: scale each embedding to unit length.
-        hidden: a hidden layer of this embedding_dim in the head; None: the head is linear.
+        hidden: width of a hidden layer in the head; None: the head is linear.
         bn_neck: a batch norm after the head: every dimension gets the same spread, so that none is left unused.
-        mean: what the transform takes from each channel of a picture in 0..1.
-        std: what it then divides by.
+        mean: per channel, subtracted from pictures with values in 0..1 by the transform.
+        std: per channel, what the transform then divides by.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Embedder(NewKeywords, nn.Module):
         self.head = _head(self._features(), embedding_dim, hidden, bn_neck)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [b, embedding_dim]."""
+        """Compute the embeddings [b, embedding_dim]."""
         z: Tensor = self.head(self._pooled(x.to(next(self.head.parameters()).dtype)))
         return unit(z) if self.normalize else z
 
@@ -63,7 +63,7 @@ class Embedder(NewKeywords, nn.Module):
         return POOLS[self.pool](maps) if maps.ndim == 4 else maps
 
     def _features(self) -> int:
-        """How many numbers the head reads: found by a run over one blank input, which leaves no trace."""
+        """Number of features that the head reads, found by a forward pass of one blank input without side effects."""
         modes = [(module, module.training) for module in self.trunk.modules()]
         self.trunk.eval()
         with torch.no_grad():
@@ -105,10 +105,10 @@ def _head(features: int, embedding_dim: int, hidden: int | None, bn_neck: bool) 
 
 
 def freeze_norms(model: nn.Module) -> int:
-    """Fix the statistics of every batch normalization, now and after `model.train()`; scale and shift are still learnt.
+    """Freeze the statistics of every batch norm, now and after `model.train()`; scale and shift are still trained.
 
     Returns:
-        How many layers were fixed; a second call fixes none.
+        How many layers were frozen; a second call freezes none.
 
     >>> freeze_norms(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))
     1
@@ -121,10 +121,10 @@ def freeze_norms(model: nn.Module) -> int:
 
 
 def group_norms(model: nn.Module, groups: int = 8) -> int:
-    """Put a group normalization in place of every batch normalization, so that a sample depends on no other.
+    """Replace every batch norm by a group norm, so that a sample's embedding does not depend on the other samples.
 
-    Ranks and chunks (`nf.cached_step`) then give exactly what one large batch does. Statistics and affine parts start
-    anew. The number of groups is the largest divisor of the channels up to `groups`.
+    Ranks and chunks (`nf.cached_step`) then give exactly what one large batch gives. Statistics and affine parameters
+    are initialized anew. The number of groups is the largest divisor of the channels up to `groups`.
 
     Returns:
         How many layers were replaced.

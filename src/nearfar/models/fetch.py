@@ -1,4 +1,4 @@
-"""Published weights from the network: where there is none, a sentence at once, not a minute of retries."""
+"""Download of published weights: without a connection, an error at once instead of a minute of retries."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WAIT = 4.0
 
 @contextmanager
 def fetching(name: str, address: str | None) -> Iterator[None]:
-    """Let a library fetch the weights of a network from an address; None where nothing needs to be fetched.
+    """Let a library download the weights of a network from `address`; None if nothing needs to be downloaded.
 
-    Where the host does not answer, the hub of Hugging Face is told to look at what it has kept, and nowhere else.
+    If the host does not answer, the Hugging Face hub is set to offline mode and looks in its cache alone.
 
     Raises:
-        OSError: they could not be had; the message says what to do.
+        OSError: the download failed; the message says what to do.
     """
     if address is None:
         yield
@@ -35,15 +35,15 @@ def fetching(name: str, address: str | None) -> Iterator[None]:
         with _offline(not there):
             yield
     except Exception as error:
-        told = " ".join(str(error).split())[:120] if there else f"{urlsplit(address).hostname} does not answer"
+        reason = " ".join(str(error).split())[:120] if there else f"{urlsplit(address).hostname} does not answer"
         raise OSError(
-            f"models: the published weights of {name} could not be fetched ({told}); name a file of them "
+            f"models: the published weights of {name} could not be fetched ({reason}); name a file of them "
             "(weights=PATH, --model.weights PATH), or begin without (pretrained=False, --model.pretrained false)."
         ) from None
 
 
 def reachable(address: str) -> bool:
-    """Whether the host of an address takes a connection within `WAIT` seconds; behind a proxy it is taken to."""
+    """Whether the host of an address accepts a connection within `WAIT` seconds; assumed so behind a proxy."""
     if getproxies().keys() & {"http", "https", "all"}:
         return True
     parts, found = urlsplit(address), threading.Event()
@@ -56,7 +56,7 @@ def reachable(address: str) -> bool:
         except OSError:
             pass
 
-    # in a thread of its own: to look a name up has no limit of time
+    # in a thread of its own: the look-up of a name has no timeout
     thread = threading.Thread(target=knock, daemon=True)
     thread.start()
     thread.join(WAIT)
@@ -72,7 +72,7 @@ def _hub() -> Any:
 
 
 def _kept_by_a_hub(address: str) -> bool:
-    """Whether the library keeps what it fetched by itself, and finds it offline."""
+    """Whether the library keeps a cache of its downloads and can use it offline."""
     hub = _hub()
     return hub is not None and address == hub.ENDPOINT
 

@@ -32,7 +32,7 @@ STAGES = (
 
 
 class _Same(nn.Conv2d):
-    """A convolution whose output has ceil(side / stride) pixels a side."""
+    """A convolution with TensorFlow's SAME padding: its output has ceil(side / stride) pixels a side."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(before, after, kernel, stride, groups=groups, bias=False)
@@ -51,7 +51,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class _Block(nn.Module):
-    """Widen, filter each channel, narrow; the input is added where the shape stays."""
+    """Inverted residual block: expand, depthwise convolution, project; a skip connection where the shape stays."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Lite0(nn.Module):
         self._bn1 = _norm(FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [b, 1280, h / 32, w / 32]."""
+        """Compute the feature maps [b, 1280, h / 32, w / 32]."""
         x = F.relu6(self._bn0(self._conv_stem(x)))
         for block in self._blocks:
             x = block(x)
@@ -100,7 +100,7 @@ class Lite0(nn.Module):
 
 
 def imagenet_file() -> Path:
-    """The weights inside the installed package.
+    """The file of ImageNet weights inside the installed package.
 
     Raises:
         ImportError: the package is missing.

@@ -1,4 +1,4 @@
-"""Backbones of timm and torchvision as trunks, without their classifiers."""
+"""Networks of timm and torchvision as trunks, without their classifiers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _library(name: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """A file of weights, and what it holds."""
+    """A file of weights and the state dict in it."""
 
     path: Path
     state: State
 
 
 def from_timm(name: str, pretrained: bool, file: File | None = None) -> Backbone:
-    """A trunk of timm: maps where the network has them, else vectors by its own pooling."""
+    """Build a trunk of timm: feature maps where the network has them, else vectors by its own pooling."""
     timm = _library("timm")
     if not timm.is_model(name.split(".")[0]):
         near = timm.list_models(f"*{name.split('.')[0][:6]}*")[:3]
@@ -67,7 +67,7 @@ def _rank(trunk: nn.Module, size: Shape) -> int:
 
 
 def from_torchvision(name: str, pretrained: bool, file: File | None = None) -> Backbone:
-    """A trunk of torchvision: maps where the network is built in a known way, else vectors by its own pooling."""
+    """Build a trunk of torchvision: feature maps for known architectures, else vectors by its own pooling."""
     models = _library("torchvision").models
     if name not in models.list_models(module=models):
         raise ValueError(f"models: torchvision has no model {name!r}; torchvision.models.list_models() lists them.")
@@ -84,7 +84,7 @@ def from_torchvision(name: str, pretrained: bool, file: File | None = None) -> B
 
 
 def _cut(name: str, network: Any) -> nn.Module:
-    """The network before its pool, or, where that is not known, with its last layer left out."""
+    """The network up to its pooling; for unknown architectures, the network without its last layer."""
     if hasattr(network, "layer4") and hasattr(network, "fc"):
         return nn.Sequential(*list(network.children())[:-2])
     if hasattr(network, "features") and hasattr(network, "classifier"):
@@ -99,10 +99,10 @@ def _cut(name: str, network: Any) -> nn.Module:
 
 
 def _endpoint() -> str:
-    """Where timm's weights come from."""
+    """The host that timm's weights are downloaded from."""
     return str(_library("huggingface_hub").constants.ENDPOINT)
 
 
 def _is_kept(address: str) -> bool:
-    """Whether torch has the file already."""
+    """Whether the file is in torch's cache already."""
     return (Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(address).path).name).is_file()

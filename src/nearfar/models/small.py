@@ -1,4 +1,4 @@
-"""The small net: three convolutions for drawings of one channel."""
+"""The network "small": three convolutions for gray-scale drawings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAYERS = ((32, 5), (64, 3), (128, 3))
 
 
 class Small(nn.Sequential):
-    """Layers that see their maps channels last, a quarter faster on a CPU; the weights themselves lie plainly."""
+    """Layers run in channels-last memory format, a quarter faster on a CPU; weights keep the usual layout."""
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         x = x.contiguous(memory_format=torch.channels_last)
@@ -22,7 +22,7 @@ class Small(nn.Sequential):
 
 
 def small(inputs: int = 1) -> nn.Module:
-    """Three convolutions for drawings of about 32 x 32 pixels; the map is flattened: place matters in a sign."""
+    """Three convolutions for drawings of about 32 x 32 pixels; the map is flattened, since position matters."""
     layers: list[nn.Module] = []
     before = inputs
     for channels, side in LAYERS:

@@ -1,4 +1,4 @@
-"""Files of weights: read without running anything in them, and put into a network less the layer that names classes."""
+"""Read files of weights without running code in them, and load them into a network without its classifier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRAPPED = ("state_dict", "model", "model_state_dict")
 
 
 def read_state(path: Path) -> State:
-    """The state dict in a `.safetensors` file, or in one that `torch.save` wrote; nothing in the file is run.
+    """Read the state dict in a `.safetensors` file or one that `torch.save` wrote; no code in the file is run.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -34,9 +34,9 @@ def read_state(path: Path) -> State:
             "state_dict."
         ) from None
     except Exception as error:
-        told = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise ValueError(
-            f"models: the weights {path} cannot be read ({told}); take a .safetensors file, or one that torch.save "
+            f"models: the weights {path} cannot be read ({reason}); take a .safetensors file, or one that torch.save "
             "wrote of a state_dict."
         ) from None
     inner = next((state[key] for key in WRAPPED if isinstance(state.get(key), Mapping)), state) if state else state
@@ -54,7 +54,7 @@ def _safe(path: Path) -> dict[str, Any]:
 
 
 def fill(network: nn.Module, state: State, path: Path | str, classifier: Iterable[str] = ()) -> None:
-    """Load a state dict; parts named `classifier` may be in one of the two alone, everything else must be in both.
+    """Load a state dict into a network; only keys of `classifier` may be missing on either side.
 
     Raises:
         ValueError: names or shapes do not fit.
@@ -62,7 +62,7 @@ def fill(network: nn.Module, state: State, path: Path | str, classifier: Iterabl
     parts = tuple(f"{name}." for name in classifier)
     known = {name: value for name, value in network.state_dict().items() if not (parts and name.startswith(parts))}
     given = {name: value for name, value in state.items() if not (parts and name.startswith(parts))}
-    # counts of batches are in no published file that is older than they are
+    # files that were published before torch counted batches have no num_batches_tracked
     missing = [name for name in known if name not in given and not name.endswith("num_batches_tracked")]
     strange = [name for name in given if name not in known]
     shaped = [name for name in given if name in known and given[name].shape != known[name].shape]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nearfar._utils.arrays import labels_of, rows_of, told
+from nearfar._utils.arrays import in_words, labels_of, rows_of
 from nearfar._utils.checks import check_embeddings, check_labels
 from nearfar._utils.files import inside, read_arrays
 from nearfar.evaluation.vectors import Vectors
@@ -122,7 +122,9 @@ def _load(path: Path) -> dict[str, Any]:
     images = stored.get("images")
     if images is not None and (images.ndim not in (3, 4) or images.dtype.kind not in "bu"):
         # words would be taken for the paths of files, which a stranger's file must not choose
-        raise TypeError(f"report: images in {path} must be uint8 [n, h, w] or [n, h, w, 3], but are {told(images)}.")
+        raise TypeError(
+            f"report: images in {path} must be uint8 [n, h, w] or [n, h, w, 3], but are {in_words(images)}."
+        )
     return stored
 
 
@@ -142,7 +144,7 @@ def _sample_names(given: Any, rows: int) -> tuple[str, ...]:
 def _words(name: str, given: Any) -> tuple[str, ...]:
     """Words from a list or an array [n]; numbers and dates are written out."""
     if isinstance(given, np.ndarray) and (given.ndim != 1 or given.dtype.kind not in "USiuM"):
-        raise TypeError(f"report: {name} must be words [n], but came as {told(given)}.")
+        raise TypeError(f"report: {name} must be words [n], but came as {in_words(given)}.")
     return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in given)
 
 

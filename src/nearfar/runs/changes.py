@@ -1,4 +1,4 @@
-"""What may change in the configuration of a run that goes on, and what is refused by name."""
+"""Which configuration keys may change when a run is resumed; a change of any other key is an error that names it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ MAY_CHANGE = (
 
 
 def check_resumable(before: Mapping[str, Any], now: Config) -> None:
-    """Refuse to go on with another configuration than the checkpoint's.
+    """Refuse to resume with a configuration that differs from the checkpoint's in a key that may not change.
 
     Args:
         before: the configuration in the checkpoint, as `to_tree` gives it.
-        now: the one to go on with.
+        now: the configuration to resume with.
 
     Raises:
         ValueError: a key differs that may not.
@@ -53,7 +53,7 @@ def check_resumable(before: Mapping[str, Any], now: Config) -> None:
 
 
 def check_network(before: Mapping[str, Any], now: Config) -> None:
-    """Refuse weights whose network was another than the configuration says.
+    """Refuse weights of a network that differs from the one in the configuration.
 
     Raises:
         ValueError: a key of the network differs.

@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen, typed, read from YAML and flags; it names things and never runs code."""
+"""The configuration of a run: frozen dataclasses, read from YAML and flags; it holds names and never runs code."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
 
 
 def option(default: Any, doc: str) -> Any:
-    """A field with a default and the words that `nearfar config` prints beside it."""
+    """A dataclass field with a default and the help text that `nearfar config` prints beside it."""
     return field(default=default, metadata={"doc": doc})
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something chosen by name, with its own options: a loss, a sampler, a pair loss inside a loss."""
+    """An object chosen by name, with its options: a loss, a sampler, a pair loss inside a loss."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What to learn from."""
+    """The data set, how it is loaded and how it is split."""
 
     name: str = option("glyphs", "glyphs | omniglot | cub | cars | sop | inshop | folder | manifest | vectors")
     path: str | None = option(None, "where it lies; glyphs needs none")
@@ -88,7 +88,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How parameters move."""
+    """The optimizer, its learning rates and their schedule."""
 
     name: Literal["adam", "adamw", "sgd"] = option("adam", "adam | adamw | sgd")
     lr: float = option(1e-3, "learning rate of the trunk")
@@ -111,7 +111,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, how exactly, and what is looked at on the way."""
+    """Length, seed and precision of a run, and how often it is evaluated, saved and diagnosed."""
 
     steps: int = option(1000, "batches in all")
     seed: int = option(0, "of weights, batches and augmentation")
@@ -158,7 +158,7 @@ BATCHES = Part("MPerClass", MappingProxyType({"classes": None, "samples": 4}))
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """The whole configuration of a run."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -169,10 +169,10 @@ class Config:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML that reads 1e-3 as a number: the standard wants 1.0e-3, people do not. Nothing in it is made twice."""
+    """A safe YAML loader that also reads 1e-3 as a number (YAML 1.1 wants 1.0e-3) and refuses aliases."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases: a few lines of them make a tree of any size."""
+        """Refuse aliases: a few lines of them can expand to a tree of any size."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it holds an alias (*name); write the value out")
         return super().compose_node(parent, index)
@@ -186,7 +186,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(owner: str, text: str) -> Any:
-    """Plain values from YAML; tags that would make objects are errors."""
+    """Read plain values from YAML; tags that would construct objects are errors."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader with one more number format
     except yaml.YAMLError as error:
@@ -196,7 +196,7 @@ def read_yaml(owner: str, text: str) -> Any:
 
 
 def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
-    """The configuration in a file (None: the defaults), changed by flags such as ("loss.k", "160")."""
+    """Read a configuration from a file (None: the defaults) and apply flags such as ("loss.k", "160")."""
     tree: Any = {}
     if path is not None:
         if not path.is_file():
@@ -208,7 +208,7 @@ def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
 
 
 def changed(config: Config, flags: Sequence[tuple[str, str]]) -> Config:
-    """The configuration changed by flags, as `load` changes the one in a file."""
+    """Apply flags to a configuration, as `load` does to the one in a file."""
     tree = to_tree(config)
     for name, value in flags:
         _put(tree, name.split("."), read_yaml(f"--{name}", value), name)
@@ -216,7 +216,7 @@ def changed(config: Config, flags: Sequence[tuple[str, str]]) -> Config:
 
 
 def parse(tree: Any) -> Config:
-    """A `Config` from nested mappings; unknown and misspelt keys are errors that name the nearest right one."""
+    """Build a `Config` from nested mappings; an unknown or misspelled key is an error that names the nearest one."""
     return cast(Config, _section(Config, tree, ""))
 
 
@@ -281,7 +281,7 @@ def _part(value: Any, place: str, about: Field[Any]) -> Part:
 
 
 def _fit(hint: Any, value: Any) -> Any:
-    """The value as the hint wants it, or MISSING."""
+    """Convert a value to the type of the hint; MISSING if it does not fit."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return next((got for got in (_fit(kind, value) for kind in inner) if got is not MISSING), MISSING)
@@ -311,7 +311,7 @@ def _words(hint: Any) -> str:
 
 
 def to_tree(config: Any) -> Any:
-    """The configuration as plain nested values; `parse` reads it back to an equal one."""
+    """Convert a configuration to plain nested values; `parse` reads it back to an equal one."""
     if isinstance(config, Part):
         return {"name": config.name, **{key: to_tree(value) for key, value in config.options.items()}}
     if is_dataclass(config):
@@ -322,7 +322,7 @@ def to_tree(config: Any) -> Any:
 
 
 def flat(tree: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Nested values by their full name, such as "loss.pair.name"."""
+    """Flatten nested values to full names such as "loss.pair.name"."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{place}{key}"
@@ -331,7 +331,7 @@ def flat(tree: Mapping[str, Any], place: str = "") -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """The whole configuration as YAML, each key with its meaning as a comment."""
+    """Format the whole configuration as YAML, each key with its meaning as a comment."""
     lines = []
     for section in fields(config):
         value = getattr(config, section.name)
@@ -345,5 +345,5 @@ def to_yaml(config: Config) -> str:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the full configuration beside a run."""
+    """Write the full configuration to a file."""
     write_text(path, to_yaml(config))

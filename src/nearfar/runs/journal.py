@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON object a line, flushed as it is written, cut back when a run resumes."""
+"""The journal of a run: one JSON object a line, flushed as it is written, truncated when a run resumes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Journal", "cut", "read"]
 
 
 class Journal:
-    """Appends lines to `journal.jsonl`; a line carries `step`, and time only under `time`.
+    """Append lines to `journal.jsonl`; each line has a `step`, and wall-clock values only under `time`.
 
     Args:
         path: the file; lines already there stay.
-        quiet: write nothing: the other ranks of a run.
+        quiet: write nothing, for all ranks but the first.
         checked: end each line in its checksum.
     """
 
@@ -31,7 +31,7 @@ class Journal:
         self._stream = Path(os.devnull if quiet else path).open("a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Append one line and hand it to the operating system."""
+        """Append one line and flush it to the operating system."""
         try:
             self._stream.write(to_line(entry) if self._checked else json.dumps(entry) + "\n")
             self._stream.flush()
@@ -40,7 +40,7 @@ class Journal:
             raise OSError(f"train: cannot write {self.path} ({error.strerror}); make room, then --resume.") from None
 
     def sync(self) -> None:
-        """See the lines to the disk: a checkpoint relies on those before it, also when the power fails."""
+        """Force the lines to disk: a checkpoint relies on those before it, also after a power failure."""
         if self._stream.name != os.devnull:
             os.fsync(self._stream.fileno())
 
@@ -56,18 +56,18 @@ class Journal:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All good lines; one that was torn by a crash or is damaged is left out."""
+    """Read all good lines; lines that are damaged or cut short by a crash are left out."""
     return list(read_lines(path).entries)
 
 
 def cut(path: Path, step: int, lines: int) -> None:
-    """Drop what was written after `step`, so that a resumed run writes those lines again.
+    """Remove the lines written after `step`, so that a resumed run writes them again.
 
     Args:
         path: the journal.
-        step: the checkpoint's.
-        lines: how many there were when it was written; a warning tells of those that are missing. Damaged ones go to
-            `journal.damaged` beside it, and are told of too. With 0 all go: the run begins anew.
+        step: the step of the checkpoint.
+        lines: how many lines there were when the checkpoint was written; missing ones cause a warning. Damaged lines
+            are moved to `journal.damaged` beside it, with a warning too. With 0 all lines go: the run begins anew.
     """
     found = read_lines(path)
     if found.damaged:

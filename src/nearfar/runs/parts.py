@@ -1,4 +1,4 @@
-"""From names to objects: the losses, samplers and their inner parts that a configuration may ask for."""
+"""Build the losses, samplers and their inner parts that a configuration names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ INNER: Mapping[str, Catalog] = {
 
 
 def check(config: Config) -> None:
-    """Refuse unknown names and options before any data are read."""
+    """Raise an error for unknown names and options, before any data are read."""
     _check("loss", config.loss, LOSSES)
     _check("batches", config.batches, SAMPLERS)
     if config.training.cross_batch_memory and config.batches.name == "Representatives":
@@ -60,7 +60,7 @@ def check(config: Config) -> None:
 
 
 def make_loss(config: Config, *, classes: int) -> Any:
-    """The loss, with a memory where one is asked for; proxies get the number of classes and the width, unless told."""
+    """Build the loss, with a `CrossBatchMemory` if asked for; proxies get `classes` and `dim` where not given."""
     known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
     given = {"classes": classes, "dim": config.model.embedding_dim}
     loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
@@ -73,14 +73,14 @@ def make_loss(config: Config, *, classes: int) -> Any:
 
 
 def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
-    """The batch sampler over the training labels, for one rank of so many."""
+    """Build the batch sampler over the training labels, for rank `rank` of `world`."""
     given: dict[str, Any] = {"seed": config.training.seed, "rank": rank, "world": world}
     kind = _kind("batches", config.batches, SAMPLERS)
     return kind(labels, **{**given, **shape_of_batch(config, len(set(labels.tolist())))})
 
 
 def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
-    """The sampler's arguments, with what is left open filled in for so many training classes."""
+    """The sampler's arguments, with those that are null filled in for this number of training classes."""
     given = {**USUAL[config.batches.name], **config.batches.options}
     if config.batches.name == "MPerClass" and given["classes"] is None:
         given["classes"] = min(CLASSES, classes)
@@ -109,7 +109,7 @@ def _check(place: str, part: Part, catalog: Catalog) -> None:
 
 
 def _is_part(key: str, value: Any) -> bool:
-    """Whether an option stands for an object; a number of steps may stand for a whole `Anneal`."""
+    """Whether an option describes an object; a number of steps may stand for an `Anneal`."""
     return key in INNER and value is not None and not (key == "anneal" and isinstance(value, int))
 
 
