@@ -1,8 +1,8 @@
-"""The best k of each row while tiles of keys arrive from left to right; ties go to the earlier column.
+"""A running top-k of each row over tiles of keys that arrive from left to right; ties go to the earlier column.
 
-Once a row has k entries, only keys above its last one matter, and soon there are few of them. So a tile is read once,
-for the peaks of blocks of columns; where a peak stands above the row's last entry its block is looked at. That costs a
-tenth of a matrix product, where `topk` over the tile would cost a quarter.
+Once a row has k entries, only keys above its last one matter, and soon there are few of them. So a tile is reduced
+once to the maxima of blocks of columns, and only blocks whose maximum exceeds the row's last entry are read. That costs
+a tenth of a matrix product, where `topk` over the tile would cost a quarter.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Best", "ordered", "top"]
 
 
 class Best:
-    """Running lists: `keys` [n, k], best first, and the `places` [n, k] of their columns."""
+    """Running lists: `keys` [n, k], largest first, and the columns `places` [n, k] that they come from."""
 
     def __init__(self, rows: int, k: int, like: Tensor) -> None:
         self.keys = torch.full((rows, k), -torch.inf, dtype=like.dtype, device=like.device)
         self.places = torch.zeros((rows, k), dtype=torch.long, device=like.device)
 
     def meet(self, rows: slice, tile: Tensor, left: int) -> None:
-        """Take in keys [rows, w] of the columns left, left + 1, ...: all of them later than any met so far.
+        """Merge keys [rows, w] of the columns left, left + 1, ..., which must follow all columns merged before.
 
         `tile` is contiguous, or the transpose of a contiguous matrix.
         """
@@ -47,9 +47,9 @@ class Best:
 
 
 def _above(tile: Tensor, bar: Tensor, fold: int, most: int) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Rows with keys above their bar, those keys and columns, padded with -inf; None if a row has over `most`.
+    """Rows with keys above their threshold `bar`, these keys (padded with -inf) and columns; None above `most`.
 
-    A block is `fold` columns, a stride apart: its peak is then an elementwise maximum of slices.
+    A block is `fold` columns, a stride apart: its maximum is then an elementwise maximum of slices.
     """
     wide = tile.shape[1]
     stride = -(-wide // fold)
@@ -74,7 +74,7 @@ def _above(tile: Tensor, bar: Tensor, fold: int, most: int) -> tuple[Tensor, Ten
 
 
 def _peaks(tile: Tensor, stride: int) -> Tensor:
-    """Largest key of each block of columns: [n, stride]; block b holds the columns b, b + stride, ..."""
+    """The largest key of each block of columns, [n, stride]; block b holds the columns b, b + stride, ..."""
     if tile.stride(1) != 1:  # reduced in the layout of the memory: five times faster than through the transpose
         return _peaks_down(tile.T, stride).T
     whole = tile.shape[1] // stride
@@ -95,7 +95,7 @@ def _peaks_down(tile: Tensor, stride: int) -> Tensor:
 
 
 def top(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row [n, w], best first, ties by place. `topk` alone leaves the order of ties open."""
+    """The k largest of each row [n, w], largest first, ties by column; `topk` alone leaves the order of ties open."""
     keys, places = _by_place(*_candidates(tile, min(k + 1, tile.shape[1])), k)
     if keys.shape[1] > k:
         unclear = ((keys[:, k - 1] == keys[:, k]) & (keys[:, k] > -torch.inf)).nonzero().flatten()
@@ -105,7 +105,7 @@ def top(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, best first, ties in any order. They lie in the k blocks of the highest peaks."""
+    """The k largest of each row, largest first, ties in any order: they lie in the k blocks with the largest maxima."""
     wide = tile.shape[1]
     fold = math.isqrt(wide // k)
     if tile.device.type != "cpu" or fold < 4:
@@ -120,7 +120,7 @@ def _candidates(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _earliest(tile: Tensor, last: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest where the k-th, `last`, is tied across the cut: those above it, then the earliest equals."""
+    """The k largest if the k-th, `last`, has ties beyond the list: those above it, then the earliest of the ties."""
     above, equal = tile > last[:, None], tile == last[:, None]
     spare = k - above.sum(dim=1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=1, dtype=torch.int32) <= spare))
@@ -129,7 +129,7 @@ def _earliest(tile: Tensor, last: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_place(keys: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Lists already ranked by key, with ties among the first k put into the order of places."""
+    """Sort ties among the first k by column, in lists that are already sorted by key."""
     tied = ((keys[:, :-1] == keys[:, 1:])[:, :k] & (keys[:, 1:] > -torch.inf)[:, :k]).any(dim=1)
     if bool(tied.any()):
         keys[tied], places[tied] = ordered(keys[tied], places[tied])
@@ -137,7 +137,7 @@ def _by_place(keys: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def ordered(keys: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """By key, and by place among equal keys: sort by place first, then stably by key."""
+    """Sort by key, and by column among equal keys: first by column, then stably by key."""
     places, order = places.sort(dim=1)
     keys, again = keys.gather(1, order).sort(dim=1, descending=True, stable=True)
     return keys, places.gather(1, again)

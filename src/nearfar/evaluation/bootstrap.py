@@ -1,8 +1,8 @@
-"""Error bars by the bootstrap, over classes or over queries, with the neighbors left as they are.
+"""Bootstrap confidence intervals over classes or over queries; neighbors are searched once and not resampled.
 
-Zero-shot retrieval asks how a space would serve *other classes*, and queries of one class fail together, so the class
-is the unit that is drawn anew: intervals over queries are too narrow there. Per-query results are computed once; a
-resample only counts them differently.
+Zero-shot retrieval asks how a space would serve *other classes*, and queries of one class fail together, so classes are
+resampled: intervals over queries are too narrow there. Per-query results are computed once; a resample only weights
+them differently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRAWS = 2**20
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and where the truth may lie.
+    """An estimate with its confidence interval.
 
     Attributes:
         value: the estimate.
@@ -44,14 +44,14 @@ class Interval:
 def resampled_means(
     values: np.ndarray, groups: np.ndarray, *, unit: Unit = "class", resamples: int = 2000, seed: int = 0
 ) -> np.ndarray:
-    """Means of each column of values [n, c] in `resamples` draws of the units with replacement: [resamples, c].
+    """Means of each column of values [n, c] over units resampled with replacement: [resamples, c].
 
     Args:
         values: [n, c] per-query results.
         groups: [n] the class of each query.
-        unit: draw whole classes, or single queries.
-        resamples: how many draws.
-        seed: of the draws.
+        unit: resample whole classes, or single queries.
+        resamples: how many resamples.
+        seed: seed of the resampling.
     """
     check_choice("bootstrap", "unit", unit, ("class", "query"))
     _, place = np.unique(groups, return_inverse=True)
@@ -80,11 +80,11 @@ def intervals(
     resamples: int = 2000,
     seed: int = 0,
 ) -> list[Interval]:
-    """One interval per column of values [n, c]: percentiles of the resampled means.
+    """One confidence interval per column of values [n, c]: percentiles of the resampled means.
 
-    Drawing n of n units shrinks the spread by (n-1)/n, and a normal tail is too thin for few of them, so the
-    percentiles lie farther out, as a t interval would have it (Hesterberg 2015, expanded percentiles). One unit alone
-    says nothing of how units differ: its ends and its error are NaN.
+    Drawing n of n units shrinks the variance by (n-1)/n, and a normal tail is too thin for few units, so the
+    percentiles are taken farther out, as for a t interval (Hesterberg 2015, expanded percentiles). A single unit does
+    not show how units vary: its interval and its error are NaN.
     """
     if not 0 < level < 1:
         raise ValueError(f"bootstrap: level must lie between 0 and 1, but came as {level!r}.")
@@ -103,7 +103,7 @@ def intervals(
 
 
 def _tail(tail: float, units: int) -> float:
-    """Which percentile of the resampled means has a share `tail` of the truth beyond it."""
+    """The expanded percentile of the resampled means for a tail probability `tail`."""
     from scipy.special import ndtr, stdtrit
 
     return float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, tail)))

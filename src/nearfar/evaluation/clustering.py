@@ -1,8 +1,8 @@
 """Clustering scores: k-means on the embedding, then NMI, AMI and pairwise F1 of its clusters against the classes.
 
-They depend on where k-means starts, so the start is part of the score: k-means++, seeded, `restarts` times, the run of
-least inertia counts. k is the number of classes. Their spread over the starts is reported as such; it is not a sampling
-error.
+They depend on how k-means is initialized, so the initialization is part of the score: k-means++, seeded, `restarts`
+times, the run of least inertia counts. k is the number of classes. The range over the restarts is reported as such; it
+is not a sampling error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Clustering", "clustering_scores", "nmi_ami_f1", "pair_f1"]
 
 @dataclass(frozen=True)
 class Clustering:
-    """NMI, AMI and F1 of the run of least inertia, and of each score its lowest and highest over single starts."""
+    """NMI, AMI and F1 of the run of least inertia, and the lowest and highest of each score over the restarts."""
 
     nmi: float
     ami: float
@@ -41,7 +41,7 @@ def clustering_scores(
     restarts: int = 3,
     watch: Watch | None = None,
 ) -> Clustering:
-    """Cluster into as many clusters as there are classes and score against them."""
+    """Cluster by k-means into as many clusters as there are classes, and score the clusters against the classes."""
     x = unit(embeddings.detach().float()) if normalize else embeddings.detach().float()
     k = len(torch.unique(labels))
     solutions = list(runs(x, k, seed=seed, restarts=restarts, watch=watch))

@@ -1,4 +1,4 @@
-"""Run a model over data, in order and in batches, and keep what is done if the run is killed."""
+"""`embed`: run a model over a data set in batches; an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def embed(
     progress: bool = True,
     resume: Path | None = None,
 ) -> Tensor | Vectors:
-    """The vectors of all samples, in the order of the data: in evaluation mode, without gradients, as float32.
+    """Embed all samples, in the order of the data: in evaluation mode, without gradients, as float32.
 
     Args:
-        model: a module or any callable; a batch [b, ...] goes in, vectors [b, d] come out. Its modes are put back.
+        model: a module or any callable from a batch [b, ...] to vectors [b, d]. Its training modes are restored.
         data: a tensor or array [n, ...], or a dataset with a length whose items are samples, or (sample, label), or
             (sample, label, name); a sample that is None is left out.
-        batch_size: samples of a batch.
+        batch_size: samples per batch.
         device: where to run; a module is moved there. None: where the module is, else the CPU.
-        progress: show a bar, where the terminal is interactive.
-        resume: a folder for finished chunks, one file each. A run that was killed goes on after the last of them and
-            gives the same bytes as one that was not. The folder is left in place. A chunk is taken up only if its
-            samples are still the same: those of a tensor or array by their bytes, those of a dataset by what its
-            method `digest(rows)` says of a range of rows; of a dataset without such a method only the length counts.
+        progress: show a progress bar, where the terminal is interactive.
+        resume: a folder for finished chunks, one file each. A run that was interrupted continues after the last of them
+            and gives the same bytes as one that was not. The folder is left in place. A chunk is used only if its
+            samples are unchanged: those of a tensor or array by their bytes, those of a dataset by its method
+            `digest(rows)` for a range of rows; of a dataset without this method only the length is compared.
 
     Returns:
         [n, d] on the CPU; `Vectors` with y (and name, and a module's fingerprint) where the dataset gives labels.
@@ -84,14 +84,14 @@ def embed(
 
 
 def _digest(data: Any, rows: range) -> str:
-    """Of the contents of some samples; empty where the data cannot tell without running everything behind them."""
+    """A digest of the contents of some samples; empty if the dataset offers none."""
     if isinstance(data, Tensor | np.ndarray):
         samples = data[rows.start : rows.stop]
         if isinstance(samples, Tensor):
             samples = samples.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         return hashlib.sha256(np.ascontiguousarray(samples).tobytes()).hexdigest()
-    told = getattr(data, "digest", None)
-    return str(told(rows)) if callable(told) else ""
+    digest = getattr(data, "digest", None)
+    return str(digest(rows)) if callable(digest) else ""
 
 
 def _chunk(
@@ -102,7 +102,7 @@ def _chunk(
     device: torch.device,
     tell: Callable[[int], None],
 ) -> Part:
-    """The vectors of some samples with their labels and names; nothing where all of them are left out."""
+    """Embed some samples, with their labels and names; nothing if all of them are left out."""
     parts: list[Part] = []
     for start in range(rows.start, rows.stop, batch_size):
         chosen = range(start, min(start + batch_size, rows.stop))
@@ -116,7 +116,7 @@ def _chunk(
 
 
 def _joined(parts: Sequence[Part]) -> Part:
-    """One after the other."""
+    """Concatenate the chunks."""
     try:
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     except KeyError as error:
@@ -124,7 +124,7 @@ def _joined(parts: Sequence[Part]) -> Part:
 
 
 def _batch(data: Any, rows: range) -> tuple[Tensor, Part, Sequence[int]]:
-    """Samples as one tensor, their labels and names where they have any, and which rows are not left out."""
+    """Collate samples: one tensor, their labels and names if they have any, and which rows are not left out."""
     if isinstance(data, Tensor):
         return data[rows.start : rows.stop], {}, rows
     if isinstance(data, np.ndarray):
@@ -151,7 +151,7 @@ def _stack(samples: Sequence[Any]) -> Tensor:
 
 
 def _checked(out: Any, samples: Sequence[int]) -> np.ndarray:
-    """The vectors of a batch of these samples as float32 [b, d], or one sentence."""
+    """Check the model's output for a batch of samples, and return it as float32 [b, d]."""
     rows = len(samples)
     if isinstance(out, np.ndarray):
         out = torch.from_numpy(out)
@@ -191,7 +191,7 @@ def _device(model: object, device: torch.device | str | None) -> torch.device:
 
 @contextmanager
 def evaluating(model: object, device: torch.device) -> Iterator[None]:
-    """Evaluation mode; afterwards each part of the module is as it was, a frozen part still frozen."""
+    """Switch a module to evaluation mode within the block; afterwards every submodule has its former mode."""
     if not isinstance(model, nn.Module):
         yield
         return
@@ -206,7 +206,7 @@ def evaluating(model: object, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _bar(rows: int, *, shown: bool) -> Iterator[Tell]:
-    """A bar on the error stream, if that is a terminal; gives what is to be told of finished samples."""
+    """A progress bar on standard error if that is a terminal; yields a function to call with finished samples."""
     from rich.progress import Progress
 
     from nearfar._utils.console import Terminal
@@ -223,7 +223,7 @@ def _bar(rows: int, *, shown: bool) -> Iterator[Tell]:
 
 
 def clear(folder: Path) -> None:
-    """Remove the chunks of a resumable run, and their folder unless it holds something else."""
+    """Remove the chunks of a resumable run, and their folder unless it holds other files."""
     for file in (folder / "plan.json", *folder.glob("chunk-[0-9]*.npz")):
         file.unlink(missing_ok=True)
     with suppress(OSError):
@@ -231,7 +231,7 @@ def clear(folder: Path) -> None:
 
 
 class _Store:
-    """Finished chunks in a folder, beside a plan that says what they are chunks of."""
+    """Finished chunks in a folder, with a plan that identifies the run that they belong to."""
 
     def __init__(self, folder: Path, rows: int, batch_size: int, weights: str | None) -> None:
         self.folder = folder
@@ -255,7 +255,7 @@ class _Store:
         return self.folder / f"chunk-{number:06d}.npz"
 
     def read(self, number: int, digest: str) -> Part | None:
-        """A finished chunk; None if it is not there, not sound, or of samples that have changed since."""
+        """Read a finished chunk; None if it is missing, damaged, or of samples that have changed since."""
         path = self._path(number)
         try:
             check_seal("embed", path, needed=True)

@@ -1,4 +1,4 @@
-"""Export a model to ONNX, and believe it only after onnxruntime has given the same vectors."""
+"""Export a model to ONNX, checked: onnxruntime must give the same vectors as torch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ TRANSFORM, FINGERPRINT = "nearfar.transform", "nearfar.fingerprint"
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model and how well it agrees.
+    """An exported model and how well its vectors agree with torch.
 
     Attributes:
         path: the file.
-        difference: largest difference between the two runtimes' vectors, as a share of their largest entry.
-        tolerance: what was allowed.
+        difference: largest difference between the two runtimes' vectors, relative to their largest entry.
+        tolerance: the largest difference allowed.
         batches: the batch sizes that were compared.
         input: name of the input.
         output: name of the output.
@@ -65,17 +65,17 @@ def export_onnx(
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Exported:
-    """Write a model as ONNX with a free batch dimension, after onnxruntime has agreed on fresh random batches.
+    """Write a model as ONNX with a dynamic batch dimension, after onnxruntime agreed with it on random batches.
 
     Args:
-        model: gives vectors [b, d] for a batch [b, ...]; exported in evaluation mode, left in the mode it came in.
+        model: maps a batch [b, ...] to vectors [b, d]; exported in evaluation mode, its own mode is restored.
         example: a batch [b, ...] of the right shape and type; b may be any.
-        path: the file; it appears only if the check passes.
-        transform: what turns a sample into the model's input, one of `nearfar.data.transforms` for evaluation. Its mean
-            and deviation go into the graph, which then takes pixels (uint8, 0..255) if it is for photographs; size and
-            crop go into the metadata, where `nearfar embed` finds them.
+        path: the file; it is written only if the check passes.
+        transform: the evaluation transform from a sample to the model's input, one of `nearfar.data.transforms`. Its
+            mean and standard deviation become part of the graph, which then takes pixels (uint8, 0..255) if it is for
+            photographs; size and crop are stored in the metadata, where `nearfar embed` reads them.
         tolerance: see `TOLERANCE`.
-        seed: of the random batches.
+        seed: seed of the random batches.
 
     Raises:
         ImportError: onnx, onnxruntime or onnxscript is missing.
@@ -100,7 +100,7 @@ def export_onnx(
 
 
 def _with_preprocessing(model: nn.Module, example: Tensor, transform: Any) -> tuple[nn.Module, Tensor, dict[str, str]]:
-    """The graph to write, a batch that it takes, and what its metadata say."""
+    """The graph to write, an example batch for it, and its metadata."""
     if transform is None:
         return model, example, {FINGERPRINT: of_weights(model)}
     from nearfar.evaluation.preprocessing import Graph, beside_graph, described, fingerprint_of
@@ -114,7 +114,7 @@ def _with_preprocessing(model: nn.Module, example: Tensor, transform: Any) -> tu
 
 
 def _describe(path: Path, about: Mapping[str, str]) -> None:
-    """Add metadata to an ONNX file, and take out the exporter's own, which tells folders of this machine."""
+    """Add metadata to an ONNX file, and remove the exporter's own, which contains local paths."""
     import onnx
 
     model = onnx.load(path)
@@ -157,7 +157,7 @@ def _write(model: nn.Module, example: Tensor, path: Path) -> None:
 
 
 def first_cause(error: BaseException) -> str:
-    """The first line of what began it."""
+    """The first line of the message of the root cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -165,7 +165,7 @@ def first_cause(error: BaseException) -> str:
 
 
 def _trials(model: nn.Module, example: Tensor, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Random batches of other sizes than the example's, and the vectors the model gives."""
+    """Random batches of other sizes than the example's, and the model's vectors for them."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for size in (len(example) + 3, 1):
@@ -186,7 +186,7 @@ def _trials(model: nn.Module, example: Tensor, seed: int) -> list[tuple[np.ndarr
 
 
 def _compare(trials: list[tuple[np.ndarray, np.ndarray]], path: Path, tolerance: float) -> tuple[float, str, str]:
-    """The largest difference, and the names of input and output."""
+    """Compare with onnxruntime: the largest difference, and the names of input and output."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -208,7 +208,7 @@ def _compare(trials: list[tuple[np.ndarray, np.ndarray]], path: Path, tolerance:
 
 
 def _random_like(example: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """A batch of the spread and type of the example; whole numbers are drawn from those of the example."""
+    """A random batch with the range and dtype of the example; integers are drawn from those of the example."""
     shape = (size, *example.shape[1:])
     if example.is_floating_point():
         spread = float(example.float().std()) if example.numel() > 1 else 1.0
@@ -220,7 +220,7 @@ def _random_like(example: Tensor, size: int, generator: torch.Generator) -> Tens
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the chatter of exporters: their warnings are about themselves, and their errors come as exceptions."""
+    """Silence the exporters' output and warnings within the block; their errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

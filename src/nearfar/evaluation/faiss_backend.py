@@ -1,4 +1,4 @@
-"""Neighbors through faiss's flat indexes: the same answer as ours, for people who have it installed."""
+"""Nearest neighbors by faiss's flat indexes, where faiss is installed: the same answer as the torch backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["faiss", "faiss_neighbors"]
 
 
 def faiss(remedy: str = 'leave backend="torch"') -> Any:
-    """The faiss module, or one sentence that says how to get it or what to do without."""
+    """Import faiss, or raise an error that says how to install it or what to do without it."""
     try:
         import faiss as module
     except ImportError:
@@ -26,8 +26,9 @@ def faiss(remedy: str = 'leave backend="torch"') -> Any:
 def faiss_neighbors(queries: Tensor, references: Tensor | None, k: int, similarity: Metric) -> Neighbors:
     """The k nearest references by faiss's flat index; see `neighbors`.
 
-    faiss leaves the order of ties open and rounds in its own way. Rows whose order hangs on that (two scores of the
-    list, or the last and the first left out, closer than rounding) are searched again here, so that ties go by place.
+    faiss leaves the order of ties open and rounds differently. Rows whose order depends on that (two scores of the
+    list, or the last and the first left out, closer than rounding) are searched again here, so that ties are resolved
+    by position.
     """
     module = faiss()
     x, y = spaces(queries, references, similarity)
@@ -52,13 +53,13 @@ def faiss_neighbors(queries: Tensor, references: Tensor | None, k: int, similari
 
 
 def _plain(rows: Rows) -> Tensor:
-    """Rows as faiss takes them: float32 on the CPU, of unit length for the cosine."""
+    """Convert rows for faiss: float32 on the CPU, of unit length for the cosine."""
     x = wide(rows.x)
     return (unit(x) if rows.similarity == "cosine" else x).float().cpu().contiguous()
 
 
 def _without_itself(keys: Tensor, places: Tensor, itself: Tensor) -> tuple[Tensor, Tensor]:
-    """Drop each row's own place, or the last where duplicates pushed it off the list."""
+    """Drop each row itself from its list, or the last entry if duplicates pushed the row off the list."""
     own = places == itself[:, None]
     own[~own.any(dim=1), -1] = True
     keep = (~own).nonzero()[:, 1].reshape(len(places), -1)
@@ -66,7 +67,7 @@ def _without_itself(keys: Tensor, places: Tensor, itself: Tensor) -> tuple[Tenso
 
 
 def _unclear(keys: Tensor, rows: Tensor, cols: Tensor, similarity: Metric) -> Tensor:
-    """Which rows hold neighbors in the list whose keys are closer than rounding can tell."""
+    """Which rows have neighbors in their list whose keys are closer than rounding errors."""
     size, largest = torch.linalg.vector_norm(rows, dim=1), float(torch.linalg.vector_norm(cols, dim=1).max())
     scale = size * largest if similarity != "euclidean" else size.square() + largest**2
     close: Tensor = keys[:, :-1] - keys[:, 1:] <= 2e-6 * scale[:, None]
@@ -74,7 +75,7 @@ def _unclear(keys: Tensor, rows: Tensor, cols: Tensor, similarity: Metric) -> Te
 
 
 def _again(queries: Tensor, references: Tensor | None, chosen: Tensor, k: int, similarity: Metric) -> Neighbors:
-    """Some rows searched here. Among themselves, each finds itself too: one more is asked for and it is dropped."""
+    """Search some rows with the torch backend; without references each row finds itself too, and drops it."""
     extra = references is None
     cols = queries if references is None else references
     found = list(strips(queries[chosen], cols, k=k + extra, similarity=similarity))

@@ -1,7 +1,7 @@
-"""Which network made these vectors: a digest of its weights and, where it is known, one of its preprocessing.
+"""A fingerprint of the network that computed vectors: a digest of its weights and, if known, of its preprocessing.
 
-A fingerprint is "weights/preprocessing", or "weights" alone where samples came ready for the network. Vectors of two
-networks must not meet in one search; what is not known is let through.
+A fingerprint is "weights/preprocessing", or "weights" alone if the network was fed directly. Vectors of two networks
+must not be compared in one search; unknown fingerprints are accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIGITS = 32
 
 
 def of_weights(model: nn.Module) -> str:
-    """Digest of every tensor in a module's state, whatever device or layout holds it; empty where there is none."""
+    """Digest of every tensor in a module's state dict, independent of device and layout; empty without tensors."""
     digest = hashlib.sha256()
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     for name, value in state.items():
@@ -31,19 +31,19 @@ def of_weights(model: nn.Module) -> str:
 
 
 def of_preprocessing(description: dict[str, Any]) -> str:
-    """Digest of a description of what is done to a sample before the network reads it."""
+    """Digest of a description of the preprocessing."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 
 def checked(owner: str, text: str) -> str:
-    """A fingerprint that a file carries, or one sentence."""
+    """Validate a fingerprint that was read from a file."""
     if not re.fullmatch(r"[0-9a-f]{1,128}(/[0-9a-f]{1,128})?", text):
         raise ValueError(f"{owner}: fingerprint must be hexadecimal digits, but came as {text[:40]!r}; write it again.")
     return text
 
 
 def check_same_network(owner: str, first: tuple[str, str | None], second: tuple[str, str | None]) -> None:
-    """Refuse vectors of two networks; each side is what it is called, and its fingerprint or None.
+    """Refuse vectors of two networks; each side is a name for the message, and a fingerprint or None.
 
     >>> check_same_network("search", ("the index", "aa/bb"), ("the queries", "aa"))
     >>> check_same_network("search", ("the index", "aa/bb"), ("the queries", "aa/cc"))

@@ -1,7 +1,7 @@
-"""`Index`: vectors that are searched again and again, kept in one file.
+"""`Index`: a set of vectors to search, saved in one file.
 
-Exact by default. `kind="ivf"` and `kind="hnsw"` go through faiss and are approximate; `measured_recall` says how
-much is lost.
+Exact by default. `kind="ivf"` and `kind="hnsw"` use faiss and are approximate; `measured_recall` says how much is
+lost.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ KINDS: tuple[Kind, ...] = ("exact", "ivf", "hnsw")
 
 
 class Index:
-    """Vectors to search in.
+    """An index for nearest-neighbor search, exact or approximate.
 
     Args:
-        vectors: [m, d], or `Vectors`, whose names and labels are carried along.
+        vectors: [m, d], or `Vectors`, whose names and labels are kept.
         similarity: "cosine", "dot" or "euclidean".
-        kind: "exact" (nothing to build); "ivf" (rows sorted into cells, a few of which are searched) or "hnsw" (a
-            graph, for "cosine" and "euclidean" only), both by faiss, with the extra `faiss`.
+        kind: "exact" (nothing to build); "ivf" (inverted lists: rows are sorted into cells, a few of which are
+            searched) or "hnsw" (a graph, for "cosine" and "euclidean" only), both by faiss, with the extra `faiss`.
         cells: of ivf: how many cells; None for about 4 √m.
-        probes: of ivf: how many cells a query looks at; None for a sixteenth of them.
-        links: of hnsw: links of a row.
-        effort: of hnsw: candidates a query keeps.
+        probes: of ivf: how many cells are searched per query; None for a sixteenth of them.
+        links: of hnsw: links per row.
+        effort: of hnsw: candidates kept per query.
 
     >>> index = Index(Vectors([[1.0, 0.0], [0.0, 1.0]], name=["east", "north"]))
     >>> index.names(index.search(torch.tensor([[0.2, 0.9]]), k=1))
@@ -84,7 +84,7 @@ class Index:
 
     @property
     def inner(self) -> bool:
-        """Whether rows are compared by inner products: those of unit rows for the cosine."""
+        """Whether rows are compared by inner products (for the cosine, of unit rows)."""
         return self.similarity != "euclidean"
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Index:
     def search(self, queries: Tensor | Vectors, k: int = 10) -> Neighbors:
         """The k nearest rows of each query [n, d]; see `neighbors`.
 
-        An approximate index may come back with fewer: then places are -1 and scores -inf.
+        An approximate index may find fewer: missing entries have place -1 and score -inf.
         """
         x = queries.x if isinstance(queries, Vectors) else queries
         if isinstance(queries, Vectors):
@@ -117,7 +117,7 @@ class Index:
         return Neighbors(scores.masked_fill(places < 0, -torch.inf), places)
 
     def names(self, found: Neighbors) -> list[list[str]]:
-        """The names of what was found, or the row numbers where the vectors have no names."""
+        """The names of the neighbors found, or their row numbers if the vectors have no names."""
         name = self.vectors.name
         return [
             ["-" if place < 0 else str(place) if name is None else name[place] for place in row]
@@ -125,7 +125,7 @@ class Index:
         ]
 
     def measured_recall(self, queries: Tensor | Vectors, k: int = 10) -> float:
-        """The share of the k exact neighbors of each query that this index finds, measured here and now."""
+        """Measure the share of the k exact neighbors of each query that this index finds."""
         if self._faiss is None:
             return 1.0
         x = queries.x if isinstance(queries, Vectors) else queries
@@ -134,7 +134,7 @@ class Index:
         return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(exact.tolist(), found.tolist(), strict=True)]))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the index to one file: complete, or not at all. Gives its path."""
+        """Write the index to one file, completely or not at all, and return its path."""
         about = json.dumps({"similarity": self.similarity, "kind": self.kind})
         arrays = {"about": np.array(about), **replace(self.vectors, images=None).to_arrays()}
         if self._faiss is not None:
@@ -198,7 +198,7 @@ def _wrong(place: Path, why: str) -> ValueError:
 
 
 def _described(text: str, place: Path) -> tuple[Metric, Kind]:
-    """Similarity and kind, from the description in a file."""
+    """Read similarity and kind from the description in a file."""
     try:
         about = json.loads(text)
         similarity, kind = about["similarity"], about["kind"]
@@ -210,7 +210,7 @@ def _described(text: str, place: Path) -> tuple[Metric, Kind]:
 
 
 def _restored(blob: np.ndarray, index: Index, place: Path) -> Any:
-    """The part of a file that faiss wrote, checked to be of the rows, width and measure of the vectors beside it."""
+    """Read faiss's part of a file, and check that its rows, dimension and metric are those of the vectors."""
     module = faiss(_REBUILD)
     if blob.dtype != np.uint8 or blob.ndim != 1:
         raise _wrong(place, f"its faiss part is {blob.dtype} of shape {list(blob.shape)}")

@@ -37,15 +37,15 @@ class Clusters:
 def k_means(
     x: Tensor, k: int, *, seed: int = 0, restarts: int = 3, steps: int = 50, watch: Watch | None = None
 ) -> Clusters:
-    """The best of `restarts` runs of Lloyd's algorithm from k-means++ starts.
+    """Cluster by k-means: the best of `restarts` runs of Lloyd's algorithm with k-means++ initialization.
 
     Args:
         x: [n, d].
         k: how many clusters, 1..n.
-        seed: of the starts.
-        restarts: how many starts.
-        steps: the most steps of each run; it stops earlier when no row moves.
-        watch: told in words how far it is.
+        seed: seed of the initialization.
+        restarts: how many runs.
+        steps: the most steps of each run; it stops earlier when no row changes its cluster.
+        watch: called with a line of text about the progress.
 
     >>> k_means(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2).assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     True
@@ -136,7 +136,7 @@ def _lloyd(x: Tensor, centers: Tensor, steps: int, name: str, watch: Watch | Non
 
 
 def _follow(x: Tensor, centers: Tensor, moved: Tensor, assignment: Tensor, gain: Tensor) -> None:
-    """Nearest centers and gains after some centers moved, in place. A row changes only for a nearer center."""
+    """Update nearest centers and gains in place after some centers moved; a row changes only to a nearer center."""
     free = moved[assignment]  # their own center moved: any other may be nearest now
     rows, rest, some = free.nonzero().flatten(), (~free).nonzero().flatten(), moved.nonzero().flatten()
     assignment[rows], gain[rows] = _nearest(x, centers, rows)
@@ -160,7 +160,7 @@ def _nearest(x: Tensor, centers: Tensor, rows: Tensor | None = None) -> tuple[Te
 
 
 def _move(x: Tensor, centers: Tensor, assignment: Tensor, distance: Tensor, touched: Tensor) -> Tensor:
-    """Put the center of each touched cluster at the mean of its rows, in place; tells which moved.
+    """Move the center of each touched cluster to the mean of its rows, in place; return which ones moved.
 
     An empty cluster restarts at one of the rows that are farthest from their centers.
     """

@@ -2,8 +2,8 @@
 
     scores, places = neighbors(queries, references, k=10)          [n, k] and [n, k], best first
 
-Ties are resolved by place: of two references with equal scores the one that comes first wins. Rows that are compared
-with themselves (no references given) never find themselves, told by position.
+Ties are resolved by position: of two references with equal scores the first one wins. Without references the queries
+are searched among themselves, and no row is its own neighbor (by position, not by value).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def neighbors(
     backend: Literal["torch", "faiss"] = "torch",
     tile: int = TILE,
 ) -> Neighbors:
-    """The k nearest references of each query, exactly.
+    """Find the k nearest references of each query, exactly.
 
     Args:
         queries: [n, d].
@@ -38,7 +38,7 @@ def neighbors(
         k: how many; no more than there are references.
         similarity: "cosine", "dot" or "euclidean".
         backend: "torch", or "faiss" for its flat index where it is installed (the same answer).
-        tile: entries of a tile of scores; memory grows with it, and with the answer.
+        tile: entries of a tile of scores; memory grows with it, and with n·k.
 
     >>> found = neighbors(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), k=1)
     >>> found.places.flatten().tolist()

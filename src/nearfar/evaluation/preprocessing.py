@@ -1,8 +1,8 @@
-"""What happens to a sample before the network reads it, in words that a file can carry.
+"""Descriptions of preprocessing that can be stored in a file, and preprocessing as part of an exported graph.
 
-An exported network takes pictures as they are cut out, in whole numbers from 0 to 255: the division by 255, the mean
-and the deviation are part of its graph, so that nobody can forget them. Size and crop cannot be part of a graph that
-takes batches; they travel as a description beside it.
+An exported network takes cropped pictures as integers from 0 to 255: the division by 255, the mean and the standard
+deviation are part of its graph, so that they cannot be forgotten. Resizing and cropping cannot be part of a graph that
+takes batches; they are stored as a description in the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST = 1 << 14
 
 
 def described(transform: object) -> dict[str, Any]:
-    """A transform of evaluation in plain words and numbers; every setting that changes what the network reads.
+    """Describe an evaluation transform in plain values: every setting that changes the network's input.
 
     >>> described(Plain(mean=(0.5,)))
     {'name': 'plain', 'mean': [0.5], 'std': [1.0]}
@@ -47,17 +47,17 @@ def described(transform: object) -> dict[str, Any]:
 
 
 def fingerprint_of(model: nn.Module, transform: object) -> str:
-    """The fingerprint of a network with its transform of evaluation."""
+    """The fingerprint of a network with its evaluation transform."""
     return f"{of_weights(model)}/{of_preprocessing(described(transform))}"
 
 
 def beside_graph(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a description that is left to whoever feeds the graph."""
+    """The part of a description that is not in the graph, and must be applied before it."""
     return {key: value for key, value in description.items() if key not in IN_GRAPH}
 
 
 def from_text(owner: str, text: str) -> Plain | Pixels:
-    """What feeds a graph, from the description that its file carries; nothing in it is believed unchecked."""
+    """Rebuild the preprocessing of a graph from the description in its file; every value is checked."""
     try:
         given = json.loads(text)
         kind = KINDS[given.pop("name")]
@@ -77,7 +77,7 @@ def from_text(owner: str, text: str) -> Plain | Pixels:
 
 @dataclasses.dataclass(frozen=True)
 class Pixels:
-    """A photograph cut out by a transform, as uint8 [3, h, w] in 0..255."""
+    """A photograph resized and cropped by a transform, as uint8 [3, h, w] in 0..255."""
 
     transform: Photograph
 
@@ -87,11 +87,11 @@ class Pixels:
 
 
 class Graph(nn.Module):
-    """A network with the arithmetic of its preprocessing in front.
+    """A network with the arithmetic of its preprocessing (scale, mean, deviation) in front.
 
     Args:
         model: the network.
-        transform: its transform of evaluation; of a `Photograph` the graph takes uint8 pixels.
+        transform: its evaluation transform; with a `Photograph` the graph takes uint8 pixels.
     """
 
     mean: Tensor
@@ -104,14 +104,14 @@ class Graph(nn.Module):
             self.register_buffer(name, torch.tensor(getattr(transform, name)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Vectors of a batch of pixels, or of numbers as they are stored."""
+        """Vectors for a batch of pixels, or of values as they are stored."""
         x = x.float() / 255 if self.pixels else x
         shape = (-1,) if x.ndim < 4 else (-1, 1, 1)  # of numbers, or of channels [c, h, w]
         vectors: Tensor = self.model((x - self.mean.view(shape)) / self.std.view(shape))
         return vectors
 
     def example(self, example: Tensor) -> Tensor:
-        """A batch as the graph takes it, from one as the network takes it."""
+        """Convert an example batch of the network to one of the graph."""
         if not self.pixels:
             return example
         return torch.randint(256, example.shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)

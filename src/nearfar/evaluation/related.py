@@ -1,7 +1,7 @@
-"""Retrieval where a relation says what is right: several labels a sample, a matrix, pairs that do not count.
+"""Retrieval scored by a relation: several labels per sample, a matrix, ignored pairs.
 
-Of a query the references that count are ranked; those that the relation leaves out (itself, ignored pairs) are not
-there at all. R, rank, R-precision and AP@R are then as in `nearfar.evaluation.retrieval`. No query has a class.
+For each query the references that count are ranked, without those that the relation leaves out (itself, ignored pairs).
+R, rank, R-precision and AP@R are then as in `nearfar.evaluation.retrieval`. No query has a class.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def retrieve_related(
 
     Args:
         embeddings: [n, d] queries.
-        relation: n x m, what is right for them.
+        relation: n x m, which references are relevant.
         ref_emb: [m, d] gallery; None searches the queries themselves.
         similarity: "cosine", "dot" or "euclidean".
-        ties: as of `retrieve`.
-        watch: told in words how far it is.
+        ties: as in `retrieve`.
+        watch: called with a line of text about the progress.
     """
     x, y = spaces(embeddings, ref_emb, similarity)
     labels = torch.full((len(x),), NO_CLASS, dtype=torch.int64, device=embeddings.device)

@@ -1,12 +1,12 @@
-"""Retrieval, query by query: the rank of the first right answer, R-precision and average precision at R.
+"""Retrieval scores per query: the rank of the first right answer, R-precision and average precision at R.
 
-Of a query with R relevant references (of its class, itself left out), ranked by similarity:
+For a query with R relevant references (of its class, without itself), ranked by similarity:
 
     rank           place of the first relevant reference, from 1       recall@K = share of queries with rank ≤ K
     R-precision    share of relevant ones among the first R
     AP@R           (1/R) Σ_{i ≤ R} precision@i · [the i-th is relevant]       MAP@R = its mean
 
-A lone query (R = 0) has no right answer: it is counted, reported and left out of every mean.
+A lone query (R = 0) has no right answer: it is counted and reported, and left out of every mean.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DEEPEST = 64
 
 @dataclass(frozen=True, eq=False)
 class PerQuery:
-    """What each query found. All tensors are [n]; entries of lone queries mean nothing.
+    """The result of each query. All tensors are [n]; entries of lone queries are meaningless.
 
     Attributes:
         rank: place of the first relevant reference, from 1.
         r_precision: share of relevant ones among the first R.
         ap_at_r: average precision at R.
-        relevant: R, how many right answers exist.
-        labels: the class of each query; -1 where a relation, not labels, says what is right.
+        relevant: R, the number of right answers.
+        labels: the class of each query; -1 if a relation was used instead of labels.
     """
 
     rank: Tensor
@@ -66,18 +66,18 @@ def retrieve(
     ties: Ties = "place",
     watch: Watch | None = None,
 ) -> PerQuery:
-    """Rank every reference for every query and keep what the metrics need.
+    """Rank the references of every query, and keep what the metrics need.
 
     Args:
         embeddings: [n, d] queries.
         labels: [n] integers.
-        ref_emb: [m, d] gallery; None searches the queries themselves, no row finding itself.
+        ref_emb: [m, d] gallery; None searches among the queries, where no row finds itself.
         ref_labels: [m] integers.
-        depth: about so many neighbors are listed (for speed alone: ranks not known from the list are counted).
+        depth: about this many neighbors are listed (only a matter of speed: ranks beyond the list are counted).
         similarity: "cosine", "dot" or "euclidean".
-        ties: "place": of equal scores the earlier reference comes first; "favorable": a relevant one does, as in Qi et
-            al.'s code, for `rank` only.
-        watch: told in words how far it is.
+        ties: "place": of equal scores the earlier reference is first; "favorable": a relevant one is, as in the code
+            of Qi et al. 2020, for `rank` only.
+        watch: called with a line of text about the progress.
     """
     check_choice("retrieve", "ties", ties, TIES)
     check_choice("retrieve", "similarity", similarity, METRICS)
@@ -107,7 +107,7 @@ def retrieve(
 def check_sides(
     owner: str, embeddings: Tensor, labels: Tensor | None, ref_emb: Tensor | None, ref_labels: Tensor | None
 ) -> None:
-    """Demand rows and labels that fit each other; labels are None where a relation stands in their place."""
+    """Require rows and labels of equal length; labels are None if a relation is used instead."""
     check_embeddings(owner, "embeddings", embeddings)
     if labels is not None:
         check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
@@ -124,7 +124,7 @@ def check_sides(
 
 
 def _relevant(labels: Tensor, names: Tensor, *, itself: bool) -> Tensor:
-    """R of each query: how many references share its label, itself not counted."""
+    """R of each query: how many references share its label, without itself."""
     known, counts = torch.unique(names, return_counts=True)
     place = torch.searchsorted(known, labels).clamp(max=max(len(known) - 1, 0))
     if not len(known):
@@ -134,7 +134,7 @@ def _relevant(labels: Tensor, names: Tensor, *, itself: bool) -> Tensor:
 
 
 def scored(right: Tensor, scores: Tensor, relevant: Tensor, ties: Ties) -> tuple[Tensor, Tensor, Tensor]:
-    """Rank (0: not on the list), R-precision and AP@R of a strip, from which of the listed are right [t, k]."""
+    """Rank (0: not on the list), R-precision and AP@R of a strip, given which entries are right, [t, k]."""
     place = torch.arange(1, right.shape[1] + 1, device=right.device)
     first = torch.where(right, place, right.shape[1] + 1).amin(dim=1)
     listed = first <= right.shape[1]
@@ -158,7 +158,7 @@ def _deep_ranks(
     itself: bool,
     watch: Watch | None,
 ) -> Tensor:
-    """Ranks of queries whose first relevant reference lies beyond the list, by counting who stands before it."""
+    """Ranks of queries whose first relevant reference is beyond the list, by counting the references before it."""
     tall = min(len(chosen), max(16, TILE // len(y)))
     scores, only = (Buffer(tall * len(y), x[:0].side) for _ in range(2))
     flags = Buffer(tall * len(y), names.bool())
@@ -183,14 +183,14 @@ def _deep_ranks(
 
 
 def _count(flags: Tensor) -> Tensor:
-    """How many of each row are true [n]. On a CPU `sum` would first copy the flags into eight times their memory."""
+    """Count the true entries of each row [n]; on a CPU `sum` would first copy them to int64, eight times the size."""
     if flags.device.type != "cpu":
         return flags.sum(dim=1)
     return torch.stack([line.count_nonzero() for line in flags])
 
 
 def _earlier(equal: Tensor, names: Tensor, labels: Tensor) -> Tensor:
-    """How many references score as the best right one does and stand before the first such right one [n]."""
+    """How many references have the score of the best right one and precede the first such right one, [n]."""
     found = torch.zeros(len(equal), dtype=torch.long, device=equal.device)
     for i in (_count(equal) > 1).nonzero().flatten().tolist():  # few rows have ties
         found[i] = (names[equal[i]] == labels[i]).nonzero()[0, 0]

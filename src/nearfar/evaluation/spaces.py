@@ -1,12 +1,12 @@
-"""Rows of one space, and tiles of scores between them, without a second copy of the rows.
+"""Tiles of scores between the rows of one space, without a second copy of the rows.
 
-What ranks is the *key*, larger = nearer. It comes from the product of the rows as they are and one number a row:
+Rows are ranked by a *key*, larger = nearer, computed from the inner product of the rows and one number per row:
 
     cosine       ⟨x, y⟩ · 1/|x| · 1/|y|
     dot          ⟨x, y⟩
     euclidean    ⟨x, y⟩ - |x|²/2 - |y|²/2  =  -|x - y|²/2
 
-Dividing after the product keeps ties: rows of whole numbers and of equal norm give equal keys, to the last bit.
+Dividing after the product keeps ties: rows of integers with equal norms give equal keys, to the last bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows x [n, d] and the number of each that its keys need, `side` [n]."""
+    """Rows x [n, d] and the number per row that the keys need, `side` [n]."""
 
     x: Tensor
     side: Tensor
@@ -45,12 +45,12 @@ class Rows:
 
 
 def wide(x: Tensor) -> Tensor:
-    """The rows in float32, or in float64 if they came so."""
+    """Convert rows to float32; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def spaces(queries: Tensor, references: Tensor | None, similarity: Metric) -> tuple[Rows, Rows]:
-    """Queries and references as `Rows` of one space; without references the queries are both."""
+    """Prepare queries and references as `Rows` of one space; without references the queries are both."""
     queries = queries.detach()
     references = queries if references is None else references.detach()
     if similarity == "euclidean":
@@ -78,9 +78,10 @@ def _rows(x: Tensor, similarity: Metric) -> Rows:
 
 
 def _origin(x: Tensor) -> Tensor | None:
-    """Where to put the origin [d] so that |x - y|² does not drown in |x|²; None where it is well placed.
+    """A shift of the origin [d] that avoids cancellation in |x|² + |y|² - 2xy; None if none is needed.
 
-    It is a whole multiple of a power of two near the rows' spread: whole numbers stay whole, and ties stay ties.
+    It is an integer multiple of a power of two near the rows' spread, so that integers stay integers and ties stay
+    ties.
     """
     if len(x) < 2:
         return None
@@ -94,7 +95,7 @@ def _origin(x: Tensor) -> Tensor | None:
 
 
 def keys(x: Rows, y: Rows, out: Tensor | None = None) -> Tensor:
-    """What ranks [n, m], between rows already taken out with `[...]`; written to `out` where it is given."""
+    """The keys [n, m] between rows selected by `[...]`; written to `out` if given."""
     product = torch.mm(x.x, y.x.T, out=out)
     if x.similarity == "cosine":
         product.mul_(x.side[:, None]).mul_(y.side)
@@ -104,18 +105,18 @@ def keys(x: Rows, y: Rows, out: Tensor | None = None) -> Tensor:
 
 
 class Buffer:
-    """Memory for one tile, used again and again: a fresh tile each time leaves holes that the allocator cannot fill."""
+    """Memory for one tile, reused: a new tile each time would fragment the allocator's memory."""
 
     def __init__(self, entries: int, like: Tensor) -> None:
         self.memory = torch.empty(entries, dtype=like.dtype, device=like.device)
 
     def tile(self, rows: int, columns: int) -> Tensor:
-        """A contiguous matrix [rows, columns] in that memory, with whatever it held before."""
+        """A contiguous, uninitialized matrix [rows, columns] in that memory."""
         return self.memory[: rows * columns].view(rows, columns)
 
 
 def pair_keys(x: Rows, y: Rows) -> Tensor:
-    """Keys [n] of the first row with the first, the second with the second, and so on."""
+    """Keys [n] of corresponding rows: the first of x with the first of y, and so on."""
     product = (x.x * y.x).sum(dim=1)
     if x.similarity == "cosine":
         return product * x.side * y.side
@@ -123,7 +124,7 @@ def pair_keys(x: Rows, y: Rows) -> Tensor:
 
 
 def scores(found: Tensor, similarity: Metric) -> Tensor:
-    """Keys as people read them: cosines within [-1, 1], products, negative distances."""
+    """Convert keys to scores: cosines within [-1, 1], inner products, negative distances."""
     if similarity == "cosine":
         return found.clamp(-1, 1)
     return found if similarity == "dot" else -torch.sqrt((-2 * found).clamp_min(0))

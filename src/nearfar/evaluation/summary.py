@@ -1,4 +1,4 @@
-"""`evaluate`: how good is this space, how sure are we, and what goes wrong; `compare`: is one better than another."""
+"""`evaluate`: retrieval and clustering scores with confidence intervals; `compare`: is one space better?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ClassRow", "Comparison", "Evaluation", "compare", "evaluate"]
 
 @dataclass(frozen=True)
 class ClassRow:
-    """How one class fares: its label, how many of its queries counted, and the means over them."""
+    """The scores of one class: its label, the number of its queries, and the means over them."""
 
     label: int
     queries: int
@@ -38,25 +38,25 @@ class ClassRow:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How good a space is. Scores are shares in 0..1.
+    """The scores of an embedding space, in 0..1, with confidence intervals.
 
     Attributes:
         recall: K -> share of queries with a right answer among their K nearest.
-        precision_at_1: share of queries whose nearest is right (the same as recall[1]).
-        r_precision: mean share of right ones among the R nearest, R the number of right answers.
+        precision_at_1: share of queries whose nearest neighbor is right (the same as recall[1]).
+        r_precision: mean share of right answers among the R nearest, R the number of right answers.
         map_at_r: mean average precision at R.
         mrr: mean of 1 / rank of the first right answer.
         nmi: normalized mutual information of k-means with the classes, or None without `clustering`.
         ami: adjusted mutual information, or None.
         f1: pairwise F1, or None.
-        intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. Of clustering scores: the lowest
-            and highest over k-means starts, under "nmi over starts" and so on, which is no sampling error.
-        per_class: one row a class, worst first; none where a relation, not labels, says what is right.
-        queries: how many queries counted.
-        lone: how many had no right answer and were left out.
-        classes: how many classes the counted queries have; 0 with a relation.
-        unit: what the intervals draw anew: "class" or "query".
-        per_query: the raw results behind it all.
+        intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. For clustering scores: the
+            lowest and highest over k-means restarts, as "nmi over starts" and so on, which is not a sampling error.
+        per_class: one row per class, worst first; none if a relation was used instead of labels.
+        queries: how many queries were scored.
+        lone: how many queries had no right answer and were left out.
+        classes: how many classes the scored queries have; 0 with a relation.
+        unit: what the bootstrap resamples: "class" or "query".
+        per_query: the result of each query.
     """
 
     recall: dict[int, float]
@@ -77,18 +77,18 @@ class Evaluation:
 
     @property
     def worst(self) -> tuple[ClassRow, ...]:
-        """The ten classes that fare worst."""
+        """The ten classes with the lowest scores."""
         return self.per_class[:10]
 
     def scores(self) -> dict[str, float]:
-        """Every score by name; those not asked for are left out."""
+        """Every score by name, without those that were not computed."""
         named = {f"recall@{k}": value for k, value in self.recall.items()}
         named |= {"precision_at_1": self.precision_at_1, "r_precision": self.r_precision}
         named |= {"map_at_r": self.map_at_r, "mrr": self.mrr}
         return named | {k: v for k, v in (("nmi", self.nmi), ("ami", self.ami), ("f1", self.f1)) if v is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the raw results, in plain types: ready for JSON."""
+        """Everything but the per-query results, in plain types that JSON can hold."""
         return {
             "scores": self.scores(),
             "intervals": {name: asdict(interval) for name, interval in self.intervals.items()},
@@ -100,7 +100,7 @@ class Evaluation:
         }
 
     def to_frame(self) -> Any:
-        """A pandas table: one row a score, with its interval."""
+        """A pandas table with one row per score, with its interval."""
         pandas = _pandas()
         rows = []
         for name, value in self.scores().items():
@@ -153,26 +153,26 @@ def evaluate(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Evaluation:
-    """Retrieval (and on request clustering) scores of a space, with error bars.
+    """Compute retrieval (and on request clustering) scores of an embedding, with confidence intervals.
 
     Args:
         embeddings: [n, d] queries: a tensor, an array, lists or `Vectors`; NaN rows are an error that names them.
-        labels: [n] integers; of `Vectors`, where none are given, their y. Or an `nf.Relation` that says what is right
-            for each query (several labels a sample, a matrix, ignored pairs, which are left out of the ranking).
+        labels: [n] integers; by default the y of `Vectors`. Or an `nf.Relation` that says which references are right
+            for each query (several labels per sample, a matrix, ignored pairs, which are left out of the ranking).
         ks: which recall@K; `nearfar.evaluation.KS` holds those customary for known data sets.
-        ref_emb: [m, d] gallery (In-Shop's protocol); None searches the queries themselves, no row finding itself.
-        ref_labels: [m] integers; None where `labels` is a relation of queries and gallery.
+        ref_emb: [m, d] gallery (In-Shop's protocol); None searches among the queries, where no row finds itself.
+        ref_labels: [m] integers; None if `labels` is a relation of queries and gallery.
         similarity: "cosine", "dot" or "euclidean".
         clustering: add NMI, AMI and F1: k-means with k = number of classes, k-means++, 3 restarts, `seed`; refused for
             a relation, which has no classes to compare clusters with.
-        ties: "place": of equal scores the earlier reference comes first; "favorable": a right one does (Qi et al.'s
-            rule).
-        unit: what the intervals draw anew. Classes are right where the question is about unseen classes: queries
-            of one class fail together; "query" gives narrower intervals that speak of these classes only. By default
-            classes, and queries of a relation, which has no classes.
-        resamples: draws of the bootstrap; 0 for no intervals. There are none either where one unit is all there is.
-        seed: of the bootstrap and of k-means.
-        watch: told in words how far it is.
+        ties: "place": of equal scores the earlier reference is first; "favorable": a right one is (the rule of Qi et
+            al. 2020).
+        unit: what the bootstrap resamples. "class" is right for questions about unseen classes, since queries of one
+            class fail together; "query" gives narrower intervals that hold for these classes only. The default is
+            "class", and "query" with a relation, which has no classes.
+        resamples: how many bootstrap resamples; 0 for no intervals. With a single unit there are no intervals either.
+        seed: seed of the bootstrap and of k-means.
+        watch: called with a line of text about the progress.
 
     Lone queries (no other sample of their class) have no right answer; they are counted in `lone` and left out.
 
@@ -223,7 +223,7 @@ def evaluate(
 
 
 def _found(given: Taken, depth: int, similarity: Metric, ties: Ties, watch: Watch | None) -> PerQuery:
-    """What each query finds, by labels or by a relation."""
+    """The result of each query, by labels or by a relation."""
     if not isinstance(given.y, Relation):
         return retrieve(
             given.x, given.y, given.ref, given.ref_y, depth=depth, similarity=similarity, ties=ties, watch=watch
@@ -235,7 +235,7 @@ def _found(given: Taken, depth: int, similarity: Metric, ties: Ties, watch: Watc
 
 
 def _unit(owner: str, unit: Unit | None, related: bool) -> Unit:
-    """What to draw anew: as asked for, else classes where there are any."""
+    """What to resample: `unit` if given, else classes where there are any."""
     if unit is None:
         return "query" if related else "class"
     check_choice(owner, "unit", unit, ("class", "query"))
@@ -251,7 +251,7 @@ def _checked(ks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _columns(found: PerQuery, ks: Sequence[int], keep: Tensor) -> tuple[list[str], np.ndarray]:
-    """The names of the scores, and the per-query results [queries, scores] of the queries kept."""
+    """The names of the scores, and the per-query results [queries, scores] of the queries in `keep`."""
     rank = found.rank[keep].double()
     columns = {f"recall@{k}": (rank <= k).double() for k in ks}
     columns["precision_at_1"] = (rank <= 1).double()
@@ -275,7 +275,7 @@ def _per_class(found: PerQuery) -> tuple[ClassRow, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether b is better than a on the same queries.
+    """The comparison of two spaces on the same queries: is b better than a?
 
     Attributes:
         score: which score was compared.
@@ -283,7 +283,7 @@ class Comparison:
         b: its value in the second.
         difference: b - a with its interval.
         verdict: "better", "worse" or "cannot tell", of b.
-        unit: what was drawn anew.
+        unit: what was resampled.
     """
 
     score: str
@@ -321,10 +321,10 @@ def compare(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """A paired bootstrap between two evaluations of the same queries: is b better, worse, or can we not tell?
+    """Compare two evaluations of the same queries by a paired bootstrap: is b better, worse, or can we not tell?
 
-    Both spaces meet the same resampled classes (queries, where a relation says what is right), so what they share
-    cancels. The verdict follows from whether the interval of the difference holds 0. `Vectors` are evaluated first.
+    Both spaces are scored on the same resampled classes (queries, with a relation), so that shared variation cancels.
+    The verdict depends on whether the interval of the difference contains 0. `Vectors` are evaluated first.
     """
     a, b = _evaluated(a, b)
     unit = _unit("compare", unit, not a.classes)

@@ -1,4 +1,4 @@
-"""The sweep behind every exact search: score tiles one after the other, and keep the k best of each query."""
+"""Exact search: compute tiles of scores one after the other, and keep the k best of each query."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Neighbors:
 
     Attributes:
         scores: [n, k] similarities, larger = nearer (Euclidean: the negative distance), best first.
-        places: [n, k] which reference rows they are.
+        places: [n, k] the row numbers of these references.
     """
 
     scores: Tensor
@@ -37,7 +37,7 @@ class Neighbors:
 def strips(
     queries: Tensor, references: Tensor | None, *, k: int, similarity: Metric, tile: int = TILE
 ) -> Iterator[tuple[slice, Neighbors]]:
-    """The same, a strip of queries at a time: for callers that reduce each strip and keep no [n, k] list."""
+    """Yield `Neighbors` for a strip of queries at a time, for callers that do not need the whole [n, k] list."""
     x, y = spaces(queries, references, similarity)
     side = max(1, math.isqrt(tile))
     # both sides of a tile are read where that pays: lists that fit, and rows many enough for short ones
@@ -54,7 +54,7 @@ def _shape(side: int, tile: int, columns: int) -> tuple[int, int]:
 
 
 def _each(x: Rows, y: Rows, k: int, tall: int, wide: int, itself: bool) -> Iterator[Strip]:
-    """Strips of rows, each against all columns."""
+    """Compare strips of rows with all columns."""
     buffer = Buffer(min(tall, len(x)) * min(wide, len(y)), x[:0].side)
     for rows in _slices(0, len(x), tall):
         strip = x[rows]
@@ -69,9 +69,9 @@ def _each(x: Rows, y: Rows, k: int, tall: int, wide: int, itself: bool) -> Itera
 
 
 def _once(x: Rows, k: int, side: int) -> Iterator[Strip]:
-    """Strips of rows among themselves: each pair is multiplied once, and its tile read along both sides.
+    """Compare rows among themselves: each pair is multiplied once, and its tile is read along rows and columns.
 
-    A row meets the strips above its own first, then its own, then the columns to its right: from left to right.
+    Each row sees its columns from left to right: the strips above its own first, then its own, then the rest.
     """
     best = Best(len(x), k, x[:0].side)
     buffer = Buffer(min(side, len(x)) ** 2, x[:0].side)
@@ -94,7 +94,7 @@ def _slices(start: int, stop: int, step: int) -> Iterator[slice]:
 
 
 def _hide_itself(tile: Tensor, top: int, left: int) -> None:
-    """Overwrite the diagonal of the whole matrix where it crosses this tile."""
+    """Mask the diagonal of the whole matrix where it crosses this tile."""
     first, last = max(top, left), min(top + tile.shape[0], left + tile.shape[1])
     if first < last:
         place = torch.arange(first, last, device=tile.device)

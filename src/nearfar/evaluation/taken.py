@@ -1,4 +1,4 @@
-"""What callers hand in to be scored: tensors, arrays, lists, `Vectors`; and labels, or a relation in their place."""
+"""Convert the inputs of an evaluation: tensors, arrays, lists or `Vectors`; labels or a relation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Taken", "demand_classes", "taken"]
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """Queries, what is right for them, and the gallery where there is one.
+    """Queries, their labels or relation, and the gallery if there is one.
 
     Attributes:
         x: [n, d] queries.
-        y: [n] classes, or a relation n x m.
+        y: [n] labels, or a relation n x m.
         ref: [m, d] gallery, or None.
-        ref_y: [m] its classes; None without a gallery, and where y is a relation.
+        ref_y: [m] labels of the gallery; None without a gallery, and if y is a relation.
     """
 
     x: Tensor
@@ -33,10 +33,10 @@ class Taken:
 
 
 def taken(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_labels: Any = None) -> Taken:
-    """Everything as tensors; a relation that says no more than labels do becomes labels.
+    """Convert everything to tensors; a relation that is equivalent to labels becomes labels.
 
     Raises:
-        TypeError: something is of a type that is not known here; the sentence names it.
+        TypeError: an argument has an unknown type; the message names it.
         ValueError: labels are missing, or a relation does not fit the rows.
     """
     if isinstance(embeddings, Vectors) and isinstance(ref_emb, Vectors):
@@ -59,7 +59,7 @@ def taken(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_lab
 
 
 def demand_classes(owner: str, y: Tensor | Relation) -> Tensor:
-    """Labels, where one class a sample is needed."""
+    """Require labels: one class per sample."""
     if isinstance(y, Relation):
         raise TypeError(f"{owner}: one class a sample is needed, but {y!r} came; pass integer labels [n].")
     return y

@@ -1,4 +1,4 @@
-"""Embedded samples with their labels and names, and the file that carries them: `vectors.npz`."""
+"""`Vectors`: embedded samples with their labels and names, and their file `vectors.npz`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ RUN_FILE = "embeddings.npz"
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Embedded samples. Arrays and lists are taken too, and turned into what stands here.
+    """Embedded samples with labels, names and thumbnails; arrays and lists are converted to the types below.
 
     Args:
         x: float32 [n, d], the vectors; rows with NaN or infinity are an error that names them.
         y: int64 [n], the classes, or None.
-        name: n strings, one a sample, or None.
+        name: n strings, one per sample, or None.
         images: uint8 [n, h, w] or [n, h, w, 3], thumbnails, or None.
         classes: the name of each class, or None: of class 0, 1, ..., or, where there are as many names as classes in y,
             of these in ascending order.
-        fingerprint: which network made them (`nearfar.evaluation.fingerprint`), or None where that is not known.
+        fingerprint: identifies the network (`nearfar.evaluation.fingerprint`), or None if it is not known.
 
     >>> Vectors([[1.0, 0.0], [0.0, 1.0]], y=[3, 5])
     Vectors(2 vectors of width 2, with y)
@@ -83,7 +83,7 @@ class Vectors:
         return {label: self.classes[label] for label in labels}
 
     def in_terms_of(self, queries: Vectors) -> Vectors:
-        """These vectors with their classes numbered as those of the queries, where both sides name their classes.
+        """Renumber the classes as those of the queries, if both sides have class names.
 
         >>> gallery = Vectors([[1.0], [2.0]], y=[0, 1], classes=["ant", "bee"])
         >>> gallery.in_terms_of(Vectors([[1.0]], y=[0], classes=["bee"])).y
@@ -101,7 +101,7 @@ class Vectors:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vectors:
-        """Read `vectors.npz` (x, and where present the other fields), or the embeddings.npz of a run folder."""
+        """Read `vectors.npz` (x and, if present, the other fields), or the embeddings.npz of a run folder."""
         place = Path(path)
         if place.is_dir():
             place = place / RUN_FILE
@@ -118,7 +118,7 @@ class Vectors:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], place: Path) -> Vectors:
-        """The fields among the arrays of a file; messages name the file."""
+        """Build from the arrays of a file; error messages name the file."""
         fields: dict[str, Any] = {key: arrays[key] for key in CONVERTED if key in arrays}
         try:
             return cls(**fields)
@@ -126,12 +126,12 @@ class Vectors:
             raise ValueError(f"{error} (in {place})") from None
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Every field that is there, as an array."""
+        """Every field that is not None, as an array."""
         fields = {field: getattr(self, field) for field in CONVERTED}
         return {field: _array(value) for field, value in fields.items() if value is not None}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `vectors.npz`: complete, or not at all. Gives its path."""
+        """Write `vectors.npz`, completely or not at all, and return its path."""
         write_arrays(Path(path), self.to_arrays())
         return Path(path)
 

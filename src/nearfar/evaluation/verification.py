@@ -1,7 +1,7 @@
-"""Verification: are two samples of one class? ROC AUC and the true accept rate at given false accept rates.
+"""Verification: do two samples have the same class? ROC AUC and the true accept rate at given false accept rates.
 
-TAR at FAR = f:  the share of positive pairs accepted by the lowest threshold that accepts at most a share f of negative
-ones
+TAR at FAR = f: the share of positive pairs that are accepted by the lowest threshold that accepts at most a share f of
+the negative pairs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["Verification", "verification"]
 
 @dataclass(frozen=True)
 class Verification:
-    """How well a threshold on the score tells positive from negative pairs.
+    """How well a threshold on the score separates positive from negative pairs.
 
     Attributes:
         auc: area under the ROC curve; ties count half.
-        tar: true accept rate for each false accept rate asked for.
-        threshold: the score above which each of them accepts.
-        positive: how many positive pairs were judged.
-        negative: how many negative pairs were judged.
-        sampled: whether the pairs were drawn, or all there are.
+        tar: true accept rate for each false accept rate.
+        threshold: for each false accept rate, the score above which a pair is accepted.
+        positive: how many positive pairs were scored.
+        negative: how many negative pairs were scored.
+        sampled: whether pairs were drawn at random; otherwise all pairs were scored.
     """
 
     auc: float
@@ -51,15 +51,15 @@ def verification(
     similarity: Metric = "cosine",
     seed: int = 0,
 ) -> Verification:
-    """ROC AUC and TAR at FAR over all unordered pairs, or over `pairs` drawn positive and as many negative ones.
+    """ROC AUC and TAR at FAR over all unordered pairs, or over `pairs` random positive and `pairs` negative pairs.
 
     Args:
         embeddings: [n, d], a tensor, an array, lists or `Vectors`.
-        labels: [n] integers; of `Vectors`, where none are given, their y.
+        labels: [n] integers; by default the y of `Vectors`.
         far: false accept rates.
-        pairs: how many pairs of each kind to draw with replacement; None judges all n(n-1)/2 (n up to 20,000).
+        pairs: how many pairs of each kind to draw with replacement; None scores all n(n-1)/2 (n up to 20,000).
         similarity: "cosine", "dot" or "euclidean".
-        seed: of the draw.
+        seed: seed of the draw.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.2, 0.9]])
     >>> verification(x, torch.tensor([0, 0, 1, 1]), far=(0.1,)).tar
@@ -113,7 +113,7 @@ def _all(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.nda
 def _drawn(
     embeddings: Tensor, labels: Tensor, count: int, similarity: Metric, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`count` positive and `count` negative pairs, each kind drawn evenly from all of its kind."""
+    """Scores of `count` positive and `count` negative pairs, each drawn uniformly from all pairs of its kind."""
     rng = np.random.default_rng(seed)
     names, place, sizes = np.unique(labels.cpu().numpy(), return_inverse=True, return_counts=True)
     order = np.argsort(place, kind="stable")
@@ -142,7 +142,7 @@ def _scores(rows: Rows, pairs: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 
 def _auc(positive: np.ndarray, negative: np.ndarray) -> float:
-    """The chance that a positive pair scores above a negative one, ties counted half."""
+    """The probability that a positive pair scores above a negative one; ties count half."""
     ranked = np.sort(negative)
     below = np.searchsorted(ranked, positive, side="left").astype(np.float64)
     upto = np.searchsorted(ranked, positive, side="right")
