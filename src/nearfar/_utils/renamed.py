@@ -1,4 +1,4 @@
-"""Names that have changed: whoever uses an old one is told the new one. Nothing here makes an old name work.
+"""Names that have changed: using an old one is an error that names the new one. No old name works.
 
 refuse_key("optimizer.rate")          ValueError: config: optimizer.rate is now optimizer.lr.
 Triplet(filter=...)                   TypeError: Triplet: filter= is now miner=.
@@ -64,25 +64,25 @@ NAMES = {
 
 
 def refuse_key(key: str) -> None:
-    """Raise ValueError where a key of a configuration has a new name."""
+    """Raise ValueError if a configuration key has a new name."""
     if key in KEYS:
         raise ValueError(f"config: {key} is now {KEYS[key]}.")
 
 
 def refuse_value(key: str, value: object) -> None:
-    """Raise ValueError where a value of a configuration has a new name."""
+    """Raise ValueError if a configuration value has a new name."""
     if isinstance(value, str) and (key, value) in VALUES:
         raise ValueError(f"config: {key} {value!r} is now {VALUES[key, value]!r}.")
 
 
 def new_keyword(owner: str, name: str, known: Iterable[str]) -> str | None:
-    """The new name of a keyword, where the owner knows that one and no longer the old one."""
+    """The new name of a keyword, if the owner has that one and no longer the old one."""
     words, new = set(known), (KEYWORDS | KEYWORDS_OF.get(owner, {})).get(name)
     return new if name not in words and new in words else None
 
 
 def refuse_keywords(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError where a keyword that was given has a new name."""
+    """Raise TypeError if a given keyword has a new name."""
     words = set(known)
     for name in given:
         new = new_keyword(owner, name, words)
@@ -91,7 +91,7 @@ def refuse_keywords(owner: str, given: Iterable[str], known: Iterable[str]) -> N
 
 
 def no_such_name(module: str, name: str) -> AttributeError:
-    """The error for a name that a module has not; it names the new one where there is one."""
+    """The error for an attribute that a module does not have; it names the new one if there is one."""
     full = f"{module}.{name}"
     if full in NAMES:
         return AttributeError(f"{full} is now {NAMES[full]}.")
@@ -99,7 +99,7 @@ def no_such_name(module: str, name: str) -> AttributeError:
 
 
 def new_name(name: str, known: Iterable[str]) -> str | None:
-    """The present name of a class that a configuration calls by its old one, if it is among those known."""
+    """The present name of a class that a configuration calls by its old name, if it is among `known`."""
     words = set(known)
     for old, new in NAMES.items():
         if old.rpartition(".")[2] == name and new.rpartition(".")[2] in words:
@@ -108,17 +108,17 @@ def new_name(name: str, known: Iterable[str]) -> str | None:
 
 
 class NewKeywords:
-    """A base for classes whose constructor names the new keyword where an old one comes."""
+    """Base of classes whose constructor refuses an old keyword with an error that names the new one."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Look at the keywords, then make the object as ever."""
+        """Check the keywords, then create the object as usual."""
         if given:
             refuse_keywords(cls.__name__, given, inspect.signature(cls.__init__).parameters)
         return super().__new__(cls)
 
 
 def new_keywords(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The same for a function."""
+    """Decorate a function so that an old keyword is an error that names the new one."""
     known: Mapping[str, object] = inspect.signature(function).parameters
 
     @functools.wraps(function)

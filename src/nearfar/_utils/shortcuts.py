@@ -26,18 +26,18 @@ from nearfar._utils.renamed import NewKeywords
 Kind = TypeVar("Kind")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLAIN = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})
-"""Most of what a part holds: no tensor, told without asking torch."""
+"""Types of attributes that are known not to be tensors."""
 
 
 class Part(NewKeywords):
     """Base class of the parts of a loss. The base class of a family lists the shortcuts of all its subclasses."""
 
     swift: ClassVar[bool] = False
-    """Engines may use the shortcuts, hand over pairs in any order and shape, and leave absent ones out."""
+    """Whether engines may use the shortcuts, pass pairs in any order and shape, and leave absent ones out."""
     shortcuts: ClassVar[tuple[str, ...]] = ()
-    """Methods and marks that say the same as others, faster."""
+    """Names of methods and attributes that compute the same as others, faster."""
     learns: ClassVar[frozenset[str]] = frozenset()
-    """Parameters that a swift part may hold; another one, in place of a number, makes it a part like any other."""
+    """Parameters that a swift part may have; with any other one the shortcuts are not used."""
 
     def __init_subclass__(cls, *, swift: bool = False, **more: Any) -> None:
         """Remove inherited shortcuts that the class does not define itself."""

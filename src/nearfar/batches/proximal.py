@@ -18,8 +18,8 @@ class Proximal:
 
     Call `add_gradient()` after `backward()` (after gradients were reduced across ranks and, in mixed precision,
     unscaled; before they are clipped), and `anchor()` when a projection begins. The paper prints the weight 1000 times
-    too large (docs/papers/can-2019.md). Pass the network's trainable parameters, not those of the loss; running statistics are
-    not parameters and are not affected.
+    too large (docs/papers/can-2019.md). Pass the network's trainable parameters, not those of the loss; running
+    statistics are not parameters and are not affected.
 
     A parameter without a gradient (frozen, or not used in this step) gets none, so the optimizer does not move it.
     Construct it after the network is on its device; θₖ is one copy of the parameters.

@@ -216,7 +216,7 @@ def _restored(blob: np.ndarray, index: Index, place: Path) -> Any:
         raise _wrong(place, f"its faiss part is {blob.dtype} of shape {list(blob.shape)}")
     try:
         found = module.deserialize_index(blob)
-    except Exception as error:  # faiss has errors of its own, and MemoryError for a size that cannot be
+    except Exception as error:  # faiss raises errors of its own, and MemoryError for an impossible size
         raise _wrong(place, f"faiss cannot read its part: {type(error).__name__}") from None
     rows, width = index.vectors.x.shape
     kind = module.IndexIVFFlat if index.kind == "ivf" else module.IndexHNSWFlat

@@ -1,4 +1,4 @@
-"""What the worst classes are taken for: of each query of theirs, the class of its nearest neighbor."""
+"""Confusion of the worst classes: how often the nearest neighbor of their queries belongs to which class."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Row", "confusion"]
 
 @dataclass(frozen=True)
 class Row:
-    """One class: what its queries found.
+    """One row of the confusion table: the nearest neighbors of one class's queries.
 
     Attributes:
         label: the class.
-        example: a row that shows it, the one nearest to the mean of the class.
-        recall_at_1: share of its queries whose nearest is right.
-        queries: how many there are.
-        counts: how often each of the worst classes was found, and last how often any other.
-        mostly: the wrong class that was found most often, and how often; None where nothing wrong was found.
+        example: the row nearest to the mean of the class, to illustrate it.
+        recall_at_1: share of its queries whose nearest neighbor is right.
+        queries: the number of its queries.
+        counts: how often each of the worst classes was found, and last how often any other class.
+        mostly: the wrong class that was found most often, and how often; None if no wrong class was found.
     """
 
     label: int
@@ -34,14 +34,14 @@ class Row:
 
 
 def confusion(x: Tensor, y: Tensor, evaluation: Evaluation, rows: np.ndarray, nearest: np.ndarray) -> list[Row]:
-    """The rows of the table, worst class first.
+    """Compute the rows of the confusion table, worst class first.
 
     Args:
         x: [n, d] vectors.
         y: [n] labels.
-        evaluation: names the worst classes.
-        rows: rows whose nearest is known; all rows of the worst classes are among them.
-        nearest: the nearest other row of each of them.
+        evaluation: determines the worst classes.
+        rows: rows whose nearest neighbor is known; all rows of the worst classes must be among them.
+        nearest: the nearest other row of each of these rows.
     """
     labels = y.numpy()
     worst = [row.label for row in evaluation.worst]

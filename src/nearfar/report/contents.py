@@ -1,4 +1,4 @@
-"""What the scripts of the page show, as plain data: queries, classes, points of the map, curves and pictures."""
+"""The data of the page's scripts, in plain types: queries, classes, points of the map, curves and pictures."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["add_pictures", "contents"]
 def contents(
     material: Material, evaluation: Evaluation, found: list[Query], layout: Map, table: list[Row], first: dict[int, int]
 ) -> dict[str, Any]:
-    """What the scripts show: rows by number, classes by place in one list.
+    """Collect the data of the page's scripts: rows by number, classes by index into one list.
 
     Args:
         material: names and labels.
-        evaluation: says which queries are lone.
+        evaluation: determines which queries are lone.
         found: the queries of the gallery.
         layout: the points of the map.
         table: the worst classes.
-        first: row -> its nearest other row, of every row on the map.
+        first: row -> its nearest other row, for every row on the map.
     """
     labels = material.y.tolist()
     shown = layout.rows.tolist()
@@ -75,7 +75,7 @@ def add_pictures(
     room: int,
     watch: Watch | None,
 ) -> int:
-    """Put thumbnails and the map's atlas into `data`; gives how many pictures could not be read."""
+    """Add thumbnails and the map's atlas to `data`; return how many pictures could not be read."""
     if material.picture is None:
         return 0
     pictures = Pictures(material.picture, watch)

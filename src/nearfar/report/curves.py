@@ -1,4 +1,4 @@
-"""Curves of a run as inline SVG: a faint band from lowest to highest, a line of means, ticks at round numbers."""
+"""Training curves as inline SVG: a line of means in a band from lowest to highest, ticks at round numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DASHES = ("", "7 4", "2 3", "10 3 2 3")
 
 
 def curve(panel: Panel, number: int) -> str:
-    """A figure: title, the picture, and a legend that tells curves apart by dashes as well as by color."""
+    """Draw a figure: title, curves, and a legend that distinguishes curves by dashes as well as by color."""
     series = panel.series[:8]
     steps = [point[0] for one in series for point in one.points]
     values = [value for one in series for point in one.points for value in point[2:]]
@@ -23,8 +23,8 @@ def curve(panel: Panel, number: int) -> str:
     y = _Axis(*_padded(min(values), max(values)), HEIGHT - BOTTOM, TOP)
     drawn = "".join(_drawn(one, i, x, y) for i, one in enumerate(series))
     legend = "".join(_legend(one, i) for i, one in enumerate(series))
-    told = "; ".join(f"{one.name} from {_short(one.points[0][1])} to {_short(one.points[-1][1])}" for one in series)
-    label = escape(f"{panel.title} over {_short(x.low)} to {_short(x.high)} steps: {told}")
+    summary = "; ".join(f"{one.name} from {_short(one.points[0][1])} to {_short(one.points[-1][1])}" for one in series)
+    label = escape(f"{panel.title} over {_short(x.low)} to {_short(x.high)} steps: {summary}")
     return (
         f'<figure class="curve" data-curve="{number}"><figcaption>{escape(panel.title)}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
@@ -34,7 +34,7 @@ def curve(panel: Panel, number: int) -> str:
 
 
 def curve_data(panel: Panel) -> dict[str, object]:
-    """What the cursor on a curve needs: the steps' range in pixels, and the points."""
+    """The data for the cursor on a curve: the range of steps in pixels, and the points."""
     steps = [point[0] for one in panel.series[:8] for point in one.points]
     return {
         "low": min(steps),
@@ -46,7 +46,7 @@ def curve_data(panel: Panel) -> dict[str, object]:
 
 
 class _Axis:
-    """A straight map from values to pixels."""
+    """A linear map from values to pixels."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         self.low, self.high = low, high if high > low else low + 1
@@ -104,7 +104,7 @@ def _legend(one: Series, place: int) -> str:
 
 
 def _short(value: float) -> str:
-    """A number in few characters: 0.034, 12.5, 12k, 3e-05."""
+    """Format a number in few characters: 0.034, 12.5, 12k, 3e-05."""
     if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
         return f"{value:.3g}"
     if abs(value) >= 10_000:

@@ -16,7 +16,7 @@ ACCENT, RUST, GREY = "#0f6b66", "#b4532a", "#8a8f94"
 
 
 def recall_figure(evaluation: Evaluation) -> Figure:
-    """Recall@K against K with the intervals as bars.
+    """Plot recall@K against K, with the confidence intervals as error bars.
 
     >>> import torch, nearfar as nf
     >>> e = nf.evaluate(torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2), ks=(1, 2))
@@ -48,10 +48,10 @@ def recall_figure(evaluation: Evaluation) -> Figure:
 
 
 def classes_figure(evaluation: Evaluation, names: Mapping[int, str] | None = None) -> Figure:
-    """Recall@1 of all classes in ascending order; the worst ten are named.
+    """Plot recall@1 of all classes in ascending order, with the names of the worst ten.
 
     Args:
-        evaluation: of `nearfar.evaluate`.
+        evaluation: the result of `nearfar.evaluate`.
         names: label -> name of the class.
     """
     from matplotlib.figure import Figure

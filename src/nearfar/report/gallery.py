@@ -1,8 +1,8 @@
-"""Which queries the gallery shows, and what they found.
+"""The choice of queries for the gallery, and their nearest neighbors.
 
-The worst failures come first: by the rank of the first right answer, then by the gap, the score of the nearest wrong
-answer less that of the best right one. Half of the places go to the worst failures of all, a quarter to failures of
-the ten worst classes, so that each of them can be looked at, and a quarter to right answers drawn at random.
+Failures are sorted by the rank of the first right answer, then by the gap, the score of the nearest wrong answer minus
+that of the best right one. Half of the gallery are the worst failures, a quarter are failures of the ten worst classes,
+so that each of them can be inspected, and a quarter are right answers drawn at random.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TILE = 2**22
 
 @dataclass(frozen=True)
 class Query:
-    """One query and what it found.
+    """One query and its nearest neighbors.
 
     Attributes:
-        row: which row asks.
-        rank: place of the first right answer, from 1.
-        gap: best wrong score less best right score; above 0 for a failure; None where there is no wrong answer.
-        near: the rows found, nearest first.
+        row: the row of the query.
+        rank: rank of the first right answer, from 1.
+        gap: best wrong score minus best right score; above 0 for a failure; None if there is no wrong answer.
+        near: the neighbors' rows, nearest first.
         scores: their scores.
         right: the row of the first right answer.
         right_score: its score.
@@ -51,16 +51,16 @@ class Query:
 def gallery(
     x: Tensor, found: PerQuery, worst: list[int], *, queries: int, near: int, similarity: Metric, seed: int
 ) -> list[Query]:
-    """The chosen queries, worst first.
+    """Choose queries for the gallery, worst first, and find their neighbors.
 
     Args:
         x: [n, d] vectors.
-        found: what each row found, of `evaluate`.
+        found: the per-query results of `evaluate`.
         worst: labels of the worst classes.
         queries: how many to choose.
         near: how many neighbors to list.
         similarity: "cosine", "dot" or "euclidean".
-        seed: of the right answers that are drawn.
+        seed: seed for the right answers, which are drawn at random.
     """
     shown = [
         query
@@ -76,7 +76,7 @@ def nearest(x: Tensor, rows: np.ndarray, similarity: Metric) -> np.ndarray:
         return np.zeros(0, dtype=np.int64)
     chosen = torch.from_numpy(rows)
     places = neighbors(x[chosen], x, k=2, similarity=similarity).places
-    # itself stands first, except where an equal row comes before it
+    # the row itself is first, unless an equal row precedes it
     other: np.ndarray = torch.where(places[:, 0] == chosen, places[:, 1], places[:, 0]).numpy()
     return other
 
@@ -111,7 +111,7 @@ def _worst_first(
 
 
 def _strips(x: Tensor, rows: np.ndarray, similarity: Metric) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores of some rows against all, themselves left out, a few rows at a time."""
+    """Scores of some rows against all others, a few rows at a time."""
     measure = MEASURES[similarity]
     with torch.no_grad():
         ready = prepared(x, similarity)
@@ -130,7 +130,7 @@ def _gaps(rows: Tensor, scores: Tensor, labels: Tensor) -> np.ndarray:
 
 
 def _looked(rows: Tensor, scores: Tensor, labels: Tensor, near: int) -> list[Query]:
-    """What each row found; rank and neighbors from one and the same list, ties by place."""
+    """The `Query` of each row; rank and neighbors come from the same sorted list, ties by position."""
     gaps = _gaps(rows, scores, labels)
     ranked = scores.sort(dim=1, descending=True, stable=True)
     found = []

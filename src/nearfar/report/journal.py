@@ -1,7 +1,7 @@
-"""The journal of a run: one JSON object a line, turned into panels of curves.
+"""Training curves from the journal of a run (JSON lines), grouped into panels.
 
-A panel holds what belongs together: losses, scores, weights, rates. Steps are thinned to a few hundred buckets; a
-bucket keeps its mean, lowest and highest, so that a single peak still shows.
+A panel shows curves that belong together: losses, scores, weights, learning rates. Steps are reduced to a few hundred
+buckets; a bucket keeps its mean, lowest and highest value, so that a single peak is still visible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*|training classes
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: name, and [step, mean, lowest, highest] of each bucket."""
+    """One curve: its name, and [step, mean, lowest, highest] of each bucket."""
 
     name: str
     points: tuple[tuple[float, float, float, float], ...]
@@ -41,7 +41,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that share a picture."""
+    """Curves that are drawn in one figure."""
 
     title: str
     series: tuple[Series, ...]
@@ -49,7 +49,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Journal:
-    """The panels of a run, what was odd about the file, in words, and R@1 before training, by name."""
+    """The panels of a run, notes about problems of the file, and R@1 before training by name."""
 
     panels: tuple[Panel, ...]
     notes: tuple[str, ...]
@@ -57,18 +57,18 @@ class Journal:
 
 
 def read_journal(path: Path) -> Journal:
-    """Read `journal.jsonl`; a missing file gives no panels, torn and damaged lines are passed over and counted."""
+    """Read `journal.jsonl`; a missing file gives no panels, truncated and damaged lines are skipped and counted."""
     found = read_lines(path)
     panels, odd = _panels([_flat({**entry, "baselines": None}) for entry in found.entries])
-    told = [entry["baselines"] for entry in found.entries if isinstance(entry.get("baselines"), dict)]
-    before = _flat(told[0]) if told else {}
+    baselines = [entry["baselines"] for entry in found.entries if isinstance(entry.get("baselines"), dict)]
+    before = _flat(baselines[0]) if baselines else {}
     broken = len(found.damaged) + found.torn
     torn = (f"{broken} unreadable line{'s' * (broken > 1)} of the journal passed over.",) if broken else ()
     return Journal(panels, torn + odd, before)
 
 
 def _flat(entry: dict[str, Any]) -> dict[str, float]:
-    """Numbers by name; one level of nesting ("metrics": {...}) is opened."""
+    """Numbers by name; one level of nesting ("metrics": {...}) is flattened."""
     flat: dict[str, float] = {}
     for key, value in entry.items():
         if isinstance(value, dict):
@@ -79,7 +79,7 @@ def _flat(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def _float(value: int | float) -> float:
-    """A whole number of any length, too; what no curve can show is infinite."""
+    """Convert a number to float, also an integer of any length; too large ones become infinite."""
     if value > LARGEST or value < -LARGEST:
         return math.inf if value > 0 else -math.inf
     return float(value)

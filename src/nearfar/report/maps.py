@@ -1,7 +1,7 @@
-"""A flat map of the space: principal axes, and t-SNE, of up to some thousand points.
+"""Two-dimensional maps of the space: PCA and t-SNE of up to a few thousand points.
 
-Both maps show the same points, so that one can be turned into the other. Above the limit whole classes are drawn: the
-worst ten and others at random, because a class of which two points are left tells nothing.
+Both maps show the same points, so that the page can switch between them. Above the limit whole classes are sampled:
+the worst ten and others at random, because a class with two points left shows nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Map:
     """Points of the map.
 
     Attributes:
-        rows: [p] which rows are shown.
-        pca: [p, 2] principal axes, 0..GRID.
-        tsne: [p, 2] t-SNE, 0..GRID; None where there are too few or too many points for it.
-        explained: share of the variance that the two principal axes show.
+        rows: [p] the rows that are shown.
+        pca: [p, 2] coordinates along the principal axes, 0..GRID.
+        tsne: [p, 2] coordinates of t-SNE, 0..GRID; None if there are too few or too many points for it.
+        explained: share of the variance that the two principal axes explain.
     """
 
     rows: np.ndarray
@@ -39,7 +39,7 @@ class Map:
 
 
 def flat_map(x: Tensor, y: Tensor, worst: list[int], *, points: int, similarity: Metric, seed: int) -> Map:
-    """Choose the points and lay them out; cosine looks at unit vectors, the others at the vectors as they are."""
+    """Choose the points and compute both maps; for cosine of unit vectors, otherwise of the vectors as given."""
     rows = sample(y.numpy(), worst, points, seed)
     axes, explained = principal(prepared(x[torch.from_numpy(rows)], similarity).double().numpy(), 50)
     layout = _tsne(axes, seed) if 10 <= len(rows) <= MOST_FOR_TSNE else None
@@ -47,7 +47,7 @@ def flat_map(x: Tensor, y: Tensor, worst: list[int], *, points: int, similarity:
 
 
 def sample(y: np.ndarray, worst: list[int], points: int, seed: int) -> np.ndarray:
-    """Rows to show, ascending: all, or whole classes until `points` are reached, the worst classes first."""
+    """The rows to show, ascending: all, or whole classes up to `points` rows, the worst classes first."""
     if len(y) <= points:
         return np.arange(len(y))
     others = np.random.default_rng(seed).permutation(np.setdiff1d(np.unique(y), worst))
@@ -59,8 +59,8 @@ def sample(y: np.ndarray, worst: list[int], points: int, seed: int) -> np.ndarra
 def principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float]:
     """Coordinates [n, min(count, d)] along the principal axes, and the share of variance of the first two.
 
-    The eigenvectors come from whichever is smaller, the covariance [d, d] or the Gram matrix [n, n]; each axis points
-    to where its largest coordinate is, so that the same data gives the same picture.
+    The eigenvectors come from the smaller of the covariance [d, d] and the Gram matrix [n, n]; the sign of each axis
+    makes its largest coordinate positive, so that the same data give the same picture.
     """
     centered = x - x.mean(axis=0)
     scale = np.abs(centered).max(initial=0.0)
@@ -82,7 +82,7 @@ def principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float]:
 
 
 def _tsne(axes: np.ndarray, seed: int) -> np.ndarray | None:
-    """t-SNE of the leading axes, on one thread: several add up in another order and end in another picture."""
+    """t-SNE of the first principal axes, on one thread: several sum in another order and give another picture."""
     if not np.ptp(axes, axis=0).any():  # all points are one
         return None
     from sklearn.manifold import TSNE
@@ -97,7 +97,7 @@ def _tsne(axes: np.ndarray, seed: int) -> np.ndarray | None:
 
 
 def on_grid(points: np.ndarray) -> np.ndarray:
-    """Whole numbers in 0..GRID, both axes at one scale, centered."""
+    """Scale points to integers in 0..GRID, both axes alike, centered."""
     low, high = points.min(axis=0), points.max(axis=0)
     span = float((high - low).max()) or 1.0
     placed: np.ndarray = np.rint((points - (low + high) / 2) / span * GRID + GRID / 2).astype(np.int64)

@@ -1,7 +1,7 @@
-"""What a page is made of: vectors, labels, names, pictures, journal and configuration, from wherever they come.
+"""The inputs of a report: vectors, labels, names, pictures, journal and configuration, from several sources.
 
-Three sources are known: arrays, a `vectors.npz` (x, y, and where there are any: name, classes, images), and a run
-folder (config.yaml, journal.jsonl, embeddings.npz). What a source lacks is left empty; the page then says so in a line.
+There are three kinds of sources: arrays, a `vectors.npz` (x, y and optionally name, classes, images), and a run folder
+(config.yaml, journal.jsonl, embeddings.npz). What a source lacks is left empty, and the page says so in a line.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ KEYS = ("x", "y", "name", "classes", "images")
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Everything a page shows, before anything is computed.
+    """Everything that a report is computed from.
 
     Attributes:
         x: [n, d] float vectors on the CPU.
         y: [n] int64 labels.
         names: one word per row: a file name, or "row 17".
         classes: label -> the name of the class.
-        picture: row -> an array, a path or a PIL image; None where there are no pictures.
-        journal: the curves of training, maybe empty.
+        picture: row -> an array, a path or a PIL image; None without pictures.
+        journal: the training curves, maybe empty.
         config: the text of config.yaml, maybe empty.
-        title: what the page is called.
+        title: title of the page.
     """
 
     x: Tensor
@@ -63,7 +63,7 @@ def gather(
     outside: bool = False,
     title: str | None = None,
 ) -> Material:
-    """Read a source; what is given by keyword goes before what the source holds. `outside`: see `opener`."""
+    """Read a source; keyword arguments take precedence over what the source contains. `outside`: see `opener`."""
     stored: dict[str, Any]
     journal, config = Journal((), ()), ""
     if isinstance(source, tuple):
@@ -105,7 +105,7 @@ def gather(
 
 
 def _vectors(path: Path) -> Path:
-    """The file that holds the vectors: the path itself, or `embeddings.npz` of a run folder."""
+    """The file of vectors: the path itself, or `embeddings.npz` in a run folder."""
     file = path / "embeddings.npz" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
@@ -142,14 +142,14 @@ def _sample_names(given: Any, rows: int) -> tuple[str, ...]:
 
 
 def _words(name: str, given: Any) -> tuple[str, ...]:
-    """Words from a list or an array [n]; numbers and dates are written out."""
+    """Strings from a list or an array [n]; numbers and dates are formatted."""
     if isinstance(given, np.ndarray) and (given.ndim != 1 or given.dtype.kind not in "USiuM"):
         raise TypeError(f"report: {name} must be words [n], but came as {in_words(given)}.")
     return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in given)
 
 
 def _class_names(given: Any, y: Tensor) -> dict[int, str]:
-    """Names by label: a mapping, one name for each of 0..max, or one for each label there is, in ascending order."""
+    """Class names by label, from a mapping, a list for 0..max, or a list for the labels in ascending order."""
     labels = sorted(set(y.flatten().tolist()))
     plain = {label: f"class {label}" for label in labels}
     if given is None:
@@ -168,10 +168,10 @@ def _class_names(given: Any, y: Tensor) -> dict[int, str]:
 
 
 def opener(images: Any, names: Sequence[str], *, outside: bool = False) -> Opener | None:
-    """A function row -> picture, from a folder, a mapping by name, an array, a list, or such a function.
+    """Build a function row -> picture from a folder, a mapping by name, an array, a list or a function.
 
-    Names come from the file of vectors, so that those that lead out of the folder are an error unless `outside` allows
-    it: a page would show whatever picture they point at.
+    Names come from the file of vectors, so names that lead out of the folder are an error unless `outside` is true: the
+    page would show any picture that they point to.
     """
     if images is None:
         return None

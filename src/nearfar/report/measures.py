@@ -1,4 +1,4 @@
-"""Scores between rows by name: larger = nearer, as in `nearfar.evaluate`."""
+"""Similarities between rows by name, larger = nearer, as in `nearfar.evaluate`."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ MEASURES: dict[str, Similarity] = {"cosine": Cosine(), "dot": Dot(), "euclidean"
 
 
 def prepared(x: Tensor, similarity: Metric) -> Tensor:
-    """Rows as the measure wants them: of unit length for cosine, else as they are; at least float32."""
+    """Prepare rows for a similarity: unit length for cosine, otherwise unchanged; at least float32."""
     return MEASURES[similarity].prepared(x.to(torch.promote_types(x.dtype, torch.float32)))[0]

@@ -1,7 +1,7 @@
 """`build` and `write`: one self-contained HTML page about an embedding.
 
-The numbers come from `nearfar.evaluate`; everything that a script shows travels as one JSON block in which `<`, `>` and
-`&` are escaped, and the page's own policy forbids any other script and any connection.
+The scores come from `nearfar.evaluate`. The data of the page's scripts are one JSON block in which `<`, `>` and `&` are
+escaped, and the page's content security policy forbids any other script and any connection.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCRIPTS = ("page.js", "gallery.js", "map.js")
 
 
 class Options(TypedDict, total=False):
-    """The keywords of `build`, for `write`."""
+    """The keyword arguments of `build`, for the type of `write`."""
 
     names: Sequence[str] | None
     classes: Names | None
@@ -75,34 +75,34 @@ def build(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> str:
-    """The page as text.
+    """Build the page and return it as text.
 
     Args:
-        source: `(embeddings, labels)` (tensors, arrays or lists), `Vectors`, the path of a `vectors.npz` (x, y; name,
-            classes, images where there are any), or the path of a run folder (embeddings.npz; journal.jsonl,
-            config.yaml where there are any).
+        source: `(embeddings, labels)` (tensors, arrays or lists), `Vectors`, the path of a `vectors.npz` (x, y and
+            optionally name, classes, images), or the path of a run folder (embeddings.npz and optionally
+            journal.jsonl, config.yaml).
         names: one per row, such as file names.
         classes: names of the classes: a mapping from labels, one for each of 0..max, or one for each label that there
             is, in ascending order.
         images: a folder in which `names` are files, an array [n, h, w] or [n, h, w, 3] of uint8, a list of arrays or
-            paths, a mapping from names, or a function row -> PIL image, array or path. What cannot be read is left
-            out and counted.
-        outside: let names lead out of the folder `images`, by `..` or over a link; otherwise such a name is an error.
-        findings: the doctor's, each with name, severity, evidence and remedy; of a run folder, where none are given,
+            paths, a mapping from names, or a function row -> PIL image, array or path. Pictures that cannot be read are
+            left out and counted.
+        outside: allow names that lead out of the folder `images`, by `..` or by a link; otherwise they are an error.
+        findings: findings of the doctor, each with name, severity, evidence and remedy; by default, for a run folder,
             those of its journal.
-        title: of the page; by default the name of the file or folder.
+        title: title of the page; by default the name of the file or folder.
         similarity: "cosine", "dot" or "euclidean".
         ks: which recall@K.
         clustering: add NMI, AMI and F1 (k-means, slower).
         queries: how many queries the gallery shows; up to 200 the page stays below 5 MB.
-        near: how many neighbors of each.
+        near: how many neighbors each query shows.
         points: the most points on the map; t-SNE is drawn up to 3,000.
-        seed: of the intervals, of the right answers that the gallery draws, and of the map.
-        watch: told in words how far it is.
+        seed: seed of the intervals, of the right answers that the gallery draws, and of the map.
+        watch: called with a line of text about the progress.
 
     Raises:
         ValueError: if vectors are not finite, no query has a right answer, or lengths do not agree.
-        FileNotFoundError: if the source is not there.
+        FileNotFoundError: if the source does not exist.
     """
     check_choice("report", "similarity", similarity, MEASURES)
     for name, value in (("queries", queries), ("near", near), ("points", points)):
@@ -140,7 +140,7 @@ def build(
 
 
 def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Options]) -> Path:
-    """Write the page to `path`, whole or not at all (under a temporary name first); keywords as of `build`."""
+    """Write the page to `path`, completely or not at all; keyword arguments as in `build`."""
     target = Path(path)
     text = build(source, **options)
     with (
@@ -152,7 +152,7 @@ def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Option
 
 
 def _found_in(source: Source) -> list[Any] | None:
-    """What the doctor finds in the journal of a run folder; None where there is none, or it is not one of ours."""
+    """The doctor's findings in the journal of a run folder; None if there is no journal that it can read."""
     if not isinstance(source, str | os.PathLike) or not (Path(source) / "journal.jsonl").is_file():
         return None
     try:
@@ -230,7 +230,7 @@ def _nav(body: str) -> str:
 
 
 def _json(data: Any) -> str:
-    """JSON that cannot end its script block, whatever names hold."""
+    """JSON with `<`, `>` and `&` escaped, so that no name can end the script block."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

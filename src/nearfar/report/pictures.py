@@ -1,8 +1,8 @@
-"""Thumbnails that fit: every picture is reduced, encoded and embedded, within a given number of characters.
+"""Thumbnails within a size limit: pictures are reduced, encoded and embedded in a given number of characters.
 
-Photographs become WebP (JPEG where Pillow lacks it), as large and as good as the room allows: `LADDER` is walked down
-until all of them fit. Small gray drawings stay as they are, without loss; where their ground is black (0 = paper, as in
-`glyphs` or MNIST) they are turned round, so that ink is dark on light, and the page turns them back in the dark.
+Photographs become WebP (JPEG where Pillow lacks it), as large and as good as fits: sizes and qualities in `LADDER` are
+tried from the best until all of them fit. Small gray drawings are encoded without loss; if their background is black
+(as in `glyphs` or MNIST) they are inverted, so that ink is dark on light, and the page inverts them back in dark mode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Watch = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Encoded pictures by row: `mime` and base64 text; `ink` where they are drawings turned dark on light."""
+    """Encoded pictures by row: `mime` and base64 text; `ink` if they are drawings, dark on light."""
 
     mime: str = ""
     ink: bool = False
@@ -41,7 +41,7 @@ class Thumbnails:
 
 @dataclass(frozen=True)
 class Atlas:
-    """Many small pictures in one: square tiles in reading order, `across` of them in a line."""
+    """Many small pictures in one: square tiles in reading order, `across` tiles in a line."""
 
     uri: str
     tile: int
@@ -50,11 +50,11 @@ class Atlas:
 
 
 class Pictures:
-    """Opens pictures by row, each once; remembers how many could not be read.
+    """Open pictures by row, each once, and count those that cannot be read.
 
     Args:
         opener: row -> array, path or PIL image; None for no picture.
-        watch: told in words how far it is.
+        watch: called with a line of text about the progress.
     """
 
     def __init__(self, opener: Callable[[int], Any], watch: Watch | None = None) -> None:
@@ -64,11 +64,11 @@ class Pictures:
         self.missing: set[int] = set()
 
     def small(self, row: int) -> Any:
-        """The picture of a row with sides of at most 128 pixels, or None where it cannot be read."""
+        """The picture of a row with sides of at most 128 pixels, or None if it cannot be read."""
         if row not in self._small and row not in self.missing:
             try:
                 picture = as_picture(self._opener(row))
-            except (OSError, LookupError):  # a missing or broken file, or a member that an archive lacks
+            except (OSError, LookupError):  # a missing or broken file, or a missing member of an archive
                 picture = None
             if picture is None:
                 self.missing.add(row)
@@ -94,7 +94,7 @@ class Pictures:
         return Thumbnails(mime, False, False, data)
 
     def atlas(self, rows: list[int], room: int) -> Atlas | None:
-        """One picture of all rows, in order, a tile each; None where not even tiny tiles fit into `room`."""
+        """One picture of all rows, in order, a tile each; None if not even tiny tiles fit into `room` characters."""
         found = [self.small(row) for row in rows]
         there = [picture for picture in found if picture is not None]
         if not there:
@@ -116,7 +116,7 @@ class Pictures:
 
 
 def as_picture(thing: Any) -> Any:
-    """A PIL image, gray or RGB, of whatever came: an array, a tensor, a path or an image; None for None."""
+    """Convert an array, a tensor, a path or an image to a PIL image, gray or RGB; None stays None."""
     from PIL import Image
 
     if thing is None:
@@ -134,7 +134,7 @@ def as_picture(thing: Any) -> Any:
 
 
 def _file(path: Path) -> Any:
-    """A picture file; an OSError where it cannot be read."""
+    """Open a picture file; OSError if it cannot be read."""
     from PIL import ImageOps
 
     from nearfar.data.pictures import UNREADABLE, open_picture
@@ -150,7 +150,7 @@ def _file(path: Path) -> Any:
 
 
 def _array(thing: Any) -> np.ndarray:
-    """uint8 [h, w] or [h, w, 3], channels last, from an array or a tensor."""
+    """Convert an array or a tensor to uint8 [h, w] or [h, w, 3], channels last."""
     array = np.asarray(thing)
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * np.uint8(255)
@@ -167,18 +167,18 @@ def _array(thing: Any) -> np.ndarray:
 
 
 def is_drawing(pictures: Iterable[Any]) -> bool:
-    """Whether all are gray and small."""
+    """Whether all pictures are gray and small."""
     return all(picture.mode == "L" and max(picture.size) <= DRAWING for picture in pictures)
 
 
 def has_black_ground(pictures: Iterable[Any]) -> bool:
-    """Whether most of the pictures are mostly black: drawings in which 0 is the paper."""
+    """Whether most of the pictures are mostly black: drawings on a black background."""
     dark = [float(np.median(np.asarray(picture))) < 64 for picture in pictures]
     return 2 * sum(dark) > len(dark)
 
 
 def turned(picture: Any, ink: bool) -> Any:
-    """The picture, or its negative."""
+    """The picture, or with `ink` its negative."""
     from PIL import ImageOps
 
     return ImageOps.invert(picture) if ink else picture
@@ -196,7 +196,7 @@ def _sheet(pictures: list[Any], side: int, across: int, mode: str) -> Any:
 
 
 def _lossy(found: dict[int, Any], room: int) -> tuple[str, dict[int, str]]:
-    """Walk down the ladder until all fit; a sample of 40 tells which steps need not be tried."""
+    """Encode at decreasing size and quality until all fit; a sample of 40 shows which steps can be skipped."""
     sample = list(found.values())[:: max(1, len(found) // 40)]
     mime = ""
     data: dict[int, str] = {}

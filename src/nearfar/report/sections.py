@@ -1,4 +1,4 @@
-"""The parts of the page that need no script: headline, scores, confusion, findings, configuration; all escaped."""
+"""The static sections of the page: headline, scores, confusion, findings, configuration; all text is escaped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def section(name: str, title: str, lead: str, body: str) -> str:
 def headline(
     title: str, evaluation: Evaluation, width: int, similarity: str, before: Mapping[str, float] | None = None
 ) -> str:
-    """The one number, how sure it is, and of what; and what it was before training, by name, where that is known."""
+    """Recall@1 with its interval, the size of the data, and recall@1 before training if it is known."""
     value = evaluation.precision_at_1
     bar = evaluation.intervals.get("precision_at_1")
     unit = "classes" if evaluation.unit == "class" else "queries"
@@ -75,12 +75,12 @@ def _in_words(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share in 0..1 as a number of per cent with one decimal."""
+    """Format a share in 0..1 in percent with one decimal."""
     return f"{100 * value:.1f}"
 
 
 def _band(value: float, bar: Interval | None) -> str:
-    """The interval as a band on 0..100 with a mark at the value; the numbers stand beside it in words."""
+    """Draw an interval as a band on 0..100 with a mark at the value."""
     band = ""
     if bar is not None:
         low, high = max(0.0, 100 * bar.low), min(100.0, 100 * bar.high)
@@ -123,14 +123,14 @@ def _meaning(name: str) -> tuple[str, str]:
 
 
 def curves(journal: Journal) -> str:
-    """The curves of training."""
+    """The training curves."""
     figures = "".join(curve(panel, number) for number, panel in enumerate(journal.panels))
     notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in journal.notes)
     return section("curves", "Training", "", f'<div class="curves">{figures}</div>{notes}')
 
 
 def findings(found: Sequence[Any]) -> str:
-    """What the doctor found: each with its severity, evidence and remedy."""
+    """The doctor's findings, each with its severity, evidence and remedy."""
     items = []
     for one in found:
         get = one.get if isinstance(one, Mapping) else lambda key, item=one: getattr(item, key, "")
@@ -156,12 +156,12 @@ def _number(value: Any) -> str:
 
 
 def confusion(table: Sequence[Row], classes: Mapping[int, str], everything: bool) -> str:
-    """The heat map of the worst classes; each cell says its number, the diagonal is marked.
+    """The heat map of the worst classes, with a number in each cell and the diagonal marked.
 
     Args:
         table: rows of `nearfar.report.confusion`.
         classes: label -> name.
-        everything: whether these are all classes, so that there are no others.
+        everything: whether these are all classes, so that no column for other classes is needed.
     """
     heads = "".join(
         f'<th scope="col"><abbr title="{escape(classes[row.label])}">{place}</abbr>{_picture(row)}</th>'
@@ -214,7 +214,7 @@ def _line(place: int, row: Row, classes: Mapping[int, str], everything: bool) ->
 
 
 def setup(config: str, settings: Mapping[str, Any], notes: Sequence[str]) -> str:
-    """Configuration, settings of the page, versions, and what was left out."""
+    """Configuration, settings of the page, versions, and notes about what was left out."""
     written = f"<h3>config.yaml</h3><pre tabindex=0>{escape(config)}</pre>" if config.strip() else ""
     tables = _pairs("This page", settings) + _pairs("Versions", versions())
     left = "".join(f"<li>{escape(note)}</li>" for note in notes)
@@ -228,7 +228,7 @@ def _pairs(title: str, pairs: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what made the numbers."""
+    """Versions of the software that computed the scores."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
