@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
 from nearfar.bench.study import Row
 from nearfar.bench.subjects import PEER, SUBJECTS
@@ -19,6 +20,7 @@ COLUMNS = 5
 
 def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any]) -> None:
     """Write the PNG, whole or not at all: for each loss a panel of time above one of memory."""
+    need("matplotlib", "the figure of a benchmark", "plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

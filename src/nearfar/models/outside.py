@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
+from nearfar._utils.extras import command
 from nearfar.models.embedder import Shape
 from nearfar.models.fetch import fetching
 from nearfar.models.weights import State, fill
@@ -30,7 +31,7 @@ def _library(name: str) -> Any:
     except (ImportError, RuntimeError) as error:  # a build that does not fit torch fails with a RuntimeError
         raise ImportError(
             f"models: {name}:NAME needs {name}, which does not import here ({str(error).splitlines()[0]}); "
-            "pip install 'nearfar[vision]' in builds that fit your torch."
+            f"{command('vision')} in builds that fit your torch."
         ) from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from nearfar._utils.extras import need
 from nearfar.evaluation.summary import Evaluation
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def recall_figure(evaluation: Evaluation) -> Figure:
     >>> recall_figure(e).axes[0].get_ylabel()
     'recall@K, %'
     """
+    need("matplotlib", "recall_figure", "plot")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2, 3.0), layout="constrained")
@@ -54,6 +56,7 @@ def classes_figure(evaluation: Evaluation, names: Mapping[int, str] | None = Non
         evaluation: the result of `nearfar.evaluate`.
         names: label -> name of the class.
     """
+    need("matplotlib", "classes_figure", "plot")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")

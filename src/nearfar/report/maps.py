@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._utils.extras import command, is_there
 from nearfar.report.measures import Metric, prepared
 
-__all__ = ["MOST_FOR_TSNE", "Map", "flat_map", "on_grid", "principal", "sample"]
+__all__ = ["MOST_FOR_TSNE", "Map", "flat_map", "on_grid", "principal", "sample", "without_tsne"]
 
 MOST_FOR_TSNE = 3000
 GRID = 10_000
@@ -28,7 +29,7 @@ class Map:
     Attributes:
         rows: [p] the rows that are shown.
         pca: [p, 2] coordinates along the principal axes, 0..GRID.
-        tsne: [p, 2] coordinates of t-SNE, 0..GRID; None if there are too few or too many points for it.
+        tsne: [p, 2] coordinates of t-SNE, 0..GRID; None if there are too few or too many points, or no scikit-learn.
         explained: share of the variance that the two principal axes explain.
     """
 
@@ -42,8 +43,15 @@ def flat_map(x: Tensor, y: Tensor, worst: list[int], *, points: int, similarity:
     """Choose the points and compute both maps; for cosine of unit vectors, otherwise of the vectors as given."""
     rows = sample(y.numpy(), worst, points, seed)
     axes, explained = principal(prepared(x[torch.from_numpy(rows)], similarity).double().numpy(), 50)
-    layout = _tsne(axes, seed) if 10 <= len(rows) <= MOST_FOR_TSNE else None
+    layout = _tsne(axes, seed) if 10 <= len(rows) <= MOST_FOR_TSNE and not without_tsne() else None
     return Map(rows, on_grid(axes[:, :2]), None if layout is None else on_grid(layout), explained)
+
+
+def without_tsne() -> str:
+    """Why this machine draws principal axes alone, in a sentence; empty where it draws t-SNE too."""
+    if all(map(is_there, ("sklearn", "threadpoolctl"))):
+        return ""
+    return f"The map shows principal axes alone: t-SNE needs scikit-learn, {command('report')}."
 
 
 def sample(y: np.ndarray, worst: list[int], points: int, seed: int) -> np.ndarray:

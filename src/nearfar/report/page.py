@@ -26,7 +26,7 @@ from nearfar.report import sections
 from nearfar.report.confusion import confusion
 from nearfar.report.contents import add_pictures, contents
 from nearfar.report.gallery import Query, gallery, nearest
-from nearfar.report.maps import MOST_FOR_TSNE, Map, flat_map
+from nearfar.report.maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
 from nearfar.report.material import Material, Names, Source, gather
 from nearfar.report.measures import MEASURES, Metric
 from nearfar.report.pictures import Watch
@@ -116,7 +116,7 @@ def build(
     )
     x, y, worst = material.x, material.y, [row.label for row in evaluation.worst]
     found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
-    say("laying out the map")
+    say(without_tsne() or "laying out the map")
     layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
     rows = np.union1d(layout.rows, np.flatnonzero(np.isin(y.numpy(), worst)))
     first = nearest(x, rows, similarity)
@@ -195,6 +195,8 @@ def _map_section(total: int, layout: Map) -> str:
     if shown < total:
         lead += f"{shown:,} of {total:,}: the worst classes and others drawn at random, whole. "
     lead += f"The two principal axes show {100 * layout.explained:.0f}% of the variance."
+    if without_tsne():
+        lead += " " + without_tsne()
     return sections.section("map", "Map", lead, '<div id="map-body"></div>')
 
 

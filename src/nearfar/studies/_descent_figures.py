@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from nearfar._utils.extras import need
+
 Numbers = dict[str, Any]
 STYLES = {
     "1/M_g printed": ("tab:blue", "-", 1.6),
@@ -23,6 +25,7 @@ FLOOR = 1e-30  # what a logarithmic axis shows of 0
 @contextmanager
 def sheet(file: Path, rows: int, columns: int, size: tuple[float, float], **how: Any) -> Iterator[Any]:
     """A grid of axes that is saved as a PNG and closed."""
+    need("matplotlib", "the figures of a study", "plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

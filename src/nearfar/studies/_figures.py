@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
 
 Spread = Mapping[str, Any] | None
@@ -45,6 +46,7 @@ class Panel:
 @contextmanager
 def sheet(file: Path, size: tuple[float, float], *, widths: Sequence[float] = (1,)) -> Iterator[Any]:
     """A row of axes, written as a PNG, whole or not at all."""
+    need("matplotlib", "the figures of a study", "plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

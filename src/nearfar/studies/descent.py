@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from nearfar._utils.extras import need
 from nearfar.studies import _descent_figures as figures
 from nearfar.studies import _descent_runs as runs
 from nearfar.studies._descent_errata import errata
@@ -30,6 +31,7 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
     Returns:
         What descent.json holds.
     """
+    need("sklearn", "reproduce descent", "studies")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {

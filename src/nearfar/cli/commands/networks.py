@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from nearfar._utils.extras import need
 from nearfar.cli.commands.inputs import SIZE, Assumed
 from nearfar.evaluation import fingerprint
 from nearfar.evaluation.export import FINGERPRINT, TRANSFORM, first_cause, quiet
@@ -137,10 +138,7 @@ def _script(path: Path, digest: str) -> Model:
 
 
 def _onnx(path: Path, digest: str) -> Model:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ImportError('reading .onnx needs onnxruntime; run pip install "nearfar[onnx]".') from None
+    onnxruntime = need("onnxruntime", "reading .onnx", "onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     with _reading(path, "ONNX"):

@@ -1,0 +1,52 @@
+"""Packages that not everybody needs: imported when they are used, and named in one sentence where they are missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def is_there(module: str) -> bool:
+    """Whether a top-level module could be imported; it is not imported for the answer.
+
+    >>> is_there("torch"), is_there("no_such_module")
+    (True, False)
+    """
+    return find_spec(module) is not None
+
+
+def command(extra: str) -> str:
+    """What brings an extra.
+
+    >>> print(command("onnx"))
+    pip install "nearfar[onnx]"
+    """
+    return f'pip install "nearfar[{extra}]"'
+
+
+def need(module: str, whose: str, extra: str, *, instead: str = "") -> Any:
+    """Import an optional module, or say in one sentence who needs it and what brings it.
+
+    Args:
+        module: the module, which may lie inside a package.
+        whose: who needs it, first words of the sentence.
+        extra: the extra of pyproject.toml that brings the package.
+        instead: what can be done without it, if anything.
+
+    Raises:
+        ImportError: the package is not installed. One that is there and fails to import raises its own error.
+
+    >>> need("no_such_module.part", "evaluate", "faiss", instead='leave backend="torch"')
+    Traceback (most recent call last):
+    ImportError: evaluate needs no_such_module, which is not installed; run pip install "nearfar[faiss]", or ...
+    """
+    package = module.split(".")[0]
+    try:
+        if is_there(package):
+            return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+    otherwise = f", or {instead}" if instead else ""
+    raise ImportError(f"{whose} needs {package}, which is not installed; run {command(extra)}{otherwise}.")
