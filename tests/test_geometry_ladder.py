@@ -13,7 +13,7 @@ from oracles import geometry as oracle
 from test_geometry_separation import TOY, TOY_LABELS, drawn, moved
 
 import nearfar.geometry as G
-from nearfar.geometry.constraints import Programme, splits
+from nearfar.geometry.constraints import Program, splits
 from nearfar.geometry.spaces import SPACES
 from nearfar.similarity import unit
 
@@ -192,14 +192,14 @@ def test_on_a_line_a_ladder_is_exact():
 def test_the_slopes_of_the_programme(kind, metric):
     x, _ = drawn(0, rows=5, width=3)
     f = unit(x).numpy() if metric == "angle" else x.numpy()
-    programme = Programme(kind, f, graded(1, rows=5).numpy(), 0.1, SPACES[metric])
-    z = programme.start(x.numpy() + 0.1)
+    program = Program(kind, f, graded(1, rows=5).numpy(), 0.1, SPACES[metric])
+    z = program.start(x.numpy() + 0.1)
     step = 1e-6
     for k in range(len(z)):
         up, down = z.copy(), z.copy()
         up[k], down[k] = up[k] + step, down[k] - step
-        slope = (programme.constraints(up) - programme.constraints(down)) / (2 * step)
-        assert programme.jacobian(z)[:, k] == pytest.approx(slope, abs=1e-6)
+        slope = (program.constraints(up) - program.constraints(down)) / (2 * step)
+        assert program.jacobian(z)[:, k] == pytest.approx(slope, abs=1e-6)
 
 
 def test_each_pair_is_bounded_by_its_two_neighboring_radii():

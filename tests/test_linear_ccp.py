@@ -14,7 +14,7 @@ from test_linear_descent import problems
 from test_linear_objective import hessian, problem
 
 from nearfar.linear import TripletObjective, ccp, descend, psd_reference, safe_step
-from nearfar.linear.ccp import Subproblem, ccp_step, duality_gap, majoriser
+from nearfar.linear.ccp import Subproblem, ccp_step, duality_gap, majorizer
 from nearfar.linear.descent import size
 
 
@@ -25,14 +25,14 @@ def test_the_subproblem_is_the_papers(margin, mu):
     loops = (u.numpy(), v.numpy(), margin, mu)
     for seed in range(5):
         A = problem(seed + 20)[1]
-        value, gradient = majoriser(f, A, anchor)
+        value, gradient = majorizer(f, A, anchor)
         assert float(value) == pytest.approx(float(oracle.subproblem(A.numpy(), anchor.numpy(), *loops)), rel=1e-10)
         leaf = A.clone().requires_grad_()
-        (wanted,) = torch.autograd.grad(majoriser(f, leaf, anchor)[0], leaf)
+        (wanted,) = torch.autograd.grad(majorizer(f, leaf, anchor)[0], leaf)
         assert torch.allclose(gradient, wanted, atol=1e-11)
         assert value >= f.value(A)
-    assert majoriser(f, anchor, anchor)[0] == f.value(anchor)
-    assert torch.equal(majoriser(f, anchor, anchor)[1], f.gradient(anchor))
+    assert majorizer(f, anchor, anchor)[0] == f.value(anchor)
+    assert torch.equal(majorizer(f, anchor, anchor)[1], f.gradient(anchor))
 
 
 def test_the_gap_is_primal_less_dual():
@@ -59,7 +59,7 @@ def test_gap_below_1e_8_where_it_is_asked_for(mu):
         # no nearby point is better by more than the gap says
         for seed in range(20):
             near = step.A + 1e-3 * problem(seed)[1]
-            assert float(majoriser(f, near, A)[0]) >= step.value * (1 - 1e-9)
+            assert float(majorizer(f, near, A)[0]) >= step.value * (1 - 1e-9)
         if kind == "triplet" and mu > 0.05:
             q = torch.sigmoid(f.products(step.A)[2] / mu).numpy()
             bound = oracle.dual(q, A.numpy(), u.numpy(), v.numpy(), 0.5, mu)
@@ -94,12 +94,12 @@ def test_ccp_is_not_gradient_descent():
     cosine = -float((moved * gradient).sum()) / (size(moved) * size(gradient))
     assert 0 < cosine < 0.95
     along = A - safe_step(f, A, gradient) * gradient
-    assert float(majoriser(f, A + moved, A)[0]) < float(majoriser(f, along, A)[0])
+    assert float(majorizer(f, A + moved, A)[0]) < float(majorizer(f, along, A)[0])
     # nor is it any point of the gradient's ray
-    ray = [float(majoriser(f, A - t * gradient, A)[0]) for t in np.geomspace(1e-3, 10, 200)]
-    assert float(majoriser(f, A + moved, A)[0]) < min(ray) - 1e-3
+    ray = [float(majorizer(f, A - t * gradient, A)[0]) for t in np.geomspace(1e-3, 10, 200)]
+    assert float(majorizer(f, A + moved, A)[0]) < min(ray) - 1e-3
     # at its end the model is stationary, which f is not: 2(A₊ - A_k)C is left
-    assert size(majoriser(f, A + moved, A)[1]) < 1e-3 * size(f.gradient(A + moved))
+    assert size(majorizer(f, A + moved, A)[1]) < 1e-3 * size(f.gradient(A + moved))
 
 
 def test_ccp_ends_where_the_gradient_vanishes():

@@ -63,7 +63,7 @@ class Plain(Form):
 
 @dataclass(frozen=True, eq=False)
 class SquaredDistance(Form):
-    """s = -|x - y|² of unit rows, wherever their origin was put: a slope pulls a row towards a column, not along it."""
+    """s = -|x - y|² of unit rows, wherever their origin was put: a slope pulls a row toward a column, not along it."""
 
     longer: Tensor = field(init=False)
     """[m, d+2] columns (2y, -1, -|y|²), whose product with rows (x, |x|², 1) is the score."""

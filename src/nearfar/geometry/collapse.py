@@ -1,6 +1,6 @@
-"""How much of a space is left: spread, within classes, dimensions, neural collapse, active triplets, who pulls.
+"""Measures of collapse: spread, spread within classes, effective rank, neural collapse, active triplets, gradient.
 
-Every measure is of a sample of rows, so that a look at a million vectors costs what a look at a thousand does.
+Every measure is computed on a sample of rows, so that a million vectors cost no more than a thousand.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ SHRUNK = 256
 
 @dataclass(frozen=True)
 class Collapse:
-    """What a space looks like. Nothing here is proved to mean collapse: `nearfar.doctor` says what it makes of it.
+    """Measures of an embedding space that change when it collapses; `nearfar.doctor` interprets them.
 
     Attributes:
-        rows: rows looked at.
+        rows: rows in the sample.
         classes: classes among them.
-        norm: root mean square of |x|, as it came.
+        norm: root mean square of |x|, before any normalization.
         total: root mean square distance to the mean (of unit rows with metric="cosine": 1 is wide, 0 is one point).
         within: root mean square distance to the class mean, over `total`: 0 where every class is a point.
-        between: share of the variance that lies between classes; (C-1)/(N-1) is what chance gives.
+        between: share of the variance that lies between classes; (C-1)/(N-1) is expected by chance.
         effective_rank: exp of the entropy of the covariance's eigenvalues: how many dimensions are in use.
-        shrink: s*, the smallest class shrink that separates all triplets; None where it was not asked for.
-        alignment: mean |x - z|² of positive unit rows; small is good.
-        uniformity: log mean exp(-2|x - z|²) of all unit rows; -4 is spread out, 0 is one point.
+        shrink: s*, the smallest shrink of the classes that separates all triplets; None if not asked for.
+        alignment: mean |x - z|² of positive pairs of unit rows; small is good.
+        uniformity: log mean exp(-2|x - z|²) of all pairs of unit rows; -4 is spread out, 0 is one point.
         nc1: trace(Σ_within Σ_between⁺) / C; 0 where every class is a point.
-        nc2: mean |cos + 1/(C-1)| between centered class means; 0 at a simplex, which needs C ≤ width + 1.
+        nc2: mean |cos + 1/(C-1)| between centered class means; 0 at a simplex, which needs C ≤ d + 1.
         nc2_norms: standard deviation over mean of the centered class means' lengths.
         active: share of triplets with d(a, p) - d(a, n) + margin > 0.
     """
@@ -63,12 +63,12 @@ class Collapse:
     active: float
 
     def against(self, start: Collapse) -> dict[str, float]:
-        """The rms ratios of Xu et al.'s discussion: `total` now over then, and that of the spread within classes."""
+        """The rms ratios of Xu et al. 2022: `total` relative to the start, and likewise the spread within classes."""
         inside, before = self.within * self.total, start.within * start.total
         return {"total": _over(self.total, start.total), "within": _over(inside, before)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers by name."""
+        """The measures as plain numbers by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
@@ -83,19 +83,19 @@ def collapse(
     rows: int = 2000,
     seed: int = 0,
 ) -> Collapse:
-    """The measures of `Collapse` on at most `rows` rows (pairs and triplets on 512, s* on 256).
+    """Compute the measures of `Collapse` on at most `rows` rows (pairs and triplets on 512, s* on 256).
 
-    Observed on random f (see docs/papers/xu-2022.md): with the loss's α = 0 the nearest separated map keeps less of f
+    Observed for random f (see docs/papers/xu-2022.md): with the loss's α = 0 the nearest separated map keeps less of f
     the more rows meet in few dimensions; there is no jump at n = N, which Xu et al. 2022 suggests.
 
     Args:
         embeddings: [n, d].
         labels: [n] integers.
-        margin: what `active` takes as separated.
-        metric: "cosine" looks at unit rows, "euclidean" at the rows as they are.
-        shrink: whether to seek s*.
-        rows: how many rows are drawn.
-        seed: of the draw.
+        margin: the margin of `active`.
+        metric: "cosine" uses unit rows, "euclidean" the rows as given.
+        shrink: whether to compute s*.
+        rows: the largest number of rows to sample.
+        seed: seed of the sample.
     """
     check_choice("collapse", "metric", metric, ("cosine", "euclidean"))
     check_positive("collapse", "margin", margin, zero=True)
@@ -130,7 +130,7 @@ def collapse(
 
 
 def sample(labels: Tensor, rows: int, seed: int = 0) -> Tensor:
-    """Places of at most `rows` rows: whole classes, drawn one after the other, at most 32 rows of each."""
+    """Draw at most `rows` row numbers: random classes one after the other, at most 32 rows of each."""
     if len(labels) <= rows:
         return torch.arange(len(labels))
     labels = labels.cpu()
@@ -145,9 +145,9 @@ def sample(labels: Tensor, rows: int, seed: int = 0) -> Tensor:
 
 
 def effective_rank(x: Tensor) -> float:
-    """Exponential of the entropy of the shares of variance along principal axes.
+    """The effective rank: the exponential of the entropy of the shares of variance along principal axes.
 
-    Rows [n, d] must lie around their mean; a point has 0.
+    Rows [n, d] must be centered; a single point has 0.
 
     >>> round(effective_rank(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])), 6)
     2.0
@@ -161,7 +161,7 @@ def effective_rank(x: Tensor) -> float:
 
 
 def active_triplets(x: Tensor, y: Tensor, *, margin: float = 0.0) -> float:
-    """Share of all triplets with d(a, p) - d(a, n) + margin > 0; 0 where there are none. O(n² log n)."""
+    """The share of all triplets with d(a, p) - d(a, n) + margin > 0; 0 without triplets. O(n² log n)."""
     apart, same = distances(x, x), y[:, None] == y[None, :]
     negatives = apart.masked_fill(same, math.inf).sort(dim=1).values
     nearer = torch.searchsorted(negatives, apart + margin)  # how many negatives are nearer than each positive
@@ -173,15 +173,15 @@ def active_triplets(x: Tensor, y: Tensor, *, margin: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class Pull:
-    """Who carries the gradient of a loss.
+    """How the gradient of a loss is distributed over pairs and rows.
 
     Attributes:
-        hardest: share of Σ|dF/ds| that the one strongest pair has.
+        hardest: share of Σ|dF/ds| of the strongest pair.
         rows: the rows with the largest shares, largest first.
         shares: their shares; a pair counts half for each of its rows.
         positive: share of the positive pairs.
-        active: pairs that move at all.
-        effective: over how many pairs the weight is really spread.
+        active: number of pairs with a gradient.
+        effective: effective number of pairs, over which the weight is spread.
     """
 
     hardest: float
@@ -193,7 +193,7 @@ class Pull:
 
 
 def pull(embeddings: Tensor, labels: Tensor, loss: Any, *, top: int = 3) -> Pull:
-    """Read `loss.explain`: how the gradient is shared out among pairs and rows."""
+    """Compute from `loss.explain` how the gradient is distributed over pairs and rows."""
     why = loss.explain(embeddings.detach(), labels)
     force = why.pull.abs().double()
     if force.shape != (len(labels), len(labels)) or not float(force.sum()) > 0:
@@ -231,19 +231,19 @@ def _wang(x: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 def _neural_collapse(x: Tensor, y: Tensor, means: Tensor) -> tuple[float, float, float]:
-    """NC1, and the two halves of NC2, of rows around their mean."""
+    """NC1 and the two parts of NC2 of centered rows."""
     count = len(means)
     if count < 2:
         return 0.0, 0.0, 0.0
     middle = means.mean(dim=0)
-    towards = means - middle
+    toward = means - middle
     inside = x - means[y]
     # Σ_between⁺ without forming it: trace(Σ_W Σ_B⁺) = C · mean |M⁺ᵀ(x - c)|², M [C, d] the means
-    between = torch.linalg.pinv(towards)  # [d, C]
+    between = torch.linalg.pinv(toward)  # [d, C]
     nc1 = float(((inside @ between) ** 2).sum() / len(x))
-    lengths = towards.norm(dim=1)
+    lengths = toward.norm(dim=1)
     norms = float(lengths.std(unbiased=False) / lengths.mean()) if float(lengths.mean()) > 0 else 0.0
     off = ~torch.eye(count, dtype=torch.bool, device=x.device)
-    u = unit(towards)
+    u = unit(toward)
     nc2 = float(((u @ u.T)[off] + 1 / (count - 1)).abs().mean())
     return nc1, nc2, norms

@@ -1,4 +1,4 @@
-"""The constants of theorem 2 of Xu et al. 2022: diameter / thickness (its proof), and d_haus / d_iso as observed."""
+"""The constants of theorem 2 of Xu et al. 2022: diameter / thickness from its proof, observed d_haus / d_iso."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Constants", "constants"]
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """How d_haus and d_iso of one map stand to each other.
+    """The ratio of d_haus and d_iso of one map, and the constants that bound it.
 
     Attributes:
         diameter: the largest distance between two rows.
         thickness: θ of the rows.
-        ratio: diameter / θ (its upper bound), what c of the c-IAP is a multiple of; infinite where θ is 0.
+        ratio: diameter / θ (its upper bound); c of the c-IAP is a multiple of it; infinite if θ is 0.
         iso: d_iso(f, F_TS).
         haus: d_haus(f, F_TS).
-        observed: c = d_haus / d_iso, of their upper bounds; NaN where f is separated.
+        observed: c = d_haus / d_iso, from their upper bounds; NaN if f is separated.
     """
 
     diameter: float
@@ -42,7 +42,7 @@ class Constants:
 
 @torch.no_grad()
 def constants(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, starts: int = 16, seed: int = 0) -> Constants:
-    """The c-IAP ratio diameter/θ and the observed c = d_haus/d_iso of rows f [N, n].
+    """Compute the c-IAP ratio diameter/θ and the observed c = d_haus/d_iso of rows f [N, n].
 
     Proved (theorem 1 of Xu et al. 2022, by Alestalo, Trotsenko and Väisälä): d_haus ≤ c d_iso with c = c_n ·
     diameter/θ, c_n of the dimension alone and not known. **The paper's print:** c = c_n/θ*, which is wrong in its

@@ -1,4 +1,4 @@
-"""The programme behind d_iso and d_haus, for SLSQP: one radius an anchor makes O(N²) constraints of O(N³) triplets.
+"""The nonlinear program of d_iso and d_haus for SLSQP; one radius per anchor gives O(N²) constraints, not O(N³).
 
     variables    g [N, n],  a radius r for each anchor and each two neighboring steps of its ladder,  t
     separated    |g_i - g_j| ≤ r  (at or above the step),     r + α ≤ |g_i - g_k|  (below it)
@@ -19,13 +19,13 @@ import numpy as np
 from nearfar.geometry.ladder import steps
 from nearfar.geometry.spaces import Flat, Space
 
-__all__ = ["Kind", "Programme", "descend", "settle", "splits"]
+__all__ = ["Kind", "Program", "descend", "settle", "splits"]
 
 Kind = Literal["iso", "haus"]
 
 
 def splits(y: Any) -> dict[str, Any]:
-    """Pairs (i, j), i < j, and the constraints between a pair and a radius, as arrays.
+    """Arrays of the pairs (i, j), i < j, and of the constraints between a pair and a radius.
 
     Constraint c bounds the distance of `pairs[c]` by `radius[c]`: from above where `sign[c]` is -1, else from below. A
     row on step k of an anchor's ladder lies within the radius below that step, and beyond the radius above it.
@@ -48,7 +48,7 @@ def splits(y: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Programme:
+class Program:
     """Constraints c(z) ≥ 0 and their Jacobian, z = (g, r, t).
 
     Args:
@@ -56,7 +56,7 @@ class Programme:
         f: [N, n], the rows to approximate, of diameter about 1 (unit rows on the sphere).
         y: [N] their classes, or [N, N] their relevance.
         margin: α, in the same units.
-        space: where distances are taken.
+        space: defines the distances.
     """
 
     kind: Kind
@@ -72,11 +72,11 @@ class Programme:
 
     @property
     def size(self) -> int:
-        """How many variables there are."""
+        """The number of variables."""
         return int(self.f.size + self.parts["radii"] + 1)
 
     def start(self, g: Any) -> Any:
-        """The variables for a separated g: radii at the farthest row that each must hold, t at its cost."""
+        """The variables z for a separated g: each radius at the farthest row that it must contain, t at the cost."""
         parts = self.parts
         distance, *_ = self._stretches(g)
         radii = np.zeros(parts["radii"])
@@ -85,17 +85,17 @@ class Programme:
         return np.concatenate([g.ravel(), radii, [self.cost(g)]])
 
     def cost(self, g: Any) -> float:
-        """What g costs as t: the longest chord |g_i - f_i|, or the largest difference of distances."""
+        """The objective t of g: the longest chord |g_i - f_i|, or the largest difference of distances."""
         if self.kind == "haus":
             return float(np.linalg.norm(self._on(g) - self.f, axis=1).max())
         return float(np.abs(self._stretches(g)[0] - self.parts["apart"]).max())
 
     def rows(self, z: Any) -> Any:
-        """The rows g [N, n] out of z."""
+        """The rows g [N, n] in z."""
         return z[: self.f.size].reshape(self.f.shape)
 
     def constraints(self, z: Any) -> Any:
-        """c(z), all of which must not be negative."""
+        """The constraints c(z), which must be nonnegative."""
         parts, g, t = self.parts, self.rows(z), z[-1]
         distance, *_ = self._stretches(g)
         radii = z[self.f.size : -1]
@@ -107,7 +107,7 @@ class Programme:
         return np.concatenate([separated, t - off, t + off])
 
     def jacobian(self, z: Any) -> Any:
-        """The slopes of c in z, dense."""
+        """The dense Jacobian of c(z)."""
         parts, g, t = self.parts, self.rows(z), z[-1]
         slopes = self._slopes(g)
         many, width = len(parts["pairs"]), self.f.size
@@ -134,7 +134,7 @@ class Programme:
         return g if self._flat else g / np.linalg.norm(g, axis=1, keepdims=True)
 
     def _haus_slopes(self, g: Any) -> Any:
-        """The slope [N, n] of -|g_i - f_i|² in g_i."""
+        """The gradient [N, n] of -|g_i - f_i|² with respect to g_i."""
         if self._flat:
             return -2 * (g - self.f)
         u = self._on(g)
@@ -145,7 +145,7 @@ class Programme:
         return self.space.stretches(g, self.parts["i"], self.parts["j"])
 
     def _slopes(self, g: Any) -> Any:
-        """dD/dg, [pairs, N n]."""
+        """The Jacobian dD/dg, [pairs, N n]."""
         distance, at_i, at_j = self._stretches(g)
         n, places = g.shape[1], np.arange(len(distance))
         found = np.zeros((len(distance), g.size))
@@ -155,37 +155,37 @@ class Programme:
         return found
 
 
-def descend(programme: Programme, g: Any, *, iterations: int = 300) -> Any:
-    """The rows where SLSQP ends from a separated g (from f itself it diverges); near feasible, to be repaired."""
+def descend(program: Program, g: Any, *, iterations: int = 300) -> Any:
+    """Run SLSQP from a separated g (from f itself it diverges); the result is nearly feasible and needs a repair."""
     from scipy.optimize import minimize
 
-    slope = np.zeros(programme.size)
+    slope = np.zeros(program.size)
     slope[-1] = 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a step outside its bounds is clipped, and says so
         found = minimize(
             lambda z: z[-1],
-            programme.start(g),
+            program.start(g),
             jac=lambda z: slope,
             method="SLSQP",
-            constraints={"type": "ineq", "fun": programme.constraints, "jac": programme.jacobian},
+            constraints={"type": "ineq", "fun": program.constraints, "jac": program.jacobian},
             options={"ftol": 1e-10, "maxiter": iterations},
         )
-    ended = programme.rows(found.x)
+    ended = program.rows(found.x)
     return ended if np.isfinite(ended).all() else g
 
 
-def settle(programme: Programme, g: Any, value: float, *, iterations: int = 300) -> Any:
-    """Of the rows that cost at most `value`, those that lie nearest to f in least squares, sought from g."""
+def settle(program: Program, g: Any, value: float, *, iterations: int = 300) -> Any:
+    """Among rows that cost at most `value`, find those nearest to f in least squares, starting from g."""
     from scipy.optimize import minimize
 
     def objective(z: Any) -> tuple[float, Any]:
-        off = programme.rows(z) - programme.f
+        off = program.rows(z) - program.f
         slope = np.zeros(len(z))
         slope[: off.size] = 2 * off.ravel()
         return float((off**2).sum()), slope
 
-    start = programme.start(g)
+    start = program.start(g)
     limit = np.zeros((1, len(start)))
     limit[0, -1] = -1.0
     with warnings.catch_warnings():
@@ -196,10 +196,10 @@ def settle(programme: Programme, g: Any, value: float, *, iterations: int = 300)
             jac=True,
             method="SLSQP",
             constraints=[
-                {"type": "ineq", "fun": programme.constraints, "jac": programme.jacobian},
+                {"type": "ineq", "fun": program.constraints, "jac": program.jacobian},
                 {"type": "ineq", "fun": lambda z: value - z[-1:], "jac": lambda z: limit},
             ],
             options={"ftol": 1e-10, "maxiter": iterations},
         )
-    ended = programme.rows(found.x)
+    ended = program.rows(found.x)
     return ended if np.isfinite(ended).all() else g

@@ -1,8 +1,8 @@
 """d_iso(f, F_TS) and d_haus(f, F_TS): how far a map is from the nearest triplet-separated one (Xu et al. 2022).
 
-Both are minima over a set that is not convex. What is certain stands in `lower` and `upper`: the upper bound is the
-cost of a map that was repaired to be separated, the lower one is H/2 or H/4 (proved), or on a line the bound of an
-exact search. Classes or a ladder say what is separated; distances are Euclidean, or angles of unit rows.
+Both are minima over a set that is not convex. `lower` and `upper` are certain bounds: the upper bound is the cost of a
+map that was repaired to be separated, the lower one is H/2 or H/4 (proved), or on a line the bound of an exact search.
+Classes or a ladder define what is separated; distances are Euclidean, or angles of unit rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar.geometry import line
-from nearfar.geometry.constraints import Kind, Programme, descend
+from nearfar.geometry.constraints import Kind, Program, descend
 from nearfar.geometry.ladder import nests, ordered
 from nearfar.geometry.repair import class_means, groups_of, repair
 from nearfar.geometry.rigid import isometric_error_between
@@ -27,7 +27,7 @@ from nearfar.geometry.spaces import Flat, Metric, Space, distances, space_of
 __all__ = ["Separation", "hausdorff_distance", "isometric_error"]
 
 SOLVED = 30
-"""Rows up to which the programme is solved where nothing else is asked for."""
+"""The largest number of rows for which the program is solved by default."""
 SHRUNK = 5000
 """Rows up to which the shrink s* is sought; above, each class is sent to a point."""
 SHARE = {"iso": 0.5, "haus": 0.25}
@@ -36,16 +36,16 @@ SHARE = {"iso": 0.5, "haus": 0.25}
 
 @dataclass(frozen=True, eq=False)
 class Separation:
-    """The distance from f to the separated maps.
+    """Bounds on the distance from f to the set of separated maps.
 
     Attributes:
         lower: no separated map is nearer.
-        upper: `map` is this near.
-        map: [N, n], separated (to rounding: it was moved back to where f lies).
+        upper: the distance of `map`.
+        map: [N, n], separated (up to rounding: it was moved back to the position of f).
         hardness: H of f.
-        exact: the two bounds meet, but for the tolerance of the solver.
-        starts: how many starts were tried; 0 where the bounds are the cheap ones.
-        spread: (worst - best) / best over the starts; a wide one says that more starts may find a nearer map.
+        exact: whether the two bounds agree, up to the tolerance of the solver.
+        starts: how many starts were tried; 0 for the cheap bounds.
+        spread: (worst - best) / best over the starts; a large one suggests that more starts may find a nearer map.
     """
 
     lower: float
@@ -73,7 +73,7 @@ def isometric_error(
     seed: int = 0,
     solve: bool | None = None,
 ) -> Separation:
-    """d_iso(f, F_TS) = min over separated g of  max over pairs | d(f(x), f(z)) - d(g(x), g(z)) |.
+    """The isometric distance d_iso(f, F_TS) = min over separated g of max over pairs |d(f(x), f(z)) - d(g(x), g(z))|.
 
     Equation 14 of Xu et al. 2022. Proved: H/2 ≤ d_iso (three lines: d_f(x,x⁺) ≤ d_g(x,x⁺) + e ≤ d_g(x,x⁻) + e ≤
     d_f(x,x⁻) + 2e; tight), and d_iso ≤ 2 d_haus (tight). Both need the triangle inequality alone, so that they hold for
@@ -84,11 +84,11 @@ def isometric_error(
     Args:
         embeddings: [N, n].
         labels: [N] integers, or a relevance [N, N]; see `hardness`.
-        margin: α; a triplet must be separated by it.
+        margin: α, by which triplets must be separated.
         metric: "euclidean", or "angle": f and g are unit rows, distances the angles between them.
         starts: how many separated maps SLSQP starts from.
-        seed: of the starts that are drawn.
-        solve: whether to run the solver (seconds; N up to about 30) or to give the cheap bounds (any N); None: by N.
+        seed: seed of the random starts.
+        solve: whether to run the solver (seconds; N up to about 30) or return the cheap bounds (any N); None: by N.
 
     >>> isometric_error(torch.tensor([[-1.0], [1.0], [0.0]]), torch.tensor([0, 0, 1]))
     Separation(1, exact)
@@ -106,12 +106,13 @@ def hausdorff_distance(
     seed: int = 0,
     solve: bool | None = None,
 ) -> Separation:
-    """d_haus(f, F_TS) = min over separated g of  max over rows d(f(x), g(x))    (Xu et al. 2022, eq. 12).
+    """The Hausdorff distance d_haus(f, F_TS) = min over separated g of max over rows d(f(x), g(x)).
 
-    The Hausdorff distance of class sets needs no other minimum than this pointwise one (see `hausdorff_between`); with
-    a ladder the pointwise one is what is meant.
+    Equation 12 of Xu et al. 2022. The minimum for the Hausdorff distance of class sets equals this pointwise one (see
+    `hausdorff_between`); with a ladder the pointwise one is meant.
+
     Proved: H/4 ≤ d_iso/2 ≤ d_haus ≤ max over classes (over groups of a nested ladder's coarsest rung) of the radius of
-    the smallest ball around the class; so that total collapse is never strictly the best answer. **The paper's print:**
+    the smallest ball around the class; so total collapse is never strictly the best answer. **The paper's print:**
     d_haus ≤ c d_iso with c = c_n/θ* is wrong in its dimension, and empty where N ≤ n (θ = 0). Observed: d_haus/d_iso up
     to 2.235; the paper's .53 is of its own five points.
 
@@ -125,7 +126,7 @@ def hausdorff_distance(
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """What is approximated: rows x, classes or relevance y, and where distances are taken."""
+    """The problem: rows x, classes or relevance y, and the space that defines distances."""
 
     kind: Kind
     x: Tensor
@@ -135,7 +136,7 @@ class _Task:
     space: Space
 
     def cost(self, g: Tensor) -> float:
-        """What the rows g cost; an upper bound of it for very many rows."""
+        """The distance of the rows g from x; an upper bound of it for very many rows."""
         moved = self.space.moved(g, self.x)
         if self.kind == "haus":
             return float(moved.max())
@@ -178,7 +179,7 @@ def _distance(
 
 
 def _cheap(task: _Task, hard: float) -> Separation:
-    """Bounds at any N: classes shrunk by s*, and each class sent to the middle of a small ball around it."""
+    """Cheap bounds for any N: from classes shrunk by s*, and from each class sent to the center of a small ball."""
     x, y = task.x, task.y
     best: tuple[float, Tensor] | None = None
     if len(x) <= SHRUNK or task.margin:
@@ -194,7 +195,7 @@ def _cheap(task: _Task, hard: float) -> Separation:
 
 
 def _middles(x: Tensor, y: Tensor, space: Space, rounds: int = 200) -> Tensor:
-    """[c, d] near the center of each class's smallest ball: steps towards its farthest row (Bădoiu, Clarkson)."""
+    """Centers [c, d] of about the smallest ball of each class: steps toward its farthest row (Bădoiu, Clarkson)."""
     middles = space.placed(class_means(x, y))
     best = torch.full((len(middles),), torch.inf, dtype=x.dtype, device=x.device)
     kept = middles.clone()
@@ -211,13 +212,13 @@ def _middles(x: Tensor, y: Tensor, space: Space, rounds: int = 200) -> Tensor:
 
 
 def _apart(x: Tensor, middles: Tensor, y: Tensor) -> Tensor:
-    """|x - its middle| [n], in parts: a difference of all rows would be a copy of them."""
+    """Distances [n] of rows from the center of their class, in parts to save memory."""
     parts = (slice(first, first + 8192) for first in range(0, len(x), 8192))
     return torch.cat([(x[part] - middles[y[part]]).norm(dim=1) for part in parts])
 
 
 def _solved(task: _Task, starts: int, seed: int, cheap: Separation) -> Separation:
-    """SLSQP from separated starts, each end repaired; on a line an exact search after it."""
+    """Run SLSQP from separated starts and repair each result; on a line an exact search follows."""
     flat = isinstance(task.space, Flat)
     rows, basis = _narrow(task)
     scale = float(distances(task.x, task.x).max()) if flat else 1.0
@@ -226,7 +227,7 @@ def _solved(task: _Task, starts: int, seed: int, cheap: Separation) -> Separatio
     f, y = small.x.numpy(), small.y.numpy()
     loose = y.ndim == 2 and nests(small.y) is None
     # what cannot be repaired without losing all must be separated with something to spare
-    programme = Programme(task.kind, f, y, small.margin + (1e-7 if loose else 0.0), task.space)
+    program = Program(task.kind, f, y, small.margin + (1e-7 if loose else 0.0), task.space)
     ends: list[tuple[float, Tensor]] = []
 
     def offer(g: Any) -> None:
@@ -237,7 +238,7 @@ def _solved(task: _Task, starts: int, seed: int, cheap: Separation) -> Separatio
         ends.append((small.cost(separated), separated))
 
     for start in _starts(small, loose, starts, seed):
-        offer(descend(programme, start, iterations=100 if loose else 300))
+        offer(descend(program, start, iterations=100 if loose else 300))
     lower, spread = cheap.lower, _spread(ends)
     if flat and f.shape[1] == 1 and len(f) <= line.ROWS:
         g, bound = line.solve(task.kind, f, y, small.margin, min([cheap.upper / scale, *(cost for cost, _ in ends)]))
@@ -253,13 +254,13 @@ def _solved(task: _Task, starts: int, seed: int, cheap: Separation) -> Separatio
 
 
 def _spread(ends: list[tuple[float, Tensor]]) -> float:
-    """How far the starts ended apart, (worst - best) / best."""
+    """The spread of the results over the starts, (worst - best) / best."""
     costs = [cost for cost, _ in ends]
     return (max(costs) - min(costs)) / min(costs) if costs else 0.0
 
 
 def _narrow(task: _Task) -> tuple[Tensor, Tensor]:
-    """Rows in as few dimensions as the minimum needs, and the basis that leads back: N - 1 for iso, 2N - 1 for haus.
+    """Project to as few dimensions as the minimum needs, N - 1 for iso and 2N - 1 for haus; also return the basis.
 
     f spans N - 1 dimensions around its mean (N on the sphere, which has no mean to take off) and so can g for iso; for
     haus g may leave f's span, but f and g together span 2N - 1 (2N).
@@ -271,7 +272,7 @@ def _narrow(task: _Task) -> tuple[Tensor, Tensor]:
 
 
 def _starts(task: _Task, loose: bool, count: int, seed: int) -> Iterator[Any]:
-    """Separated maps: f repaired, shrunk further by .3, .6, .9, and f with noise of .2 and .4 diameters, repaired.
+    """Separated starts: f repaired, shrunk further by .3, .6, .9, and f with noise of .2 and .4 diameters, repaired.
 
     A relevance that is not nested cannot be repaired: rows are then moved until they are in order (`ordered`).
     """

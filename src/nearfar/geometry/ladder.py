@@ -1,9 +1,9 @@
-"""Ordered relevance (ladder constraints): whoever is more relevant to an anchor must be nearer to it.
+"""Ordered relevance (ladder constraints): a row that is more relevant to an anchor must be nearer to it.
 
     rel(x, a) > rel(x, b)   ⟹   d(x, a) + α ≤ d(x, b)
 
-Class labels are the ladder of two rungs, positive and negative. Xu et al. 2022 names Ladder Loss as an extension and
-leaves it there.
+Class labels are a ladder of two rungs, positive and negative. Xu et al. 2022 names Ladder Loss as an extension without
+treating it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CELLS = 2**20
 
 
 def ladder(*labels: Tensor) -> Tensor:
-    """Relevance [n, n] of nested labels, the coarsest first: how many of them two rows share before one differs.
+    """Relevance [n, n] from nested labels, the coarsest first: the number of leading labels that two rows share.
 
     >>> ladder(torch.tensor([0, 0, 0, 1]), torch.tensor([5, 5, 6, 7]))
     tensor([[2, 2, 1, 0],
@@ -45,7 +45,7 @@ def ladder(*labels: Tensor) -> Tensor:
 
 
 def check_relevance(owner: str, relevance: Tensor, rows: int, device: torch.device) -> None:
-    """Demand a finite matrix [n, n] of numbers, on the device of the embeddings."""
+    """Require a finite matrix [n, n] of numbers, on the device of the embeddings."""
     if relevance.shape != (rows, rows):
         raise ValueError(
             f"{owner}: labels of two dimensions are the relevance of rows to each other, of shape [{rows}, {rows}], "
@@ -58,10 +58,11 @@ def check_relevance(owner: str, relevance: Tensor, rows: int, device: torch.devi
 
 
 def hardest_step(x: Tensor, relevance: Tensor, space: Space) -> tuple[int, int, int, float]:
-    """Anchor, the more and the less relevant row, and the gap of the hardest triplet; -inf where there is none.
+    """The hardest triplet: anchor, the more and the less relevant row, and the gap; -inf if there is none.
 
-    Of each anchor the farthest row at or above a rung against the nearest below it, for every rung: the rows sorted by
-    relevance, a running maximum from the one end and a running minimum from the other. O(n² log n), in strips of rows.
+    For each anchor and rung, the farthest row at or above the rung is compared with the nearest below it: rows are
+    sorted by relevance, with a running maximum from one end and a running minimum from the other. O(n² log n), in
+    strips of rows.
     """
     best = (0, 0, 0, -math.inf)
     tall = max(1, CELLS // max(1, len(x)))
@@ -86,7 +87,7 @@ def hardest_step(x: Tensor, relevance: Tensor, space: Space) -> tuple[int, int, 
 
 
 def nests(relevance: Tensor) -> list[Tensor] | None:
-    """Groups [n] of each rung but the lowest, finest first, where every rung parts the rows into groups; else None."""
+    """Groups [n] of each rung but the lowest, finest first, if every rung partitions the rows; else None."""
     off = ~torch.eye(len(relevance), dtype=torch.bool, device=relevance.device)
     rungs = torch.unique(relevance[off]).flip(0)
     found = []
@@ -100,7 +101,7 @@ def nests(relevance: Tensor) -> list[Tensor] | None:
 
 
 def steps(y: Any) -> Any:
-    """The step [N, N] of the ladder that each row stands on for each anchor, 0 the nearest; -1 for itself. NumPy.
+    """The rung [N, N] of each row for each anchor, 0 the nearest and -1 for itself, as a NumPy array.
 
     From labels [N] or a relevance [N, N].
     """
@@ -116,9 +117,9 @@ def steps(y: Any) -> Any:
 
 
 def ordered(x: Tensor, relevance: Tensor, space: Space, margin: float, *, slack: float = 0.05) -> Tensor:
-    """Rows moved until they are in order, by L-BFGS on the squares of what is out of order; near x, for few rows.
+    """Move rows until they satisfy the ladder, by L-BFGS on the squared violations; near x, for few rows.
 
-    They need not get there: a line may have no room for a relevance but one point for all.
+    This may fail: on a line the only solution for a relevance may be one point for all rows.
     """
     more = relevance[:, :, None] > relevance[:, None, :]
     each = torch.arange(len(x))

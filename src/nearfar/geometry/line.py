@@ -1,4 +1,4 @@
-"""d_iso and d_haus on a line, exactly: a mixed-integer programme with one binary for the order of each pair."""
+"""Exact d_iso and d_haus on a line: a mixed-integer program with one binary variable for the order of each pair."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nearfar.geometry.constraints import Kind, splits
 __all__ = ["ROWS", "solve"]
 
 ROWS = 10
-"""Rows up to which the programme is solved: 45 binaries."""
+"""The largest number of rows for which the program is solved: 45 binary variables."""
 
 
 class _Rows:
-    """Sparse rows  low ≤ Σ a_k z_k ≤ high  of a linear programme."""
+    """Sparse constraints  low ≤ Σ a_k z_k ≤ high  of a linear program."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -36,10 +36,11 @@ class _Rows:
 
 
 def solve(kind: Kind, f: Any, y: Any, margin: float, upper: float, *, seconds: float = 60.0) -> tuple[Any, float]:
-    """Rows g [N, 1] and a lower bound, for rows f [N, 1] of diameter about 1, given a value that is reached.
+    """Solve for rows g [N, 1] and a lower bound, for rows f [N, 1] of diameter about 1 and a known upper bound.
 
-    Orders, distances D and radii r are variables; with the order of each pair a binary b, D = |g_i - g_j| is linear:
-    D is at least both differences and at most the one that b names. The bound is the solver's own, less its tolerance.
+    Orders, distances D and radii r are variables; with a binary b for the order of each pair, D = |g_i - g_j| is
+    linear: D is at least both differences and at most the one that b selects. The bound is the solver's, minus its
+    tolerance.
     """
     from scipy.optimize import Bounds, milp
 
@@ -80,7 +81,7 @@ def solve(kind: Kind, f: Any, y: Any, margin: float, upper: float, *, seconds: f
 
 
 def _absolute(rows: _Rows, i: Any, j: Any, at: tuple[int, int], big: float) -> None:
-    """D = |g_i - g_j|."""
+    """Add the constraints of D = |g_i - g_j|."""
     D, b = at
     for p in range(len(i)):
         for sign in (1, -1):
@@ -90,7 +91,7 @@ def _absolute(rows: _Rows, i: Any, j: Any, at: tuple[int, int], big: float) -> N
 
 
 def _separated(rows: _Rows, parts: dict[str, Any], at: tuple[int, int], margin: float) -> None:
-    """D ≤ r for the rows that an anchor's radius must hold, D ≥ r + α for the others."""
+    """Add D ≤ r for the rows that an anchor's radius must contain, and D ≥ r + α for the others."""
     D, r = at
     for pair, radius, sign in zip(parts["pairs"], parts["radius"], parts["sign"], strict=True):
         bounds = {"high": 0.0} if sign < 0 else {"low": margin}

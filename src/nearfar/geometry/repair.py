@@ -1,9 +1,10 @@
-"""`repair`: the smallest shrink of classes to their means that separates all triplets.
+"""`repair`: the smallest shrink of classes toward their means that separates all triplets.
 
     g(x) = c + t (c_y - c) + (1 - s)(x - c_y),     s* = the smallest s with H(g) = 0;  t = 1 unless a margin needs more
 
-s* is an index of collapse: 0 where f is separated already, 1 where only whole collapse of each class separates it. With
-nested labels the finer parts shrink faster, by (1 - s)², (1 - s)³, ...; on the sphere g is brought back to unit length.
+s* is an index of collapse: 0 if f is separated already, 1 if only the complete collapse of each class separates it.
+With nested labels the finer groups shrink faster, by (1 - s)², (1 - s)³, ...; on the sphere g is scaled back to unit
+length.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ HALVINGS = 40
 
 @dataclass(frozen=True, eq=False)
 class Repair:
-    """A separated map near f.
+    """A separated map near f, found by shrinking classes.
 
     Attributes:
-        map: [n, d], double precision: H is exactly 0, also in rounded numbers.
-        shrink: s*, from 0 (nothing was done) to 1 (each class became a point).
+        map: [n, d], double precision: H is exactly 0, also in floating point.
+        shrink: s*, from 0 (nothing changed) to 1 (each class became a point).
         moved: the farthest that a row was moved: an upper bound of d_haus.
     """
 
@@ -50,9 +51,9 @@ def repair(
     metric: Metric = "euclidean",
     halvings: int = HALVINGS,
 ) -> Repair:
-    """Shrink every class towards its mean, as little as separates all triplets (bisection on s).
+    """Shrink every class toward its mean by the smallest amount that separates all triplets (bisection on s).
 
-    Proved: s = 1 separates, so that there is always an answer; `map` is separated whatever s was found. Observed only
+    Proved: s = 1 separates, so there is always a solution; `map` is separated for any s that is found. Observed only
     (0 exceptions in 8,760 trials): a separated map stays separated under more shrinking, which is what makes s* the
     smallest. With a margin the class means may have to be pushed apart first (t above); then s* is for that t.
 
@@ -67,7 +68,7 @@ def repair(
         labels: [n] integers, or a relevance [n, n]; see `hardness`.
         margin: α.
         metric: "euclidean" or "angle"; with "angle" `map` holds unit rows and `moved` is an angle.
-        halvings: how often s is halved.
+        halvings: the number of bisection steps.
 
     >>> round(repair(torch.tensor([[-1.0], [1.0], [0.5]]), torch.tensor([0, 0, 1])).shrink, 6)
     0.833333
@@ -111,14 +112,14 @@ def repair(
 
 
 def groups_of(y: Tensor) -> list[Tensor]:
-    """Groups [n] that may be sent to points, finest first: the classes, the rungs of a nested ladder, or everyone."""
+    """Groups [n] that may shrink to points, finest first: the classes, the rungs of a nested ladder, or all rows."""
     if y.ndim == 1:
         return [y]
     return nests(y) or [torch.zeros(len(y), dtype=torch.int64, device=y.device)]
 
 
 def _stretched(at: Callable[[float], Tensor], y: Tensor, margin: float, metric: Metric) -> tuple[float, Tensor]:
-    """A shrink and its map, made larger until the slack of every triplet is a margin: the one that moves least."""
+    """A shrink and its map, scaled up until every triplet has the margin; the one that moves rows least."""
     found: list[tuple[float, float, Tensor]] = []
     for s in (0.1, 0.25, 0.5, 0.75, 0.9, 0.97):
         g = at(s)
@@ -136,14 +137,14 @@ def _stretched(at: Callable[[float], Tensor], y: Tensor, margin: float, metric: 
 
 
 def class_means(x: Tensor, y: Tensor) -> Tensor:
-    """[c, d] the mean of each class; labels are 0 ... c - 1."""
+    """The mean of each class, [c, d]; labels are 0 ... c - 1."""
     count = int(y.max()) + 1
     sums = x.new_zeros(count, x.shape[1]).index_add_(0, y, x)
     return sums / torch.bincount(y, minlength=count)[:, None]
 
 
 def _apart(means: Tensor, margin: float) -> Tensor:
-    """The class means, pushed apart from their middle until the nearest two are a margin apart."""
+    """Scale the class means around their center until the nearest two are a margin apart."""
     if margin == 0 or len(means) < 2:
         return means
     for attempt in range(8):

@@ -1,4 +1,4 @@
-"""Two maps of the same samples: how far apart they are, with and without the best rigid motion between them."""
+"""Distances between two maps of the same samples, with and without the best rigid motion between them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["NearIsometry", "hausdorff_between", "isometric_error_between", "near
 
 @torch.no_grad()
 def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean") -> float:
-    """The max over pairs of  | d(f(x), f(z)) - d(g(x), g(z)) |    (Xu et al. 2022, eq. 13); widths may differ.
+    """The largest difference of distances, max over pairs |d(f(x), f(z)) - d(g(x), g(z))| (Xu et al. 2022, eq. 13).
 
     Proved: it is at most twice max |f(x) - g(x)|, and 0 exactly where a rigid motion takes one map to the other.
 
     Args:
         f: [n, d].
-        g: [n, e], the same samples.
+        g: [n, e], the same samples; the dimensions may differ.
         metric: "euclidean", or "angle": radians between unit rows.
 
     >>> isometric_error_between(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
@@ -41,12 +41,12 @@ def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean
 
 @torch.no_grad()
 def hausdorff_between(f: Tensor, g: Tensor, labels: Tensor, *, metric: Metric = "euclidean") -> float:
-    """The max over classes of the Hausdorff distance between f(class) and g(class)    (Xu et al. 2022, eq. 11).
+    """The largest Hausdorff distance between f(class) and g(class) over all classes (Xu et al. 2022, eq. 11).
 
-    It compares sets: two rows of a class may change places at no cost. For the distance to F_TS that freedom buys
-    nothing (proved: send each x to the point of its class's set nearest to f(x); the image is a subset, hence still
-    separated), so that `hausdorff_distance` may move each row by itself. **The paper's print:** (23) takes the two for
-    the same thing.
+    It compares sets: two rows of a class may change places at no cost. For the distance to F_TS that makes no
+    difference (proved: send each x to the point of its class's set nearest to f(x); the image is a subset, hence still
+    separated), so `hausdorff_distance` may move each row by itself. **The paper's print:** (23) identifies the two
+    without proof.
 
     Args:
         f: [n, d].
@@ -76,7 +76,7 @@ def hausdorff_between(f: Tensor, g: Tensor, labels: Tensor, *, metric: Metric = 
 
 @dataclass(frozen=True, eq=False)
 class NearIsometry:
-    """f and the rigid motion of it that lies nearest to g:  x ↦ x rotationᵀ + shift.
+    """The rigid motion x ↦ x rotationᵀ + shift of f that is nearest to g in least squares.
 
     Attributes:
         error: ε = d_iso(f, g), the largest difference of distances.
@@ -96,13 +96,13 @@ class NearIsometry:
         return f"NearIsometry(error={self.error:.6g}, rms={self.rms:.6g}, largest={self.largest:.6g})"
 
     def move(self, f: Tensor) -> Tensor:
-        """The motion, applied to rows [m, d]."""
+        """Apply the motion to rows [m, d]."""
         return f.detach().double() @ self.rotation.T + self.shift
 
 
 @torch.no_grad()
 def near_isometry(f: Tensor, g: Tensor) -> NearIsometry:
-    """The best rigid motion from f to g in least squares (Procrustes: U = V Wᵀ of the singular vectors of fᵀg).
+    """Find the best rigid motion from f to g in least squares (Procrustes: U = V Wᵀ of the singular vectors of fᵀg).
 
     The isometric approximation theorem says that where d_iso(f, g) = ε, some rigid motion brings f within c·ε of g,
     c = c_n · diam / thickness. Xu et al. 2022 prints c = c_n / θ*, which is wrong in its dimension: d_haus/d_iso does

@@ -1,9 +1,9 @@
-"""Triplet separation: how far the worst anchor is from having every positive nearer than every negative.
+"""Triplet separation: by how much the worst anchor violates "every positive nearer than every negative".
 
     H(f) = max over triplets of  [ d(x, x⁺) - d(x, x⁻) + α ]₊  =  max over anchors of  [ farthest⁺ - nearest⁻ + α ]₊
 
 f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not squared, as in Xu et al. 2022, or angles
-of unit rows (metric="angle"). In place of classes an ordered relevance may say who must be nearer (ladder.py).
+of unit rows (metric="angle"). Instead of classes an ordered relevance may define which row must be nearer (ladder.py).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ AGAIN = 64
 
 @dataclass(frozen=True)
 class HardTriplet:
-    """The triplet behind H.
+    """The hardest triplet, which determines H.
 
     Attributes:
-        value: d(anchor, positive) - d(anchor, negative) + α, not cut at zero.
-        anchor: its row.
+        value: d(anchor, positive) - d(anchor, negative) + α, not clipped at zero.
+        anchor: the row of the anchor.
         positive: the anchor's farthest row of its own class.
         negative: the anchor's nearest row of another class.
     """
@@ -49,7 +49,7 @@ class HardTriplet:
 
 
 def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean") -> float:
-    """H, the hardest triplet violation: exact over all triplets, tile by tile, any number of rows.
+    """The hardest triplet violation H: exact over all triplets, tile by tile, for any number of rows.
 
     Proved: H is 0 exactly where the rows are triplet-separated; it is unchanged by rigid motions and, with α = 0,
     grows like the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. Xu et al. 2022 calls α negligible: it is not. With α = 0 all
@@ -78,7 +78,7 @@ def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric:
 def hardest_triplet(
     embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean"
 ) -> HardTriplet | None:
-    """The triplet that attains H, or the one nearest to a violation; None where there is no triplet at all.
+    """The triplet that attains H, or the one nearest to a violation; None if there is no triplet.
 
     With a ladder `positive` is the more relevant row and `negative` the less relevant one.
     """
@@ -117,7 +117,7 @@ def is_triplet_separated(
 
 
 def checked(owner: str, embeddings: Tensor, labels: Tensor, space: Space) -> tuple[Tensor, Tensor]:
-    """Rows as the space takes them, and labels 0, 1, ... or a relevance [n, n] as it came."""
+    """Check the inputs: rows prepared for the space, and labels 0, 1, ... or the relevance [n, n] unchanged."""
     x = space.rows(owner, "embeddings", embeddings)
     if isinstance(labels, Tensor) and labels.ndim == 2:
         check_relevance(owner, labels, len(embeddings), embeddings.device)
@@ -127,13 +127,13 @@ def checked(owner: str, embeddings: Tensor, labels: Tensor, space: Space) -> tup
 
 
 def strips(rows: int, width: int) -> Iterator[slice]:
-    """Slices of `rows` rows, each of about `CELLS` entries of that width."""
+    """Yield slices of `rows` rows, each of about `CELLS` entries for rows of `width` entries."""
     tall = max(1, CELLS // max(1, width))
     return (slice(i, min(i + tall, rows)) for i in range(0, rows, tall))
 
 
 def _most(x: Tensor, y: Tensor, space: Space) -> Tensor:
-    """At least farthest positive less nearest negative of each row [n], from products in float32; -inf for a lone row.
+    """An upper bound [n] of farthest positive minus nearest negative, from float32 products; -inf for a lone row.
 
     Rows come sorted by class, so that positive pairs lie in few tiles near the diagonal: only these need a mask. Each
     pair is multiplied once. What rounding can do to a squared distance, (d + 8)·2⁻²⁴·(|x| + max |z|)², is on the safe
@@ -168,9 +168,9 @@ def _most(x: Tensor, y: Tensor, space: Space) -> Tensor:
 
 
 def _worst(x: Tensor, y: Tensor, space: Space) -> tuple[int, int, int, float]:
-    """Anchor, positive, negative and gap of the hardest triplet, among rows sorted by class.
+    """The hardest triplet (anchor, positive, negative, gap) among rows sorted by class.
 
-    Many rows: anchors are done from differences in the order of what they can be at most, until no other can be worse.
+    With many rows, anchors are computed exactly in the order of their upper bounds, until no other can be worse.
     """
     if len(x) <= DIRECT:
         rows, most = torch.arange(len(x), device=x.device), None
@@ -189,7 +189,7 @@ def _worst(x: Tensor, y: Tensor, space: Space) -> tuple[int, int, int, float]:
 
 
 def _exact(x: Tensor, y: Tensor, rows: Tensor, space: Space) -> tuple[Tensor, Tensor, Tensor]:
-    """Farthest positive, nearest negative and their gap for these rows; -inf where one of them is missing."""
+    """Farthest positive, nearest negative and their gap for these rows; -inf if one of them is missing."""
     found = []
     for part in strips(len(rows), len(x)):
         chosen = rows[part]

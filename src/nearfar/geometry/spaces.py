@@ -1,4 +1,4 @@
-"""Where distances are taken: the flat space, or the unit sphere with its angles.
+"""The spaces in which distances are measured: Euclidean space, or the unit sphere with angles.
 
 Everything that Xu et al. 2022 proves of separation uses the triangle inequality alone, so that it holds for both. On
 unit rows a chord is 2 sin(angle/2): it orders pairs as the angle does, and as the cosine does the other way round.
@@ -24,23 +24,23 @@ ROUND = 1e-18
 
 
 def centered(owner: str, name: str, embeddings: Tensor) -> Tensor:
-    """Rows in double precision, around their mean (products of far-off rows would cancel)."""
+    """Center rows in double precision (products of rows far from the origin would cancel)."""
     check_embeddings(owner, name, embeddings)
     x = embeddings.detach().double()
     return x - x.mean(dim=0) if len(x) else x
 
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
-    """|xᵢ - yⱼ| [n, m] from differences: equal rows are exactly 0 apart."""
+    """Euclidean distances |xᵢ - yⱼ| [n, m] from differences: equal rows are exactly 0 apart."""
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 class Space(ABC):
-    """Rows, the distances between them, and their slopes."""
+    """A space: how rows are prepared, their distances, and the gradients of these distances."""
 
     @abstractmethod
     def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:
-        """Rows [n, d] as this space takes them, in double precision."""
+        """Prepare rows [n, d] for this space, in double precision."""
 
     @abstractmethod
     def distances(self, x: Tensor, y: Tensor) -> Tensor:
@@ -48,23 +48,23 @@ class Space(ABC):
 
     @abstractmethod
     def of_chord(self, chord: Tensor) -> Tensor:
-        """The distance that belongs to |x - y|; it grows with it."""
+        """The distance as an increasing function of the chord |x - y|."""
 
     @abstractmethod
     def placed(self, x: Tensor) -> Tensor:
-        """Any rows [n, d], brought into this space."""
+        """Project any rows [n, d] into this space."""
 
     def moved(self, x: Tensor, y: Tensor) -> Tensor:
-        """The distance [n] of each row of x to the same row of y."""
+        """The distance [n] between corresponding rows of x and y."""
         return self.of_chord((x - y).norm(dim=1))
 
     @abstractmethod
     def stretches(self, g: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
-        """For NumPy rows g: distances [p] of the pairs (i, j), and their slopes [p, d] in g_i and in g_j."""
+        """For NumPy rows g: distances [p] of the pairs (i, j), and their gradients [p, d] in g_i and in g_j."""
 
 
 class Flat(Space):
-    """The space itself, |x - y|."""
+    """Euclidean space with distances |x - y|."""
 
     def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:  # noqa: D102
         return centered(owner, name, embeddings)
@@ -86,7 +86,7 @@ class Flat(Space):
 
 
 class Sphere(Space):
-    """Unit rows, and the angle between them in radians."""
+    """The unit sphere with angles in radians as distances."""
 
     def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:  # noqa: D102
         check_embeddings(owner, name, embeddings)
@@ -127,6 +127,6 @@ SPACES: dict[str, Space] = {"euclidean": Flat(), "angle": Sphere()}
 
 
 def space_of(owner: str, metric: str) -> Space:
-    """The space that a metric names."""
+    """The space of a metric's name."""
     check_choice(owner, "metric", metric, SPACES)
     return SPACES[metric]

@@ -23,11 +23,11 @@ PROGRAM_ROWS = 2000
 
 @dataclass(frozen=True)
 class Thickness:
-    """θ between two bounds; they meet where the hull could be used.
+    """Bounds of the thickness θ; they agree if the convex hull could be used.
 
     Attributes:
-        lower: certain.
-        upper: certain: the width of the rows in one direction.
+        lower: a certain lower bound.
+        upper: a certain upper bound: the width of the rows in one direction.
         way: how `upper` was found: "rank", "range", "hull", "differences", "programs" or "axes".
     """
 
@@ -38,7 +38,7 @@ class Thickness:
 
 @torch.no_grad()
 def thickness(embeddings: Tensor, *, starts: int = 20, seed: int = 0) -> Thickness:
-    """θ = min over unit e of  max x·e - min x·e,  for rows x [N, n].
+    """Compute the thickness θ = min over unit e of (max x·e - min x·e) of rows x [N, n].
 
     Exact in the plane (least width normal to an edge of the hull) and in 3 to 5 dimensions (least distance from 0 to a
     facet of the hull of all xᵢ - xⱼ). Above: 2√λ_min(Cov) ≤ θ ≤ what a sequence of linear programs reaches from the
@@ -80,12 +80,12 @@ def _both(value: float, way: str) -> Thickness:
 
 
 def _widths(x: Any, directions: Any) -> float:
-    """The least range of x [N, n] along unit directions [m, n]."""
+    """The smallest range of x [N, n] along unit directions [m, n]."""
     return float(np.ptp(x @ directions.T, axis=0).min())
 
 
 def _corners(x: Any) -> Any:
-    """The rows that are corners of the hull."""
+    """The rows that are vertices of the convex hull."""
     from scipy.spatial import ConvexHull
 
     return x[ConvexHull(x).vertices]
@@ -99,7 +99,7 @@ def _edges(corners: Any) -> Any:
 
 
 def _least_facet(corners: Any) -> float:
-    """The hull of all differences holds 0; its nearest facet is as far from 0 as the set is wide that way."""
+    """The least width, from the hull of all differences: the distance of its nearest facet from 0."""
     from scipy.spatial import ConvexHull
 
     differences = (corners[:, None] - corners[None]).reshape(-1, corners.shape[1])

@@ -15,7 +15,7 @@ __all__ = ["ContrastiveObjective", "TripletLearner", "TripletObjective", "ccp", 
 
 
 def __getattr__(name: str) -> Any:
-    """`TripletLearner` alone needs scikit-learn, an extra: it is imported when it is asked for."""
+    """Import `TripletLearner`, which alone needs scikit-learn, on first access."""
     if name == "TripletLearner":
         need("sklearn", "TripletLearner", "linear")
         from nearfar.linear.learner import TripletLearner

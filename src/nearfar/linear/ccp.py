@@ -21,14 +21,14 @@ from nearfar.linear.descent import Callback, Iterate, Path, size
 from nearfar.linear.objective import Objective, gate
 from nearfar.pairs import smooth_hinge
 
-__all__ = ["Subproblem", "ccp", "ccp_step", "curvature", "duality_gap", "majoriser"]
+__all__ = ["Subproblem", "ccp", "ccp_step", "curvature", "duality_gap", "majorizer"]
 
 SHARPENINGS = 7  # the hinge is approached by so many temperatures, each a tenth of the one before
 LOOKS = (2, 4, 6, 8)  # L-BFGS iterations at which the gap, which costs a factorization, is looked at; then every tenth
 
 
-def majoriser(objective: Objective, A: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor]:
-    """m(A) = f(A) + Σ wᵢ|(A - A_k)vᵢ|² and its gradient, for A_k = `anchor`: the subproblem without cancellation."""
+def majorizer(objective: Objective, A: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor]:
+    """The majorizer m(A) = f(A) + Σ wᵢ|(A - A_k)vᵢ|² and its gradient, for A_k = `anchor`, without cancellation."""
     value, gradient = objective.value_and_gradient(A)
     moved = objective.v @ (A - anchor).T
     weighted = objective.weights[:, None] * moved
@@ -36,7 +36,7 @@ def majoriser(objective: Objective, A: Tensor, anchor: Tensor) -> tuple[Tensor, 
 
 
 def curvature(objective: Objective, A: Tensor) -> Tensor:
-    """P = Q + Σ wᵢ(qᵢ uᵢuᵢ' + (1-qᵢ) vᵢvᵢ'), [m, m]: half the curvature of m with q held."""
+    """Half the curvature of m with q held fixed, P = Q + Σ wᵢ(qᵢ uᵢuᵢ' + (1-qᵢ) vᵢvᵢ'), [m, m]."""
     q = gate(objective.products(A)[2], objective.mu)[:, None]
     w = objective.weights[:, None]
     P = objective.u.T @ (w * q * objective.u) + objective.v.T @ (w * (1 - q) * objective.v)
@@ -44,7 +44,7 @@ def curvature(objective: Objective, A: Tensor) -> Tensor:
 
 
 def duality_gap(objective: Objective, A: Tensor, anchor: Tensor, *, mu: float | None = None) -> float:
-    """m(A) less the dual value at q = sigmoid(s(A)/μ): how far A can be from the minimum of the subproblem.
+    """The duality gap of a subproblem: m(A) minus the dual value at q = sigmoid(s(A)/μ), an upper bound of m - min m.
 
     The dual is concave in q ∈ (0, 1)ⁿ, with H₂(q) = -q·log q - (1-q)·log(1-q):
 
@@ -60,10 +60,10 @@ def duality_gap(objective: Objective, A: Tensor, anchor: Tensor, *, mu: float | 
         mu: for the hinge, the temperature whose q is tried as the dual point; Σ wᵢ([sᵢ]₊ - qᵢsᵢ) is added.
 
     Returns:
-        The gap, or infinity where G leaves the range of P (q has underflowed there).
+        The gap, or infinity if G is outside the range of P (q has underflowed there).
     """
     soft = objective if mu is None else objective.at(mu=mu)
-    _, G = majoriser(soft, A, anchor)
+    _, G = majorizer(soft, A, anchor)
     values, vectors = torch.linalg.eigh(curvature(soft, A))
     along = (G @ vectors).square().sum(dim=0)
     eps = torch.finfo(G.dtype).eps
@@ -80,7 +80,7 @@ def duality_gap(objective: Objective, A: Tensor, anchor: Tensor, *, mu: float | 
 
 @dataclass(frozen=True)
 class Subproblem:
-    """What one CCP step found: A₊, m(A₊), the gap relative to m(A₊), and the L-BFGS iterations it took."""
+    """The result of one CCP step: A₊, m(A₊), the gap relative to m(A₊), and the number of L-BFGS iterations."""
 
     A: Tensor
     value: float
@@ -89,7 +89,7 @@ class Subproblem:
 
 
 def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, inner: int) -> tuple[Tensor, int]:
-    """L-BFGS on m from `start`, in coordinates that whiten P(start), until the relative gap is small enough."""
+    """Minimize m by L-BFGS from `start`, in coordinates that whiten P(start), until the relative gap is small."""
     from scipy.optimize import minimize
 
     values, vectors = torch.linalg.eigh(curvature(objective, start))
@@ -101,7 +101,7 @@ def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, i
         return start + torch.as_tensor(x, dtype=start.dtype).reshape(len(start), -1) @ basis.T
 
     def fun(x: object) -> tuple[float, object]:
-        value, gradient = majoriser(objective, place(x), anchor)
+        value, gradient = majorizer(objective, place(x), anchor)
         return float(value), (gradient @ basis).to(torch.float64).ravel().numpy()
 
     def check(intermediate_result: object) -> None:
@@ -119,10 +119,10 @@ def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, i
 
 
 def ccp_step(objective: Objective, anchor: Tensor, *, gap: float = 1e-6, inner: int = 500) -> Subproblem:
-    """A₊ ≈ argmin f(A) + Σ wᵢ|(A - A_k)vᵢ|², by L-BFGS from A_k until m(A₊) - dual ≤ gap·m(A₊).
+    """One CCP step A₊ ≈ argmin f(A) + Σ wᵢ|(A - A_k)vᵢ|², by L-BFGS from A_k until m(A₊) - dual ≤ gap·m(A₊).
 
-    The undamped fixed point A = A_k C P(A)⁻¹ of the optimality condition diverges and is not used. The hinge is reached
-    by sharpening μ from a tenth of f(A_k), each temperature solved as well as it bounds the hinge.
+    The undamped fixed-point iteration A = A_k C P(A)⁻¹ of the optimality condition diverges and is not used. The hinge
+    is approached by lowering μ from a tenth of f(A_k), each temperature solved as accurately as it bounds the hinge.
     """
     if objective.mu:
         A, spent = _minimize(objective, anchor, anchor, gap, inner)
@@ -142,8 +142,8 @@ def ccp_step(objective: Objective, anchor: Tensor, *, gap: float = 1e-6, inner: 
 
 
 def _judged(objective: Objective, A: Tensor, anchor: Tensor, mu: float | None, spent: int) -> Subproblem:
-    """A with its value and its relative gap."""
-    value = float(majoriser(objective, A, anchor)[0])
+    """Evaluate A: its value and its relative gap."""
+    value = float(majorizer(objective, A, anchor)[0])
     return Subproblem(A, value, duality_gap(objective, A, anchor, mu=mu) / max(value, 1e-300), spent)
 
 
@@ -157,20 +157,20 @@ def ccp(
     inner: int = 500,
     callback: Callback | None = None,
 ) -> Path:
-    """A_{k+1} = argmin_A g(A) - <∇h(A_k), A>: f never rises, however roughly the subproblem is solved.
+    """Minimize f by CCP, A_{k+1} = argmin_A g(A) - <∇h(A_k), A>: f never increases, however inexact each step.
 
     Args:
         objective: f.
         A: where to start, [d, m]. 0 stays 0.
-        steps: subproblems, at most.
-        tolerance: stop where |∇f(A)|_F is no more than this.
+        steps: the most subproblems.
+        tolerance: stop when |∇f(A)|_F is at most this.
         gap: the relative duality gap to which each subproblem is solved.
-        inner: L-BFGS iterations a subproblem, at most; beyond it the gap on record is what was reached.
-        callback: called as callback(t, A, iterate); a true answer ends the run.
+        inner: the most L-BFGS iterations per subproblem; the recorded gap is the one that was reached.
+        callback: called as callback(t, A, iterate); a true return value ends the run.
 
     Returns:
-        The path. An iterate's `certified` is Σ wᵢ|(A₊ - A_k)vᵢ|², which f falls by at least; `gap` and `inner` tell how
-        its subproblem went.
+        The path. An iterate's `certified` is Σ wᵢ|(A₊ - A_k)vᵢ|², the least decrease of f; `gap` and `inner` are those
+        of its subproblem.
 
     >>> from nearfar.linear import TripletObjective
     >>> f = TripletObjective(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), margin=0.0, ridge=0.1)

@@ -1,4 +1,4 @@
-"""The convex problem behind f: over M = A'A ⪰ 0 it has one minimum, the global answer for d ≥ m.
+"""The convex form of the problem: over M = A'A ⪰ 0 it has one minimum, which is global for d ≥ m.
 
 f(A) = F(A'A) with F(M) = tr(Q M) + Σ wᵢ μ·softplus((<M, Bᵢ> + α)/μ), a convex function of M.
 """
@@ -23,7 +23,7 @@ EVERY = 10  # steps between two looks at the lower bound
 
 @dataclass(frozen=True)
 class Reference:
-    """The convex answer: M [m, m], F(M), a lower bound on min F (0 where none is known), and the steps it took."""
+    """The convex solution: M [m, m], F(M), a lower bound on min F (0 if none is known), and the number of steps."""
 
     matrix: Tensor = field(repr=False)
     value: float
@@ -31,7 +31,7 @@ class Reference:
     steps: int
 
     def factor(self, components: int | None = None) -> Tensor:
-        """A [components, m] with A'A = M, or its best approximation of that rank; leading directions first."""
+        """A factor A [components, m] with A'A = M, or its best approximation of that rank, largest directions first."""
         values, vectors = torch.linalg.eigh(self.matrix)
         rows: Tensor = (vectors * values.clamp_min(0.0).sqrt()).T.flip(0)
         return rows if components is None else rows[:components]
@@ -55,8 +55,8 @@ def psd_reference(
     Args:
         objective: f.
         start: M [m, m], psd; 0 by default, which is stationary for A but not for M.
-        steps: at most.
-        tolerance: stop where F(M) less the lower bound is at most this times F(M), or where F stands still.
+        steps: the most steps.
+        tolerance: stop when F(M) minus the lower bound is at most this times F(M), or when F no longer changes.
         radius: R, for the minimum over |A|_F ≤ R.
     """
     if radius is not None:
@@ -75,7 +75,7 @@ def psd_reference(
 
 
 class _Cone:
-    """F and its gradient in coordinates N, M = W N W', where the rows are u W, v W, r W."""
+    """F and its gradient in the coordinates N with M = W N W', where the rows are u W, v W, r W."""
 
     def __init__(self, objective: Objective, radius: float | None) -> None:
         eye = torch.eye(objective.width).to(objective.v)
@@ -104,7 +104,7 @@ class _Cone:
         return self.u.T @ (wq * self.u) - self.v.T @ (wq * self.v)
 
     def project(self, N: Tensor) -> Tensor:
-        """The nearest psd matrix, with a trace of at most R² where a radius is given."""
+        """Project to the nearest psd matrix, with a trace of at most R² if a radius is given."""
         values, vectors = torch.linalg.eigh((N + N.T) / 2)
         values = values.clamp_min(0.0)
         if self.trace is not None and float(values.sum()) > self.trace:
@@ -132,7 +132,7 @@ class _Cone:
 
 
 def _fista(objective: Objective, start: Tensor | None, steps: int, tolerance: float, radius: float | None) -> Reference:
-    """Accelerated projected gradient; the momentum restarts whenever F would rise."""
+    """Accelerated projected gradient descent (FISTA); the momentum restarts whenever F would increase."""
     cone = _Cone(objective, radius)
     N = torch.zeros_like(cone.Q)
     if start is not None:

@@ -1,8 +1,8 @@
-"""Gradient descent A ← A - η∇f(A) whose every step comes with a decrease that is known before it is taken.
+"""Gradient descent A ← A - η∇f(A) with certified steps: the least decrease is known before a step is taken.
 
 The gradient is L(R)-Lipschitz on the ball |A|_F ≤ R (`Objective.smoothness`), so the step that solves
-η·L(|A| + η|∇f|) = 1 stays inside a ball on which it is short enough: f falls by at least (η/2)|∇f|². Longer steps are
-tried from there. With one triplet the longest safe step is known exactly.
+η·L(|A| + η|∇f|) = 1 stays inside a ball on which it is short enough: f decreases by at least (η/2)|∇f|². Longer steps
+are tried from there. With one triplet the longest safe step is known exactly.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Iterate:
 
     Attributes:
         value: f(A); in a stochastic run f of the batch that was drawn there.
-        norm: |A|_F, to be watched where inf f is not attained.
+        norm: |A|_F, which grows without bound if inf f is not attained.
         gradient: |∇f(A)|_F; with a ball, |A₊ - A|/η of the projected step.
         step: η of the step that led here; 0 at the start, NaN for CCP.
-        certified: the decrease that this step was bound to bring; NaN in a stochastic run, where nothing is certain.
+        certified: the guaranteed decrease of this step; NaN in a stochastic run, where nothing is guaranteed.
         gap: the duality gap of the CCP subproblem that led here, relative to its value; NaN elsewhere.
         inner: how many L-BFGS iterations that subproblem took.
     """
@@ -51,12 +51,12 @@ class Iterate:
 
 @dataclass(frozen=True)
 class Path:
-    """Where a run ended, what it passed, and why it stopped: "tolerance", "steps", "rounding" or "callback".
+    """The iterates of a run, its end, and why it stopped: "tolerance", "steps", "rounding" or "callback".
 
-    "rounding" means that no step lowers f any more in floating point; the last iterate is kept. f shows a fall down to
-    its last digit only, so |∇f| below about √(eps·f·L) need not be reached (2e-8 where f and L are about 1): with a
-    tolerance near that, the default included, "tolerance" and "rounding" both mean the bottom, and which one ends
-    a run is up to the processor.
+    "rounding" means that no step lowers f in floating point any more; the last iterate is kept. A decrease below the
+    last digit of f is invisible, so |∇f| below about √(eps·f·L) may not be reached (2e-8 where f and L are about 1):
+    with a tolerance near that, as the default, "tolerance" and "rounding" both mean convergence, and which one ends a
+    run depends on the processor.
     """
 
     A: Tensor = field(repr=False)
@@ -64,17 +64,17 @@ class Path:
     reason: str
 
     def __len__(self) -> int:
-        """How many steps were taken."""
+        """The number of steps taken."""
         return len(self.iterates) - 1
 
     @property
     def values(self) -> list[float]:
-        """Every f, from the start to the end."""
+        """The values f of all iterates, from the start to the end."""
         return [each.value for each in self.iterates]
 
     @property
     def certified(self) -> list[float]:
-        """Every certified decrease, one a step."""
+        """The certified decreases, one per step."""
         return [each.certified for each in self.iterates[1:]]
 
 
@@ -83,7 +83,7 @@ Callback = Callable[[int, Tensor, Iterate], object]
 
 
 class Move(NamedTuple):
-    """A step that was found: where it leads, η, and the decrease that is certain."""
+    """A step: the new A, η, and the certified decrease."""
 
     A: Tensor
     step: float
@@ -91,22 +91,22 @@ class Move(NamedTuple):
 
 
 def size(A: Tensor) -> float:
-    """|A|_F."""
+    """The Frobenius norm |A|_F."""
     return float(torch.linalg.vector_norm(A))
 
 
 def safe_step(objective: Objective, A: Tensor, gradient: Tensor, *, local: bool = False) -> float:
-    """The root η of η·L(|A| + η|∇f|) = 1, by bisection: then f(A - η∇f) ≤ f(A) - (η/2)|∇f|².
+    """The safe step: the root η of η·L(|A| + η|∇f|) = 1, for which f(A - η∇f) ≤ f(A) - (η/2)|∇f|².
 
-    The left side increases with η, and the segment from A stays in the ball of radius |A| + η|∇f|. The paper steps
-    with 1/M(w) of bounds that are printed wrong and hold at w alone, not on the way (docs/papers/jaffe-2020.md).
+    The left side increases with η, and the segment from A stays in the ball of radius |A| + η|∇f|. The paper uses
+    1/M(w) with bounds that are printed wrong and hold at w alone, not along the step (docs/papers/jaffe-2020.md).
 
     Args:
         objective: with μ > 0; the hinge has no Lipschitz gradient.
         A: [d, m].
         gradient: ∇f(A), [d, m].
         local: bound the curvature around A, where it is Σ wᵢ(2bᵢ + (|A Bᵢ|_F + η|∇f|bᵢ)²/μ), not on the whole ball. It
-            is never shorter, costs two more products, and pays where A has many columns, most of them idle.
+            is never shorter, costs two more products, and pays if A has many columns, most of them idle.
 
     >>> f = TripletObjective(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), margin=0.0)
     >>> A = torch.tensor([[1.0, 0.0]])
@@ -129,26 +129,26 @@ def safe_step(objective: Objective, A: Tensor, gradient: Tensor, *, local: bool 
 
 
 def _from_the_ball(objective: Objective, a: float) -> tuple[float, float, float, float]:
-    """L(|A| + ρ) = max(c₀, c₁ + c₂(|A| + ρ)²), as a polynomial in ρ."""
+    """The bound L(|A| + ρ) = max(c₀, c₁ + c₂(|A| + ρ)²), as a polynomial in ρ."""
     least, first, second = objective.bounds()
     return least, first + second * a * a, 2 * second * a, second
 
 
 def _inverse(smoothness: float) -> float:
-    """1/L; a constant f (L = 0) takes any step, and 1 is one."""
+    """The step 1/L; for a constant f (L = 0) any step is safe, and 1 is returned."""
     return 1 / smoothness if smoothness else 1.0
 
 
 def single_triplet_step(objective: TripletObjective, A: Tensor, *, factor: float = 1.0) -> tuple[Tensor, float]:
-    """A ← A - factor·A B/l₊ for n = 1, and the exact decrease -μ·log(q·e^{b/μ} + 1-q) that it brings.
+    """The step A ← A - factor·A B/l₊ for n = 1, and its exact decrease -μ·log(q·e^{b/μ} + 1-q).
 
     This is the gradient step with η = factor/(2q·l₊), written without q: the paper's η̂ = 1/(2qλmax) overflows as q
-    vanishes. Every factor in (0, 2] descends. Where l₊ ≤ 0 every step does, and |l₋| takes its place.
+    vanishes. Every factor in (0, 2] descends. If l₊ ≤ 0 every step does, and |l₋| is used instead.
 
     Args:
         objective: of one triplet, without ridge.
         A: [d, m].
-        factor: 1 is the paper's step, 2 the longest that is bound to descend.
+        factor: 1 is the paper's step, 2 the longest that is guaranteed to descend.
     """
     if len(objective.v) != 1 or objective.ridge:
         raise ValueError(
@@ -166,12 +166,12 @@ def single_triplet_step(objective: TripletObjective, A: Tensor, *, factor: float
 
 
 def _times_b(objective: TripletObjective, A: Tensor) -> Tensor:
-    """A B for the one triplet."""
+    """The product A B for the one triplet."""
     return (objective.u @ A.T).T @ objective.u - (objective.v @ A.T).T @ objective.v
 
 
 def _drop(s: float, b: float, mu: float) -> float:
-    """What one term falls by, f(s) - f(s + b) = -μ·log(q·e^{b/μ} + 1-q); for μ = 0 the hinge's."""
+    """The decrease of one term, f(s) - f(s + b) = -μ·log(q·e^{b/μ} + 1-q); for μ = 0 that of the hinge."""
     if mu and abs(b) < mu:  # a small change of f keeps its digits in this form, a large one in the difference
         q = float(gate(torch.tensor(s, dtype=torch.float64), mu))
         return -mu * math.log1p(q * math.expm1(b / mu))
@@ -183,8 +183,8 @@ def exact_step(objective: Objective, A: Tensor, gradient: Tensor, *, start: floa
     """The first local minimizer η ≥ start of f(A - η∇f), by doubling and bisection on the slope along the ray.
 
     For one triplet it is s₂/(2q·s₃), s₂ = |A B|², s₃ = <A B, A B B>, if s₃ > 0 (the paper prints that it is at most
-    1/(2qλmax); it is at least that). Where the ray descends for ever (s₃ ≤ 0) no minimizer exists, and the step ends
-    where A has moved by 10·max(|A|, 1).
+    1/(2qλmax); it is at least that). If the ray descends forever (s₃ ≤ 0) no minimizer exists, and the step ends where
+    A has moved by 10·max(|A|, 1).
 
     Args:
         objective: any.
@@ -219,7 +219,7 @@ def descend(
     decay: float = 0.5,
     callback: Callback | None = None,
 ) -> Path:
-    """A ← A - η∇f(A), where f never rises and each step's certified decrease is on record.
+    """Gradient descent A ← A - η∇f(A): f never increases, and each step's certified decrease is recorded.
 
     rule      η                                                      certified decrease
     "safe"    root of η·L(|A| + η|∇f|) = 1                           (η/2)|∇f|², known beforehand
@@ -230,22 +230,22 @@ def descend(
     radius    on the ball |A|_F ≤ R, steps from 1/L(R), projected    |A₊ - A|²/(2η), or c|A₊ - A|²/η where η is longer
     batch     (safe step of a drawn batch)/(1+t)^decay               none: it certifies the batch's fall, not f's
 
-    The hinge (μ = 0) has no safe step: "armijo" and "exact" start from 1/(2 Σ wb), and stop where none descends.
+    The hinge (μ = 0) has no safe step: "armijo" and "exact" start from 1/(2 Σ wb), and stop if no step descends.
 
     Args:
         objective: f.
         A: where to start, [d, m]. Not 0, which is always stationary.
-        steps: at most so many.
-        tolerance: stop where |∇f|_F (or its projected form) is no more than this.
+        steps: the most steps.
+        tolerance: stop when |∇f|_F (or its projected form) is at most this.
         rule: one of the above.
         radius: R of the projected variant; the start is projected too.
-        batch: triplets a step of the stochastic variant.
-        generator: of the draws.
-        decay: exponent of the stochastic step; ½ lets the noise die out.
+        batch: triplets per step of the stochastic variant.
+        generator: random generator of the draws.
+        decay: exponent of the stochastic step; with ½ the noise vanishes.
         callback: see `Callback`.
 
     Returns:
-        The path; `path.A` is its end.
+        The path; `path.A` is the last iterate.
 
     >>> f = TripletObjective(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), margin=0.0)
     >>> path = descend(f, torch.tensor([[1.0, 0.1]]), steps=5, rule="single")
@@ -292,7 +292,7 @@ def _onto(A: Tensor, radius: float | None) -> Tensor:
 
 
 def _base(objective: Objective, A: Tensor, gradient: Tensor, radius: float | None, *, local: bool = False) -> float:
-    """The step that is certain: the safe one, 1/L(R) on a ball, and for the hinge 1/(2 Σ wb), certain between kinks."""
+    """The guaranteed step: the safe one, 1/L(R) on a ball, and for the hinge 1/(2 Σ wb), valid between kinks."""
     if not objective.mu:
         return _inverse(max(objective.bounds()[:2]))
     return (
@@ -310,7 +310,7 @@ def _move(
     base: float,
     last: float,
 ) -> Move | None:
-    """The step of a rule, or None where no step of it lowers f in floating point."""
+    """The step of a rule, or None if none of its steps lowers f in floating point."""
     if rule == "single":
         if not isinstance(objective, TripletObjective):
             raise TypeError(f"descend: rule='single' needs a TripletObjective, but got {type(objective).__name__}.")
@@ -347,7 +347,7 @@ def _wander(
     decay: float,
     callback: Callback | None,
 ) -> Path:
-    """The stochastic variant: each batch is stepped on with its own safe step over (1+t)^decay."""
+    """The stochastic variant: each batch's own safe step, divided by (1+t)^decay."""
     iterates: list[Iterate] = []
     step, reason = 0.0, "steps"
     for t in range(steps + 1):

@@ -1,8 +1,9 @@
-"""`TripletLearner`: a linear map learnt from class labels, as a scikit-learn estimator.
+"""`TripletLearner`: a linear map learned from class labels, as a scikit-learn estimator.
 
     minimize over A [d, m]   Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ),   uᵢ = x - x_target,  vᵢ = x - x_impostor
 
-Targets and impostors are near rows of the same and of other classes, chosen anew as A moves. Numpy in, numpy out.
+Targets and impostors are near rows of the same and of other classes, chosen again as A changes. Input and output are
+NumPy arrays.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ PARTIAL = 0.2
 
 
 class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A [d, m] that brings rows near their own class and a margin away from others; `transform` is x ↦ A x.
+    """Learn A [d, m] that brings rows near their own class and a margin away from others; `transform` is x ↦ A x.
 
     Args:
         n_components: d; all features where None.
         solver: "sgd" (Adam on drawn anchors), "gd" (gradient descent with certified steps), "ccp" (the convex-concave
             procedure), "convex" (the global minimum over M = A'A, cut to rank d), or "auto": sgd, then certified gd.
-        margin: α, in squared units of the map; A is scaled to it at the start, so that it is no unit of the data.
+        margin: α, in squared units of the map; A is scaled to it at the start, so it does not depend on data units.
         mu: μ, the temperature of the softplus, or "annealed": from 1 to 0.3 margins. 0 is the hinge.
         triplets: "neighbors" (near targets, near impostors), "hard" (farthest target, nearest impostor), "all"
-            (drawn evenly), or "dro": neighbors, weighted by the worst case over a set.
-        robust: a set from `nearfar.sets` for the weights of the triplets; KL(1) with triplets="dro" where None.
-        n_neighbors: targets of an anchor.
-        n_impostors: impostors of an anchor.
+            (drawn uniformly), or "dro": neighbors, weighted by the worst case over a set.
+        robust: a set from `nearfar.sets` for the weights of the triplets; None is KL(1) with triplets="dro".
+        n_neighbors: targets per anchor.
+        n_impostors: impostors per anchor.
         init: "lda" (filled up with principal directions beyond classes - 1), "pca" or "identity".
         max_iter: steps; by default 600 (auto, sgd), 200 (gd), 10 (ccp) or 300 (convex).
-        tol: gd and ccp end a round where |∇f| is no larger, sgd the run where its loss is.
+        tol: gd and ccp end a round when |∇f| is at most this, sgd ends the run when its loss is.
         batch_size: anchors drawn at each choice of triplets by sgd.
         refresh: steps between two choices of triplets; by default 10 (sgd), 20 (gd), 2 (ccp), 100 (convex).
-        max_triplets: the most that gd, ccp and convex hold at a time, 16·m bytes each, drawn evenly from those chosen.
-        verbose: 1 prints a line each round.
+        max_triplets: the most that gd, ccp and convex hold at a time, 16·m bytes each, drawn uniformly if more.
+        verbose: 1 prints a line per round.
         random_state: seed of the draws.
 
     Attributes:
@@ -131,9 +132,9 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self._finish(run, A)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """One round of sgd on these rows alone: triplets are chosen among them, A moves by `refresh` steps.
+        """One round of sgd on these rows only: triplets are chosen among them, and A takes `refresh` steps.
 
-        The first call starts A as `fit` does and fixes the scale of the features; after `fit` it goes on from there.
+        The first call initializes A as `fit` does and fixes the scale of the features; after `fit` it continues.
         Every call needs two classes, and one class with two rows.
         """
         first = not hasattr(self, "components_")
@@ -146,13 +147,13 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self._finish(run, self._adam.A.double(), self._adam)
 
     def transform(self, X: ArrayLike) -> NDArray[Any]:
-        """X A', [n, d], in the precision of X."""
+        """Map rows: X A', [n, d], in the precision of X."""
         check_is_fitted(self)
         rows: NDArray[Any] = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         return np.asarray(rows @ self.components_.T.astype(rows.dtype))
 
     def pair_distance(self, pairs: ArrayLike) -> NDArray[np.float64]:
-        """|A(x - x')|, [n], of pairs [n, 2, m]."""
+        """Distances |A(x - x')|, [n], of pairs [n, 2, m]."""
         check_is_fitted(self)
         both: NDArray[np.float64] = check_array(pairs, allow_nd=True, ensure_2d=False, dtype=np.float64, estimator=self)
         if both.ndim != 3 or both.shape[1:] != (2, self.n_features_in_):
@@ -163,16 +164,16 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return np.asarray(np.linalg.norm((both[:, 0] - both[:, 1]) @ self.components_.T, axis=1))
 
     def score_pairs(self, pairs: ArrayLike) -> NDArray[np.float64]:
-        """-|A(x - x')|, [n], of pairs [n, 2, m]: a score, larger = more similar, as everywhere in this library."""
+        """Scores -|A(x - x')|, [n], of pairs [n, 2, m]: larger = more similar, as everywhere in this library."""
         return -self.pair_distance(pairs)
 
     def get_mahalanobis_matrix(self) -> NDArray[np.float64]:
-        """M = A'A, [m, m]: distances are √((x - x')' M (x - x'))."""
+        """The matrix M = A'A, [m, m]: distances are √((x - x')' M (x - x'))."""
         check_is_fitted(self)
         return np.asarray(self.components_.T @ self.components_)
 
     def _validated(self, X: ArrayLike, y: ArrayLike, *, reset: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """X [n, m] in float64 and classes 0, 1, ... [n], or one sentence that says what is wrong."""
+        """Check the inputs: X [n, m] in float64 and classes 0, 1, ... [n]."""
         self._check_parameters()
         rows, targets = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(targets)
@@ -227,7 +228,7 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         )
 
     def _begin(self, rows: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[Run, torch.Tensor]:
-        """A run from the start, and the A [d, m] it starts with, in units where every feature has variance 1."""
+        """Start a run: its state and the initial A [d, m], in units where every feature has variance 1."""
         deviation = rows.std(axis=0)
         # a constant feature has a deviation of rounding errors, which no unit should be made of
         constant = deviation <= 1e-12 * np.abs(rows).max(axis=0)

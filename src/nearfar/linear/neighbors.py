@@ -1,10 +1,10 @@
-"""Which triplets a linear map is taught by: near positive rows (targets) and near negative rows (impostors).
+"""The choice of triplets for a linear map: near rows of the same class (targets) and of other classes (impostors).
 
     targets(i)   = the k nearest rows j ≠ i with y_j = y_i       impostors(i) = the l nearest rows with y_j ≠ y_i
 
-Distances are |z_i - z_j|² in the space of the map as it is now. Rows are sorted by class first, so that the positive
-rows of an anchor are one run of columns and no mask is made. One tile of distances is held at a time: memory grows with
-n, never with n².
+Distances are |z_i - z_j|² in the space of the current map. Rows are sorted by class first, so that the positive rows of
+an anchor are contiguous columns and no mask is needed. One tile of distances is held at a time: memory grows with n,
+never with n².
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TILE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Rows in the order of their classes: class c holds the sorted rows starts[c] .. starts[c+1] - 1.
+    """Rows sorted by class: class c is the sorted rows starts[c] .. starts[c+1] - 1.
 
     Attributes:
-        order: [n] the place that each sorted row had before.
+        order: [n] the original position of each sorted row.
         labels: [n] the class of each sorted row, 0, 1, ...
         starts: [c + 1] where each class begins.
     """
@@ -39,16 +39,16 @@ class Classes:
 
     @property
     def sizes(self) -> Tensor:
-        """[c] rows in each class."""
+        """The number of rows of each class, [c]."""
         return self.starts.diff()
 
     def anchors(self) -> Tensor:
-        """The sorted rows that have at least one positive row: only they can head a triplet."""
+        """The sorted rows that have at least one positive: only they can be anchors of a triplet."""
         return torch.nonzero(self.sizes[self.labels] > 1)[:, 0]
 
 
 def sort_classes(labels: Tensor) -> Classes:
-    """The order that puts rows of one class side by side; rows of a class keep their order.
+    """Sort rows by class; rows of one class keep their order.
 
     >>> sort_classes(torch.tensor([1, 0, 1, 0, 0])).order.tolist()
     [1, 3, 4, 0, 2]
@@ -60,13 +60,13 @@ def sort_classes(labels: Tensor) -> Classes:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Triplets as a product: anchor i goes with each of its targets and each of its impostors.
+    """Triplets as a product: anchor i with each of its targets and each of its impostors.
 
     Attributes:
         anchors: [b] rows.
         targets: [b, k] rows of the anchor's class.
         impostors: [b, l] rows of other classes.
-        measure: [b, k, l] 1 where a triplet is there, 0 where a small class left a gap.
+        measure: [b, k, l] 1 where a triplet exists, 0 where a class is too small.
     """
 
     anchors: Tensor
@@ -75,7 +75,7 @@ class Chosen:
     measure: Tensor
 
     def flat(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The triplets one by one: anchor [n], target [n], impostor [n]."""
+        """The triplets as a list: anchor [n], target [n], impostor [n]."""
         row, near, far = torch.nonzero(self.measure, as_tuple=True)
         return self.anchors[row], self.targets[row, near], self.impostors[row, far]
 
@@ -91,7 +91,7 @@ def choose(
     generator: torch.Generator | None = None,
     tile: int = TILE,
 ) -> Chosen:
-    """The triplets of the anchors `rows` in the space z.
+    """Choose the triplets of the anchors `rows` in the space z.
 
     kind           targets                       impostors
     "neighbors"   the k nearest positive rows      the l nearest negative rows (the same for "dro")
@@ -100,12 +100,12 @@ def choose(
 
     Args:
         z: [n, d] in sorted order.
-        classes: as `sort_classes` gives them; there must be two.
-        rows: [b] increasing, each with a positive row (`Classes.anchors`).
+        classes: the result of `sort_classes`; there must be at least two classes.
+        rows: [b] increasing, each with a positive (`Classes.anchors`).
         kind: one of `KINDS`.
         targets: k.
         impostors: l.
-        generator: of the draws of "all".
+        generator: random generator of "all".
         tile: entries of a tile of distances.
     """
     check_choice("choose", "kind", kind, KINDS)
@@ -131,7 +131,7 @@ def choose(
 def _search(
     z: Tensor, square: Tensor, classes: Classes, rows: Tensor, near: Tensor, far: Tensor, farthest: bool
 ) -> None:
-    """Fill near [t, k] and far [t, l] for one strip of rows; |z_i|² is the same along a row and left out."""
+    """Fill near [t, k] and far [t, l] for one strip of rows; |z_i|² is constant along a row and left out."""
     distance = torch.addmm(square[None], z[rows], z.T, alpha=-2)
     itself = torch.arange(len(rows))
     distance[itself, rows] = -torch.inf if farthest else torch.inf
@@ -149,7 +149,7 @@ def _search(
 
 
 def _drawn(classes: Classes, rows: Tensor, k: int, l: int, generator: torch.Generator | None) -> Chosen:
-    """K positive and l negative rows a row, drawn evenly and with replacement."""
+    """Draw k positives and l negatives for each row, uniformly and with replacement."""
     label = classes.labels[rows]
     start, size = classes.starts[label][:, None], classes.sizes[label][:, None]
     near = start + (torch.rand(len(rows), k, generator=generator, dtype=torch.float64) * (size - 1)).long()
@@ -163,9 +163,9 @@ def _drawn(classes: Classes, rows: Tensor, k: int, l: int, generator: torch.Gene
 def differences(
     x: Tensor, chosen: Chosen, most: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """U = x_anchor - x_target [n, m], v = x_anchor - x_impostor [n, m], and which triplets [n] of `chosen.flat()`.
+    """The differences u = x_anchor - x_target and v = x_anchor - x_impostor [n, m], and the triplets' numbers [n].
 
-    Of more than `most` triplets so many are drawn evenly without replacement.
+    Numbers refer to `chosen.flat()`. If there are more than `most` triplets, `most` are drawn without replacement.
     """
     anchor, target, impostor = chosen.flat()
     index = torch.arange(len(anchor))

@@ -25,7 +25,7 @@ __all__ = ["ContrastiveObjective", "Infimum", "Objective", "Ray", "TripletObject
 
 @dataclass(frozen=True)
 class Infimum:
-    """What is known of inf f without a run: lower ≤ inf f ≤ upper, and whether it is attained (None: not known)."""
+    """Bounds lower ≤ inf f ≤ upper that are known without optimizing, and whether inf f is attained (None: unknown)."""
 
     lower: float
     upper: float
@@ -35,7 +35,7 @@ class Infimum:
 
 @dataclass(frozen=True)
 class Ray:
-    """Along a line f(A + tD) = c₀ + c₁t + c₂t² + Σ wᵢ μ·softplus((aᵢ + bᵢt + cᵢt²)/μ): O(n) a look once it is made."""
+    """f on a line, f(A + tD) = c₀ + c₁t + c₂t² + Σ wᵢ μ·softplus((aᵢ + bᵢt + cᵢt²)/μ), in O(n) per evaluation."""
 
     rows: tuple[Tensor, Tensor, Tensor]
     pull: tuple[float, float, float]
@@ -43,20 +43,20 @@ class Ray:
     mu: float
 
     def value(self, t: float) -> float:
-        """f(A + tD)."""
+        """The value f(A + tD)."""
         a, b, c = self.rows
         inner = float((self.weights * smooth_hinge(a + b * t + c * t * t, self.mu)).sum())
         return self.pull[0] + self.pull[1] * t + self.pull[2] * t * t + inner
 
     def slope(self, t: float) -> float:
-        """d/dt f(A + tD)."""
+        """The derivative d/dt f(A + tD)."""
         a, b, c = self.rows
         q = gate(a + b * t + c * t * t, self.mu)
         return self.pull[1] + 2 * self.pull[2] * t + float((self.weights * q * (b + 2 * c * t)).sum())
 
 
 def gate(s: Tensor, mu: float) -> Tensor:
-    """Sigmoid(s/μ) = q, the slope of μ·softplus(s/μ); 1[s > 0] for the hinge μ = 0."""
+    """The derivative q = sigmoid(s/μ) of μ·softplus(s/μ); 1[s > 0] for the hinge μ = 0."""
     return torch.sigmoid(s / mu) if mu else (s > 0).to(s.dtype)
 
 
@@ -89,7 +89,7 @@ class Objective:
 
     @property
     def width(self) -> int:
-        """m, the number of columns of A."""
+        """The number of columns m of A."""
         return self.v.shape[1]
 
     def at(self, *, mu: float | None = None, ridge: float | None = None) -> Self:
@@ -104,7 +104,7 @@ class Objective:
         return other
 
     def sample(self, batch: int, generator: torch.Generator | None = None) -> Self:
-        """An objective of `batch` terms drawn with replacement in proportion to their weights: E f_batch = f."""
+        """The objective of `batch` terms drawn with replacement in proportion to their weights: E f_batch = f."""
         index = torch.multinomial(self.weights, batch, replacement=True, generator=generator)
         other = copy.copy(self)
         other.u, other.v = self.u[index], self.v[index]
@@ -113,7 +113,7 @@ class Objective:
         return other
 
     def products(self, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A uᵢ [n, d], A vᵢ [n, d] and sᵢ [n]."""
+        """The products A uᵢ [n, d], A vᵢ [n, d] and the scores sᵢ [n]."""
         if A.ndim != 2 or A.shape[1] != self.width:
             raise ValueError(
                 f"{type(self).__name__}: A must have shape [d, {self.width}], but came with shape {list(A.shape)}."
@@ -122,33 +122,33 @@ class Objective:
         return au, av, (au * au).sum(dim=1) - (av * av).sum(dim=1) + self.margin
 
     def _quadratic(self, A: Tensor) -> Tensor:
-        """tr(A Q A')."""
+        """The quadratic term tr(A Q A')."""
         total = (A * A).sum() * (self.ridge / 2)
         return total + ((self.pull @ A.T) ** 2).sum() if len(self.pull) else total
 
     def _quadratic_slope(self, A: Tensor) -> Tensor:
-        """2 A Q."""
+        """The gradient 2 A Q of the quadratic term."""
         slope = self.ridge * A
         return slope + 2 * (self.pull @ A.T).T @ self.pull if len(self.pull) else slope
 
     def value(self, A: Tensor) -> Tensor:
-        """f(A), 0-dim. μ = 0 is the hinge."""
+        """The value f(A), a 0-dim tensor; μ = 0 is the hinge."""
         s = self.products(A)[2]
         return self._quadratic(A) + (self.weights * smooth_hinge(s, self.mu)).sum()
 
     def gradient(self, A: Tensor) -> Tensor:
-        """2 A (Q + Σ wᵢqᵢBᵢ), [d, m]; for μ = 0 the Clarke subgradient that leaves terms at s = 0 out."""
+        """The gradient 2 A (Q + Σ wᵢqᵢBᵢ), [d, m]; for μ = 0 the Clarke subgradient without terms at s = 0."""
         return self.value_and_gradient(A)[1]
 
     def value_and_gradient(self, A: Tensor) -> tuple[Tensor, Tensor]:
-        """Both, from one pair of products."""
+        """Value and gradient, from one pair of products."""
         au, av, s = self.products(A)
         wq = (2 * self.weights * gate(s, self.mu))[:, None]
         value = self._quadratic(A) + (self.weights * smooth_hinge(s, self.mu)).sum()
         return value, self._quadratic_slope(A) + (wq * au).T @ self.u - (wq * av).T @ self.v
 
     def hessian_vector(self, A: Tensor, D: Tensor) -> Tensor:
-        """H[D], [d, m]; for μ = 0 the second derivative wherever there is one.
+        """The Hessian-vector product H[D], [d, m]; for μ = 0 the second derivative where it exists.
 
         The paper's Hessian of g lacks the term 2P and doubles its cross term; that of f, eq. (28), is right.
         """
@@ -164,11 +164,11 @@ class Objective:
         return self._quadratic_slope(D) + left.T @ self.u - right.T @ self.v
 
     def convex_part(self, A: Tensor) -> Tensor:
-        """g(A) = tr(A Q A') + Σ wᵢ μ·logaddexp((|A uᵢ|²+α)/μ, |A vᵢ|²/μ), the maximum of the two for μ = 0."""
+        """The convex part g(A) = tr(A Q A') + Σ wᵢ μ·logaddexp((|A uᵢ|²+α)/μ, |A vᵢ|²/μ); the maximum for μ = 0."""
         return self.value(A) + self.concave_part(A)
 
     def concave_part(self, A: Tensor) -> Tensor:
-        """h(A) = Σ wᵢ|A vᵢ|², the convex function that is subtracted; its gradient is 2 A C, C = Σ wᵢ vᵢvᵢ'."""
+        """The convex function h(A) = Σ wᵢ|A vᵢ|² that is subtracted; its gradient is 2 A C, C = Σ wᵢ vᵢvᵢ'."""
         return (self.weights * (self.v @ A.T).square().sum(dim=1)).sum()
 
     def ray(self, A: Tensor, D: Tensor) -> Ray:
@@ -181,35 +181,36 @@ class Objective:
         return Ray((s, along, square), pull, self.weights, self.mu)
 
     def extreme_eigenvalues(self) -> tuple[Tensor, Tensor]:
-        """l₋ ≤ 0 ≤ l₊ or both of one sign: ½(<u-v, u+v> ∓ |u-v||u+v|), the two eigenvalues of Bᵢ besides zeros."""
+        """The two eigenvalues l₋ ≤ l₊ of Bᵢ that need not be zero: ½(<u-v, u+v> ∓ |u-v||u+v|), [n] each."""
         less, more = self.u - self.v, self.u + self.v
         inner = (less * more).sum(dim=1)
         size = torch.linalg.vector_norm(less, dim=1) * torch.linalg.vector_norm(more, dim=1)
         return (inner - size) / 2, (inner + size) / 2
 
     def spectral_norms(self) -> Tensor:
-        """bᵢ = |Bᵢ|₂ = max(l₊, -l₋) = ½(|<u-v, u+v>| + |u-v||u+v|), [n]; no cancellation in this form."""
+        """The norms bᵢ = |Bᵢ|₂ = max(l₊, -l₋) = ½(|<u-v, u+v>| + |u-v||u+v|), [n], without cancellation."""
         if self._norms is None:
             low, high = self.extreme_eigenvalues()
             self._norms = torch.maximum(high.abs(), low.abs())
         return self._norms
 
     def bounds(self) -> tuple[float, float, float]:
-        """(c₀, c₁, c₂) of L(R) = max(c₀, c₁ + c₂R²); c₂ is infinite for the hinge, whose gradient jumps."""
+        """The coefficients (c₀, c₁, c₂) of L(R) = max(c₀, c₁ + c₂R²); c₂ is infinite for the hinge."""
         b = self.spectral_norms()
         second = float((self.weights * b * b).sum())
         return 0.0, self._pull_norm() + 2 * float((self.weights * b).sum()), _over(second, self.mu)
 
     def smoothness(self, radius: float) -> float:
-        """L(R) ≥ |Hess f(A)| for every |A|_F ≤ R: 2|Q|₂ + Σ wᵢ(2bᵢ + R²bᵢ²/μ), or what the leaf says is sharper.
+        """A bound L(R) ≥ |Hess f(A)| for all |A|_F ≤ R: 2|Q|₂ + Σ wᵢ(2bᵢ + R²bᵢ²/μ), or a sharper one of a subclass.
 
-        The paper prints M_f = |w|²λmax(B)² + 2λmax(B), which is no bound: B is indefinite (docs/papers/jaffe-2020.md).
+        The paper prints M_f = |w|²λmax(B)² + 2λmax(B), which is not a bound: B is indefinite
+        (docs/papers/jaffe-2020.md).
         """
         least, first, second = self.bounds()
         return max(least, first + (second * radius**2 if radius else 0.0))
 
     def local_bounds(self, A: Tensor) -> tuple[float, float, float, float]:
-        """(c₀, c₁, c₂, c₃) of max(c₀, c₁ + c₂ρ + c₃ρ²) ≥ |Hess f| within ρ of A: |A Bᵢ|_F + ρbᵢ in place of Rbᵢ."""
+        """Coefficients of max(c₀, c₁ + c₂ρ + c₃ρ²) ≥ |Hess f| within ρ of A, with |A Bᵢ|_F + ρbᵢ in place of Rbᵢ."""
         au, av, _ = self.products(A)
         turn = (self.u * self.v).sum(dim=1) * (au * av).sum(dim=1)
         first, second = (x.square().sum(dim=1) * y.square().sum(dim=1) for x, y in ((au, self.u), (av, self.v)))
@@ -220,11 +221,11 @@ class Objective:
         return least, start + reach, _over(2 * float((self.weights * square.sqrt() * b).sum()), self.mu), top
 
     def _pull_norm(self) -> float:
-        """2|Q|₂."""
+        """The norm 2|Q|₂ of the quadratic term's Hessian."""
         return self.ridge + (2 * float(torch.linalg.matrix_norm(self.pull, ord=2)) ** 2 if len(self.pull) else 0.0)
 
     def _start(self) -> float:
-        """f(0)."""
+        """The value f(0)."""
         return float(self.value(self.v.new_zeros(1, self.width)))
 
 
@@ -232,7 +233,7 @@ class TripletObjective(Objective):
     """f(A) = Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ), the smoothed triplet margin loss of a linear map (Jaffe 2020).
 
     Args:
-        u: x_anchor - x_positive, [n, m], floating point (float64 for the certificates to mean much).
+        u: x_anchor - x_positive, [n, m], floating point (use float64 for meaningful certificates).
         v: x_anchor - x_negative, [n, m].
         margin: α ≥ 0.
         mu: μ ≥ 0, the temperature; 0 is the hinge. f exceeds the hinge by at most μ·log 2.
@@ -270,7 +271,7 @@ class TripletObjective(Objective):
         return other
 
     def infimum(self, components: int | None = None) -> Infimum:
-        """What inf f over A [components, m] is, as far as it is known in closed form.
+        """Bounds of inf f over A [components, m], as far as they are known in closed form.
 
         With ridge > 0 it is attained. Else, over the triplets of positive weight:
 
@@ -302,12 +303,12 @@ class ContrastiveObjective(Objective):
     """f(A) = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·softplus((m - |A vⱼ|²)/μ): positives pulled, negatives pushed beyond m.
 
     The paper leaves this loss to future work. f = g - h with g = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·logaddexp(m/μ, |A vⱼ|²/μ) and
-    h = Σ cⱼ|A vⱼ|². The Hessian is a positive part less a positive part, so its norm is at most the larger of the two.
+    h = Σ cⱼ|A vⱼ|². The Hessian is the difference of two psd parts, so its norm is at most the larger of the two.
 
     Args:
         u: differences of positive pairs, [n, m].
         v: differences of negative pairs, [k, m].
-        margin: m ≥ 0, the squared distance at which a negative pair stops to cost.
+        margin: m ≥ 0, the squared distance beyond which a negative pair has no loss.
         mu: μ ≥ 0, the temperature; 0 is the hinge.
         weights: (a, c), [n] and [k], divided by their common sum; 1/(n+k) each by default.
         ridge: adds ½·ridge·|A|².
@@ -334,7 +335,7 @@ class ContrastiveObjective(Objective):
         super().__init__(torch.zeros_like(v), v, margin=margin, mu=mu, weights=both[len(u) :], ridge=ridge, pull=pull)
 
     def sample(self, batch: int, generator: torch.Generator | None = None) -> Self:
-        """`batch` negative pairs in proportion to their weights, and as many positive ones: E f_batch = f."""
+        """Draw `batch` negative pairs in proportion to their weights, and as many positive ones: E f_batch = f."""
         other = super().sample(batch, generator)
         other.weights = other.weights * self.weights.sum()
         if len(self.pull):
@@ -343,7 +344,7 @@ class ContrastiveObjective(Objective):
         return other
 
     def bounds(self) -> tuple[float, float, float]:
-        """L(R) = max(2 Σ cⱼ|vⱼ|², 2|Q|₂ + R² Σ cⱼ|vⱼ|⁴/μ): the larger of the two parts; a triplet needs their sum."""
+        """Coefficients of L(R) = max(2 Σ cⱼ|vⱼ|², 2|Q|₂ + R² Σ cⱼ|vⱼ|⁴/μ), the larger of the two parts."""
         _, both, second = super().bounds()
         push = 2 * float((self.weights * self.spectral_norms()).sum())
         return push, both - push, second
@@ -357,7 +358,7 @@ class ContrastiveObjective(Objective):
 
 
 def check_rows(owner: str, u: Tensor, v: Tensor) -> None:
-    """Demand two matrices of differences of one width, type and device, and at least one row to push apart."""
+    """Require two matrices of differences of equal width, dtype and device, with at least one negative difference."""
     check_embeddings(owner, "u", u)
     check_embeddings(owner, "v", v)
     if u.shape[1] != v.shape[1] or u.dtype != v.dtype or u.device != v.device:
@@ -370,7 +371,7 @@ def check_rows(owner: str, u: Tensor, v: Tensor) -> None:
 
 
 def shares(owner: str, weights: Tensor | None, rows: int, like: Tensor) -> Tensor:
-    """Weights that sum to 1: uniform where none are given."""
+    """Normalize weights to sum 1; uniform if none are given."""
     if weights is None:
         return like.new_full((rows,), 1 / rows)
     if weights.shape != (rows,):
@@ -383,7 +384,7 @@ def shares(owner: str, weights: Tensor | None, rows: int, like: Tensor) -> Tenso
 
 
 def _over(numerator: float, mu: float) -> float:
-    """x/μ, with 0/0 = 0 and x/0 = ∞: the second derivative of a hinge that never bends, and of one that does."""
+    """The quotient x/μ with 0/0 = 0 and x/0 = ∞: second derivatives of a hinge."""
     if not numerator:
         return 0.0
     return numerator / mu if mu else math.inf

@@ -1,7 +1,7 @@
-"""The rounds of a fit: choose triplets in the space of A, move A on them, choose again.
+"""The rounds of a fit: choose triplets in the space of A, optimize A on them, choose again.
 
 A stochastic round draws anchors and takes Adam steps on them. A certified round holds its triplets, their weights and μ
-still, and every step it takes lowers their loss by a decrease that is on record.
+fixed, and every step lowers their loss by a recorded decrease.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Problem", "Run", "Step"]
 START = 0.1
 """Mean squared distance to a target at the start, in margins. Small: then the loss is nearly linear in A'A, so that all
 triplets have a say in the first directions, not just those that a chance of the start left violated."""
-FEWEST = 4  # triplets an anchor: better few of many anchors than many of few, which would be learnt by heart
+FEWEST = 4  # triplets per anchor: few of many anchors are better than many of few, which would overfit
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a fit, and what is known of it.
+    """One step of a fit, and its certificate.
 
     Attributes:
         stage: "sgd", "gd", "ccp" or "convex".
@@ -39,9 +39,9 @@ class Step:
         value: the loss after the step; for "sgd" before it, on its batch.
         mu: the temperature of the round.
         norm: |A|_F in units where every feature has variance 1.
-        certified: whether the decrease was known before the step, or checked as it was taken.
-        decrease: what the step lowered the loss of its round by, at least; NaN where nothing is certified.
-        gap: relative duality gap of a ccp subproblem, or of the convex answer; NaN elsewhere.
+        certified: whether the decrease was known before the step, or checked when it was taken.
+        decrease: the least decrease of the loss of its round; NaN if nothing is certified.
+        gap: relative duality gap of a ccp subproblem, or of the convex solution; NaN elsewhere.
     """
 
     stage: str
@@ -56,28 +56,28 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Rows in the order of their classes, centered, each feature divided by its deviation: x [n, m] in float64."""
+    """Rows x [n, m] in float64, sorted by class, centered, each feature divided by its standard deviation."""
 
     x: Tensor
     classes: Classes
 
     @classmethod
     def of(cls, X: NDArray[np.float64], labels: NDArray[np.int64], scale: NDArray[np.float64]) -> Problem:
-        """From rows X [n, m], classes 0, 1, ... [n] and the deviations [m]."""
+        """Build from rows X [n, m], classes 0, 1, ... [n] and the standard deviations [m]."""
         classes = sort_classes(torch.tensor(labels))
         return cls(torch.tensor((X - X.mean(axis=0)) / scale)[classes.order], classes)
 
 
 @dataclass(eq=False)
 class Run:
-    """A fit under way: what it knows, and the steps it has taken.
+    """The state of a fit: its problem, its options and the steps so far.
 
     Attributes:
         problem: the rows.
         plan: margin, temperature, and how triplets are chosen.
-        most: triplets that a certified round holds.
-        seed: of the draws.
-        verbose: print a line each round.
+        most: the most triplets of a certified round.
+        seed: seed of the draws.
+        verbose: print a line per round.
         history: the steps so far.
     """
 
@@ -93,7 +93,7 @@ class Run:
         self.round = self.history[-1].round + 1 if self.history else 0
 
     def scaled(self, A: Tensor) -> Tensor:
-        """A, stretched until the mean squared distance to a target is `START` margins: no unit of the data matters."""
+        """Scale A so that the mean squared distance to a target is `START` margins, whatever the units of the data."""
         A = A / size(A)
         chosen = self.plan.chosen(self.problem.x, A, self.problem.classes, self.generator)
         u, v, _ = differences(self.problem.x, chosen, self.most, self.generator)
@@ -104,7 +104,7 @@ class Run:
         return A
 
     def stochastic(self, A: Tensor, steps: int) -> Tensor:
-        """Rounds of Adam in float32, whose pace falls along a cosine."""
+        """Rounds of Adam in float32, with a cosine schedule of the learning rate."""
         state, x, refresh = Adam.start(A.float()), self.problem.x.float(), self.plan.refresh
         for first in range(0, steps, refresh):
             mu = annealed(self.plan.mu, self.plan.margin, first / max(1, steps - refresh))
@@ -114,14 +114,14 @@ class Run:
         return state.A.double()
 
     def adam_round(self, state: Adam, x: Tensor, mu: float, shares: list[float]) -> float:
-        """One choice of triplets and a step for each share of the pace; the last loss."""
+        """Choose triplets once and take a step for each share of the learning rate; return the last loss."""
         values = one_round(state, x, self.problem.classes, self.plan, self.generator, mu, shares)
         norm = size(state.A)
         self._record([Step("sgd", self.round, value, mu, norm, certified=False) for value in values])
         return values[-1]
 
     def certified(self, stage: str, A: Tensor, steps: int, refresh: int, *, polish: bool = False) -> Tensor:
-        """Rounds of gd, ccp or the convex problem in float64; a polish keeps to the last temperature."""
+        """Rounds of gd, ccp or the convex problem in float64; with `polish`, at the last temperature only."""
         for first in range(0, steps, refresh):
             share = 1.0 if polish else min(1.0, first / max(1, steps - refresh))
             mu = annealed(self.plan.mu, self.plan.margin, share)
@@ -130,7 +130,7 @@ class Run:
         return A
 
     def objective(self, A: Tensor, mu: float) -> TripletObjective:
-        """The loss of at most `most` triplets, chosen in the space of A; weights from a set are those of A."""
+        """The loss of at most `most` triplets, chosen in the space of A; weights from a set are computed at A."""
         each = 1 if self.plan.kind == "hard" else min(FEWEST, self.plan.targets * self.plan.impostors)
         wide = replace(self.plan, batch=-(-self.most // each))
         chosen = wide.chosen(self.problem.x.float(), A.float(), self.problem.classes, self.generator)
@@ -143,7 +143,7 @@ class Run:
         return objective.reweighted(weights) if float(weights.sum()) > 0 else objective  # no loss, no worst case
 
     def _held(self, stage: str, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
-        """One round of a certified stage, on record."""
+        """Run and record one round of a certified stage."""
         if stage == "convex":
             return self._convex(objective, A, steps)
         solve = ccp if stage == "ccp" else descend
@@ -157,7 +157,7 @@ class Run:
         return path.A
 
     def _convex(self, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
-        """The minimum over M = A'A ⪰ 0; its gap to the dual bound is that of the problem before the cut to rank d."""
+        """The minimum over M = A'A ⪰ 0; the recorded gap is that before the truncation to rank d."""
         if not (objective.u.any() or objective.v.any()):  # all rows are equal: every map is as good
             return A
         found = psd_reference(objective, A.T @ A, steps=steps, tolerance=max(self.plan.tolerance, 1e-12))

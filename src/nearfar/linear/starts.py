@@ -1,11 +1,12 @@
-"""Where a linear map starts: A [d, m] from the data, before anything is learnt.
+"""Initialization of a linear map A [d, m] from the data.
 
     "pca"       the d directions of largest variance
     "lda"       the directions that maximize between-class over within-class variance, filled up with "pca"
     "identity"  the first d features
 
-A = 0 is stationary for every triplet loss, so no row starts at 0. Nor does a row leave directions that the loss does
-not couple with others: where loud features say nothing of the classes, "pca" starts in them and may stay there.
+A = 0 is stationary for every triplet loss, so no row of A is initialized to 0. Nor does a row leave directions that the
+loss does not couple with others: if features of large variance say nothing about the classes, "pca" starts in them and
+may stay there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FILL = 0.3  # rows that fill up "lda" are so long beside its own: they hold what
 
 
 def start(init: str, X: Matrix, labels: NDArray[np.int64], components: int) -> Matrix:
-    """A [components, m] for centered rows X [n, m] with classes 0, 1, ...
+    """Compute the initial A [components, m] for centered rows X [n, m] with classes 0, 1, ...
 
     >>> start("pca", np.array([[3.0, 0.1], [-3.0, -0.1], [0.0, 0.0]]), np.array([0, 1, 1]), 1).round(2)
     array([[1.  , 0.03]])
@@ -42,7 +43,7 @@ def principal(X: Matrix, components: int) -> Matrix:
 
 
 def discriminant(X: Matrix, labels: NDArray[np.int64], components: int) -> Matrix:
-    """Fisher's directions, at most classes - 1 of them, then principal ones at `FILL` of their mean length."""
+    """Fisher's discriminant directions, at most classes - 1, then principal ones at `FILL` of their mean length."""
     rows = X[:0]
     if X.any():
         rows = LinearDiscriminantAnalysis().fit(X, labels).scalings_.T[:components]

@@ -1,9 +1,9 @@
-"""Adam on the smoothed triplet loss of drawn anchors, with a rate that follows from the data.
+"""Adam on the smoothed triplet loss of random anchors, with a learning rate derived from the data.
 
     f_b(A) = Σ w_ijk μ·softplus((|A(x_i - x_j)|² - |A(x_i - x_k)|² + α)/μ)      anchors i of the batch, targets j,
                                                                                impostors k, w even or from a set
 The gradient goes through z = A x: dA = (dZ)' X, so that no difference of rows is ever formed in the wide space.
-Nothing here is certified: a step lowers the loss of its batch on average, not f for sure.
+Nothing here is certified: a step lowers the loss of its batch on average, but f need not decrease.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 0.8  # of the rows: where a batch touches more, all are mapped and none a
 
 @dataclass(eq=False)
 class Adam:
-    """A [d, m] and the running moments of its gradient; `pace` is the length of a full step in each entry."""
+    """A [d, m] and the running moments of its gradient; `pace` is the learning rate, the length of a full step."""
 
     A: Tensor
     first: Tensor
@@ -39,11 +39,11 @@ class Adam:
 
     @classmethod
     def start(cls, A: Tensor) -> Adam:
-        """No moments yet; the pace is `RATE` times the root mean square of A."""
+        """Start without moments; the learning rate is `RATE` times the root mean square of A."""
         return cls(A, torch.zeros_like(A), torch.zeros_like(A), RATE * float(A.square().mean().sqrt()))
 
     def step(self, gradient: Tensor, share: float) -> None:
-        """A ← A - share·pace·m̂/√v̂, with moments over about 10 and 100 steps."""
+        """Take a step A ← A - share·pace·m̂/√v̂, with moments over about 10 and 100 steps."""
         self.count += 1
         self.first.lerp_(gradient, 0.1)
         self.second.lerp_(gradient.square(), 0.01)
@@ -54,7 +54,7 @@ class Adam:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The rows that a set of triplets touches, and the triplets counted among them."""
+    """The rows that occur in a set of triplets, and the triplets as indices into these rows."""
 
     x: Tensor
     anchors: Tensor
@@ -64,7 +64,7 @@ class Batch:
 
     @classmethod
     def of(cls, x: Tensor, chosen: Chosen) -> Batch:
-        """Copy the touched rows aside unless they are most of x."""
+        """Copy the rows that occur, unless they are most of x."""
         b, k = chosen.targets.shape
         places = torch.cat([chosen.anchors, chosen.targets.flatten(), chosen.impostors.flatten()])
         rows, index = torch.unique(places, return_inverse=True)
@@ -76,7 +76,7 @@ class Batch:
     def value_and_gradient(
         self, A: Tensor, margin: float, mu: float, over: UncertaintySet | None
     ) -> tuple[float, Tensor]:
-        """f_b(A) and its gradient [d, m]; weights from a set are p*, whose own slope drops out (Danskin)."""
+        """The loss f_b(A) and its gradient [d, m]; weights from a set are p*, whose derivative drops out (Danskin)."""
         z = self.x @ A.T
         head = z[self.anchors][:, None]
         near, far = head - z[self.targets], head - z[self.impostors]
@@ -94,7 +94,7 @@ class Batch:
 
 
 def triplet_weights(s: Tensor, measure: Tensor, mu: float, over: UncertaintySet | None) -> Tensor:
-    """w, of the shape of s, summing to 1: even over the triplets that are there, or the worst case over `over`."""
+    """Weights of the shape of s that sum to 1: uniform over existing triplets, or the worst case over `over`."""
     if over is None:
         return measure / measure.sum()
     losses = smooth_hinge(s, mu).reshape(1, -1)
@@ -102,7 +102,7 @@ def triplet_weights(s: Tensor, measure: Tensor, mu: float, over: UncertaintySet 
 
 
 def annealed(mu: float | None, margin: float, share: float) -> float:
-    """μ where a share in [0, 1] of the run is over: falls geometrically between the ends of `ANNEAL`, or stays."""
+    """The temperature μ after a share in [0, 1] of the run: constant, or geometric between the ends of `ANNEAL`."""
     if mu is not None:
         return mu
     first, last = ANNEAL
@@ -111,16 +111,16 @@ def annealed(mu: float | None, margin: float, share: float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stochastic run needs to know beside the data.
+    """The options of a stochastic run.
 
     Attributes:
         margin: α.
         mu: μ, or None to anneal it.
-        kind: of triplets, see `choose`.
+        kind: kind of triplets, see `choose`.
         targets: k.
         impostors: l.
-        over: the set of triplet weights, or None for even ones.
-        batch: anchors drawn a round.
+        over: the set of triplet weights, or None for uniform ones.
+        batch: anchors drawn per round.
         refresh: steps on one choice of triplets.
         tolerance: a round whose first loss is no larger ends the run.
     """
@@ -136,7 +136,7 @@ class Plan:
     tolerance: float
 
     def chosen(self, x: Tensor, A: Tensor, classes: Classes, generator: torch.Generator) -> Chosen:
-        """The triplets of a batch of anchors, drawn evenly, in the space of A."""
+        """Choose the triplets of a random batch of anchors, in the space of A."""
         anchors = classes.anchors()
         if len(anchors) > self.batch:
             anchors = anchors[torch.randperm(len(anchors), generator=generator)[: self.batch].sort().values]
@@ -147,7 +147,7 @@ class Plan:
 def one_round(
     state: Adam, x: Tensor, classes: Classes, plan: Plan, generator: torch.Generator, mu: float, shares: list[float]
 ) -> list[float]:
-    """Choose triplets once and take a step for each share of the pace; the loss before each step."""
+    """Choose triplets once and take a step for each share of the learning rate; return the loss before each step."""
     batch = Batch.of(x, plan.chosen(x, state.A, classes, generator))
     values: list[float] = []
     for share in shares:
@@ -160,5 +160,5 @@ def one_round(
 
 
 def cosine(t: int, steps: int) -> float:
-    """½(1 + cos(πt/T)), the share of the pace at step t of T."""
+    """The cosine schedule ½(1 + cos(πt/T)): the share of the learning rate at step t of T."""
     return 0.5 * (1 + math.cos(math.pi * t / steps))

@@ -1,12 +1,12 @@
 """A learning rate for the last linear layer of a network, from the curvature bound L(R) on its inputs.
 
 The triplet loss of a head x ↦ W x + b on fixed inputs is f(W) of `TripletObjective`: the bias cancels. So the safe step
-of f bounds the learning rate of the head. Where that is a bound and where it is a rule of thumb:
+of f bounds the learning rate of the head. When it is a bound, and when it is a heuristic:
 
 * a bound: plain SGD moves the head alone, on the mean loss μ·softplus((|Wu|² - |Wv|² + α)/μ) of the very triplets that
   were handed in, without normalizing embeddings. Then the loss of those triplets cannot rise.
 * a heuristic: another batch (the bound is of the batch that was seen), layers below that move too, momentum or Adam,
-  embeddings of unit length, another loss. The rate still scales with the inputs and the weights as it should.
+  embeddings of unit length, another loss. The learning rate still scales correctly with the inputs and the weights.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["StepGuard", "Suggestion", "suggest_step"]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A rate η with η·L = 1, L the curvature bound on the way that η takes, and what it rests on.
+    """A learning rate η with η·L = 1, where L bounds the curvature along the step, and the numbers behind it.
 
     Attributes:
-        rate: η, the largest learning rate that is certain to lower the loss of these triplets.
-        smoothness: L(|W|), of the whole ball; 1/L is a cruder, shorter rate.
+        rate: η, the largest learning rate that is guaranteed to lower the loss of these triplets.
+        smoothness: L(|W|), of the whole ball; 1/L is a cruder, smaller learning rate.
         value: f(W).
         gradient: |∇f(W)|_F.
         norm: |W|_F.
@@ -45,18 +45,18 @@ class Suggestion:
 
     @property
     def decrease(self) -> float:
-        """(η/2)|∇f|², what one plain step at this rate is bound to bring."""
+        """The guaranteed decrease (η/2)|∇f|² of one plain SGD step at this learning rate."""
         return self.rate / 2 * self.gradient**2
 
 
 def suggest_step(
     head: nn.Linear | Tensor, triplets: Sequence[Tensor], *, margin: float = 1.0, mu: float = 1.0
 ) -> Suggestion:
-    """η·Σ wᵢ(2bᵢ + (|W Bᵢ| + η|∇f|bᵢ)²/μ) = 1, solved for η: a linear head W [d, m] and triplets of its inputs.
+    """Suggest a learning rate η for a linear head W [d, m] from triplets of its inputs.
 
-    This is `safe_step` with the curvature around W, which is at most L(|W| + η|∇f|). With weights held and inputs
-    scaled by c, η goes like c⁻² while 2b leads and like c⁻⁴ once |W B|²/μ does; inputs times c and weights over c give
-    c⁻² exactly.
+    It solves η·Σ wᵢ(2bᵢ + (|W Bᵢ| + η|∇f|bᵢ)²/μ) = 1. This is `safe_step` with the curvature around W, which is at most
+    L(|W| + η|∇f|). With weights held and inputs scaled by c, η goes like c⁻² while 2b leads and like c⁻⁴ once |W B|²/μ
+    does; inputs times c and weights over c give c⁻² exactly.
 
     Args:
         head: the layer or its weight, [d, m].
@@ -65,7 +65,7 @@ def suggest_step(
         mu: μ > 0, the smoothing of the loss; a hinge has no bound.
 
     Returns:
-        The rate and what it rests on. See the module for where it is a bound.
+        The learning rate and the numbers behind it. See the module for when it is a bound.
 
     >>> head = nn.Linear(3, 2)
     >>> x = torch.eye(3)
@@ -96,14 +96,14 @@ def suggest_step(
 
 
 class StepGuard:
-    """min(lr, η) for one step of an optimizer, where η is what `suggest_step` says of the batch at hand.
+    """Cap the learning rate of each optimizer step at min(lr, η), with η by `suggest_step` for the current batch.
 
-    The rates are lowered for that step only and put back, so schedules go on as they were. With momentum β the cap is
-    (1-β)η, since velocities add up to 1/(1-β) steps.
+    Learning rates are lowered for that step only and then restored, so schedules are not affected. With momentum β the
+    cap is (1-β)η, since velocities add up to 1/(1-β) steps.
 
     Args:
         head: the last linear layer.
-        optimizer: whose rates are capped, in every parameter group.
+        optimizer: its learning rates are capped, in every parameter group.
         margin: α of the loss.
         mu: μ > 0 of the loss.
 
@@ -126,7 +126,7 @@ class StepGuard:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the cap certifies each batch's decrease: plain SGD that moves nothing but the head."""
+        """Whether the cap guarantees each batch's decrease: plain SGD that trains only the head."""
         mine = {id(parameter) for parameter in self.head.parameters()}
         groups = self.optimizer.param_groups
         others = [p for p in itertools.chain.from_iterable(g["params"] for g in groups) if id(p) not in mine]
@@ -134,7 +134,7 @@ class StepGuard:
         return type(self.optimizer) is torch.optim.SGD and not others and not extras
 
     def step(self, triplets: Sequence[Tensor]) -> Suggestion:
-        """Take `optimizer.step()` with every rate at most η; call it after backward, with the inputs of the head."""
+        """Call `optimizer.step()` with learning rates of at most η; use it after backward, with the head's inputs."""
         suggestion = suggest_step(self.head, triplets, margin=self.margin, mu=self.mu)
         groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]

@@ -1,4 +1,4 @@
-"""The names of pytorch-metric-learning (PML) over nearfar's losses: change the import, and nothing else.
+"""A drop-in replacement for pytorch-metric-learning (PML): change the import, and nothing else.
 
     from nearfar.pml import distances, losses, miners, reducers, regularizers, samplers
 

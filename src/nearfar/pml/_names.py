@@ -1,4 +1,4 @@
-"""One sentence for an argument that a class here does not know."""
+"""Errors for unknown keyword arguments, which name the nearest known one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypedDict
 
 
 class Recorded(TypedDict, total=False):
-    """What every class of PML takes by keyword."""
+    """Keyword arguments of every class of PML."""
 
     collect_stats: bool | None
 
@@ -19,7 +19,7 @@ def check_names(thing: object, given: Mapping[str, object], known: type = Record
 
     Raises:
         TypeError: a name is unknown; the message names the class and the nearest right name.
-        ValueError: statistics are to be collected, which cannot be done here.
+        ValueError: `collect_stats` is true, which is not supported.
     """
     owner = type(thing).__name__
     shared = list(known.__annotations__)

@@ -15,13 +15,13 @@ Regularizer = Callable[[Tensor], Tensor]
 
 
 class MinerSettings(Recorded, total=False):
-    """What every miner takes by keyword."""
+    """Keyword arguments of every miner."""
 
     distance: Distance | None
 
 
 class Settings(MinerSettings, total=False):
-    """What every loss takes by keyword."""
+    """Keyword arguments of every loss."""
 
     reducer: Reducer | None
     embedding_regularizer: Regularizer | None
@@ -29,7 +29,7 @@ class Settings(MinerSettings, total=False):
 
 
 class ClassSettings(Settings, total=False):
-    """What losses with learnt class vectors take besides."""
+    """Further keyword arguments of losses with learned class vectors."""
 
     weight_regularizer: Regularizer | None
     weight_reg_weight: float
@@ -37,7 +37,7 @@ class ClassSettings(Settings, total=False):
 
 
 def chosen_distance(owner: str, given: MinerSettings, default: Distance, *, fixed: bool = False) -> Distance:
-    """The distance given, or the default; `fixed` where the formula holds for the default alone."""
+    """The given distance, or the default; with `fixed` only the default is allowed."""
     distance = given.get("distance")
     if distance is None:
         return default
@@ -52,7 +52,7 @@ def chosen_distance(owner: str, given: MinerSettings, default: Distance, *, fixe
 
 
 def chosen_reducer(owner: str, given: Settings, default: Reducer, allowed: tuple[type[Reducer], ...]) -> Reducer:
-    """The reducer given, or the default."""
+    """The given reducer, or the default."""
     reducer = given.get("reducer")
     if reducer is None:
         return default

@@ -1,4 +1,4 @@
-"""Index tuples, as PML's losses read them: each pair once, as triplets drawn at random, or as weights of samples."""
+"""Index tuples as PML's losses use them: each pair once, as random triplets, or as weights of samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Indices = tuple[Tensor, ...]
 
 
 def as_pairs(indices: Indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four tensors of a tuple: anchors and positives, anchors and negatives."""
+    """Convert an index tuple to pairs: anchors and positives, anchors and negatives."""
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
     return a1.long(), p.long(), a2.long(), n.long()
 
 
 def each_once(owner: str, indices: Indices, columns: int) -> Indices:
-    """The same pairs without repetition: for losses that PML computes from masks."""
+    """Remove repeated pairs, for losses that PML computes from masks."""
     a1, p, a2, n = as_pairs(indices)
     positive, negative = torch.unique(a1 * columns + p), torch.unique(a2 * columns + n)
     if readable(positive) and bool(torch.isin(positive, negative).any()):
@@ -27,12 +27,12 @@ def each_once(owner: str, indices: Indices, columns: int) -> Indices:
 
 
 def draw_triplets(positive: Tensor, chance: Tensor, times: Tensor) -> Indices:
-    """Triplets drawn with replacement, with torch's global generator.
+    """Draw triplets with replacement, with torch's global generator.
 
     Args:
         positive: [n, m] mask of the positives, each as likely as the others.
-        chance: [n, m] how likely each negative is, up to a factor a row.
-        times: [n] how many triplets of each anchor; none where it has no positive, or no negative of any chance.
+        chance: [n, m] probability of each negative, up to a factor per row.
+        times: [n] how many triplets of each anchor; none if it has no positive, or no negative of nonzero probability.
 
     Returns:
         (anchor, positive, negative).
@@ -45,14 +45,14 @@ def draw_triplets(positive: Tensor, chance: Tensor, times: Tensor) -> Indices:
 
 
 def _pick(weight: Tensor, count: int) -> Tensor:
-    """Columns [n, count] drawn from each row of weight [n, m] by inverting its cumulative sum."""
+    """Draw columns [n, count] from each row of weight [n, m] by inverting its cumulative sum."""
     heights = weight.to(torch.float64).cumsum(dim=1)
     spots = torch.rand(len(weight), count, dtype=torch.float64, device=weight.device) * heights[:, -1:]
     return torch.searchsorted(heights, spots, right=True).clamp(max=weight.shape[1] - 1)
 
 
 def sample_weights(indices: Indices | None, like: Tensor, *, anchors_only: bool) -> Tensor | None:
-    """How often each sample stands in the tuple, over the most often [n]; None (1 for all) where nothing is listed."""
+    """How often each sample occurs in the tuple, relative to the largest count [n]; None (all 1) if it is empty."""
     if indices is None or not sum(len(part) for part in indices):
         return None
     if anchors_only:
@@ -63,7 +63,7 @@ def sample_weights(indices: Indices | None, like: Tensor, *, anchors_only: bool)
 
 
 def check_classes(owner: str, labels: Tensor, classes: int) -> None:
-    """Demand labels that point at one of so many classes."""
+    """Require labels from 0 to `classes` - 1."""
     if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
             f"{owner}: labels must lie in 0..{classes - 1}, but reach from {int(labels.min())} to "

@@ -1,9 +1,8 @@
 """PML's distances over our similarities: `CosineSimilarity`, `DotProductSimilarity`, `LpDistance`.
 
-PML counts some of them upwards (`is_inverted`: larger = more similar) and some downwards. Here a distance translates
-and
-does no more: `similarity` is ours (larger = more similar, always), and `score` turns a number in PML's units, such as a
-margin, into a score.
+Some of PML's distances are similarities (`is_inverted`: larger = more similar), others are not. A distance here only
+translates: `similarity` is ours (always larger = more similar), and `score` converts a number in PML's units, such as a
+margin, to a score.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Number = TypeVar("Number", float, Tensor)
 
 
 class Distance(nn.Module, ABC):
-    """What PML calls a distance.
+    """Base class of PML's distances.
 
     Attributes:
-        similarity: ours.
-        is_inverted: the numbers grow with likeness.
+        similarity: our similarity.
+        is_inverted: whether larger means more similar.
         normalize_embeddings: rows are divided by their norm first.
         p: which norm, always 2.
-        power: what the distance is raised to.
+        power: exponent of the distance.
     """
 
     def __init__(self, similarity: Similarity, settings: Recorded, *, is_inverted: bool, power: int = 1) -> None:
@@ -42,7 +41,7 @@ class Distance(nn.Module, ABC):
         self.power = power
 
     def score(self, number: Number) -> Number:
-        """The score that stands for a number in PML's units (and the number for a score)."""
+        """Convert a number in PML's units to a score, and a score to PML's units."""
         return number if self.is_inverted else -number
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
@@ -62,7 +61,7 @@ class CosineSimilarity(Distance):
 
 
 class DotProductSimilarity(Distance):
-    """⟨x, y⟩; like PML's, it divides rows by their norm unless told not to."""
+    """⟨x, y⟩; as in PML, rows are divided by their norm by default."""
 
     def __init__(self, *, normalize_embeddings: bool = True, **settings: Unpack[Recorded]) -> None:
         super().__init__(Dot(normalize=normalize_embeddings), settings, is_inverted=True)
@@ -73,7 +72,7 @@ class LpDistance(Distance):
 
     Args:
         normalize_embeddings: divide rows by their norm first.
-        p: 2; other norms do not come from a matrix product.
+        p: 2; other norms cannot be computed by a matrix product.
         power: 1 or 2.
         settings: see `_names.Recorded`.
 

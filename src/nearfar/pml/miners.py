@@ -1,7 +1,7 @@
-"""PML's miners: which pairs or triplets of a batch to learn from, as index tuples.
+"""PML's miners: they choose pairs or triplets of a batch, as index tuples.
 
 A miner that returns pairs gives (anchor, positive, anchor, negative), one that returns triplets (anchor, positive,
-negative). Where nearfar has a miner for the same rule, the miner is that miner, and its result as a list.
+negative). Where nearfar has a miner of the same rule, that one is used and its mask is converted to a list.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Range = tuple[float, float]
 
 
 class Miner(nn.Module, ABC):
-    """Index tuples from embeddings and labels, without gradient.
+    """Base class of miners: index tuples from embeddings and labels, without gradient.
 
     Attributes:
         distance: PML's distance.
@@ -61,7 +61,7 @@ class Miner(nn.Module, ABC):
 
     @abstractmethod
     def mine(self, pairs: ScoredPairs) -> Indices:
-        """The tuple from scored pairs."""
+        """Choose the index tuple from scored pairs."""
 
     def forward(
         self,
@@ -73,14 +73,14 @@ class Miner(nn.Module, ABC):
         ids: Tensor | None = None,
         ref_ids: Tensor | None = None,
     ) -> Indices:
-        """The index tuple.
+        """Compute the index tuple.
 
         Args:
             embeddings: [n, d].
             labels: [n] integers.
-            ref_emb: [m, d] reference rows; without them the batch is its own reference and no row meets itself.
+            ref_emb: [m, d] reference rows; by default the batch is its own reference and no row is paired with itself.
             ref_labels: [m] integers.
-            ids: [n] which sample each row is; equal `ids` and `ref_ids` are the same sample and are not paired.
+            ids: [n] the sample of each row; equal `ids` and `ref_ids` are the same sample and are not paired.
             ref_ids: [m] likewise.
         """
         with torch.no_grad():
@@ -102,7 +102,7 @@ class Miner(nn.Module, ABC):
         ids: Tensor | None,
         ref_ids: Tensor | None,
     ) -> ScoredPairs | None:
-        """Scored pairs, or None where there are no rows at all."""
+        """Score the pairs; None if there are no rows."""
         owner = type(self).__name__
         check_embeddings(owner, "embeddings", embeddings)
         labels = labels.to(embeddings.device) if isinstance(labels, Tensor) else labels
@@ -128,7 +128,7 @@ def _listed(pairs: ScoredPairs) -> Indices:
 
 
 class MultiSimilarityMiner(Miner):
-    """Positive pairs less similar than the row's hardest negative one plus ε, and the reverse.
+    """Positive pairs less similar than the row's hardest negative pair plus ε, and negative pairs likewise.
 
     The same as `nf.miners.MultiSimilarity`.
 
@@ -165,7 +165,7 @@ class PairMarginMiner(Miner):
 
 
 class TripletMarginMiner(Miner):
-    """Triplets told by g = s_ap - s_an, by how much the negative is farther than the positive.
+    """Triplets chosen by g = s_ap - s_an, by how much the negative is farther than the positive.
 
     Args:
         margin: m.
@@ -195,13 +195,13 @@ class TripletMarginMiner(Miner):
 
 
 class DistanceWeightedMiner(Miner):
-    """Triplets whose negatives are drawn so that all distances are met evenly: `nf.miners.DistanceWeighted`.
+    """Triplets whose negatives are drawn uniformly over distances: `nf.miners.DistanceWeighted`.
 
-    An anchor gives as many triplets as its class has columns. Draws follow `torch.manual_seed`.
+    An anchor has as many triplets as its class has columns. Draws follow `torch.manual_seed`.
 
     Args:
-        cutoff: distances below are treated as this one.
-        nonzero_loss_cutoff: no negative at this distance or beyond is drawn.
+        cutoff: smaller distances are treated as this one.
+        nonzero_loss_cutoff: negatives at this distance or beyond are not drawn.
         settings: see `MinerSettings`; the distance must be `LpDistance()`.
     """
 
@@ -220,14 +220,14 @@ class DistanceWeightedMiner(Miner):
 
 
 class BatchEasyHardMiner(Miner):
-    """One positive and one negative pair an anchor, each by its own rule.
+    """One positive and one negative pair per anchor, each by its own strategy.
 
     Args:
         pos_strategy: "hard": the farthest positive; "easy": the nearest; "semihard": the farthest that is nearer than
-            the negative; "all": every one.
+            the negative; "all": all of them.
         neg_strategy: "hard": the nearest negative; "easy": the farthest; "semihard": the nearest that is farther than
-            the positive; "all": every one.
-        allowed_pos_range: (low, high), in the distance's own units, outside of which no positive is taken.
+            the positive; "all": all of them.
+        allowed_pos_range: (low, high), in the distance's own units; positives outside are not chosen.
         allowed_neg_range: likewise for negatives.
         settings: see `MinerSettings`; the distance is `LpDistance` where none is given.
     """
@@ -311,7 +311,7 @@ class BatchHardMiner(Miner):
 
 
 def _within(distance: Distance, pairs: ScoredPairs, *ranges: Range | None) -> tuple[Tensor, Tensor]:
-    """Masks of the positive and the negative pairs inside their ranges."""
+    """Masks of the positive and the negative pairs within their ranges."""
     numbers = distance.score(pairs.scores)
     bounds = [(-math.inf, math.inf) if limits is None else limits for limits in ranges]
     inside = [(numbers >= low) & (numbers <= high) for low, high in bounds]

@@ -1,4 +1,4 @@
-"""PML's reducers: how terms become a number. Each names our reduction over anchors and our set over pairs."""
+"""PML's reducers, from terms to a scalar: each maps to our reduction over anchors and our set over pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AvgNonZeroReducer", "DivisorReducer", "MeanReducer", "SumReducer"]
 
 @dataclass(frozen=True, eq=False)
 class Total(Mean):
-    """F = Σ wᵢlᵢ: the mean without its denominator. Its weights sum to the measure, not to 1."""
+    """The sum F = Σ wᵢlᵢ: the mean without its denominator; its weights sum to the measure, not to 1."""
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         return w.to(l.dtype)
@@ -28,11 +28,11 @@ class Total(Mean):
 
 
 class Reducer(nn.Module, ABC):
-    """How terms become a number.
+    """Base class of reducers.
 
     Attributes:
-        how: our reduction, where there is one term an anchor or a positive pair.
-        over: our uncertainty set, where pairs or triplets are the terms.
+        how: our reduction, if there is one term per anchor or positive pair.
+        over: our uncertainty set, if pairs or triplets are the terms.
     """
 
     how: Reduction
@@ -62,6 +62,6 @@ class SumReducer(Reducer):
 
 
 class DivisorReducer(Reducer):
-    """The sum over the denominator that the loss itself names: the default of `MarginLoss` and `ProxyAnchorLoss`."""
+    """The sum divided by the loss's own denominator: the default of `MarginLoss` and `ProxyAnchorLoss`."""
 
     how, over = "mean", Mean(zero="drop")

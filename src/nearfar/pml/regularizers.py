@@ -1,4 +1,4 @@
-"""PML's `LpRegularizer`: a price on the length of rows, for `embedding_regularizer=` and `weight_regularizer=`."""
+"""PML's `LpRegularizer`: a penalty on the norm of rows, for `embedding_regularizer=` and `weight_regularizer=`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LpRegularizer(nn.Module):
 
     Args:
         p: which norm.
-        power: what it is raised to; 2 with p = 2 is the L2 term of the N-pair paper.
+        power: exponent of the norm; 2 with p = 2 is the L2 term of the N-pair paper.
         settings: see `_names.Recorded`.
 
     >>> LpRegularizer(power=2)(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
@@ -31,7 +31,7 @@ class LpRegularizer(nn.Module):
         self.power = power
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """A scalar from rows [n, d]."""
+        """The penalty of rows [n, d], a scalar."""
         norms: Tensor = torch.linalg.vector_norm(embeddings, ord=self.p, dim=1)
         return (norms if self.power == 1 else norms**self.power).mean()
 

@@ -15,16 +15,16 @@ __all__ = ["MPerClassSampler"]
 
 
 class MPerClassSampler(Sampler[int]):
-    """Row numbers in runs of m of one class. With a batch size, a batch holds batch_size / m different classes.
+    """Yield row numbers, m of one class after m of another; with a batch size, batch_size / m classes per batch.
 
-    Classes with fewer than m samples repeat some; others do not. Draws follow `torch.manual_seed` (PML's follow numpy's
-    global generator): one number is taken from torch's global generator when an iteration starts.
+    Only classes with fewer than m samples repeat some. Draws follow `torch.manual_seed` (PML's follow NumPy's global
+    generator): one number is drawn from torch's global generator when an iteration starts.
 
     Args:
         labels: [n] a class per sample: a tensor, an array or a list.
         m: samples of each class.
-        batch_size: that of the DataLoader; m must divide it. Without it a pass goes through all classes, shuffled.
-        length_before_new_iter: how many numbers an iteration gives, rounded down to whole batches (or whole passes).
+        batch_size: that of the DataLoader; m must divide it. Without it a pass visits all classes, shuffled.
+        length_before_new_iter: how many numbers an iteration yields, rounded down to whole batches (or whole passes).
         unknown: anything else is an error.
 
     >>> sampler = MPerClassSampler([0, 0, 1, 1, 1, 2, 2], m=2, batch_size=4, length_before_new_iter=10)
@@ -83,7 +83,7 @@ class MPerClassSampler(Sampler[int]):
                 yield from run
 
     def _draw(self, rows: Tensor, generator: torch.Generator) -> list[int]:
-        """M rows of one class, without repetition where it has as many."""
+        """Draw m rows of one class, without repetition if it has enough."""
         if len(rows) < self.m_per_class:
             place = torch.randint(len(rows), (self.m_per_class,), generator=generator)
         else:

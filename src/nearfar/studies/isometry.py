@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nearfar import geometry
 from nearfar._utils.files import write_text
-from nearfar.geometry.constraints import Programme, settle
+from nearfar.geometry.constraints import Program, settle
 from nearfar.geometry.repair import class_means
 from nearfar.studies import _isometry_figures as figures
 
@@ -88,8 +88,8 @@ def toy(starts: int) -> dict[str, Any]:
 def least_moving(x: Tensor, y: Tensor, found: geometry.Separation) -> Tensor:
     """Of the separated maps within 1.001 d_haus, the one that moves rows least in all: f* itself is not unique."""
     scale = float(torch.cdist(x, x).max())
-    programme = Programme("haus", (x / scale).numpy(), y.numpy())
-    ended = settle(programme, (found.map / scale).numpy(), 1.001 * found.upper / scale)
+    program = Program("haus", (x / scale).numpy(), y.numpy())
+    ended = settle(program, (found.map / scale).numpy(), 1.001 * found.upper / scale)
     moved = geometry.repair(torch.from_numpy(ended) * scale, y).map
     return moved if float((moved - x).norm(dim=1).max()) <= 1.01 * found.upper else found.map
 

@@ -1,4 +1,4 @@
-"""`Loss`: what the losses of pairs and triplets share, PML's call shape above all."""
+"""`Loss`: the base class of PML's losses of pairs and triplets, with PML's signature of a call."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Call:
 
     @property
     def columns(self) -> int:
-        """How many rows the reference has (the batch itself, where there is none)."""
+        """The number of reference rows (of the batch itself, if there is no reference)."""
         return len(self.embeddings if self.ref_emb is None else self.ref_emb)
 
     def relation(self) -> Relation:
-        """Which rows form positive pairs, told by the labels."""
+        """The relation by the labels: which rows form positive pairs."""
         if isinstance(self.labels, Relation):
             return self.labels
         if self.labels is None:
@@ -49,12 +49,12 @@ class Call:
         return Relation.from_labels(self.labels, self.ref_labels, ids=self.ids, ref_ids=self.ref_ids)
 
     def into(self, robust: RobustLoss) -> Tensor:
-        """The value of a recipe on these arguments."""
+        """Evaluate a recipe on these arguments."""
         value: Tensor = robust(*self._arguments(), ids=self.ids, ref_ids=self.ref_ids)
         return value
 
     def explained(self, robust: RobustLoss) -> Explanation:
-        """What is behind that value."""
+        """Explain a recipe on these arguments."""
         return robust.explain(*self._arguments(), ids=self.ids, ref_ids=self.ref_ids)
 
     def _arguments(self) -> tuple[Tensor, Labels, Indices | None, Tensor | None, Tensor | None]:
@@ -65,10 +65,10 @@ class Call:
 
 
 class Loss(nn.Module, ABC):
-    """A loss of pairs or triplets under PML's name.
+    """Base class of losses of pairs or triplets.
 
     Attributes:
-        robust: the native recipe; `loss.robust.explain(...)` says why a value is what it is.
+        robust: the native recipe; `loss.robust.explain(...)` shows the weights behind a value.
         distance: PML's distance.
         reducer: PML's reducer.
     """
@@ -99,15 +99,15 @@ class Loss(nn.Module, ABC):
         ids: Tensor | None = None,
         ref_ids: Tensor | None = None,
     ) -> Tensor:
-        """The loss, a differentiable scalar.
+        """Compute the loss, a differentiable scalar.
 
         Args:
             embeddings: [n, d].
             labels: [n] integers.
             indices_tuple: a miner's tuple.
-            ref_emb: [m, d] reference rows; without them the batch is its own reference and no row meets itself.
+            ref_emb: [m, d] reference rows; by default the batch is its own reference and no row is paired with itself.
             ref_labels: [m] integers.
-            ids: [n] which sample each row is; equal `ids` and `ref_ids` are the same sample and are not paired.
+            ids: [n] the sample of each row; equal `ids` and `ref_ids` are the same sample and are not paired.
             ref_ids: [m] likewise.
         """
         call = self._call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
@@ -141,12 +141,12 @@ class Loss(nn.Module, ABC):
         return call.into(self.robust)
 
     def _take(self, robust: RobustLoss) -> RobustLoss:
-        """Let messages of a recipe name this loss."""
+        """Take a recipe, and let its error messages name this loss."""
         robust.owner = type(self).__name__
         return robust
 
     def _labels(self, call: Call) -> Tensor:
-        """The labels, for losses that cannot do without."""
+        """The labels, for losses that require them."""
         if not isinstance(call.labels, Tensor):
             raise ValueError(f"{call.owner}: labels must come as a 1-D integer tensor, with an index tuple too.")
         check_labels(call.owner, "labels", call.labels, len(call.embeddings), call.embeddings.device)

@@ -1,4 +1,4 @@
-"""Losses against one learnt vector per class: proxy-NCA, proxy-anchor, ArcFace."""
+"""Losses against one learned vector per class: proxy-NCA, proxy-anchor, ArcFace."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Init = Callable[[Tensor], object]
 
 
 class ClassLoss(nn.Module, ABC):
-    """A loss against class vectors under PML's name. Give `loss.parameters()` an optimizer, or they never move.
+    """Base class of losses with class vectors; pass `loss.parameters()` to an optimizer, or they are never trained.
 
-    An index tuple weighs samples here: by how often it lists each, over the most often.
+    An index tuple weights samples here: by how often each occurs, relative to the largest count.
 
     Attributes:
         robust: the native recipe, rows against class vectors.
@@ -60,7 +60,7 @@ class ClassLoss(nn.Module, ABC):
 
     @abstractmethod
     def class_vectors(self) -> Tensor:
-        """One row per class [classes, d]."""
+        """The class vectors [classes, d]."""
 
     @abstractmethod
     def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor: ...
@@ -73,13 +73,13 @@ class ClassLoss(nn.Module, ABC):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss, a differentiable scalar.
+        """Compute the loss, a differentiable scalar.
 
         Args:
             embeddings: [n, d].
             labels: [n] integers in 0..classes - 1.
-            indices_tuple: a miner's tuple, which weighs the samples.
-            ref_emb: must be left out: the class vectors are the reference.
+            indices_tuple: a miner's tuple, which weights the samples.
+            ref_emb: must be None: the class vectors are the reference.
             ref_labels: likewise.
         """
         owner = type(self).__name__
@@ -101,12 +101,12 @@ class ClassLoss(nn.Module, ABC):
         return value
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
-        """What inference compares [n, classes], in the distance's own units."""
+        """The logits of inference [n, classes], in the distance's own units."""
         logits: Tensor = self.distance(embeddings, self.class_vectors())
         return logits
 
     def _rows_recipe(self, pair: PairLoss) -> RobustLoss:
-        """-log softmax of the own class, one value a row."""
+        """The recipe of -log softmax of the own class, one value per row."""
         robust = RobustLoss(
             pair=pair,
             over=(Mean(), KL(1.0, normalized=False)),
@@ -176,7 +176,7 @@ class ProxyNCALoss(ClassLoss):
 
 
 class ArcFaceLoss(ClassLoss):
-    """mean over rows of the cross-entropy of logits c·cos θ, the own class's turned by a margin: c·cos(θ + m).
+    """mean over rows of the cross-entropy of logits c·cos θ, with an angular margin for the own class: c·cos(θ + m).
 
     Args:
         num_classes: how many class vectors.
@@ -209,7 +209,7 @@ class ArcFaceLoss(ClassLoss):
         return self.W.t()
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
-        """What inference compares [n, classes]: the scaled cosines, without a margin."""
+        """The logits of inference [n, classes]: the scaled cosines, without a margin."""
         return self.scale * super().get_logits(embeddings)
 
     def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:

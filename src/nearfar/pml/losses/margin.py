@@ -1,4 +1,4 @@
-"""The margin loss: a hinge around a threshold that may be learnt, one for all or one per class."""
+"""The margin loss: a hinge around a boundary β that may be learned, one for all or one per class."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["AnchorHinge", "MarginLoss", "PerTriplet"]
 
 
 class PerTriplet(Miner):
-    """Each positive pair counts once per negative pair of its anchor, and the reverse: as often as triplets hold it."""
+    """Weight each pair by the number of triplets that contain it."""
 
     both = True
 
@@ -36,7 +36,7 @@ class PerTriplet(Miner):
 
 
 class AnchorHinge(PairLoss):
-    """l = [m + sign·(λ - s)]₊ with a threshold λ that each call brings, [1] or [n, 1]."""
+    """A hinge l = [m + sign·(λ - s)]₊ with a threshold λ that each call sets, [1] or [n, 1]."""
 
     def __init__(self, margin: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class AnchorHinge(PairLoss):
 
     @contextmanager
     def at(self, threshold: Tensor) -> Iterator[None]:
-        """The threshold, for the length of a call."""
+        """Set the threshold within the block."""
         self._threshold = threshold
         try:
             yield
@@ -61,8 +61,8 @@ class MarginLoss(Loss):
 
     Args:
         margin: m.
-        nu: the price of β, where it is learnt.
-        beta: β, or its starting value.
+        nu: weight of the regularizer ν·β, if β is learned.
+        beta: β, or its initial value.
         triplets_per_anchor: "all", or how many to draw at random.
         learn_beta: make `beta` a parameter.
         num_classes: one β per class of the anchor.
@@ -124,7 +124,7 @@ class MarginLoss(Loss):
             return value + self._price(call, robust, beta) if self.learn_beta and self.nu else value
 
     def _price(self, call: Call, robust: RobustLoss, beta: Tensor) -> Tensor:
-        """ν·β where there is one β; else over triplets, reduced like their losses."""
+        """The regularizer ν·β; with one β per class, over triplets and reduced like their losses."""
         triplets = _triplets_per_anchor(call)
         if beta.ndim == 1:
             return torch.where(triplets.sum() > 0, self.nu * beta[0], torch.zeros_like(beta[0]))
@@ -138,7 +138,7 @@ class MarginLoss(Loss):
 
 
 def _triplets_per_anchor(call: Call) -> Tensor:
-    """How many triplets each anchor [n] has."""
+    """The number of triplets of each anchor, [n]."""
     if call.indices is None:
         positive, negative = call.relation().counts()
         return positive * negative

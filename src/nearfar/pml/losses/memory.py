@@ -1,4 +1,4 @@
-"""`CrossBatchMemory` under PML's name, whose position a checkpoint keeps; the native one is `nf.CrossBatchMemory`."""
+"""PML's `CrossBatchMemory`, with its position saved in checkpoints; the native one is `nf.CrossBatchMemory`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["CrossBatchMemory"]
 
 
 class CrossBatchMemory(nn.Module):
-    """loss(batch, reference = the last `memory_size` rows, the batch among them, none with a gradient).
+    """Compare a batch with the last `memory_size` rows, the batch among them, all without a gradient.
 
-    As in PML the batch is remembered first and compared with the memory then, a row never with itself. Negative PML: no
-    list of all pairs is made where there is no miner; triplets and their miners work; position and filling are in the
-    state dict (a PML checkpoint without them is taken for an empty memory, as PML itself does).
+    As in PML the batch is remembered first and then compared with the memory, a row never with itself. Other than in
+    PML, no list of all pairs is made without a miner; triplets and their miners work; position and fill level are in
+    the state dict (a PML checkpoint without them is taken for an empty memory, as by PML itself).
 
     Args:
-        loss: a loss of pairs or triplets of `nearfar.pml`, but `NPairsLoss`.
-        embedding_size: the width of the embeddings.
-        memory_size: how many rows are remembered.
+        loss: a loss of pairs or triplets of `nearfar.pml`, except `NPairsLoss`.
+        embedding_size: dimension of the embeddings.
+        memory_size: how many rows to remember.
         miner: a miner of `nearfar.pml`, or None for all pairs.
         settings: see `Recorded`.
     """
@@ -70,13 +70,14 @@ class CrossBatchMemory(nn.Module):
         indices_tuple: Indices | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Tensor:
-        """The loss, a differentiable scalar.
+        """Compute the loss, a differentiable scalar.
 
         Args:
             embeddings: [n, d].
             labels: [n] integers.
             indices_tuple: pairs or triplets of the batch, added to those with the memory.
-            enqueue_mask: [n] rows that are remembered and not learnt from; the others are not remembered.
+            enqueue_mask: [n] rows that are remembered and not in the loss; the others are in the loss and not
+                remembered.
         """
         labels = self._check(embeddings, labels, indices_tuple, enqueue_mask)
         rows, names = embeddings, labels
@@ -116,7 +117,7 @@ class CrossBatchMemory(nn.Module):
         return labels
 
     def _with_given(self, labels: Tensor, past: Tensor, ids: Tensor, mined: Indices | None, given: Indices) -> Indices:
-        """The pairs or triplets with the memory, and those given; as in PML the latter point at the memory's rows."""
+        """Join the pairs or triplets with the memory and those given; as in PML the latter index the memory's rows."""
         if mined is None:
             positive = labels[:, None] == past[None, :]
             itself = ids[:, None] == torch.arange(len(past), device=past.device)[None, :]
@@ -131,7 +132,7 @@ class CrossBatchMemory(nn.Module):
 
     @torch.no_grad()
     def _remember(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Write rows into the ring; where they went."""
+        """Write rows into the ring buffer, and return their positions."""
         if self.embedding_memory.device != rows.device or self.embedding_memory.dtype != rows.dtype:
             self.embedding_memory = self.embedding_memory.to(rows.device, rows.dtype)
             self.label_memory = self.label_memory.to(rows.device)
@@ -144,11 +145,11 @@ class CrossBatchMemory(nn.Module):
         return places
 
     def get_extra_state(self) -> Tensor:
-        """[2] position and filling, which `state_dict` keeps with the rows."""
+        """Position and fill level [2], which `state_dict` saves with the rows."""
         return torch.tensor([self.queue_idx, int(self.has_been_filled)])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over what `get_extra_state` gave."""
+        """Restore the state that `get_extra_state` returned."""
         self.queue_idx, filled = state.tolist()
         self.has_been_filled = bool(filled)
 

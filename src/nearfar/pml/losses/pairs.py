@@ -161,5 +161,5 @@ class LiftedStructureLoss(Loss):
 
 
 def _margins(distance: Distance, pos_margin: float, neg_margin: float) -> tuple[Linear, Linear]:
-    """D - m₊ for positive pairs, m₋ - d for negative ones."""
+    """The terms d - m₊ for positive pairs and m₋ - d for negative ones."""
     return Linear(distance.score(float(pos_margin))), Linear(distance.score(float(neg_margin)))

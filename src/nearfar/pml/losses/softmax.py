@@ -39,7 +39,7 @@ class NTXentLoss(Loss):
 
 
 class SupConLink(Link):
-    """v = positive + everyone; 0 for anchors without positives, and for all where nobody has a negative."""
+    """Add the values over positives and over all; 0 for anchors without positives, and for all without negatives."""
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         values = sides.positive + sides.negative
@@ -132,7 +132,7 @@ class NPairsLoss(Loss):
 
 
 def _first_of_each(names: Tensor) -> Tensor:
-    """Where each name [k] stands first."""
+    """The first position of each value [k]."""
     distinct, which = torch.unique(names, return_inverse=True)
     place = torch.arange(len(names), device=names.device)
     return torch.full_like(distinct, len(names), dtype=torch.int64).scatter_reduce(0, which, place, "amin")

@@ -27,14 +27,14 @@ PerAnchor = int | Literal["all"]
 
 
 def checked_per_anchor(owner: str, per_anchor: PerAnchor) -> PerAnchor:
-    """`triplets_per_anchor`: "all", or a number above zero."""
+    """Require `triplets_per_anchor` to be "all" or a number above zero."""
     if per_anchor != "all":
         check_positive(owner, "triplets_per_anchor, where it is not 'all',", per_anchor)
     return per_anchor
 
 
 def with_drawn(call: Call, per_anchor: PerAnchor) -> Call:
-    """The call with so many random triplets an anchor, where it brings no pairs of its own and not all are wanted."""
+    """Add `per_anchor` random triplets per anchor to a call without an index tuple, unless all are wanted."""
     if per_anchor == "all" or call.indices is not None:
         return call
     tile = call.relation().dense()
@@ -49,7 +49,7 @@ class TripletMarginLoss(Loss):
 
     Args:
         margin: m.
-        swap: judge a negative from the nearer end of the positive pair.
+        swap: use the distance of the negative to the nearer of anchor and positive.
         smooth_loss: softplus in place of the hinge.
         triplets_per_anchor: "all", or how many to draw at random.
         settings: see `Settings`; defaults `LpDistance()`, `AvgNonZeroReducer()`.
