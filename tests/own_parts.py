@@ -16,7 +16,7 @@ from nearfar import groups, links, miners, pairs, similarity
 from nearfar._utils.shortcuts import Part
 from nearfar.groups import triplets
 from nearfar.links import Terms
-from nearfar.relations.scored_pairs import ScoredPairs
+from nearfar.miners import ScoredPairs
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 Triple = triplets.Rule, triplets.AngularScore, triplets.SemiHardBand

@@ -75,6 +75,13 @@ def test_the_top_of_the_package_is_the_algebra():
     }  # fmt: skip
 
 
+def test_a_dense_call_runs_through_ten_files():
+    """The product's factors, the relation, the engine and what they share; a reader can hold that many."""
+    files = drawn.files_of_call()
+    assert len(files) <= 10, files
+    assert {"losses/robust.py", "engines/dense.py", "miners.py", "sets/entropic.py"} <= set(files)
+
+
 def test_the_picture_is_of_these_sources():
     assert drawn.PICTURE.read_text(encoding="utf-8") == drawn.picture(), "run: python scripts/architecture.py"
 

@@ -11,7 +11,7 @@ from oracles import pairs as oracle
 from table import random_batch, tensors
 
 import nearfar as nf
-from nearfar.losses.robust import GROUPS
+from nearfar.losses.arguments import GROUPS
 from nearfar.pairs import smooth_hinge
 
 P = nf.pairs

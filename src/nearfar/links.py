@@ -1,36 +1,18 @@
-"""Links join the positive and the negative value of an anchor into terms; reductions make one number of the terms."""
+"""Links join the positive and the negative value of an anchor; without a link they are added."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from nearfar._utils.measure import over
 from nearfar._utils.shortcuts import Part
 from nearfar.pairs import smooth_hinge
 
-__all__ = [
-    "REDUCTIONS",
-    "Add",
-    "HingeLink",
-    "LiftedLink",
-    "Link",
-    "PerPositive",
-    "Reduction",
-    "Sides",
-    "SoftplusLink",
-    "Terms",
-    "reduce",
-    "tally",
-]
-
-Reduction = Literal["mean", "sum", "nonzero", "none"]
-REDUCTIONS: tuple[str, ...] = ("mean", "sum", "nonzero", "none")
+__all__ = ["Add", "HingeLink", "LiftedLink", "Link", "PerPositive", "Sides", "SoftplusLink", "Terms"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,24 +146,3 @@ class LiftedLink(Link, swift=True):
         values = torch.relu(torch.logaddexp(row, col) + sides.losses) ** 2 / 2
         present = (sides.measure > 0) & (sides.has_negative[:, None] | sides.has_columns)
         return (Terms(torch.where(present, values, 0.0), sides.measure),)
-
-
-def tally(terms: Terms, how: Reduction) -> tuple[Tensor, Tensor]:
-    """Numerator and denominator, one number each, of "mean", "nonzero" and "sum": parts of a batch add up to the whole.
-
-    With "none" they are one a row, [n].
-    """
-    weight = terms.measure.to(terms.values.dtype)
-    if how == "nonzero":
-        # ~(v <= 0): a NaN counts and shows
-        weight = weight * ~(terms.values.detach() <= 0)
-    values = terms.values * weight
-    if how == "none":
-        return (values, torch.ones_like(values)) if values.ndim == 1 else (values.sum(dim=1), weight.sum(dim=1))
-    top = values.sum()
-    return top, torch.ones_like(top) if how == "sum" else weight.sum()
-
-
-def reduce(terms: Terms, how: Reduction) -> Tensor:
-    """One number of the terms: their mean, sum, or mean over the terms above zero; "none" gives one a row, [n]."""
-    return over(*tally(terms, how))

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.shortcuts import Part, hooked
+from nearfar._utils.shortcuts import HOOKS, Part
 
 __all__ = [
     "Called",
@@ -232,4 +232,5 @@ class Called(Similarity):
 def called(similarity: Similarity) -> Similarity:
     """The similarity as a loss uses it: in parts, or as a whole where somebody wrote or hooked its `forward`."""
     own = type(similarity).forward is not Similarity.forward or "forward" in similarity.__dict__
-    return Called(similarity) if own or hooked(similarity) else similarity
+    hooked = any(getattr(similarity, name) for name in HOOKS)
+    return Called(similarity) if own or hooked else similarity

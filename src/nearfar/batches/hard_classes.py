@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_embeddings, check_whole
+from nearfar._utils.checks import check_choice, check_whole
+from nearfar._utils.tensors import check_embeddings
 
 __all__ = ["HardClasses", "Stale"]
 

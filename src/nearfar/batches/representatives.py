@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_positive, check_tensor, check_whole
+from nearfar._utils.checks import check_choice, check_positive, check_whole
+from nearfar._utils.tensors import check_tensor
 from nearfar.batches.hard_classes import HardClasses
 from nearfar.batches.sampler import Classes, GlobalBatches, Rows, State, as_tensor, class_rounds, shuffle_within
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_embeddings, check_labels, check_positive
+from nearfar._utils.checks import check_positive
+from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.relations.relation import Relation
 from nearfar.similarity import NegEuclidean, Similarity
 

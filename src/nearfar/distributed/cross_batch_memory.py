@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_labels, check_whole
+from nearfar._utils.checks import check_whole
+from nearfar._utils.tensors import check_labels
 from nearfar.distributed.gather import Distributed
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.loss import Call, Loss
+from nearfar.losses.robust import Call, Loss
 from nearfar.relations.relation import Relation
 
 __all__ = ["CrossBatchMemory", "Staleness"]

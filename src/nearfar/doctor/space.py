@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_embeddings, check_labels
+from nearfar._utils.checks import check_choice
+from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded, listed
 from nearfar.doctor.remedies import finding, level
 from nearfar.doctor.thresholds import Thresholds

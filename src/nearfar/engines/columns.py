@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import over
 from nearfar._utils.shortcuts import exactly
+from nearfar._utils.tensors import over
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
-from nearfar.groups.groupings import AnchorSign, Problem, turned
-from nearfar.links import Sides, tally
-from nearfar.relations.scored_pairs import ScoredPairs, present
+from nearfar.groups.groupings import AnchorSign, Problem, tally, turned
+from nearfar.links import Sides
+from nearfar.miners import ScoredPairs, present
 from nearfar.sets.base import Stream
 
 __all__ = ["Ends", "by_columns"]
@@ -111,7 +111,7 @@ def _linked(strips: Strips, pairs: ScoredPairs, ends: Ends, rows: Tensor, cols: 
         columns=cols,
         has_columns=ends.has_cols,
     )
-    (terms,) = strips.product.link(sides)
+    (terms,) = strips.product.joined(sides)
     return tally(terms, strips.product.reduction)
 
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from nearfar.groups.groupings import Product
+from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import indexed
-from nearfar.relations.relation import Relation
-from nearfar.relations.scored_pairs import ScoredPairs, present
-from nearfar.relations.tile import Tile
+from nearfar.relations.relation import Relation, Tile
 
 __all__ = ["dense_pairs", "dense_value", "kept", "measures"]
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import over
 from nearfar._utils.process_group import cuts
 from nearfar._utils.shortcuts import exactly
+from nearfar._utils.tensors import over
 from nearfar.engines.forms import Form, form_of, plain_hinge, write_losses, write_slopes
 from nearfar.engines.runs import Runs
 from nearfar.engines.solvers import Few, Named, Solver, solver
@@ -44,7 +44,9 @@ def halves(product: Product, relation: Relation) -> bool:
         or relation.reference_starts_with_batch
     ):
         return False
-    if form_of(product.similarity) is None or any(True for _ in product.link.parameters()):
+    if form_of(product.similarity) is None or (
+        product.link is not None and any(True for _ in product.link.parameters())
+    ):
         return False
     if product.positive is not product.negative and any(True for pair in _both(product) for _ in pair.parameters()):
         return False  # one sum serves one threshold, that of both signs

@@ -17,8 +17,8 @@ from nearfar.engines.forms import Plain, form_of, plain_hinge, write_losses
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.groups.groupings import AnchorSign, Product
-from nearfar.links import Add, Sides, tally
+from nearfar.groups.groupings import AnchorSign, Product, tally
+from nearfar.links import Add, Sides
 from nearfar.miners import MultiSimilarity
 from nearfar.relations.relation import Relation
 from nearfar.sets.base import Solved
@@ -35,7 +35,7 @@ def leans(product: Product, relation: Relation) -> bool:
     link, over = product.link, product.over_negative
     if not exactly(product.groups, AnchorSign) or relation.plain_labels() is None:
         return False
-    if link.wants_columns or product.reduction == "none" or (exactly(link, Add) and link.apart):
+    if product.wants_columns or product.reduction == "none" or (exactly(link, Add) and link.apart):
         return False
     if form_of(product.similarity) is None or any(p.requires_grad for p in product.negative.parameters()):
         return False
@@ -156,7 +156,7 @@ class _Lean:
             losses=losses,
             measure=positive,
         )
-        (terms,) = product.link(sides)
+        (terms,) = product.joined(sides)
         return tally(terms, product.reduction)
 
     def _pull(

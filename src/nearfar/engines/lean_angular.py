@@ -16,9 +16,9 @@ from nearfar.engines.lean import line_of
 from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, shared
-from nearfar.groups.groupings import Product
+from nearfar.groups.groupings import Product, tally
 from nearfar.groups.triplets import AngularScore, Positive
-from nearfar.links import Terms, tally
+from nearfar.links import Terms
 from nearfar.relations.relation import Relation
 
 __all__ = ["by_angles", "leans_on_angles"]

@@ -18,8 +18,8 @@ from nearfar.engines.lean import line_of
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.groups.groupings import AnchorSign, Product
-from nearfar.links import LiftedLink, Sides, tally
+from nearfar.groups.groupings import AnchorSign, Product, tally
+from nearfar.links import LiftedLink, Sides
 from nearfar.relations.relation import Relation
 from nearfar.sets.entropic import KL
 from nearfar.sets.soft import LOWEST
@@ -30,7 +30,7 @@ __all__ = ["by_ends", "leans_on_ends"]
 def leans_on_ends(product: Product, relation: Relation) -> bool:
     """Whether this way can do a loss: what it asks of each factor."""
     over = product.over_negative
-    if not exactly(product.groups, AnchorSign) or not product.link.wants_columns or product.miner is not None:
+    if not exactly(product.groups, AnchorSign) or not product.wants_columns or product.miner is not None:
         return False
     if relation.plain_labels() is None or not relation.square or product.reduction == "none" or product.everyone:
         return False
@@ -105,7 +105,7 @@ class _Ends:
                 columns=theirs,
                 has_columns=self.has[other],
             )
-            (terms,) = self.product.link(sides)
+            (terms,) = self.product.joined(sides)
             top, bottom = tally(terms, self.product.reduction)
             found = gradient(top, (near, mine, theirs, *self.sorted.slopes.params))
         if self.sorted.slopes.any and found[0] is not None and found[1] is not None:

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import over
 from nearfar._utils.shortcuts import exactly
+from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
 from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import over
 from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.shortcuts import exactly
+from nearfar._utils.tensors import over
 from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.linear import TopK, Worst

@@ -18,8 +18,8 @@ from nearfar._utils.rng import State, set_states, states
 from nearfar.engines.dense import kept, measures
 from nearfar.engines.forms import Form, form_of
 from nearfar.groups.groupings import Product
+from nearfar.miners import ScoredPairs, present
 from nearfar.relations.relation import EVERYTHING, Relation
-from nearfar.relations.scored_pairs import ScoredPairs, present
 
 __all__ = ["ENTRIES", "LEAN", "Slopes", "Strips", "cut", "gradient", "height"]
 

@@ -11,12 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import over
+from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
-from nearfar.groups.groupings import Problems, Product
-from nearfar.links import tally
-from nearfar.relations.scored_pairs import ScoredPairs
+from nearfar.groups.groupings import Problems, Product, tally
+from nearfar.miners import ScoredPairs
 from nearfar.sets.base import Stream, Support
 
 __all__ = ["Ask", "Counted", "Gradient", "Made", "by_rows", "by_streams", "few", "running", "shared"]

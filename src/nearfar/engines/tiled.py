@@ -65,7 +65,8 @@ class Tiling:
     def params(self) -> tuple[Tensor, ...]:
         """What is learnt besides the embeddings: thresholds of pair losses, links, similarities."""
         product = self.product
-        modules = (product.similarity, product.positive, product.negative, product.link)
+        parts = (product.similarity, product.positive, product.negative, product.link)
+        modules = [part for part in parts if part is not None]
         return tuple(
             {id(p): p for p in chain(*(module.parameters() for module in modules)) if p.requires_grad}.values()
         )
@@ -103,7 +104,7 @@ class Tiling:
             return made, lean
         if not self.product.groups.per_anchor:
             return by_streams(strips, ask), strips
-        if exactly(self.product.groups, AnchorSign) and self.product.link.wants_columns:
+        if exactly(self.product.groups, AnchorSign) and self.product.wants_columns:
             return by_columns(strips, ask, grad_output), strips
         return by_rows(strips, ask, grad_output), strips
 
@@ -171,10 +172,10 @@ def untiled(product: Product) -> str | None:
     if done is not None:
         return done
     for part in (*nested(product.groups), product.link):
-        if not getattr(part, "strips", part.swift):
+        if part is not None and not getattr(part, "strips", part.swift):
             return f"{type(part).__name__} does not say (strips = True) that it may be met strip by strip"
-    columns = product.link.wants_columns and exactly(product.groups, AnchorSign)
-    if product.link.wants_columns and not columns and not product.groups.swift:
+    columns = product.wants_columns and exactly(product.groups, AnchorSign)
+    if product.wants_columns and not columns and not product.groups.swift:
         return f"{type(product.groups).__name__} has no columns to give to {type(product.link).__name__}"
     if product.groups.per_anchor and not columns:
         return None

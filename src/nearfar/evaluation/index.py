@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_embeddings
+from nearfar._utils.checks import check_choice
 from nearfar._utils.files import check_seal, read_arrays, write_arrays
+from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation.faiss_backend import faiss
 from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.neighbors import neighbors

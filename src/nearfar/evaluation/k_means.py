@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_embeddings
+from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation.retrieval import Watch
 
 __all__ = ["Clusters", "k_means", "runs"]

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_embeddings
+from nearfar._utils.checks import check_choice
+from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation.faiss_backend import faiss_neighbors
 from nearfar.evaluation.spaces import METRICS, Metric, wide
 from nearfar.evaluation.sweep import TILE, Neighbors, strips

@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_embeddings, check_labels
+from nearfar._utils.checks import check_choice
+from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
 from nearfar.evaluation.sweep import TILE, strips
 

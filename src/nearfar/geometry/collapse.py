@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_labels, check_positive, check_whole
+from nearfar._utils.checks import check_choice, check_positive, check_whole
+from nearfar._utils.tensors import check_labels
 from nearfar.geometry.repair import class_means, repair
 from nearfar.geometry.separation import checked
 from nearfar.geometry.spaces import SPACES, distances

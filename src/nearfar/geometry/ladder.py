@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_labels, check_tensor
+from nearfar._utils.tensors import check_labels, check_tensor
 from nearfar.geometry.spaces import Space
 
 __all__ = ["check_relevance", "hardest_step", "ladder", "nests", "ordered", "steps"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_embeddings, check_labels
+from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.geometry.separation import strips
 from nearfar.geometry.spaces import Metric, space_of
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_labels, check_positive
+from nearfar._utils.checks import check_positive
+from nearfar._utils.tensors import check_labels
 from nearfar.geometry.ladder import check_relevance, hardest_step
 from nearfar.geometry.spaces import Metric, Space, space_of
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_embeddings
+from nearfar._utils.checks import check_choice
+from nearfar._utils.tensors import check_embeddings
 from nearfar.similarity import unit
 
 __all__ = ["SPACES", "Flat", "Metric", "Space", "Sphere", "centered", "distances", "space_of"]

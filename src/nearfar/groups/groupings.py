@@ -16,17 +16,17 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import over
 from nearfar._utils.shortcuts import Part
-from nearfar.links import Link, Reduction, Sides, Terms, reduce
-from nearfar.miners import Miner
+from nearfar._utils.tensors import over
+from nearfar.links import Link, Sides, Terms
+from nearfar.miners import Miner, ScoredPairs, present
 from nearfar.pairs import PairLoss
-from nearfar.relations.scored_pairs import ScoredPairs, present
 from nearfar.sets.base import Cap, Orders, Stream, UncertaintySet
 from nearfar.sets.linear import TopK
 from nearfar.similarity import Similarity
 
 __all__ = [
+    "REDUCTIONS",
     "Anchor",
     "AnchorSign",
     "Balanced",
@@ -36,11 +36,17 @@ __all__ = [
     "Problem",
     "Problems",
     "Product",
+    "Reduction",
     "Sign",
     "Taking",
     "Values",
+    "reduce",
+    "tally",
     "turned",
 ]
+
+Reduction = Literal["mean", "sum", "nonzero", "none"]
+REDUCTIONS: tuple[str, ...] = ("mean", "sum", "nonzero", "none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +98,24 @@ class Product:
     over_positive: UncertaintySet
     over_negative: UncertaintySet
     groups: Grouping
-    link: Link
+    link: Link | None
+    """None: the two values of an anchor are added."""
     miner: Miner | None
     reduction: Reduction
     everyone: bool
     """The wide side of each anchor holds all its pairs (a softmax denominator), not the negative ones only."""
+
+    @property
+    def wants_columns(self) -> bool:
+        """Whether the link also reads the negative value of each reference."""
+        return self.link is not None and self.link.wants_columns
+
+    def joined(self, sides: Sides) -> tuple[Terms, ...]:
+        """Terms of the two sides of each anchor: joined by the link, or added where there is none."""
+        if self.link is None:
+            return (Terms(sides.positive + sides.negative, sides.anchors),)
+        terms: tuple[Terms, ...] = self.link(sides)
+        return terms
 
     @property
     def parts(self) -> tuple[Part | None, ...]:
@@ -251,14 +270,14 @@ class AnchorSign(Grouping, swift=True):
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         positive, wide = self.halves(product, pairs)
-        if product.link.wants_columns:
+        if product.wants_columns:
             return positive, wide, turned(wide)
         return positive, wide
 
     def terms(  # noqa: D102
         self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values
     ) -> tuple[Terms, ...]:
-        linked: tuple[Terms, ...] = product.link(
+        return product.joined(
             Sides(
                 positive=values[0],
                 negative=values[1],
@@ -271,7 +290,6 @@ class AnchorSign(Grouping, swift=True):
                 has_columns=present(problems[2].measure) if len(values) > 2 else None,
             )
         )
-        return linked
 
 
 def turned(wide: Problem) -> Problem:
@@ -305,3 +323,24 @@ def _rows(over: UncertaintySet, losses: Tensor, measure: Tensor) -> Problem:
 
 def _flat(over: UncertaintySet, losses: Tensor, measure: Tensor, orders: Orders) -> Problem:
     return Problem(over, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape), orders)
+
+
+def tally(terms: Terms, how: Reduction) -> tuple[Tensor, Tensor]:
+    """Numerator and denominator, one number each, of "mean", "nonzero" and "sum": parts of a batch add up to the whole.
+
+    With "none" they are one a row, [n].
+    """
+    weight = terms.measure.to(terms.values.dtype)
+    if how == "nonzero":
+        # ~(v <= 0): a NaN counts and shows
+        weight = weight * ~(terms.values.detach() <= 0)
+    values = terms.values * weight
+    if how == "none":
+        return (values, torch.ones_like(values)) if values.ndim == 1 else (values.sum(dim=1), weight.sum(dim=1))
+    top = values.sum()
+    return top, torch.ones_like(top) if how == "sum" else weight.sum()
+
+
+def reduce(terms: Terms, how: Reduction) -> Tensor:
+    """One number of the terms: their mean, sum, or mean over the terms above zero; "none" gives one a row, [n]."""
+    return over(*tally(terms, how))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import hidden
 from nearfar._utils.shortcuts import Part, check_part
+from nearfar._utils.tensors import hidden
 from nearfar.groups.groupings import Grouping, Problem, Problems, Product, Values
 from nearfar.links import Terms
-from nearfar.relations.scored_pairs import ScoredPairs
+from nearfar.miners import ScoredPairs
 
 __all__ = [
     "AngularScore",

@@ -17,7 +17,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_embeddings, check_positive
+from nearfar._utils.checks import check_positive
+from nearfar._utils.tensors import check_embeddings
 from nearfar.pairs import smooth_hinge
 
 __all__ = ["ContrastiveObjective", "Infimum", "Objective", "Ray", "TripletObjective", "check_rows", "gate", "shares"]

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_embeddings, check_positive
+from nearfar._utils.checks import check_positive
+from nearfar._utils.tensors import check_embeddings
 from nearfar.linear.descent import safe_step, size
 from nearfar.linear.objective import TripletObjective
 

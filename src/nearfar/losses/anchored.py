@@ -6,8 +6,10 @@ from typing import Literal
 
 from nearfar._utils.checks import check_choice, check_positive
 from nearfar._utils.shortcuts import check_part
-from nearfar.links import Add, HingeLink, LiftedLink, Reduction
-from nearfar.losses.robust import Engine, RobustLoss
+from nearfar.groups.groupings import Reduction
+from nearfar.links import HingeLink, LiftedLink
+from nearfar.losses.arguments import Engine
+from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner
 from nearfar.miners import MultiSimilarity as MultiSimilarityMiner
 from nearfar.pairs import Linear, PairLoss
@@ -153,7 +155,6 @@ class MultiSimilarity(RobustLoss):
             pair=Linear(threshold) if pair is None else pair,
             over=(KL(1 / alpha, normalized=False, zero_member=True), KL(1 / beta, normalized=False, zero_member=True)),
             groups="anchor_sign",
-            link=Add(),
             miner=MultiSimilarityMiner(miner) if isinstance(miner, int | float) else miner,
             reduction=reduction,
             similarity=similarity,

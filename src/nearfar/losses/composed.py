@@ -8,8 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.loss import Call, Loss
-from nearfar.losses.robust import RobustLoss
+from nearfar.losses.robust import Call, Loss, RobustLoss
 
 __all__ = ["Composed"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from nearfar._utils.checks import check_positive
-from nearfar.links import Reduction
-from nearfar.losses.robust import Engine, RobustLoss
+from nearfar.groups.groupings import Reduction
+from nearfar.losses.arguments import Engine
+from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import Hinge, PairLoss
 from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst

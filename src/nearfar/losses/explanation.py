@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import over
 from nearfar._utils.rng import set_states, states
+from nearfar._utils.tensors import over
 from nearfar.groups.groupings import Problems, Product
 from nearfar.groups.triplets import positives
-from nearfar.relations.scored_pairs import ScoredPairs
+from nearfar.miners import ScoredPairs
 
 __all__ = ["Explanation", "explain", "unexplained"]
 

@@ -7,7 +7,8 @@ from typing import Literal
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
-from nearfar.losses.robust import Engine, RobustLoss
+from nearfar.losses.arguments import Engine
+from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
 from nearfar.sets import Mean

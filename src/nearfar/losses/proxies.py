@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_labels, check_positive, check_whole, readable
+from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.tensors import check_labels, readable
 from nearfar.links import Add, PerPositive
+from nearfar.losses.arguments import Engine
 from nearfar.losses.composed import Composed
-from nearfar.losses.loss import Call
-from nearfar.losses.robust import Engine, RobustLoss
+from nearfar.losses.robust import Call, RobustLoss
 from nearfar.pairs import AngularMargin, Linear, PairLoss
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean

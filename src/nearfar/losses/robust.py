@@ -8,42 +8,152 @@ Named losses (nearfar.losses) are one-line recipes of it.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearfar._utils.checks import Deferred, DegenerateBatchWarning, check_choice
-from nearfar._utils.process_group import ALONE
+from nearfar._utils.process_group import ALONE, ProcessGroup
+from nearfar._utils.renamed import NewKeywords
 from nearfar._utils.shortcuts import check_part
+from nearfar._utils.tensors import check_embeddings, check_labels, check_reference, check_reference_rows
 from nearfar.engines import Tiling, check_tiled, dense_pairs, dense_value, tiled_value, untiled, worth_tiling
-from nearfar.groups.groupings import Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Sign
-from nearfar.groups.triplets import Positive, Triplets
-from nearfar.links import REDUCTIONS, Add, Link, Reduction
+from nearfar.groups.groupings import REDUCTIONS, AnchorSign, Grouping, Product, Reduction
+from nearfar.links import Link
+from nearfar.losses.arguments import Engine, check_engine, check_relation, for_each_sign, grouping
 from nearfar.losses.explanation import Explanation, explain, unexplained
-from nearfar.losses.loss import Call, Loss
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
+from nearfar.relations.index_tuples import check_indices
 from nearfar.relations.relation import Relation
 from nearfar.relations.representatives import Anchors
 from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Cosine, Similarity, called
 
-__all__ = ["Engine", "Had", "RobustLoss", "check_engine", "dealt"]
+__all__ = ["Call", "Had", "Labels", "Loss", "RobustLoss", "dealt"]
 
-GROUPS: dict[str, Grouping] = {
-    "batch": Batch(),
-    "sign": Sign(),
-    "balanced": Balanced(),
-    "anchor": Anchor(),
-    "anchor_sign": AnchorSign(),
-    "positive": Positive(),
-    "triplets": Triplets(),
-}
-ENGINES = ("auto", "dense", "tiled", "fused")
-Engine = Literal["auto", "dense", "tiled", "fused"]
+Labels = Tensor | Relation | None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each holding all of it."""
+
+    owner: str
+    embeddings: Tensor
+    labels: Labels
+    indices: tuple[Tensor, ...] | None = None
+    ref_emb: Tensor | None = None
+    ref_labels: Tensor | None = None
+    ids: Tensor | None = None
+    ref_ids: Tensor | None = None
+    ranks: ProcessGroup | None = None
+
+    @property
+    def reference(self) -> Tensor:
+        """The rows that are compared with: the batch itself, where no others came."""
+        return self.embeddings if self.ref_emb is None else self.ref_emb
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m), the size of the matrix of pairs."""
+        return len(self.embeddings), len(self.reference)
+
+    def relation(self) -> Relation:
+        """The checked relation: as given, from labels, or left open where an index tuple says which pairs there are."""
+        if self.ref_emb is not None:
+            check_reference_rows(self.owner, self.embeddings, self.ref_emb)
+        if self.indices is not None:
+            check_indices(self.owner, self.indices, self.shape)
+        if isinstance(self.labels, Relation):
+            check_relation(
+                self.owner, self.labels, self.embeddings, self.ref_emb, (self.ref_labels, self.ids, self.ref_ids)
+            )
+            return self.labels
+        if self.labels is None:
+            if self.indices is None:
+                raise ValueError(
+                    f"{self.owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
+                )
+            same = torch.zeros(self.shape, dtype=torch.bool, device=self.embeddings.device)
+            return Relation.from_matrix(same, square=self.ref_emb is None, ids=self.ids, ref_ids=self.ref_ids)
+        device = self.embeddings.device
+        check_labels(self.owner, "labels", self.labels, len(self.embeddings), device)
+        check_reference(self.owner, self.embeddings, self.ref_emb, self.ref_labels)
+        if self.ref_labels is not None:
+            check_labels(self.owner, "ref_labels", self.ref_labels, len(self.reference), device)
+        return Relation.from_labels(self.labels, self.ref_labels, ids=self.ids, ref_ids=self.ref_ids)
+
+
+class Loss(NewKeywords, nn.Module, ABC):
+    """A metric-learning loss: called with embeddings and labels, and able to explain itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = type(self).__name__
+        """Whom messages name; a loss inside another one bears the outer name."""
+
+    @abstractmethod
+    def _value(self, call: Call) -> Tensor: ...
+
+    @abstractmethod
+    def _explanation(self, call: Call) -> Explanation: ...
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Labels = None,
+        indices: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The loss, a differentiable scalar (or [n] with reduction="none").
+
+        Args:
+            embeddings: [n, d] floating. Half precision is computed in float32.
+            labels: [n] integers, or a `Relation`; may be left out where `indices` say everything.
+            indices: a miner's index tuple, (anchor, positive, negative) or (anchor, positive, anchor, negative).
+            ref_emb: [m, d] reference rows; without them the batch is its own reference and no row meets itself.
+            ref_labels: [m] integers of the reference rows.
+            ids: [n] which sample each row is; equal `ids` and `ref_ids` are the same sample and are not paired.
+            ref_ids: [m] likewise for the reference rows.
+
+        A batch with nothing to learn from gives a zero that keeps the graph, and one warning that says why.
+        """
+        return self._judged(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
+
+    def _judged(self, call: Call) -> Tensor:
+        """Validate the embeddings, switch autocast off, compute the value."""
+        check_embeddings(self.owner, "embeddings", call.embeddings)
+        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
+            return self._value(call)
+
+    def explain(
+        self,
+        embeddings: Tensor,
+        labels: Labels = None,
+        indices: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Explanation:
+        """The value, and the losses, weights p* and dual variables that produced it. Same arguments as the call."""
+        return self._examined(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
+
+    def _examined(self, call: Call) -> Explanation:
+        """Validate the embeddings, switch autocast off, explain the value."""
+        check_embeddings(self.owner, "embeddings", call.embeddings)
+        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
+            return self._explanation(call)
 
 
 class RobustLoss(Loss):
@@ -54,7 +164,7 @@ class RobustLoss(Loss):
         over: the uncertainty set, or two of them (positive, negative).
         groups: which pairs share one p: "batch", "sign", "balanced", "anchor", "anchor_sign", "positive", "triplets",
             or a `Grouping`.
-        link: how the two values of an anchor join, for "anchor_sign"; `Add` where none is given.
+        link: how the two values of an anchor join, for "anchor_sign"; they are added where none is given.
         miner: a miner (nearfar.miners), or None for all pairs.
         reduction: over anchors: "mean", "sum", "nonzero" (mean over those above zero) or "none" (one value an anchor).
         similarity: scores between rows; `Cosine` where none is given.
@@ -99,25 +209,28 @@ class RobustLoss(Loss):
         check_choice(owner, "reduction", reduction, REDUCTIONS)
         check_choice(owner, "members", members, ("negative", "all"))
         check_engine(owner, engine)
-        if isinstance(groups, str):
-            check_choice(owner, "groups", groups, GROUPS)
-            groups = GROUPS[groups]
-        check_part(owner, "groups", groups, Grouping, '"batch" or nf.groups.Batch()')
+        groups = grouping(owner, groups)
         if reduction != "mean" and not groups.per_anchor:
             raise ValueError(
                 f"{owner}: reduction={reduction!r} needs one group per anchor, but groups are "
                 f'{type(groups).__name__}, whose value is one number; use zero="drop" on the set to leave zeros out.'
             )
-        self.pair_positive, negative = _two(owner, "pair", pair, PairLoss, "nf.pairs.Hinge()")
+        self.pair_positive, negative = for_each_sign(owner, "pair", pair, PairLoss, "nf.pairs.Hinge()")
         if negative is self.pair_positive:  # a module registered twice would have its parameters twice in `state_dict`
             object.__setattr__(self, "pair_negative", negative)
         else:
             self.pair_negative = negative
-        self.over_positive, self.over_negative = _two(owner, "over", over, UncertaintySet, "nf.sets.KL(0.1)")
-        self._check_options(link, miner, similarity)
+        self.over_positive, self.over_negative = for_each_sign(owner, "over", over, UncertaintySet, "nf.sets.KL(0.1)")
+        for name, value, kind, such_as in (
+            ("link", link, Link, "nf.links.HingeLink()"),
+            ("miner", miner, Miner, "nf.miners.Hard()"),
+            ("similarity", similarity, Similarity, "nf.similarity.Cosine()"),
+        ):
+            if value is not None:
+                check_part(owner, name, value, kind, such_as)
         groups.check(self.over_positive, self.over_negative)
         self.groups = groups
-        self.link = link if link is not None else Add()
+        self.link = link
         self.miner = miner
         self.reduction: Reduction = reduction
         self.similarity = similarity if similarity is not None else Cosine()
@@ -127,16 +240,6 @@ class RobustLoss(Loss):
             check_tiled(owner, self.product)
         self._warned = False
         self._deferred = Deferred()
-
-    def _check_options(self, link: object, miner: object, similarity: object) -> None:
-        options = (
-            ("link", link, Link, "nf.links.Add()"),
-            ("miner", miner, Miner, "nf.miners.Hard()"),
-            ("similarity", similarity, Similarity, "nf.similarity.Cosine()"),
-        )
-        for name, value, kind, such_as in options:
-            if value is not None:
-                check_part(self.owner, name, value, kind, such_as)
 
     @property
     def product(self) -> Product:
@@ -232,7 +335,7 @@ class RobustLoss(Loss):
 
     def _teaching(self, had: Had) -> Tensor:
         """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""
-        linked = isinstance(self.groups, AnchorSign) and self.link.both
+        linked = isinstance(self.groups, AnchorSign) and self.link is not None and self.link.both
         if linked or self.groups.needs == "both" or (self.miner is not None and self.miner.both):
             return had.had_positive & had.had_negative
         return had.had_positive if self.groups.needs == "positive" else had.anchors
@@ -274,29 +377,6 @@ def _reason(had: Had) -> str:
     if not bool(had.had_negative.any()):
         return "all of its rows are positives of each other (there is one class only)"
     return "no anchor has both a positive and a negative pair"
-
-
-def _two(owner: str, name: str, value: Any, kind: type[Any], such_as: str) -> tuple[Any, Any]:
-    """The part for positive and that for negative pairs: two that came, or one for both."""
-    if isinstance(value, tuple | list):
-        if len(value) != 2:
-            raise ValueError(
-                f"{owner}: {name} may be two, one for positive and one for negative pairs, but {len(value)} came."
-            )
-        for place, part in zip(("positive", "negative"), value, strict=True):
-            check_part(owner, f"{name} for {place} pairs", part, kind, such_as)
-        return value[0], value[1]
-    check_part(owner, name, value, kind, such_as)
-    return value, value
-
-
-def check_engine(owner: str, engine: str) -> None:
-    """Demand the name of an engine that is built."""
-    check_choice(owner, "engine", engine, ENGINES)
-    if engine == "fused":
-        raise ValueError(
-            f'{owner}: engine={engine!r} is not built yet; use "dense", or "auto" to move to it by itself.'
-        )
 
 
 def dealt(call: Call, product: Product) -> bool:

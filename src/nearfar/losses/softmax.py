@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar.links import Add, PerPositive, Reduction, SoftplusLink
+from nearfar.groups.groupings import Reduction
+from nearfar.links import Add, PerPositive, SoftplusLink
+from nearfar.losses.arguments import Engine
 from nearfar.losses.composed import Composed
-from nearfar.losses.loss import Call
-from nearfar.losses.robust import Engine, RobustLoss
+from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import CircleScore, Identity, Linear, PairLoss
 from nearfar.relations.relation import Relation

@@ -6,11 +6,12 @@ import math
 from typing import Literal
 
 from nearfar._utils.checks import check_choice, check_positive, check_whole
-from nearfar.groups.groupings import Grouping
+from nearfar.groups.groupings import Grouping, Reduction
 from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets, difference, nearest_difference
-from nearfar.links import HingeLink, Link, Reduction
+from nearfar.links import HingeLink, Link
 from nearfar.losses.annealing import Anneal, Annealing, advance
-from nearfar.losses.robust import Engine, RobustLoss
+from nearfar.losses.arguments import Engine
+from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import Hinge, Identity, Linear, PairLoss
 from nearfar.sets import KL, Mean, UncertaintySet, Worst

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import readable
+from nearfar._utils.tensors import readable
 
 Indices = tuple[Tensor, ...]
 """(anchor, positive, negative) or (anchor, positive, anchor, negative)."""

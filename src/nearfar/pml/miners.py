@@ -13,19 +13,18 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_choice, check_embeddings, check_labels
-from nearfar._utils.measure import hidden
+from nearfar._utils.checks import check_choice
+from nearfar._utils.tensors import check_embeddings, check_labels, hidden
 from nearfar.engines import dense_pairs
 from nearfar.groups.triplets import positives
 from nearfar.losses.robust import RobustLoss
-from nearfar.miners import DistanceWeighted, MultiSimilarity
+from nearfar.miners import DistanceWeighted, MultiSimilarity, ScoredPairs
 from nearfar.pairs import Identity
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import MinerSettings, chosen_distance
 from nearfar.pml._tuples import Indices, draw_triplets
 from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
 from nearfar.relations.relation import Relation
-from nearfar.relations.scored_pairs import ScoredPairs
 from nearfar.sets import Mean
 
 __all__ = [

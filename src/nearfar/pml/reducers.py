@@ -8,8 +8,8 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from nearfar._utils.measure import weighted
-from nearfar.links import Reduction
+from nearfar._utils.tensors import weighted
+from nearfar.groups.groupings import Reduction
 from nearfar.pml._names import Recorded, check_names
 from nearfar.sets import Dual, Mean, UncertaintySet
 

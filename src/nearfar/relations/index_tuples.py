@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import INTEGERS, readable
+from nearfar._utils.tensors import INTEGERS, readable
 
 __all__ = ["check_indices", "indexed"]
 

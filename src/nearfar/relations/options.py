@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import readable
+from nearfar._utils.tensors import readable
 from nearfar.relations.representatives import Join, RepresentativeMask
 
 __all__ = ["RelationOptions", "check_ids", "check_weights", "count_orders"]

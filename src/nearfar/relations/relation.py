@@ -11,19 +11,46 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import INTEGERS, check_tensor, check_whole, readable
+from nearfar._utils.checks import check_whole
+from nearfar._utils.tensors import check_class_numbers, check_tensor, readable
 from nearfar.relations.options import RelationOptions, check_ids, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
-from nearfar.relations.tile import Tile
 
-__all__ = ["EVERYTHING", "Relation"]
-
+__all__ = ["EVERYTHING", "Relation", "Tile"]
 EVERYTHING = slice(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """What a relation says about t rows against u columns.
+
+    Args:
+        same: [t, u] positive where true.
+        valid: [t, u] pairs that count at all (not a sample with itself, nothing ignored).
+        weight: [t, u] how much each pair counts, or None for once each.
+    """
+
+    same: Tensor
+    valid: Tensor
+    weight: Tensor | None = None
+
+    @property
+    def positive(self) -> Tensor:
+        """Base measure [t, u] of the positive pairs: a mask, or weights."""
+        return self._measure(self.same & self.valid)
+
+    @property
+    def negative(self) -> Tensor:
+        """Base measure [t, u] of the negative pairs: a mask, or weights."""
+        return self._measure(~self.same & self.valid)
+
+    def _measure(self, mask: Tensor) -> Tensor:
+        return mask if self.weight is None else torch.where(mask, self.weight, torch.zeros_like(self.weight))
 
 
 class Relation(ABC):
@@ -60,8 +87,11 @@ class Relation(ABC):
         if given.width is not None:
             check_whole("Relation", "width", given.width)
         self._width = given.width
-        self._ids, self._ref_ids = check_ids(shape, square, given.ids, given.ref_ids)
-        self._weights, self._ref_weights = check_weights(shape, square, given.weights, given.ref_weights)
+        self._ids = self._ref_ids = self._weights = self._ref_weights = None
+        if given.ids is not None or given.ref_ids is not None:
+            self._ids, self._ref_ids = check_ids(shape, square, given.ids, given.ref_ids)
+        if given.weights is not None or given.ref_weights is not None:
+            self._weights, self._ref_weights = check_weights(shape, square, given.weights, given.ref_weights)
         self._projection = given.projection
         self.reference_starts_with_batch = given.reference_starts_with_batch
         self._given = given
@@ -138,10 +168,12 @@ class Relation(ABC):
             reference_starts_with_batch: the first n reference rows are the rows themselves: no row is paired with its
                 own.
         """
-        _demand_integers("Relation.from_labels", "labels", labels)
+        check_class_numbers("Relation.from_labels", "labels", labels)
         if ref_labels is not None:
-            _demand_integers("Relation.from_labels", "ref_labels", ref_labels)
-        projection = check_projection(labels, ref_labels, representatives, ref_representatives, among_representatives)
+            check_class_numbers("Relation.from_labels", "ref_labels", ref_labels)
+        masks, projection = (representatives, ref_representatives), None
+        if among_representatives or any(mask is not None for mask in masks):
+            projection = check_projection(labels, ref_labels, *masks, among_representatives)
         given = RelationOptions(ids, ref_ids, weights, ref_weights, width, projection, reference_starts_with_batch)
         return _Labels(labels, ref_labels, ignore, given)
 
@@ -366,12 +398,3 @@ class _Matrix(Relation):
 
     def _known(self, rows: slice, cols: slice) -> Tensor | None:
         return None if self._valid is None else self._valid[rows, cols]
-
-
-def _demand_integers(owner: str, name: str, labels: Tensor) -> None:
-    check_tensor(owner, name, labels)
-    if labels.dtype not in INTEGERS or labels.ndim != 1:
-        raise ValueError(
-            f"{owner}: {name} must be a 1-D integer tensor, but came as {labels.dtype} {list(labels.shape)}; "
-            "for multi-hot rows use nf.Relation.from_multilabel."
-        )

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_tensor
+from nearfar._utils.tensors import check_tensor
 
 __all__ = ["Anchors", "Join", "RepresentativeMask", "check_projection"]
 

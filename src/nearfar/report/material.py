@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from nearfar._utils.arrays import in_words, labels_of, rows_of
-from nearfar._utils.checks import check_embeddings, check_labels
 from nearfar._utils.files import inside, read_arrays
+from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.evaluation.vectors import Vectors
 from nearfar.report.journal import Journal, read_journal
 

@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nearfar._utils.checks import check_choice
-from nearfar._utils.measure import hidden, total
 from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.shortcuts import Part
+from nearfar._utils.tensors import hidden, total
 
 __all__ = ["Cap", "Dual", "Orders", "Solved", "Stream", "Support", "UncertaintySet"]
 

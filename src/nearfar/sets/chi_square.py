@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.measure import centered, hidden, over, total, weighted
 from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.tensors import centered, hidden, over, total, weighted
 from nearfar.sets.base import Cap, Dual, Orders, Stream, UncertaintySet
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import DualStream

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.measure import centered, hidden, log_of, over, total, weighted
+from nearfar._utils.tensors import centered, hidden, log_of, over, total, weighted
 from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.linear import Worst
 from nearfar.sets.soft import LOWEST, KLBallStream, KLStream, flat_rise, log_mean

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_positive, readable
-from nearfar._utils.measure import hidden, over, total
+from nearfar._utils.checks import check_positive
+from nearfar._utils.tensors import hidden, over, readable, total
 from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.selection import TopKStream
 from nearfar.sets.stream import MeanStream, WorstStream

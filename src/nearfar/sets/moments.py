@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import hidden, over, total, weighted
 from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.tensors import hidden, over, total, weighted
 
 __all__ = ["Moments"]
 

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import over
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.shortcuts import exactly
+from nearfar._utils.tensors import over
 from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.entropic import KL

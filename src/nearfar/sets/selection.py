@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import readable
-from nearfar._utils.measure import hidden, over
 from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.tensors import hidden, over, readable
 from nearfar.sets.base import Cap, Orders, Support, UncertaintySet
 from nearfar.sets.stream import DualStream
 

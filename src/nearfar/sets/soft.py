@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import readable
-from nearfar._utils.measure import hidden, log_of, over, total, weighted
 from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.tensors import hidden, log_of, over, readable, total, weighted
 from nearfar.sets.base import Cap, Orders, Stream, UncertaintySet
 from nearfar.sets.moments import Moments
 

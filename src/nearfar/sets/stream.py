@@ -23,8 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearfar._utils.measure import hidden, over, total, weighted
 from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.tensors import hidden, over, total, weighted
 from nearfar.sets.base import Dual, Stream, Support, UncertaintySet
 
 __all__ = ["DualStream", "HeldStream", "MeanStream", "WorstStream", "both"]

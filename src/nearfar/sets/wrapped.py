@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive, check_whole
-from nearfar._utils.measure import hidden, over, total, weighted
 from nearfar._utils.shortcuts import check_part, exactly
+from nearfar._utils.tensors import hidden, over, total, weighted
 from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.entropic import KL
 from nearfar.sets.stream import HeldStream, both

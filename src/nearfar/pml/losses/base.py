@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_embeddings, check_labels
+from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.loss import Labels
-from nearfar.losses.robust import RobustLoss
+from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import Settings, chosen_distance, chosen_reducer
 from nearfar.pml._tuples import Indices, each_once

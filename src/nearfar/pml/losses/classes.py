@@ -11,8 +11,9 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_embeddings, check_labels
-from nearfar.links import Add, PerPositive, Terms, reduce
+from nearfar._utils.tensors import check_embeddings, check_labels
+from nearfar.groups.groupings import reduce
+from nearfar.links import Add, PerPositive, Terms
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import AngularMargin, Linear, PairLoss
 from nearfar.pml._names import check_names

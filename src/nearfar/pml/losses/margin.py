@@ -9,9 +9,9 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.measure import over
+from nearfar._utils.tensors import over
 from nearfar.losses.robust import RobustLoss
-from nearfar.miners import Miner
+from nearfar.miners import Miner, ScoredPairs
 from nearfar.pairs import PairLoss
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import check_classes
@@ -19,7 +19,6 @@ from nearfar.pml.distances import LpDistance
 from nearfar.pml.losses.base import Call, Loss
 from nearfar.pml.losses.triplets import PerAnchor, checked_per_anchor, with_drawn
 from nearfar.pml.reducers import DivisorReducer, MeanReducer, SumReducer
-from nearfar.relations.scored_pairs import ScoredPairs
 
 __all__ = ["AnchorHinge", "MarginLoss", "PerTriplet"]
 

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_embeddings, check_labels, check_whole
+from nearfar._utils.checks import check_whole
+from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.pml._names import Recorded, check_names
 from nearfar.pml._tuples import Indices, as_pairs
 from nearfar.pml.losses.base import Loss

@@ -1,0 +1,146 @@
+"""What is done with tensors everywhere: check those that come in, and sum over members that are there.
+
+A group is a row of losses x [g, n] with a measure w [g, n]: a boolean mask, or weights; members with w = 0 are absent.
+Sets, groups, links, miners and engines share these few lines, so that an empty group and an infinite loss mean the same
+everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether reading the values of `tensor` is free: it is on the CPU and outside a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -> None:
+    """Require a floating-point matrix [n, d]; with `finite`, finite values too where reading them is free."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{owner}: {name} must be a torch.Tensor of shape [n, d], but came as {type(x).__name__}.")
+    if x.ndim != 2:
+        raise ValueError(
+            f"{owner}: {name} must have shape [n, d], but came with shape {list(x.shape)}; "
+            "flatten or pool each sample to one vector first."
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"{owner}: {name} must be floating point, but came as {x.dtype}; call .float() on it.")
+    if finite and readable(x):
+        _check_finite(owner, name, x)
+
+
+def _check_finite(owner: str, name: str, x: Tensor) -> None:
+    if math.isfinite(float(x.detach().sum())):
+        return  # no NaN or infinity vanishes in a sum; one that overflows is looked at more closely
+    # in parts: a mask of everything would cost a quarter of the embeddings' own memory, and more on the way
+    finite = torch.cat([torch.isfinite(rows).all(dim=1) for rows in torch.split(x.detach(), 8192)])
+    if not bool(finite.all()):
+        rows = torch.nonzero(~finite).flatten().tolist()
+        shown = ", ".join(str(row) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
+        raise ValueError(
+            f"{owner}: {name} must be finite, but {len(rows)} of {len(x)} rows hold NaN or infinity (rows {shown}); "
+            "look at the network or lower the learning rate."
+        )
+
+
+def check_labels(owner: str, name: str, labels: Tensor, rows: int, device: torch.device) -> None:
+    """Require one integer label per row, on the device of the embeddings."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(
+            f"{owner}: {name} must be a 1-D integer tensor or an nf.Relation, but came as {type(labels).__name__}; "
+            "wrap it with torch.as_tensor."
+        )
+    if labels.dtype not in INTEGERS:
+        raise TypeError(
+            f"{owner}: {name} must be integers, but came as {labels.dtype}; call .long() on class indices, "
+            "or use nf.Relation.from_multilabel for multi-hot rows."
+        )
+    if labels.ndim != 1:
+        raise ValueError(
+            f"{owner}: {name} must have shape [{rows}], but came with shape {list(labels.shape)}; "
+            "for several labels a sample use nf.Relation.from_multilabel."
+        )
+    if len(labels) != rows:
+        raise ValueError(f"{owner}: {name} must have one entry per row, but {len(labels)} came for {rows} rows.")
+    if labels.device != device:
+        raise ValueError(f"{owner}: {name} is on {labels.device} but the embeddings are on {device}; move one of them.")
+
+
+def check_tensor(owner: str, name: str, value: object) -> None:
+    """Require a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{owner}: {name} must be a torch.Tensor, but came as {type(value).__name__}; wrap it with torch.as_tensor."
+        )
+
+
+def check_reference(owner: str, embeddings: Tensor, ref_emb: Tensor | None, ref_labels: object) -> None:
+    """Require reference rows that fit the embeddings, and labels for them."""
+    if (ref_emb is None) != (ref_labels is None):
+        raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
+    if ref_emb is not None:
+        check_reference_rows(owner, embeddings, ref_emb)
+
+
+def check_reference_rows(owner: str, embeddings: Tensor, ref_emb: Tensor) -> None:
+    """Require reference rows [m, d] of the dimension of the embeddings and on their device."""
+    check_embeddings(owner, "ref_emb", ref_emb)
+    if ref_emb.shape[1] != embeddings.shape[1]:
+        raise ValueError(
+            f"{owner}: ref_emb must be as wide as embeddings ({embeddings.shape[1]}), but is {ref_emb.shape[1]} wide."
+        )
+    if ref_emb.device != embeddings.device:
+        raise ValueError(
+            f"{owner}: ref_emb is on {ref_emb.device} but the embeddings are on {embeddings.device}; move one of them."
+        )
+
+
+def check_class_numbers(owner: str, name: str, labels: Tensor) -> None:
+    """Demand a 1-D integer tensor of any length."""
+    check_tensor(owner, name, labels)
+    if labels.dtype not in INTEGERS or labels.ndim != 1:
+        raise ValueError(
+            f"{owner}: {name} must be a 1-D integer tensor, but came as {labels.dtype} {list(labels.shape)}; "
+            "for multi-hot rows use nf.Relation.from_multilabel."
+        )
+
+
+def total(w: Tensor, like: Tensor) -> Tensor:
+    """The sum Σ w of each group [g], in the floating-point type of the losses."""
+    # a mask is summed as bytes: torch would widen it to eight bytes an entry first
+    return (w.to(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
+
+
+def weighted(x: Tensor, w: Tensor) -> Tensor:
+    """The product x·w, exactly zero where a member is absent, even if x is -inf or NaN there."""
+    kept = hidden(x, w, 0.0)
+    return kept if w.dtype == torch.bool else kept * w
+
+
+def over(x: Tensor, amount: Tensor) -> Tensor:
+    """The quotient x / amount, and 0 where the amount is 0: this defines the value of an empty group."""
+    empty = amount == 0
+    return torch.where(empty, 0.0, x / torch.where(empty, 1.0, amount))
+
+
+def hidden(l: Tensor, w: Tensor, fill: float = -torch.inf) -> Tensor:
+    """Replace the losses of absent members by `fill`."""
+    return torch.where(w if w.dtype == torch.bool else w > 0, l, fill)
+
+
+def log_of(size: Tensor) -> Tensor:
+    """The logarithm of a group's measure; 0 for an empty group."""
+    return torch.where(size == 0, 1.0, size).log()
+
+
+def centered(l: Tensor, w: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest loss of each group [g], detached, and the losses minus it; `size` [g] is the group's measure."""
+    top = hidden(l.detach(), w).amax(dim=1)
+    top = torch.where(size == 0, 0.0, top)
+    return top, l - top[:, None]
