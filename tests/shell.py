@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,12 @@ def alone(folder: Path, *words: object, code: int = 0) -> str:
     return checked(shown.returncode, shown.stdout, shown.stderr, code)
 
 
+PROGRESS = re.compile(r".+: ([\d,]+ of [\d,]+|[\dhmins ]+ so far)(, .+)?\n")
+"""The plain lines that tell of long work; how many there are, the machine decides."""
+
+
 def checked(came: int, stdout: str, stderr: str, code: int) -> str:
+    stderr = PROGRESS.sub("", stderr)
     assert came == code, stdout + stderr
     if code:
         assert "Traceback" not in stderr

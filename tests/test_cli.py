@@ -33,15 +33,19 @@ def test_losses_lists_every_loss(tmp_path):
 
 
 def test_demo_trains_tests_and_writes_a_page(tmp_path):
-    """Four steps teach little; that the full demo does is measured in docs/measured/photographs.md."""
-    shown = run("demo", "--steps", "4", folder=tmp_path)
+    """A few steps teach little; that the full demo does is measured in docs/measured/photographs.md."""
+    shown = run("demo", "--quick", "--steps", "4", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
+    assert "pictures read" not in shown.stdout
+    assert len([line for line in shown.stdout.splitlines() if "reading pictures" in line]) <= 3
+    assert "41 Greek ones to find" in shown.stdout
     last = shown.stdout.strip().splitlines()[-2:]
     assert re.fullmatch(r"R@1 before: \d+\.\d", last[0])
     assert re.fullmatch(r"R@1 after: \d+\.\d", last[1])
     folder = tmp_path / "nearfar-demo"
     assert "<html" in (folder / "report.html").read_text(encoding="utf-8")
     assert {"config.yaml", "journal.jsonl", "embeddings.npz"} <= {path.name for path in folder.iterdir()}
+    assert not (tmp_path / ".cache").exists()  # the quick demo draws a part, which is not what the cache is for
 
 
 def test_demo_leaves_other_peoples_folders_alone(tmp_path):
@@ -78,6 +82,8 @@ def test_train_resumes_and_refuses(tmp_path, monkeypatch):
         (("c.yaml", "--run", "r", "--resume"), "keeps its own configuration"),
         (("--resume",), "needs the folder of the run"),
         (("c.yaml", "--run", "n", "--loss.temprature", "1"), "did you mean 'temperature'"),
+        (("c.yaml", "--run", "n", "--batches", "{classes: 4"), "write it in quotes as YAML"),
+        (("c.yaml", "--run", "n", "--batchs", "{classes: 4}"), "did you mean '--batches'"),
         (("c.yaml", "--run", "n", "--resme"), "did you mean '--resume'"),
         (("c.yaml", "--run", "n", "--loss.temperature"), "has no value"),
         (("no.yaml", "--run", "n"), "there is no file no.yaml"),

@@ -145,10 +145,10 @@ def test_an_offset_does_no_harm():
 
 
 def test_watch_is_told():
-    told: list[str] = []
-    k_means(blobs()[0], 12, restarts=2, watch=told.append)
-    assert any("run 2 of 2" in line and "step" in line for line in told)
-    assert any("12 of 12 starts" in line for line in told)
+    told: list[tuple[str, int, int]] = []
+    k_means(blobs()[0], 12, restarts=2, watch=lambda *words: told.append(words))
+    assert ("k-means run 2 of 2: steps (at most)", 1, 50) in told
+    assert ("k-means run 1 of 2: starts", 12, 12) in told
 
 
 def test_pair_f1_equals_counting_pairs():

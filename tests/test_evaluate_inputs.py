@@ -134,8 +134,8 @@ def test_strips_of_a_relation_change_nothing(monkeypatch):
     told = []
     wanted = nf.evaluate(X, relation).to_dict()
     monkeypatch.setattr(related, "TILE", 5 * N)
-    assert nf.evaluate(X, relation, watch=told.append).to_dict() == wanted
-    assert told[-1] == f"references of {N} of {N} queries ranked"
+    assert nf.evaluate(X, relation, watch=lambda *words: told.append(words)).to_dict() == wanted
+    assert told[-1] == ("ranking references of queries", N, N)
     assert len(told) == 5
 
 

@@ -110,8 +110,8 @@ def test_empty_sides():
 
 def test_watch_is_told():
     told = []
-    retrieve(torch.randn(50, 3), torch.arange(50) // 2, watch=told.append)
-    assert told[0] == "neighbors of 50 of 50 queries"
+    retrieve(torch.randn(50, 3), torch.arange(50) // 2, watch=lambda *words: told.append(words))
+    assert told[0] == ("searching neighbors of queries", 50, 50)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import yaml
 
 import nearfar as nf
 from nearfar.runs.config import to_tree
@@ -38,6 +39,55 @@ def test_flags_change_single_keys_and_numbers_may_be_written_short(tmp_path):
 def test_a_flag_that_names_another_loss_drops_the_arguments_of_the_old_one(tmp_path):
     (tmp_path / "c.yaml").write_text("loss: {name: DroKL, gamma: 1}\n", encoding="utf-8")
     assert load(tmp_path / "c.yaml", [("loss.name", "SupCon")]).loss == Part("SupCon", {})
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "written"),
+    [
+        ("loss", "SupCon", {"loss": "SupCon"}),
+        ("loss", "{gamma: 2}", {"loss": {"name": "DroKL", "gamma": 2, "pair": "Hinge"}}),
+        ("loss", "{gamma: 2, name: DroKL}", {"loss": {"name": "DroKL", "gamma": 2, "pair": "Hinge"}}),
+        ("loss", "{k: 5, name: DroTopK}", {"loss": {"name": "DroTopK", "k": 5}}),
+        (
+            "batches",
+            "{name: Representatives, batch_size: 32}",
+            {"batches": {"name": "Representatives", "batch_size": 32}},
+        ),
+        ("batches", "Representatives", {"batches": "Representatives"}),
+        ("batches", "{classes: 9}", {"batches": {"name": "MPerClass", "classes": 9, "samples": 2}}),
+        ("training", "{steps: 8}", {"training": {"steps": 8, "seed": 3}}),
+        ("optimizer", "{lr: 1e-4, betas: [.9, .99]}", {"optimizer": {"lr": 1e-4, "betas": [0.9, 0.99]}}),
+        ("data", "{name: folder, path: there}", {"data": {"name": "folder", "path": "there"}}),
+        ("model", "{embedding_dim: 7}", {"model": {"embedding_dim": 7}}),
+    ],
+)
+def test_a_whole_section_may_come_as_a_flag(tmp_path, flag, value, written):
+    tree = {
+        "loss": {"name": "DroKL", "gamma": 1, "pair": "Hinge"},
+        "batches": {"name": "MPerClass", "classes": 3, "samples": 2},
+        "training": {"steps": 5, "seed": 3},
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert load(tmp_path / "c.yaml", [(flag, value)]) == parse({**tree, **written})
+
+
+def test_flags_change_a_loss_that_is_written_as_a_name_alone(tmp_path):
+    (tmp_path / "c.yaml").write_text("loss: SupCon\ntraining:\n", encoding="utf-8")
+    flags = [("loss.temperature", ".2"), ("training.steps", "3")]
+    config = load(tmp_path / "c.yaml", flags)
+    assert config.loss == Part("SupCon", {"temperature": 0.2})
+    assert config.training.steps == 3
+
+
+@pytest.mark.parametrize("section", ["data", "model", "loss", "batches", "optimizer", "training"])
+@pytest.mark.parametrize("value", ["{a: 1", "[1, 2]", "7", "!!python/object:os.system {}"])
+def test_a_section_that_is_no_mapping_is_told_how_to_write_it(section, value):
+    with pytest.raises(
+        ValueError, match=rf"^config: --{section} .*; write it in quotes as YAML, such as --{section} '{{"
+    ):
+        load(None, [(section, value)])
+    with pytest.raises(ValueError, match=r"there is no training\.stps; did you mean 'steps'"):
+        load(None, [("training", "{stps: 3}")])
 
 
 def test_options_without_a_name_change_the_default_part():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
+from nearfar._utils.progress import Watch
 from nearfar.bench.memory import Limits, Peak, Task, peak, peak_on_gpu
 from nearfar.bench.subjects import PEER, Step, Subject, backward, batch, chosen
 from nearfar.bench.timing import LIMIT, Patience, taking_turns, threads
@@ -20,7 +21,6 @@ from nearfar.bench.timing import LIMIT, Patience, taking_turns, threads
 __all__ = ["Cell", "Plan", "Row", "Watch", "about", "exponent", "growth", "measure", "peer_version"]
 
 ENGINES = ("auto", "dense", "tiled", "compiled")
-Watch = Callable[[str], None]
 FIT_FROM, FIT_LEAST = 4096, 3
 """Growth is fitted from so many rows on, where every loss goes in strips, or over the three largest sizes."""
 
@@ -126,14 +126,17 @@ class Row:
         return {**asdict(self), "cells": ratios}
 
 
-def measure(plan: Plan, watch: Watch = lambda text: None) -> Iterator[Row]:
+def measure(plan: Plan, watch: Watch = lambda what, done, total: None) -> Iterator[Row]:
     """Every loss at every size, from small to large; `watch` hears what is being done."""
     contestants = plan.engines + ((PEER,) if plan.peers and peer_version() else ())
     with threads(plan.threads):
-        for subject in chosen(plan.losses):
+        subjects, sizes = list(chosen(plan.losses)), sorted(set(plan.sizes))
+        for number, subject in enumerate(subjects):
             failed: dict[str, str] = {}
-            for rows in sorted(set(plan.sizes)):
-                watch(f"{subject.name}, {rows:,} rows")
+            for place, rows in enumerate(sizes):
+                watch(
+                    f"measuring {subject.name}, {rows:,} rows", number * len(sizes) + place, len(subjects) * len(sizes)
+                )
                 mine = [who for who in contestants if who != PEER or subject.peer is not None]
                 yield _row(plan, subject, rows, mine, failed)
 

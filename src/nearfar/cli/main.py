@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from nearfar._utils.console import Terminal, guard_streams, say
+from nearfar._utils.progress import Progress
 from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training
 from nearfar.cli.commands.shared import one_sentence
 
@@ -19,14 +20,25 @@ __all__ = ["app", "describe", "losses", "main", "pictures_of", "report"]
 app = typer.Typer(
     help="Deep metric learning: positive things near, negative things far.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        from nearfar import __version__
+
+        say(f"nearfar {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
-    """Keeps the commands named, however few there are."""
+def _commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
 
 
 @app.command()
@@ -71,7 +83,8 @@ def report(
 
     with one_sentence("report"):
         shown = images or pictures_of(source)
-        package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=say)
+        with Progress(f"report of {source}") as watch:
+            package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=watch)
         say(f"page: {output}")
 
 

@@ -7,7 +7,7 @@ never shows. Nothing is downloaded.
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
+from nearfar._utils.progress import Progress
 from nearfar.data._cache import cached, default_folder
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ FORMAT = 1  # raise when the rule or the drawing changes: older cache files are 
 SIZE = 32  # pixels a side
 BOTTOM, TOP = -0.33, 1.07  # what the picture shows, in ems above the baseline; it is as wide as high
 FEWEST = 12  # faces a character must have
+FEW = frozenset((*range(0x21, 0x7F), *range(0x391, 0x3CA)))  # code points of `few_glyphs`
 TEST_SCRIPTS = frozenset({"GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN"})
 
 _DEJAVU = tuple(
@@ -100,7 +102,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
 
     Args:
         cache: Folder for the drawn data; by default `$XDG_CACHE_HOME/nearfar` or `~/.cache/nearfar`.
-        progress: Show a bar while drawing, where the terminal is interactive.
+        progress: Show a bar while drawing, or now and then a plain line where there is no terminal.
 
     Returns:
         Both splits; the same matplotlib gives the same bytes.
@@ -114,6 +116,11 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
     fonts = _fonts()
     folder = default_folder() if cache is None else Path(cache)
     return _assemble(cached(folder, _stem(fonts), lambda: _draw(fonts, progress)))
+
+
+def few_glyphs() -> Glyphs:
+    """A small part of the data set, drawn in a second and kept nowhere: ASCII to learn from, Greek letters to find."""
+    return _assemble(_draw(_fonts(), progress=False, among=FEW))
 
 
 def _fonts() -> tuple[Path, ...]:
@@ -139,24 +146,22 @@ def _stem(fonts: Sequence[Path]) -> str:
     return f"glyphs-{FORMAT}-matplotlib-{matplotlib.__version__}-{digest.hexdigest()[:16]}"
 
 
-def _draw(fonts: Sequence[Path], progress: bool) -> Arrays:
-    """Apply the rule of `glyphs`: pictures, classes, look-alikes."""
+def _draw(fonts: Sequence[Path], progress: bool, among: Container[int] = range(0x110000)) -> Arrays:
+    """Apply the rule of `glyphs`, to some code points or to all: pictures, classes, look-alikes."""
     from matplotlib.ft2font import FT2Font
-    from rich.progress import track
-
-    from nearfar._utils.console import Terminal
 
     opened = [FT2Font(str(font)) for font in fonts]
-    maps = [_charmap(font, face) for font, face in zip(opened, FACES, strict=True)]
+    maps = [
+        {code: index for code, index in _charmap(font, face).items() if code in among}
+        for font, face in zip(opened, FACES, strict=True)
+    ]
     spread = np.unique(np.concatenate([list(chars) for chars in maps]), return_counts=True)
     codes: NDArray[np.int64] = spread[0][spread[1] >= FEWEST]
     pictures = np.zeros((len(fonts), len(codes), SIZE, SIZE), dtype=np.uint8)
-    console = Terminal(stderr=True)
-    work: Iterable[int] = range(len(fonts))
-    if progress and console.is_terminal:
-        work = track(range(len(fonts)), "Drawing glyphs", console=console, transient=True)
-    for face in work:
-        _draw_face(opened[face], maps[face], codes, pictures[face])
+    with Progress("drawing glyphs, font faces", len(fonts), shown=progress) as bar:
+        for face in range(len(fonts)):
+            _draw_face(opened[face], maps[face], codes, pictures[face])
+            bar.advance()
     there: Flags = np.any(pictures, axis=(2, 3))
     enough = there.sum(axis=0) >= FEWEST
     pictures, there, codes = pictures[:, enough], there[:, enough], codes[enough]

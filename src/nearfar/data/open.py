@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nearfar._utils.checks import check_choice
-from nearfar.data._glyphs import Split, glyphs
+from nearfar.data._glyphs import Glyphs, Split, glyphs
 from nearfar.data.benchmarks import cars, inshop, sop
 from nearfar.data.cub import cub
 from nearfar.data.folders import folder, manifest, vectors
@@ -38,7 +38,7 @@ def open_data(
     check_choice("open_data", "name", name, NAMES)
     check_on_corrupt("open_data", on_corrupt)
     if name == "glyphs":
-        return _glyphs(None if path is None else Path(path))
+        return of_glyphs(glyphs(cache=path))
     if path is None:
         raise ValueError(
             f"open_data: {name!r} needs a path, but none came; name the folder or file that holds the data."
@@ -46,8 +46,8 @@ def open_data(
     return READERS[name](Path(path), on_corrupt, outside)
 
 
-def _glyphs(cache: Path | None) -> DataSet:
-    data = glyphs(cache=cache)
+def of_glyphs(data: Glyphs) -> DataSet:
+    """The drawn characters, or some of them, as a data set."""
 
     def samples(split: Split) -> Tensors:
         names = [

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.extras import need
+from nearfar._utils.progress import Watch
 from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.k_means import runs
-from nearfar.evaluation.retrieval import Watch
 from nearfar.similarity import unit
 
 __all__ = ["Clustering", "clustering_scores", "demand_scores", "nmi_ami_f1", "pair_f1"]

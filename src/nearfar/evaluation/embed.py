@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_text
+from nearfar._utils.progress import Progress
 from nearfar.evaluation.fingerprint import of_weights
 from nearfar.evaluation.vectors import Vectors
 
@@ -22,7 +23,6 @@ __all__ = ["Part", "Tell", "clear", "embed", "evaluating"]
 CHUNK = 16
 """Batches of one file of a resumable run."""
 Part = dict[str, np.ndarray]
-Tell = Callable[[int], None]
 
 
 def embed(
@@ -42,7 +42,7 @@ def embed(
             (sample, label, name); a sample that is None is left out.
         batch_size: samples per batch.
         device: where to run; a module is moved there. None: where the module is, else the CPU.
-        progress: show a progress bar, where the terminal is interactive.
+        progress: show a progress bar, or plain lines now and then where there is no terminal.
         resume: a folder for finished chunks, one file each. A run that was interrupted continues after the last of them
             and gives the same bytes as one that was not. The folder is left in place. A chunk is used only if its
             samples are unchanged: those of a tensor or array by their bytes, those of a dataset by its method
@@ -62,18 +62,18 @@ def embed(
     store = None if resume is None else _Store(Path(resume), rows, batch_size, weights)
     step = CHUNK * batch_size
     parts: list[Part] = []
-    with evaluating(model, place), _bar(rows, shown=progress) as tell:
+    with evaluating(model, place), Progress("embedding", rows, shown=progress) as bar:
         for number, start in enumerate(range(0, rows, step)):
             chosen = range(start, min(start + step, rows))
             # before the samples are read for the network: one that changes in between then counts as changed
             digest = "" if store is None else _digest(data, chosen)
             part = None if store is None else store.read(number, digest)
             if part is None:
-                part = _chunk(model, data, chosen, batch_size, place, tell)
+                part = _chunk(model, data, chosen, batch_size, place, bar.advance)
                 if store is not None:
                     store.write(number, part, digest)
             else:
-                tell(len(chosen))
+                bar.advance(len(chosen))
             parts.append(part)
     sound = [part for part in parts if part]
     if not sound:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation.retrieval import Watch
 
 __all__ = ["Clusters", "k_means", "runs"]
 
@@ -89,7 +89,7 @@ def _starts(x: Tensor, k: int, generator: torch.Generator, name: str, watch: Wat
         fresh = _draw(x, square, nearest, min(BATCH, len(chosen), k - len(chosen)), generator)
         chosen = chosen + fresh
         if watch is not None:
-            watch(f"{name}: {len(chosen)} of {k} starts")
+            watch(f"{name}: starts", len(chosen), k)
     return x[torch.tensor(chosen, device=x.device)].clone()
 
 
@@ -123,7 +123,7 @@ def _lloyd(x: Tensor, centers: Tensor, steps: int, name: str, watch: Watch | Non
         distance = square - 2 * gain
         moved = _move(x, centers, assignment, torch.where(distance <= 1e-6 * square, 0.0, distance), touched)
         if watch is not None:
-            watch(f"{name}: step {step + 1}, {int(moved.sum())} of {len(centers)} centers moved")
+            watch(f"{name}: steps (at most)", step + 1, steps)
         if not bool(moved.any()):
             break
         before = assignment.clone()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.retrieval import PerQuery, Ties, Watch, scored
+from nearfar._utils.progress import Watch
+from nearfar.evaluation.retrieval import PerQuery, Ties, scored
 from nearfar.evaluation.spaces import Metric, keys, spaces
 from nearfar.evaluation.sweep import TILE
 from nearfar.relations.relation import Relation
@@ -37,7 +38,7 @@ def retrieve_related(
         ref_emb: [m, d] gallery; None searches the queries themselves.
         similarity: "cosine", "dot" or "euclidean".
         ties: as in `retrieve`.
-        watch: called with a line of text about the progress.
+        watch: called as watch(what, done, total) during the work.
     """
     x, y = spaces(embeddings, ref_emb, similarity)
     labels = torch.full((len(x),), NO_CLASS, dtype=torch.int64, device=embeddings.device)
@@ -54,5 +55,5 @@ def retrieve_related(
         found.rank[rows], found.r_precision[rows], found.ap_at_r[rows] = scored(right, ranked.values, relevant, ties)
         found.relevant[rows] = relevant
         if watch is not None:
-            watch(f"references of {rows.stop} of {len(x)} queries ranked")
+            watch("ranking references of queries", rows.stop, len(x))
     return found

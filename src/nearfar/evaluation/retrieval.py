@@ -11,7 +11,6 @@ A lone query (R = 0) has no right answer: it is counted and reported, and left o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
+from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
 from nearfar.evaluation.sweep import TILE, strips
@@ -27,7 +27,6 @@ __all__ = ["TIES", "PerQuery", "Ties", "Watch", "check_sides", "retrieve", "scor
 
 Ties = Literal["place", "favorable"]
 TIES: tuple[Ties, ...] = ("place", "favorable")
-Watch = Callable[[str], None]
 DEEPEST = 64
 """Neighbors listed at most for recall@K alone: ranks beyond are counted, which is cheaper than a longer list."""
 
@@ -78,7 +77,7 @@ def retrieve(
         similarity: "cosine", "dot" or "euclidean".
         ties: "place": of equal scores the earlier reference is first; "favorable": a relevant one is, as in the code
             of Qi et al. 2020, for `rank` only.
-        watch: called with a line of text about the progress.
+        watch: called as watch(what, done, total) during the work.
     """
     check_choice("retrieve", "ties", ties, TIES)
     check_choice("retrieve", "similarity", similarity, METRICS)
@@ -95,7 +94,7 @@ def retrieve(
         right = names[found.places] == labels[rows, None]
         parts.append(scored(right, found.scores, relevant[rows], ties))
         if watch is not None:
-            watch(f"neighbors of {rows.stop} of {len(labels)} queries")
+            watch("searching neighbors of queries", rows.stop, len(labels))
     rank, r_precision, ap = (torch.cat(column) for column in zip(*parts, strict=True))
     unseen = ((rank == 0) & (relevant > 0)).nonzero().flatten()
     if len(unseen):
@@ -179,7 +178,7 @@ def _deep_ranks(
             rank += _earlier(torch.eq(row, best, out=flags.tile(*shape)), names, labels[part])
         ranks.append(rank)
         if watch is not None:
-            watch(f"ranks of {sum(map(len, ranks))} of {len(chosen)} queries whose answer lies deep")
+            watch("ranking queries whose answer lies deep", sum(map(len, ranks)), len(chosen))
     return torch.cat(ranks)
 
 

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.extras import need
+from nearfar._utils.progress import Watch
 from nearfar.data.ks import USUAL
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores, demand_scores
 from nearfar.evaluation.related import retrieve_related
-from nearfar.evaluation.retrieval import TIES, PerQuery, Ties, Watch, check_sides, retrieve
+from nearfar.evaluation.retrieval import TIES, PerQuery, Ties, check_sides, retrieve
 from nearfar.evaluation.spaces import METRICS, Metric
 from nearfar.evaluation.taken import Taken, demand_classes, taken
 from nearfar.evaluation.vectors import Vectors
@@ -167,7 +168,7 @@ def evaluate(
             "class", and "query" with a relation, which has no classes.
         resamples: how many bootstrap resamples; 0 for no intervals. With a single unit there are no intervals either.
         seed: seed of the bootstrap and of k-means.
-        watch: called with a line of text about the progress.
+        watch: called as watch(what, done, total) during the work.
 
     Lone queries (no other sample of their class) have no right answer; they are counted in `lone` and left out.
 

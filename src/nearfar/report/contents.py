@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from nearfar._utils.progress import Watch
 from nearfar.evaluation.summary import Evaluation
 from nearfar.report.confusion import Row
 from nearfar.report.curves import curve_data
 from nearfar.report.gallery import Query
 from nearfar.report.maps import Map
 from nearfar.report.material import Material
-from nearfar.report.pictures import Pictures, Watch
+from nearfar.report.pictures import Pictures
 
 __all__ = ["add_pictures", "contents"]
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.files import atomic_write
+from nearfar._utils.progress import Watch
 from nearfar.evaluation.summary import Evaluation, evaluate
 from nearfar.report import sections
 from nearfar.report.confusion import confusion
@@ -29,7 +30,6 @@ from nearfar.report.gallery import Query, gallery, nearest
 from nearfar.report.maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
 from nearfar.report.material import Material, Names, Source, gather
 from nearfar.report.measures import MEASURES, Metric
-from nearfar.report.pictures import Watch
 
 __all__ = ["Options", "build", "write"]
 
@@ -98,7 +98,7 @@ def build(
         near: how many neighbors each query shows.
         points: the most points on the map; t-SNE is drawn up to 3,000.
         seed: seed of the intervals, of the right answers that the gallery draws, and of the map.
-        watch: called with a line of text about the progress.
+        watch: called as watch(what, done, total) during the work; total is 0 where it is unknown.
 
     Raises:
         ValueError: if vectors are not finite, no query has a right answer, or lengths do not agree.
@@ -108,21 +108,19 @@ def build(
     for name, value in (("queries", queries), ("near", near), ("points", points)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"report: {name} must be a whole number from 1 on, but came as {value!r}.")
-    say: Watch = watch or (lambda _: None)
+    tell: Watch = watch or (lambda what, done, total: None)
     material = gather(source, names=names, classes=classes, images=images, outside=outside, title=title)
-    say("ranking every query")
     evaluation = evaluate(
         material.x, material.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
     )
     x, y, worst = material.x, material.y, [row.label for row in evaluation.worst]
     found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
-    say(without_tsne() or "laying out the map")
+    tell(without_tsne() or "laying out the map", 0, 0)
     layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
     rows = np.union1d(layout.rows, np.flatnonzero(np.isin(y.numpy(), worst)))
     first = nearest(x, rows, similarity)
     table = confusion(x, y, evaluation, rows, first)
     data = contents(material, evaluation, found, layout, table, dict(zip(rows.tolist(), first.tolist(), strict=True)))
-    say("reading pictures")
     room = int(ROOM * max(1.0, queries / 200)) - len(_json(data).encode(errors="replace"))
     unread = add_pictures(data, material, found, layout, table, room, watch)
     doctor = _found_in(source) if findings is None else list(findings)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nearfar._utils.checks import printable
+from nearfar._utils.progress import Watch
 
 __all__ = ["Atlas", "Pictures", "Thumbnails", "Watch", "as_picture", "has_black_ground", "is_drawing", "turned"]
 
@@ -25,8 +26,6 @@ LADDER = ((128, 60), (112, 56), (96, 54), (96, 42), (80, 40), (64, 36), (48, 32)
 ATLAS = ((48, 40), (40, 36), (32, 32), (24, 28), (16, 25))
 DRAWING = 64
 """The longest side, in pixels, of a gray picture that is kept without loss."""
-
-Watch = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Pictures:
 
     Args:
         opener: row -> array, path or PIL image; None for no picture.
-        watch: called with a line of text about the progress.
+        watch: called as watch(what, done, total) during the work.
     """
 
     def __init__(self, opener: Callable[[int], Any], watch: Watch | None = None) -> None:
@@ -75,8 +74,8 @@ class Pictures:
                 return None
             picture.thumbnail((LADDER[0][0], LADDER[0][0]))
             self._small[row] = picture
-            if self._watch is not None and len(self._small) % 250 == 0:
-                self._watch(f"{len(self._small)} pictures read")
+            if self._watch is not None:
+                self._watch("reading pictures", len(self._small), 0)
         return self._small.get(row)
 
     def thumbnails(self, rows: Iterable[int], room: int) -> Thumbnails:

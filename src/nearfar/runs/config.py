@@ -168,6 +168,14 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
 
+SECTIONS = tuple(section.name for section in fields(Config))
+NAMED = {
+    "loss": "{name: MultiSimilarity, alpha: 2}",
+    "batches": "{name: Representatives, batch_size: 32}",
+}
+"""Sections that may be written as a name alone, each with an example."""
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """A safe YAML loader that also reads 1e-3 as a number (YAML 1.1 wants 1.0e-3) and refuses aliases."""
 
@@ -202,17 +210,12 @@ def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
         if not path.is_file():
             raise FileNotFoundError(f"config: there is no file {path}; `nearfar config > {path}` writes one to change.")
         tree = read_yaml(str(path), read_text("config", path)) or {}
-    for name, value in flags:
-        _put(tree, name.split("."), read_yaml(f"--{name}", value), name)
-    return parse(tree)
+    return parse(_with_flags(tree, flags))
 
 
 def changed(config: Config, flags: Sequence[tuple[str, str]]) -> Config:
     """Apply flags to a configuration, as `load` does to the one in a file."""
-    tree = to_tree(config)
-    for name, value in flags:
-        _put(tree, name.split("."), read_yaml(f"--{name}", value), name)
-    return parse(tree)
+    return parse(_with_flags(to_tree(config), flags))
 
 
 def parse(tree: Any) -> Config:
@@ -220,11 +223,45 @@ def parse(tree: Any) -> Config:
     return cast(Config, _section(Config, tree, ""))
 
 
+def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
+    """The tree, changed in place by keys ("loss.k", "160") and by whole sections ("loss", "{name: DroTopK, k: 160}")."""
+    for name, text in flags:
+        if name in SECTIONS:
+            for key, value in _mapping(name, text).items():
+                _put(tree, [name, str(key)], value, name)
+        else:
+            _put(tree, name.split("."), read_yaml(f"--{name}", text), name)
+    return tree
+
+
+def _mapping(section: str, text: str) -> Mapping[str, Any]:
+    """A section that came as a flag: a mapping, or for a loss or a sampler its name; the name comes first."""
+    try:
+        value = read_yaml(f"--{section}", text)
+    except ValueError:
+        value = None
+    named = section in NAMED
+    if named and isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        example = NAMED.get(section, "{key: value, other_key: value}")
+        also = ", or its name alone" if named else ""
+        raise ValueError(
+            f"config: --{section} {printable(text)!r} is no mapping of names to values; write it in quotes as YAML, such "
+            f"as --{section} '{example}'{also}."
+        )
+    return dict(sorted(value.items(), key=lambda item: item[0] != "name"))
+
+
 def _put(tree: Any, path: list[str], value: Any, name: str) -> None:
     for key in path[:-1]:
         if not isinstance(tree, dict):
             break
-        tree = tree.setdefault(key, {})
+        if isinstance(tree.get(key), str) and key in NAMED:
+            tree[key] = {"name": tree[key]}  # a loss or a sampler written as its name alone
+        if tree.get(key) is None:
+            tree[key] = {}
+        tree = tree[key]
     if not isinstance(tree, dict) or len(path) < 2:
         raise ValueError(f"--{name}: a flag is section.key, such as --loss.k 160 or --training.steps 500.")
     if path[-1] == "name" and tree.get("name") != value:

@@ -20,12 +20,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from nearfar._utils.checks import check_whole
 from nearfar._utils.console import Terminal
 from nearfar._utils.files import read_arrays, write_text
 from nearfar._utils.journal import read_lines
+from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Samples, class_disjoint, open_data, part
 from nearfar.evaluation.clustering import clustering_scores
 from nearfar.runs.config import to_tree
@@ -260,24 +260,14 @@ def _clusters(file: Path, most: int) -> dict[str, float]:
 @contextmanager
 def _progress(console: Console | None, total: int, done: int) -> Iterator[Any]:
     """A function that is told each line and moves the bar on."""
-    columns = (
-        TextColumn("runs"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
     failed = 0
-    with Progress(*columns, console=console or Terminal()) as bar:
-        task = bar.add_task("runs", total=total, completed=done, state="")
+    with Progress("runs", total, done=done, console=console or Terminal(), stays=True) as bar:
 
         def advance(line: Mapping[str, Any]) -> None:
             nonlocal failed
             failed += line["error"] is not None
             name, seconds = line["config"]["loss"]["name"], line["seconds"]
             told = f"{name}: {line['error']}" if line["error"] else f"{name} {seconds:.0f} s"
-            bar.update(task, advance=1, state=told[:60] + (f"  ({failed} failed)" if failed else ""))
+            bar.advance(words=told[:60] + (f"  ({failed} failed)" if failed else ""))
 
         yield advance

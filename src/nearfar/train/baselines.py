@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from nearfar._utils.progress import Watch
 from nearfar.train.scores import score
 from nearfar.train.state import TrainState
 
@@ -17,14 +18,14 @@ KEY = "baselines"
 NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}
 
 
-def measured(state: TrainState) -> dict[str, float]:
+def measured(state: TrainState, watch: Watch | None = None) -> dict[str, float]:
     """R@1 by name. Nothing is chosen by them, and nothing is drawn: a run goes on as it would have without."""
     data, found = state.data, {}
     subjects: dict[str, nn.Module] = {"untrained": state.bare_model}
     if len(state.inputs.shape) == 1:
         subjects = {"input": nn.Flatten(), **subjects}
     for name, model in subjects.items():
-        scored = score(model, data.test, state.plain, gallery=data.gallery, ks=(1,), **state.evaluating)
+        scored = score(model, data.test, state.plain, gallery=data.gallery, ks=(1,), watch=watch, **state.evaluating)
         found[name] = round(scored.evaluation.recall[1], 6)
     return found
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nearfar._utils.files import write_arrays, write_text
 from nearfar._utils.process_group import in_touch
+from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Tensors
 from nearfar.data.samples import Batch
 from nearfar.doctor import Doctor, diagnose_run
@@ -124,7 +125,7 @@ def _run(
     config, machine, folder = state.config, state.machine, checkpointer.folder
     done, path = checkpointer.restore(state), folder / "journal.jsonl"
     agreed(machine, checkpointer.check_best)
-    show = Show(state, console, folder=folder, quiet=not machine.is_main_process)
+    show = Show(state, console, folder=folder, quiet=not machine.is_main_process, done=done)
     show.tell(processes.words(machine))
     if machine.is_main_process:
         save(config, folder / "config.yaml")
@@ -180,7 +181,7 @@ def _baselines(
         return {}
     found = baselines.kept(before)
     if found is None and done == 0 and state.machine.is_main_process:
-        found = baselines.measured(state)
+        found = baselines.measured(state, show.watch)
         lines.write({"step": 0, baselines.KEY: found})
         show.tell(baselines.told(found))
     state.machine.wait_for_everyone()
@@ -303,7 +304,9 @@ def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, sho
         samples = state.data.test if paper else state.validation
         if samples is not None:
             gallery = state.data.gallery if paper else None
-            result = score(state.bare_model, samples, state.plain, gallery=gallery, **state.evaluating)
+            result = score(
+                state.bare_model, samples, state.plain, gallery=gallery, watch=show.watch, **state.evaluating
+            )
             scores = result.evaluation
             word = "test" if paper else "validation"
             found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
@@ -324,7 +327,9 @@ def _test(state: TrainState, checkpointer: Checkpointer, show: Show) -> Evaluati
         return None
     model, data = state.bare_model, state.data
     checkpointer.restore_best(state)
-    found = score(model, data.test, state.plain, gallery=data.gallery, ks=data.ks, resamples=2000, **state.evaluating)
+    options: dict[str, Any] = {"gallery": data.gallery, "ks": data.ks, "resamples": 2000, **state.evaluating}
+    with Progress("testing", console=show.console) as watch:
+        found = score(model, data.test, state.plain, watch=watch, **options)
     scores, names = found.evaluation, [data.test.names[row] for row in found.rows.tolist()]
     arrays = {"x": found.x.cpu().numpy(), "y": data.test.labels[found.rows], "name": np.array(names, dtype=np.str_)}
     arrays["classes"] = np.array(data.test.classes, dtype=np.str_)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from nearfar._utils.checks import printable
+from nearfar._utils.progress import Watch
 from nearfar.batches import violations
 from nearfar.data.pictures import CorruptImageError
 from nearfar.data.samples import Labels, Samples, Transform, View, collate
@@ -31,6 +32,7 @@ def vectors_of(
     device: torch.device | str = "cpu",
     workers: int = 0,
     batch_size: int = 256,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Labels]:
     """float32 [m, d] on `device` in the order of the samples, and which samples [m] they are of.
 
@@ -44,12 +46,15 @@ def vectors_of(
         collate_fn=collate,
         generator=torch.Generator(),
     )
-    parts, rows = [], []
+    parts, rows, seen = [], [], 0
     with evaluating(model, torch.device(device)), torch.inference_mode():
         for x, _, indices in loader:
             if len(indices):
                 parts.append(model(x.to(device, non_blocking=True)).float())
                 rows.append(indices)
+            if watch is not None:
+                seen += batch_size
+                watch("embedding", min(seen, len(samples)), len(samples))
     if not parts:
         raise CorruptImageError(
             f"evaluate: none of the {len(samples)} samples can be read, the first is {samples.names[0]}; mend the data."
@@ -90,18 +95,19 @@ def score(
     gallery: Samples | None = None,
     ks: tuple[int, ...] = (1, 2, 4, 8),
     resamples: int = 0,
+    watch: Watch | None = None,
     **options: Any,
 ) -> Score:
     """`evaluate` of the samples (in their gallery, if there is one), and their vectors; options are `vectors_of`'s."""
-    x, rows = vectors_of(model, samples, transform, **options)
+    x, rows = vectors_of(model, samples, transform, watch=watch, **options)
     y = torch.from_numpy(samples.labels[rows]).to(x.device)
     if gallery is None:
         depths = tuple(k for k in ks if k < len(x)) or (1,)
-        return Score(evaluate(x, y, ks=depths, resamples=resamples), x, rows, _absent(samples, rows))
-    reference, found = vectors_of(model, gallery, transform, **options)
+        return Score(evaluate(x, y, ks=depths, resamples=resamples, watch=watch), x, rows, _absent(samples, rows))
+    reference, found = vectors_of(model, gallery, transform, watch=watch, **options)
     there = torch.from_numpy(gallery.labels[found]).to(x.device)
     depths = tuple(k for k in ks if k <= len(reference)) or (1,)
-    evaluation = evaluate(x, y, ks=depths, ref_emb=reference, ref_labels=there, resamples=resamples)
+    evaluation = evaluate(x, y, ks=depths, ref_emb=reference, ref_labels=there, resamples=resamples, watch=watch)
     return Score(evaluation, x, rows, _absent(samples, rows) + _absent(gallery, found))
 
 

@@ -11,9 +11,9 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from nearfar._utils.console import Terminal, visible
+from nearfar._utils.progress import Progress, Watch
 from nearfar.evaluation import Evaluation
 from nearfar.train.state import TrainState
 
@@ -23,34 +23,24 @@ __all__ = ["Show", "stopping"]
 class Show:
     """Progress in the terminal and in TensorBoard; silent on every rank but the first."""
 
-    def __init__(self, state: TrainState, console: Console | None, *, folder: Any, quiet: bool) -> None:
+    def __init__(self, state: TrainState, console: Console | None, *, folder: Any, quiet: bool, done: int = 0) -> None:
         self.console = Terminal(quiet=True) if quiet else console or Terminal()
-        self.total = state.config.training.steps
-        columns = (
-            TextColumn("training"),
-            BarColumn(),
-            TextColumn("step {task.completed}/{task.total}  {task.fields[state]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, console=self.console)
-        self._task = self._bar.add_task("training", total=self.total, state="")
+        self._bar = Progress("training", state.config.training.steps, done=done, console=self.console, stays=True)
         wanted = state.config.training.tensorboard and not quiet
         self._board = _board(folder / "tensorboard") if wanted else None
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._bar.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._bar.stop()
+        self._bar.__exit__(kind, error, at)
         if self._board is not None:
             self._board.close()
 
     def step(self, entry: dict[str, Any]) -> None:
         """A step was made."""
-        self._bar.update(self._task, completed=entry["step"], state=f"loss {entry['loss']:.4f}  lr {entry['lr']:.1e}")
+        self._bar.to(entry["step"], f"loss {entry['loss']:.4f}, lr {entry['lr']:.1e}")
         self._plot(entry["step"], entry)
 
     def scores(self, step: int, found: dict[str, Any]) -> None:
@@ -65,6 +55,11 @@ class Show:
         """The test at the end."""
         how = "the best of all evaluations on the test classes, as the papers report it" if paper else "tested once"
         self.tell(f"test classes, weights of step {step}, {how}:\n{scores!r}")
+
+    @property
+    def watch(self) -> Watch:
+        """What evaluations report to while the training waits for them."""
+        return self._bar.aside
 
     def tell(self, words: str) -> None:
         """A line above the bar."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearfar._utils.console import say
-from nearfar.cli.commands.shared import one_sentence, waiting
+from nearfar._utils.progress import Progress
+from nearfar.cli.commands.completion import loss_names
+from nearfar.cli.commands.shared import one_sentence
 
 if TYPE_CHECKING:
     from nearfar.bench import Plan
@@ -18,7 +20,10 @@ __all__ = ["bench", "numbers", "planned", "register"]
 
 def bench(
     loss: Annotated[
-        list[str] | None, typer.Option(help="A loss or miner by its name in the tables; several times for several.")
+        list[str] | None,
+        typer.Option(
+            help="A loss or miner by its name in the tables; several times for several.", autocompletion=loss_names
+        ),
     ] = None,
     sizes: Annotated[str | None, typer.Option(help="Rows of a batch, with commas; else 128 to 8192.")] = None,
     width: Annotated[int, typer.Option(help="Numbers in an embedding.", min=1)] = 128,
@@ -38,8 +43,8 @@ def bench(
         if peer_version() is None:
             say("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
         rows = []
-        with waiting("measuring") as tell:
-            for row in measure(plan, tell):
+        with Progress("measuring") as watch:
+            for row in measure(plan, watch):
                 rows.append(row)
                 for engine in plan.engines:
                     say(line(row, engine))

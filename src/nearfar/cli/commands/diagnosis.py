@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nearfar._utils.console import say
-from nearfar.cli.commands.shared import one_sentence, save_json, waiting
+from nearfar._utils.progress import Progress
+from nearfar.cli.commands.shared import one_sentence, save_json
 
 if TYPE_CHECKING:
     from nearfar.doctor import Diagnosis
@@ -26,7 +27,7 @@ def diagnose(
 ) -> None:
     """Say whether a space or a run is healthy, and what to change. Exit code 2 where it is not."""
     with one_sentence("diagnose"):
-        with waiting(f"looking at {source}"):
+        with Progress(f"looking at {source}"):
             found = looks(source, {"margin": margin, "metric": metric, "rows": rows, "seed": seed})
         if json is not None:
             save_json(json, {"source": str(source), **{name: each.to_dict() for name, each in found.items()}})

@@ -9,8 +9,9 @@ import typer
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import Terminal, say
+from nearfar._utils.progress import Progress
 from nearfar.cli.commands import search
-from nearfar.cli.commands.shared import Extra, labeled, one_only, one_sentence, save_json, waiting
+from nearfar.cli.commands.shared import Extra, labeled, one_only, one_sentence, save_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,7 +73,7 @@ def evaluate(
             check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
             found_in = found_in.in_terms_of(queries)
         options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
-        with waiting(f"evaluating {len(queries):,} vectors") as watch:
+        with Progress(f"evaluating {len(queries):,} vectors") as watch:
             found = judge(
                 queries.x,
                 queries.y,
@@ -173,7 +174,7 @@ def compare(
             raise ValueError(f"{a} and {b} are not of the same samples in the same order: their names differ.")
         found = []
         for path, side in zip((a, b), sides, strict=True):
-            with waiting(f"evaluating {path}") as watch:
+            with Progress(f"evaluating {path}") as watch:
                 options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
                 found.append(score_of(side.x, side.y, ks=(1,), **options))
         options = {"score": score, "unit": unit, "seed": seed}

@@ -9,6 +9,7 @@ import typer
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import say
+from nearfar._utils.progress import Progress
 from nearfar.cli.commands.shared import one_sentence
 
 __all__ = ["register", "reproduce"]
@@ -19,7 +20,9 @@ TRAINED = STUDIES[2:]
 
 
 def reproduce(
-    study: Annotated[str, typer.Argument(help=f"Which study: {', '.join(STUDIES)}.")],
+    study: Annotated[
+        str, typer.Argument(help=f"Which study: {', '.join(STUDIES)}.", autocompletion=lambda: list(STUDIES))
+    ],
     folder: Annotated[
         Path | None, typer.Option(help="Where figures and numbers go; a stopped study goes on there.")
     ] = None,
@@ -41,7 +44,8 @@ def reproduce(
         options: dict[str, Any] = {"quick": quick}
         if study in TRAINED:
             options |= {"data": data, "path": path, "seeds": seeds, "steps": steps, "jobs": jobs}
-        import_module(f"nearfar.studies.{study}").reproduce(target, **options)
+        with Progress(f"study {study}", shown=study not in TRAINED):  # those that train have a bar of their own
+            import_module(f"nearfar.studies.{study}").reproduce(target, **options)
         say(f"figures and numbers: {target}")
 
 

@@ -15,7 +15,8 @@ import typer
 from nearfar._utils.checks import check_choice, printable
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.files import plain_target
-from nearfar.cli.commands.shared import Extra, one_only, one_sentence, save_json, waiting
+from nearfar._utils.progress import Progress
+from nearfar.cli.commands.shared import Extra, one_only, one_sentence, save_json
 
 if TYPE_CHECKING:
     from nearfar.evaluation import Index, Neighbors, Vectors
@@ -98,7 +99,8 @@ def embed(
         plain_target(output)
         network = load_model(model, trust_model=trust_model)
         assumed = network.assumed(size, imagenet)
-        with waiting(f"reading {data}"), advised():
+        drawn = data.startswith("glyphs")  # they have a bar of their own
+        with Progress(f"reading {data}", shown=not drawn), advised():
             options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
             samples = read_samples(data, assumed=assumed, **options)
         key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
@@ -171,7 +173,7 @@ def index(
         plain_target(output)
         found = Vectors.load(vectors)
         options: dict[str, Any] = {"similarity": similarity, "kind": kind, "cells": cells, "probes": probes}
-        with waiting(f"indexing {len(found):,} vectors"):
+        with Progress(f"indexing {len(found):,} vectors"):
             made = Index(found, **options)
             made.save(output)
         say(f"{output}: {made!r}")
@@ -191,14 +193,14 @@ def search(
         from nearfar.evaluation import Index, Vectors
 
         made, asked = Index.load(index), Vectors.load(queries)
-        with waiting(f"searching {len(made):,} vectors for {len(asked):,} queries"):
+        with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):
             found = made.search(asked, k)
         show(made, asked, found)
         if json is not None:
             save_json(json, records(made, asked, found))
         if made.kind != "exact":
             few = asked.x[:JUDGED]
-            with waiting("measuring the recall against exact search"):
+            with Progress("measuring the recall against exact search"):
                 recall = made.measured_recall(few, k)
             say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
 
@@ -267,7 +269,7 @@ def export(
         example = network.example if shape is None else torch.randn(2, *sides(shape))
         if example is None:
             raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
-        with waiting("exporting and comparing"):
+        with Progress("exporting and comparing"):
             options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
             written = export_onnx(network.module, example, output, **options)
         say(str(written))

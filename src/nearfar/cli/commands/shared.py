@@ -1,15 +1,15 @@
-"""What commands share: errors of one sentence, a sign of life during long work, files read and written."""
+"""What commands share: errors of one sentence, files read and written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearfar._utils.console import Terminal, visible
+from nearfar._utils.console import visible
 
 if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
@@ -42,19 +42,6 @@ def _said(command: str, reason: str) -> str:
     """One line; where the function behind the command has put its own name in front, it is not said twice."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return visible(f"nearfar {command}: {lines[0].removeprefix(f'{command}: ') if lines else 'failed'}")
-
-
-@contextmanager
-def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on the error stream, if that is a terminal; gives what may be told of the progress."""
-    from rich.text import Text
-
-    console = Terminal(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status(Text(what)) as status:
-        yield lambda text: status.update(Text(f"{what}: {text}"))
 
 
 def labeled(path: Path) -> Vectors:

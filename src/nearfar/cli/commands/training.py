@@ -10,7 +10,9 @@ import typer
 
 from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
+from nearfar.cli.commands.completion import complete
 from nearfar.cli.commands.shared import one_sentence
+from nearfar.runs.config import SECTIONS
 
 if TYPE_CHECKING:
     from nearfar.train import Config
@@ -20,14 +22,16 @@ __all__ = ["Folder", "Words", "config", "demo", "read_words", "recommend", "regi
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CONFIG] [--section.key VALUE]...",
+        metavar="[CONFIG] [--section.key VALUE]... [--section '{key: VALUE}']...",
         help="A YAML file such as `nearfar config` prints (without one: the defaults), and keys to change.",
         show_default=False,
+        autocompletion=complete,
     ),
 ]
 Folder = Annotated[
     Path | None, typer.Option("--run", help="The folder of the run; a new one under runs/ where none is named.")
 ]
+OPTIONS = ("--run", "--resume", "--protocol", "--apply-remedy", "--dry-run", "--help")
 KEYS = {"ignore_unknown_options": True}
 """Keys come as options that the parser does not know; they reach `words`."""
 
@@ -113,9 +117,9 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
         if config is None and not name.startswith("-"):
             config = Path(name + equals + value)
             continue
-        if not name.startswith("--") or "." not in name:
-            own = ["--run", "--resume", "--protocol", "--apply-remedy", "--help"]
-            raise ValueError(f"there is no option {name}; {nearest(name, own)} Keys are set by --section.key value.")
+        if not name.startswith("--") or ("." not in name and name.removeprefix("--") not in SECTIONS):
+            known = [*OPTIONS, *(f"--{section}" for section in SECTIONS)]
+            raise ValueError(f"there is no option {name}; {nearest(name, known)} Keys are set by --section.key value.")
         if not equals:
             if not rest:
                 raise ValueError(f"{name} has no value; write {name} VALUE.")
@@ -139,6 +143,9 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("nearfar-demo"),
     steps: Annotated[int | None, typer.Option(help="How many batches; fewer are faster and worse.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Of weights, batches and augmentation.", min=0)] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few steps on a few characters, in seconds: does everything work?")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the files of a run that the folder holds; others stay.")
     ] = False,
@@ -147,7 +154,7 @@ def demo(
     with one_sentence("demo"):
         from nearfar.cli.demo import run
 
-        run(folder, steps=steps, seed=seed, overwrite=overwrite)
+        run(folder, steps=steps, seed=seed, quick=quick, overwrite=overwrite)
 
 
 def recommend(

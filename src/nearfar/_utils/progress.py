@@ -1,0 +1,204 @@
+"""How far a long piece of work is: a bar with rate and time left in a terminal, else now and then a plain line."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.errors import LiveError
+from rich.progress import BarColumn, ProgressColumn, Task, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from nearfar._utils.console import Terminal, visible
+
+Watch = Callable[[str, int, int], None]
+"""Called as watch(what, done, total); total is 0 where nobody knows it."""
+FIRST, EVERY = 5.0, 10.0
+"""Seconds before the first plain line, and between two of them."""
+
+
+def rate(count: float, seconds: float) -> str:
+    """So many in a second, or seconds for one where that is longer.
+
+    >>> rate(300, 2), rate(1, 4), rate(0, 4)
+    ('150/s', '4.0 s each', '')
+    """
+    if count <= 0 or seconds <= 0:
+        return ""
+    return f"{count / seconds:,.0f}/s" if count >= 10 * seconds else _slow(count, seconds)
+
+
+def _slow(count: float, seconds: float) -> str:
+    return f"{count / seconds:.1f}/s" if count >= seconds else f"{seconds / count:.1f} s each"
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> duration(41.6), duration(90), duration(7320)
+    ('42 s', '1 min 30 s', '2 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class _Name(ProgressColumn):
+    """What is being done; escaped before it is measured, for it may hold the name of a file."""
+
+    def render(self, task: Task) -> Text:
+        """As plain text."""
+        return Text(visible(task.description))
+
+
+class _Rate(ProgressColumn):
+    """Rate and time left, each where it is known."""
+
+    def render(self, task: Task) -> Text:
+        """Both in one cell."""
+        if not task.total or not task.speed:
+            return Text("")
+        left = "" if task.time_remaining is None else f"  {duration(task.time_remaining)} left"
+        return Text(f"{rate(task.speed, 1.0)}{left}")
+
+
+class _Count(ProgressColumn):
+    """How many of how many, and the words beside them."""
+
+    def render(self, task: Task) -> Text:
+        """Nothing of work whose length nobody knows."""
+        count = f"{int(task.completed):,} of {int(task.total):,}" if task.total else ""
+        return Text("  ".join(word for word in (count, visible(task.fields["words"])) if word))
+
+
+class Progress:
+    """Shows how far a piece of work is while its block runs; it is itself a `Watch`.
+
+    In a terminal a bar with rate and time left. Elsewhere nothing for `FIRST` seconds, then a plain line at most every
+    `EVERY` seconds, so that a log of a short job stays empty.
+
+    Args:
+        what: in the words of a person, such as "embedding".
+        total: how many there are to do; None where nobody knows, or where the work cannot be counted.
+        done: how many of them were done before.
+        console: where it goes; the error stream where none is given.
+        shown: False shows nothing.
+        stays: leave the finished bar in the terminal.
+        clock: seconds that never go back.
+
+    >>> with Progress("counting", 3) as bar:
+    ...     for _ in range(3):
+    ...         bar.advance()
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        *,
+        done: int = 0,
+        console: Console | None = None,
+        shown: bool = True,
+        stays: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.what, self.total, self.done, self.words = what, total or 0, done, ""
+        self._console = console or Terminal(file=sys.stderr)  # as it is now: exporters turn it away for a while
+        self._clock = clock
+        self._shown = shown and not self._console.quiet
+        self._bars = _bars(self._console, stays) if self._shown and self._console.is_terminal else None
+        self._task: Any = None
+        self._other: Any = None
+        self._start = self._next = self._from = 0.0
+        self._first = done
+        self._ended, self._lock = threading.Event(), threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._start = self._from = self._clock()
+        self._next = self._start + FIRST
+        if self._bars is not None:
+            try:
+                self._bars.start()
+            except LiveError:  # the terminal already shows a bar, somebody else's
+                self._bars = None
+                self._shown = False
+        if self._bars is not None:
+            self._task = self._bars.add_task(self.what, total=self.total or None, completed=self.done, words="")
+        elif self._shown and not self.total:
+            threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        if self._bars is not None:
+            self._bars.stop()
+
+    def advance(self, count: int = 1, words: str = "") -> None:
+        """So many more are done."""
+        self.to(self.done + count, words)
+
+    def to(self, done: int, words: str = "") -> None:
+        """So many are done."""
+        self.done, self.words = done, words
+        if self._bars is not None:
+            self._bars.update(self._task, completed=done, words=words)
+        else:
+            self._line()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """The work is at `done` of `total` of a stage called `what`; a new stage counts from its own beginning."""
+        if (what, total) != (self.what, self.total):
+            self.what, self.total, self._first, self._from = what, total, 0, self._clock()
+            if self._bars is not None:
+                self._bars.reset(self._task, description=what, total=total or None, words="")
+        self.to(done)
+
+    def aside(self, what: str, done: int, total: int) -> None:
+        """A `Watch` of other work in between: a second bar until it is done, or a plain line when one is due."""
+        if self._bars is None:
+            self._tell(f"{what}: {done:,} of {total:,}" if total else what)
+            return
+        if self._other is None:
+            self._other = self._bars.add_task(what, total=total or None, words="")
+        self._bars.update(self._other, description=what, total=total or None, completed=done)
+        if done >= total:
+            self._bars.remove_task(self._other)
+            self._other = None
+
+    def _line(self) -> None:
+        now = self._clock()
+        if not self._shown or now < self._next:
+            return
+        pace = rate(self.done - self._first, now - self._from)
+        count = f"{self.done:,} of {self.total:,}" if self.total else f"{duration(now - self._start)} so far"
+        left = ""
+        if self.total and self.done > self._first:
+            left = f"{duration((self.total - self.done) * (now - self._from) / (self.done - self._first))} left"
+        self._tell(f"{self.what}: " + ", ".join(word for word in (count, self.words, pace, left) if word))
+
+    def _tell(self, words: str) -> None:
+        with self._lock:
+            now = self._clock()
+            if not self._shown or now < self._next:
+                return
+            self._next = now + EVERY
+            self._console.print(visible(words, self._console.encoding), highlight=False, markup=False, soft_wrap=True)
+
+    def _beat(self) -> None:
+        """A sign of life of work that reports nothing while it runs."""
+        while not self._ended.wait(max(self._next - self._clock(), 0.01)):
+            self._line()
+
+
+def _bars(console: Console, stays: bool) -> Bars:
+    columns = (_Name(), BarColumn(), _Count(), TimeElapsedColumn(), _Rate())
+    return Bars(*columns, console=console, transient=not stays)

@@ -1,0 +1,65 @@
+"""What a shell offers after a key of a configuration: `nearfar train --loss.name Mul<TAB>`."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, Union
+
+import typer
+
+
+def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The values that begin so, of the key that stands before; nothing (so that the shell offers files) elsewhere."""
+    before = ctx.params.get("words") or [""]
+    return [value for value in values_of(before[-1].removeprefix("--")) if value.startswith(incomplete)]
+
+
+def loss_names(incomplete: str) -> list[str]:
+    """The losses that `nearfar bench` knows and that begin so."""
+    from nearfar.bench.subjects import SUBJECTS
+
+    return [name for name in SUBJECTS if name.startswith(incomplete)]
+
+
+def values_of(key: str) -> list[str]:
+    """What may be written for a key such as "loss.name" or "training.precision"; nothing where it is free.
+
+    >>> values_of("optimizer.name")
+    ['adam', 'adamw', 'sgd']
+    >>> values_of("batches"), values_of("loss.miner")[:0]
+    (['MPerClass', 'Representatives'], [])
+    """
+    from nearfar import models
+    from nearfar.data.open import NAMES
+    from nearfar.runs import parts
+    from nearfar.runs.config import Config
+
+    named: dict[str, Iterable[str]] = {
+        "loss": parts.LOSSES,
+        "batches": parts.SAMPLERS,
+        "data": NAMES,
+        "model": models.NAMES,
+        **{f"loss.{name}": catalog for name, catalog in parts.INNER.items()},
+    }
+    section, _, name = key.partition(".")
+    if section in named and name in ("", "name"):
+        return list(named[section]) if name or section in ("loss", "batches") else []
+    inner = key.removesuffix(".name")
+    if inner in named:
+        return list(named[inner])
+    kind = typing.get_type_hints(Config).get(section)
+    if not is_dataclass(kind) or name not in {field.name for field in fields(kind)}:
+        return []
+    return _choices(typing.get_type_hints(kind)[name])
+
+
+def _choices(hint: Any) -> list[str]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return [str(value) for value in inner]
+    if origin in (Union, types.UnionType, tuple):
+        return [value for kind in inner for value in _choices(kind)]
+    return ["true", "false"] if hint is bool else []
