@@ -45,7 +45,9 @@ def test_demo_trains_tests_and_writes_a_page(tmp_path):
     folder = tmp_path / "nearfar-demo"
     assert "<html" in (folder / "report.html").read_text(encoding="utf-8")
     assert {"config.yaml", "journal.jsonl", "embeddings.npz"} <= {path.name for path in folder.iterdir()}
-    assert not (tmp_path / ".cache").exists()  # the quick demo draws a part, which is not what the cache is for
+    assert not (
+        tmp_path / ".cache" / "nearfar"
+    ).exists()  # the quick demo draws a part, which is not what the cache is for
 
 
 def test_demo_leaves_other_peoples_folders_alone(tmp_path):

@@ -42,7 +42,7 @@ def test_the_demo_touches_no_folder_that_is_not_a_run(tmp_path, words):
 
 def test_the_demo_replaces_a_run_when_asked_and_keeps_what_lies_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "open_data", lambda name: tiny())
-    monkeypatch.setattr(demo, "recipe", lambda *, steps, seed: small(steps))
+    monkeypatch.setattr(demo, "recipe", lambda *, steps, seed, quick: small(steps))
     monkeypatch.setattr(demo.report, "write", lambda page, *_, **__: page.write_text("a page", encoding="utf-8"))
     quiet = Console(quiet=True)
     demo.run(tmp_path / "d", steps=4, console=quiet)

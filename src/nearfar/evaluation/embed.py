@@ -18,7 +18,7 @@ from nearfar._utils.progress import Progress
 from nearfar.evaluation.fingerprint import of_weights
 from nearfar.evaluation.vectors import Vectors
 
-__all__ = ["Part", "Tell", "clear", "embed", "evaluating"]
+__all__ = ["Part", "clear", "embed", "evaluating"]
 
 CHUNK = 16
 """Batches of one file of a resumable run."""

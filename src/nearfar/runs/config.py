@@ -224,7 +224,7 @@ def parse(tree: Any) -> Config:
 
 
 def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
-    """The tree, changed in place by keys ("loss.k", "160") and by whole sections ("loss", "{name: DroTopK, k: 160}")."""
+    """The tree, changed in place by keys ("loss.k", "160") and whole sections ("loss", "{name: DroTopK, k: 160}")."""
     for name, text in flags:
         if name in SECTIONS:
             for key, value in _mapping(name, text).items():
@@ -247,8 +247,8 @@ def _mapping(section: str, text: str) -> Mapping[str, Any]:
         example = NAMED.get(section, "{key: value, other_key: value}")
         also = ", or its name alone" if named else ""
         raise ValueError(
-            f"config: --{section} {printable(text)!r} is no mapping of names to values; write it in quotes as YAML, such "
-            f"as --{section} '{example}'{also}."
+            f"config: --{section} {printable(text)!r} is no mapping of names to values; write it in quotes as YAML, "
+            f"such as --{section} '{example}'{also}."
         )
     return dict(sorted(value.items(), key=lambda item: item[0] != "name"))
 

@@ -10,6 +10,8 @@ from typing import Any, Literal, Union
 
 import typer
 
+__all__ = ["complete", "loss_names", "values_of"]
+
 
 def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     """The values that begin so, of the key that stands before; nothing (so that the shell offers files) elsewhere."""

@@ -14,7 +14,7 @@ from nearfar._utils.console import visible
 if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
 
-__all__ = ["Extra", "labeled", "one_only", "one_sentence", "save_json", "waiting"]
+__all__ = ["Extra", "labeled", "one_only", "one_sentence", "save_json"]
 
 Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
 """Words after the last argument, taken so that a command can say what it does with one of them."""
