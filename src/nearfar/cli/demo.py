@@ -15,6 +15,7 @@ from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, open_data
 from nearfar.data._glyphs import few_glyphs
 from nearfar.data.open import of_glyphs
+from nearfar.report.maps import without_tsne
 from nearfar.runs import journal
 from nearfar.train import Config, Result, baselines, fit, parse
 from nearfar.train.folder import is_run
@@ -67,6 +68,8 @@ def run(
     page = folder / "report.html"
     with Progress(f"report of {folder}", console=console) as watch:
         report.write(page, folder, watch=watch)
+    if without_tsne():
+        console.print(without_tsne(), highlight=False)
     spent = time.monotonic() - begun
     console.print(f"run: {folder}\npage: {page}\n{spent:.0f} s in all", highlight=False)
     before = baselines.kept(journal.read(folder / "journal.jsonl")) or {}

@@ -80,11 +80,14 @@ def report(
 ) -> None:
     """Write one self-contained page about a space: scores, gallery, map, confusion."""
     from nearfar import report as package
+    from nearfar.report.maps import without_tsne
 
     with one_sentence("report"):
         shown = images or pictures_of(source)
         with Progress(f"report of {source}") as watch:
             package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=watch)
+        if without_tsne():
+            say(without_tsne())
         say(f"page: {output}")
 
 

@@ -204,24 +204,6 @@ def evaluating(model: object, device: torch.device) -> Iterator[None]:
             part.training = training
 
 
-@contextmanager
-def _bar(rows: int, *, shown: bool) -> Iterator[Tell]:
-    """A progress bar on standard error if that is a terminal; yields a function to call with finished samples."""
-    from rich.progress import Progress
-
-    from nearfar._utils.console import Terminal
-
-    console = Terminal(stderr=True)
-    if not (
-        shown and console.is_terminal
-    ):  # a bar that is only disabled leaves an empty line in older releases of rich
-        yield lambda count: None
-        return
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("embedding", total=rows)
-        yield lambda count: progress.advance(task, count)
-
-
 def clear(folder: Path) -> None:
     """Remove the chunks of a resumable run, and their folder unless it holds other files."""
     for file in (folder / "plan.json", *folder.glob("chunk-[0-9]*.npz")):

@@ -115,7 +115,7 @@ def build(
     )
     x, y, worst = material.x, material.y, [row.label for row in evaluation.worst]
     found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
-    tell(without_tsne() or "laying out the map", 0, 0)
+    tell("laying out the map", 0, 0)
     layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
     rows = np.union1d(layout.rows, np.flatnonzero(np.isin(y.numpy(), worst)))
     first = nearest(x, rows, similarity)
