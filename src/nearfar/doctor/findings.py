@@ -5,7 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any, Literal
+
+from nearfar._utils.html import table
 
 __all__ = ["ORDER", "Diagnosis", "Finding", "Severity", "concluded", "listed", "verdict"]
 
@@ -59,6 +62,14 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row a finding, alarms first."""
+        rows = [(each.severity, each.name, each.evidence, each.remedy) for each in self.findings]
+        if not rows:
+            return f"<p>{escape(verdict(self.findings))}</p>"
+        head = ("", "finding", "evidence", "what to change")
+        return table(head, rows, caption=verdict(self.findings), words=range(4))
 
     def text(self, width: int = 100) -> str:
         """The diagnosis in words."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._utils import html
 from nearfar._utils.checks import check_choice
 from nearfar._utils.extras import need
 from nearfar._utils.progress import Watch
@@ -112,17 +113,37 @@ class Evaluation:
         return pandas.DataFrame(rows, columns=["score", "value", "low", "high", "error"]).set_index("score")
 
     def __repr__(self) -> str:
-        lines = [
-            f"{self.queries} queries"
-            + (f" of {self.classes} classes" if self.classes else "")
-            + (f"; {self.lone} lone queries left out" if self.lone else "")
-            + self._about_intervals()
-        ]
+        lines = [self._about()]
         for name, value in self.scores().items():
             interval = self.intervals.get(name)
             ends = f"  [{100 * interval.low:5.1f}, {100 * interval.high:5.1f}]" if interval else ""
             lines.append(f"  {name:<15} {100 * value:5.1f}{ends}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each score with its interval, and on a click the ten worst classes."""
+        rows: list[tuple[object, ...]] = []
+        for name, value in self.scores().items():
+            bar = self.intervals.get(name)
+            ends = (
+                (f"{100 * bar.low:.1f} to {100 * bar.high:.1f}", html.interval(bar.low, value, bar.high))
+                if bar
+                else ("", "")
+            )
+            rows.append((name, f"{100 * value:.1f}", *ends))
+        whole = html.table(("score", "%", "interval", ""), rows, caption=self._about())
+        if not self.per_class:
+            return whole
+        worst = [
+            (row.label, row.queries, f"{100 * row.recall_at_1:.1f}", f"{100 * row.map_at_r:.1f}") for row in self.worst
+        ]
+        head = ("class", "queries", "recall@1, %", "MAP@R, %")
+        return whole + html.folded("the classes that fare worst", html.table(head, worst))
+
+    def _about(self) -> str:
+        classes = f" of {self.classes} classes" if self.classes else ""
+        lone = f"; {self.lone} lone queries left out" if self.lone else ""
+        return f"{self.queries} queries{classes}{lone}{self._about_intervals()}"
 
     def _about_intervals(self) -> str:
         if not self.intervals:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nearfar._utils.html import folded, table
 from nearfar._utils.rng import set_states, states
 from nearfar._utils.tensors import over
 from nearfar.groups.groupings import Problems, Product
@@ -34,6 +35,7 @@ class Explanation:
         influence: q = dF/dl, the weights times what link and reduction make of each group.
         pull: [n, m] dF/ds, negative where a pair is drawn together.
         scores: [n, m].
+        signs: [n, m] 1 for a positive pair, -1 for a negative pair, 0 where there is none; before any mining.
         positives: [n, P] the column of each positive pair, for triplets; else None.
     """
 
@@ -48,14 +50,43 @@ class Explanation:
     influence: Tensor
     pull: Tensor
     scores: Tensor
+    signs: Tensor
     positives: Tensor | None = None
 
     def __repr__(self) -> str:
-        value = f"{float(self.value):.6g}" if self.value.ndim == 0 else f"{len(self.value)} anchors"
         return (
-            f"Explanation(value={value}, active_positives={self.active_positives}, "
+            f"Explanation(value={self._value()}, active_positives={self.active_positives}, "
             f"active_negatives={self.active_negatives}, effective_pairs={self.effective_pairs:.1f})"
         )
+
+    def _value(self) -> str:
+        return f"{float(self.value):.6g}" if self.value.ndim == 0 else f"{len(self.value)} anchors"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: positive and negative pairs beside each other, and the pairs that are moved most."""
+        strength = self.pull.abs()
+        share = strength / strength.sum().clamp_min(torch.finfo(strength.dtype).tiny)
+        sides = [self.signs > 0, self.signs < 0]
+        rows = (
+            ("pairs", *(int(side.sum()) for side in sides)),
+            ("moved by the gradient", self.active_positives, self.active_negatives),
+            ("share of the gradient", *(f"{100 * float(share[side].sum()):.1f}%" for side in sides)),
+            ("mean score", *(_mean(self.scores[side]) for side in sides)),
+        )
+        caption = f"value {self._value()}; the weight is spread over {self.effective_pairs:.1f} pairs"
+        whole = table(("", "positive", "negative"), rows, caption=caption)
+        flat = strength.flatten()
+        strongest = flat.argsort(descending=True, stable=True)[:5].tolist()
+        moved = [divmod(place, strength.shape[1]) for place in strongest if flat[place] > 0]
+        if not moved:
+            return whole
+        words = {1: "positive", -1: "negative", 0: "none"}
+        listed = [
+            (i, j, words[int(self.signs[i, j])], f"{self.scores[i, j]:.3f}", f"{100 * share[i, j]:.1f}%")
+            for i, j in moved
+        ]
+        head = ("anchor", "reference", "pair", "score", "share of the gradient")
+        return whole + folded("the pairs that are moved most", table(head, listed, words=(2,)))
 
 
 def explain(product: Product, pairs: ScoredPairs) -> Explanation:
@@ -90,6 +121,7 @@ def explain(product: Product, pairs: ScoredPairs) -> Explanation:
         influence=spread,
         pull=pull,
         scores=scores.detach(),
+        signs=_signs(pairs),
         positives=positives(pairs)[1] if spread.ndim == 3 else None,
     )
 
@@ -107,8 +139,20 @@ def _losses(problems: Problems) -> Tensor:
     return whole
 
 
+def _signs(pairs: ScoredPairs) -> Tensor:
+    """1, -1 or 0 for each pair, mined or not; one that counts on both sides is shown as positive."""
+    before = pairs.relation.dense()
+    positive = (pairs.positive > 0) | (before.positive > 0)
+    negative = (pairs.negative > 0) | (before.negative > 0)
+    return positive.to(torch.int8) - (negative & ~positive).to(torch.int8)
+
+
+def _mean(scores: Tensor) -> str:
+    return f"{scores.mean():.3f}" if len(scores) else "-"
+
+
 def unexplained(value: Tensor) -> Explanation:
     """The explanation of an empty batch."""
     value = value.detach()
     none = value.new_zeros(0, 0)
-    return Explanation(value, none, none, value.new_zeros(0), 0, 0, 0.0, 0.0, none, none, none)
+    return Explanation(value, none, none, value.new_zeros(0), 0, 0, 0.0, 0.0, none, none, none, none)
