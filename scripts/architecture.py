@@ -27,7 +27,7 @@ LAYERS = (
     ("losses", "distributed"),
     ("data", "evaluation", "batches", "geometry", "models"),
     ("runs", "linear", "pml"),
-    ("doctor", "report", "train", "studies", "bench"),
+    ("doctor", "report", "plot", "train", "studies", "bench"),
     ("cli", "__main__"),
 )
 WORDS = {
@@ -52,6 +52,7 @@ WORDS = {
     "pml": "PML's names",
     "doctor": "names a collapse",
     "report": "one page",
+    "plot": "pictures",
     "train": "the loop",
     "studies": "the papers",
     "bench": "time, memory",

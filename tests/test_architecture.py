@@ -23,13 +23,14 @@ PUBLIC = {
     "nearfar": """
         DegenerateBatchWarning Explanation CrossBatchMemory Distributed Proximal Relation RobustLoss
         batches cached_step compare data diagnose distributed doctor evaluate evaluation geometry groups linear links
-        losses miners models pairs pml report runs sets similarity studies suggest_step train
+        losses miners models pairs plot pml report runs sets similarity studies suggest_step train
     """,
     "nearfar.batches": "HardClasses MPerClass Proximal Representatives Violations violations",
     "nearfar.losses": """
         Angular ArcFace BinomialDeviance Circle Contrastive DroChiSquare DroKL DroKLGrouped DroTopK DroTopKPN DroWorst
         GeneralizedLifted HAP2S LiftedStructure Margin MultiSimilarity NPair NTXent ProxyAnchor ProxyNCA SupCon Triplet
     """,
+    "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",
     "nearfar.sets": """
         CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Sampled TopK UncertaintySet Worst
     """,

@@ -31,7 +31,7 @@ CASES = {
     "onnxruntime": ("nearfar embed m.onnx v.npz -o e.npz", "onnx"),
     "onnx": ("nf.evaluation.export_onnx(torch.nn.Linear(2, 2), torch.ones(1, 2), 'm.onnx')", "onnx"),
     "onnxscript": ("nf.evaluation.export_onnx(torch.nn.Linear(2, 2), torch.ones(1, 2), 'm.onnx')", "onnx"),
-    "matplotlib": ("nf.report.recall_figure(nf.evaluate(vectors.x, vectors.y))", "plot"),
+    "matplotlib": ("nf.plot.recall_curve(nf.evaluate(vectors.x, vectors.y))", "plot"),
     "matplotlib.path": ("nearfar demo --steps 2", "plot"),
     "timm": ("nf.models.build('timm:resnet18')", "vision"),
     "torchvision": ("nf.models.build('torchvision:resnet18')", "vision"),

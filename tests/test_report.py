@@ -510,26 +510,6 @@ def test_curves_are_drawn_inside_their_frame(run):
     assert not re.search(r"\b(nan|inf)\b", drawn)
 
 
-def test_figures_for_notebooks():
-    x, y = some_data()
-    found = nf.evaluate(x, y)
-    for figure in (report.recall_figure(found), report.classes_figure(found, {0: "$a_$ & <b>", 1: "$"})):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png")
-        assert np.asarray(Image.open(buffer).convert("L")).std() > 5
-
-
-def test_recall_figure_draws_the_intervals_as_they_are():
-    found = nf.evaluate(*some_data(), ks=(1, 4))
-    axes = report.recall_figure(found).axes[0]
-    drawn = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in axes.patches]
-    bars = [found.intervals[f"recall@{k}"] for k in (1, 4)]
-    assert drawn == [pytest.approx((100 * bar.low, 100 * bar.high)) for bar in bars]
-    low, high = axes.get_ylim()
-    assert low < drawn[0][0]
-    assert high > drawn[1][1]
-
-
 def test_style_and_scripts_are_packaged():
     here = files("nearfar.report")
     beside = [part.name for part in here.iterdir() if part.name.endswith((".css", ".js", ".html"))]

@@ -59,6 +59,8 @@ NAMES = {
     "nearfar.pairs.Score": "nearfar.pairs.Identity",
     "nearfar.sets.Expected": "nearfar.sets.DetachedWeights",
     "nearfar.miners.Filter": "nearfar.miners.Miner",
+    "nearfar.report.recall_figure": "nearfar.plot.recall_curve",
+    "nearfar.report.classes_figure": "nearfar.plot.class_recall",
 }
 """Modules, classes and functions."""
 

@@ -1,0 +1,126 @@
+"""A flat map of the space: two coordinates as they are, or the two principal axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar._utils.checks import check_choice
+from nearfar._utils.tensors import check_embeddings, check_labels
+from nearfar.evaluation.taken import demand_classes, taken
+from nearfar.plot.style import COLORS, GRAY, MARKS, axis, class_words, key
+from nearfar.report.maps import MOST_FOR_TSNE, principal, sample
+from nearfar.report.measures import MEASURES, Metric, prepared
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["embedding_map", "rows_and_labels"]
+
+
+def embedding_map(
+    embeddings: Any,
+    labels: Any = None,
+    *,
+    show: Sequence[int] | None = None,
+    names: Mapping[int, str] | None = None,
+    similarity: Metric = "cosine",
+    points: int = MOST_FOR_TSNE,
+    seed: int = 0,
+    legend: bool = True,
+    ax: Axes | None = None,
+) -> Axes:
+    """Embeddings as points in the plane; up to eight classes by color and mark, all others gray.
+
+    Two columns are drawn as they are; wider rows are laid out along their two principal axes, whose share of the
+    variance stands below the picture.
+
+    Args:
+        embeddings: [n, d] a tensor, an array, lists or `Vectors`.
+        labels: [n] integers; of `Vectors`, where none are given, their y.
+        show: up to eight labels to color; the eight largest classes where None.
+        names: label -> name of the class, for the legend.
+        similarity: "cosine" looks at unit rows, "dot" and "euclidean" at rows as they are.
+        points: the most points; above it whole classes are drawn, those of `show` first.
+        seed: of the classes that are drawn.
+        legend: name the classes beside the axis.
+        ax: where to draw; a new figure where None.
+
+    >>> import torch, nearfar as nf
+    >>> from matplotlib.figure import Figure
+    >>> ax = nf.plot.embedding_map(torch.eye(6)[:, :4], torch.tensor([0, 0, 1, 1, 2, 2]), ax=Figure().subplots())
+    >>> [text.get_text() for text in ax.get_legend().get_texts()]
+    ['class 0', 'class 1', 'class 2']
+    """
+    check_choice("plot.embedding_map", "similarity", similarity, MEASURES)
+    x, y = rows_and_labels("plot.embedding_map", embeddings, labels)
+    chosen = _chosen(y.numpy(), show)
+    rows = sample(y.numpy(), chosen, points, seed)
+    places, share = _laid_out(x[torch.from_numpy(rows)], similarity)
+    mine = y.numpy()[rows]
+    ax = axis(ax, (5.2, 3.3))
+    others = ~np.isin(mine, chosen)
+    if others.any():
+        word = _others(len(np.unique(mine[others])), len(np.unique(y)) - len(chosen))
+        ax.scatter(
+            places[others, 0], places[others, 1], s=7, color=GRAY, alpha=0.45, linewidths=0, label=word, zorder=1
+        )
+    for number, label in enumerate(chosen):
+        here = mine == label
+        look: dict[str, Any] = {
+            "color": COLORS[number],
+            "marker": MARKS[number],
+            "edgecolors": "white",
+            "linewidths": 0.4,
+        }
+        ax.scatter(places[here, 0], places[here, 1], s=34, label=class_words(label, names), zorder=2, **look)
+    kind = "coordinate" if share is None else "principal axis"
+    ax.set_xlabel(f"{kind} 1" if share is None else f"{kind} 1\n(the two show {100 * share:.0f}% of the variance)")
+    ax.set_ylabel(f"{kind} 2")
+    ax.set_aspect("equal")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    if legend:
+        key(ax)
+    return ax
+
+
+def rows_and_labels(owner: str, embeddings: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """Checked rows [n, d] and labels [n] on the CPU."""
+    given = taken(owner, embeddings, labels)
+    x, y = given.x.detach().cpu(), demand_classes(owner, given.y).detach().cpu()
+    check_embeddings(owner, "embeddings", x)
+    check_labels(owner, "labels", y, len(x), x.device)
+    return x, y.long()
+
+
+def _others(shown: int, there: int) -> str:
+    count = str(shown) if shown == there else f"{shown} of {there}"
+    return f"{count} other class{'es' * (there > 1)}"
+
+
+def _chosen(y: np.ndarray, show: Sequence[int] | None) -> list[int]:
+    """The labels to color, ascending where nobody chose them."""
+    found, counts = np.unique(y, return_counts=True)
+    most = len(COLORS)
+    if show is None:
+        largest = np.lexsort((found, -counts))[:most]
+        return sorted(found[largest].tolist())
+    chosen = list(dict.fromkeys(int(label) for label in show))
+    unknown = [label for label in chosen if label not in found]
+    if unknown or len(chosen) > most:
+        came = f"label {unknown[0]} has no rows" if unknown else f"{len(chosen)} came"
+        raise ValueError(f"plot.embedding_map: show must be up to {most} labels that occur, but {came}.")
+    return chosen
+
+
+def _laid_out(x: Tensor, similarity: Metric) -> tuple[np.ndarray, float | None]:
+    """Coordinates [n, 2], and the share of the variance that they show; None where they are the rows themselves."""
+    if x.shape[1] == 2:
+        return x.double().numpy(), None
+    axes, share = principal(prepared(x, similarity).double().numpy(), 2)
+    return axes, share

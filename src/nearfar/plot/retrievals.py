@@ -1,0 +1,105 @@
+"""Queries and what they found, as a sheet of small pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nearfar._utils.checks import check_choice
+from nearfar.evaluation.summary import evaluate
+from nearfar.plot.maps import rows_and_labels
+from nearfar.plot.style import NEGATIVE, POSITIVE, axis, class_words
+from nearfar.report.gallery import Query
+from nearfar.report.gallery import gallery as chosen_queries
+from nearfar.report.material import opener
+from nearfar.report.measures import MEASURES, Metric
+from nearfar.report.pictures import Pictures, has_black_ground, is_drawing, turned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["STEP", "gallery"]
+
+STEP = 1.25
+"""From one picture to the next, in widths of a picture."""
+
+
+def gallery(
+    embeddings: Any,
+    labels: Any = None,
+    *,
+    images: Any,
+    queries: int = 6,
+    near: int = 6,
+    names: Mapping[int, str] | None = None,
+    similarity: Metric = "cosine",
+    seed: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """A row a query: its picture, then its nearest neighbors; right ones in solid blue, wrong ones in dashed orange.
+
+    The worst failures come first, and a quarter of the queries are right answers drawn at random, as in
+    `nf.report`.
+
+    Args:
+        embeddings: [n, d] a tensor, an array, lists or `Vectors`.
+        labels: [n] integers; of `Vectors`, where none are given, their y.
+        images: [n, h, w] or [n, h, w, 3] of uint8, a list of arrays or paths, or a function row -> picture.
+        queries: how many queries.
+        near: how many neighbors of each.
+        names: label -> name of the class, written above each picture.
+        similarity: "cosine", "dot" or "euclidean".
+        seed: of the right answers that are drawn.
+        ax: where to draw; a new figure where None.
+    """
+    check_choice("plot.gallery", "similarity", similarity, MEASURES)
+    for name, value in (("queries", queries), ("near", near)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"plot.gallery: {name} must be a whole number from 1 on, but came as {value!r}.")
+    x, y = rows_and_labels("plot.gallery", embeddings, labels)
+    find = opener(images, [str(row) for row in range(len(x))])
+    if find is None:
+        raise TypeError("plot.gallery: images are needed, one a row, but None came.")
+    found = evaluate(x, y, ks=(1,), similarity=similarity, resamples=0)
+    worst = [row.label for row in found.worst]
+    shown = chosen_queries(x, found.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
+    pictures = _opened(Pictures(find), shown)
+    width, height = (near + 0.2) * STEP + 1.2, (len(shown) - 1) * STEP + 1.5
+    ax = axis(ax, (0.72 * width, 0.72 * height))
+    for line, query in enumerate(shown):
+        _line(ax, line, query, y.numpy(), pictures, names)
+    ax.set_xlim(-0.6, width - 0.6)
+    ax.set_ylim(height - 0.85, -0.85)
+    ax.set_aspect("equal")
+    ax.axis("off")
+    return ax
+
+
+def _opened(source: Pictures, shown: list[Query]) -> dict[int, Any]:
+    """Arrays by row; drawings on a black ground are turned dark on light."""
+    rows = {row for query in shown for row in (query.row, *query.near)}
+    found = {row: picture for row in sorted(rows) if (picture := source.small(row)) is not None}
+    ink = bool(found) and is_drawing(found.values()) and has_black_ground(found.values())
+    return {row: np.asarray(turned(picture, ink)) for row, picture in found.items()}
+
+
+def _line(ax: Axes, line: int, query: Query, y: np.ndarray, pictures: dict[int, Any], names: Any) -> None:
+    for place, row in enumerate((query.row, *query.near)):
+        left = place * STEP + (0.2 * STEP if place else 0)  # a gap between the query and what it found
+        right = y[row] == y[query.row]
+        if row in pictures:
+            box = (left - 0.5, left + 0.5, line * STEP + 0.5, line * STEP - 0.5)
+            ax.imshow(pictures[row], cmap="gray", vmin=0, vmax=255, extent=box, interpolation="nearest")
+        color, style = ("#222222", "-") if not place else (POSITIVE, "-") if right else (NEGATIVE, "--")
+        ax.add_patch(_frame(left, line * STEP, color, style, wide=bool(place)))
+        word = class_words(int(y[row]), names, most=14)
+        ax.text(left, line * STEP - 0.53, word, ha="center", va="bottom", fontsize=6, color=color)
+
+
+def _frame(x: float, y: float, color: str, style: str, *, wide: bool) -> Any:
+    from matplotlib.patches import Rectangle
+
+    width = 1.8 if wide else 0.8
+    return Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=color, linestyle=style, linewidth=width)

@@ -1,0 +1,76 @@
+"""What all pictures share: the axis they are drawn on, colors, marks, and words that matplotlib takes as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nearfar._utils.checks import printable
+from nearfar._utils.extras import need
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "COLORS",
+    "GRAY",
+    "MARKS",
+    "NEGATIVE",
+    "POSITIVE",
+    "axis",
+    "by_name",
+    "class_words",
+    "key",
+    "plain",
+    "words",
+]
+
+Thing = TypeVar("Thing")
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#333333")
+"""The palette of Okabe and Ito, which color-blind people can tell apart; its yellow, pale on white, made darker."""
+MARKS = "o^sDvPXh"
+POSITIVE, NEGATIVE, GRAY = COLORS[0], COLORS[1], "#8a8f94"
+
+
+def axis(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    """The axis that was given, or that of a new pyplot figure, which a notebook shows by itself."""
+    pyplot = need("matplotlib.pyplot", "nf.plot", "plot")
+    if ax is None:
+        _, ax = pyplot.subplots(figsize=size, layout="constrained")
+    return ax
+
+
+def plain(ax: Axes) -> None:
+    """A frame on two sides only."""
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def words(text: object, most: int = 28) -> str:
+    """Text for a label: a dollar sign would start a formula, a leading underscore would hide it from a legend."""
+    short = printable(text)
+    if len(short) > most:  # names of classes often differ at one end only: keep both
+        short = f"{short[: most - most // 2 - 1]}…{short[-(most // 2) :]}"
+    return (" " if short.startswith("_") else "") + short.replace("$", r"\$")
+
+
+def class_words(label: int, names: Mapping[int, str] | None, most: int = 28) -> str:
+    """The name of a class, or "class 7"."""
+    return words((names or {}).get(label, f"class {label}"), most)
+
+
+def by_name(owner: str, given: Thing | Mapping[str, Thing], kind: type[Any]) -> dict[str, Thing]:
+    """One thing under an empty name, or several by name."""
+    if isinstance(given, kind):
+        return {"": given}
+    if isinstance(given, Mapping) and given and all(isinstance(each, kind) for each in given.values()):
+        return {str(name): each for name, each in given.items()}
+    came = type(given).__name__
+    if isinstance(given, Mapping):
+        came = f"a mapping to {', '.join(sorted({type(each).__name__ for each in given.values()})) or 'nothing'}"
+    raise TypeError(f"plot.{owner}: an {kind.__name__} is drawn, or several as {{name: one}}, but {came} came.")
+
+
+def key(ax: Axes) -> None:
+    """A legend beside the axis, where it covers no data."""
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
