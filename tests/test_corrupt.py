@@ -124,7 +124,7 @@ def test_a_gallery_loses_its_own(photographs):
     assert found.evaluation.recall[1] == 1  # each finds itself in the gallery
     assert len(found.rows) == 4
     assert len(found.left_out) == CUT
-    assert found.told() == (
+    assert found.notice() == (
         "left out, as 8 samples cannot be read: bee/00.png, bee/01.png, bee/02.png, bee/03.png, bee/04.png, ..."
     )
 

@@ -1,4 +1,4 @@
-"""The picture: time and memory of each loss against the number of rows, on logarithmic axes, PML's failures marked."""
+"""The figure: time and memory of each loss against the number of rows, on log axes, with PML's failures marked."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from nearfar.bench.subjects import PEER, SUBJECTS
 
 __all__ = ["draw"]
 
-OURS, THEIRS, GREY, RED = "#0f6b66", "#b4532a", "#8a8f94", "#a3122a"
+OURS, THEIRS, GRAY, RED = "#0f6b66", "#b4532a", "#8a8f94", "#a3122a"
 COLUMNS = 5
 """Losses side by side."""
 
 
 def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any]) -> None:
-    """Write the PNG, whole or not at all: for each loss a panel of time above one of memory."""
+    """Write the PNG, completely or not at all: for each loss a panel of time above one of memory."""
     need("matplotlib", "the figure of a benchmark", "plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -45,14 +45,14 @@ def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any
     _share_heights(axes, rows)
     handles = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
-    figure.supxlabel(_below(setting), fontsize=8, color=GREY)
+    figure.supxlabel(_below(setting), fontsize=8, color=GRAY)
     with atomic_write(file) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
 
 
 def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
     sizes = [row.rows for row in rows]
-    ax.plot(sizes, [1e3 * row.limit for row in rows], color=GREY, linestyle="--", linewidth=1, label="two products")
+    ax.plot(sizes, [1e3 * row.limit for row in rows], color=GRAY, linestyle="--", linewidth=1, label="two products")
     for name, points in (("nearfar", _points(rows, who, "seconds")), ("PML", _points(rows, PEER, "seconds"))):
         _curve(ax, [(size, 1e3 * value) for size, value in points], name)
     _failure(ax, rows, [(size, 1e3 * value) for size, value in _points(rows, PEER, "seconds")])
@@ -64,7 +64,7 @@ def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
 
 def _memory(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
     sizes = [row.rows for row in rows]
-    ax.plot(sizes, [4 * n * n / 2**20 for n in sizes], color=GREY, linestyle=":", linewidth=1, label="one B x B matrix")
+    ax.plot(sizes, [4 * n * n / 2**20 for n in sizes], color=GRAY, linestyle=":", linewidth=1, label="one B x B matrix")
     theirs = list(_points(rows, PEER, "megabytes"))
     _curve(ax, list(_points(rows, who, "megabytes")), "nearfar")
     _curve(ax, theirs, "PML")
@@ -87,7 +87,7 @@ def _curve(ax: Any, points: Sequence[tuple[float, float]], name: str) -> None:
 
 
 def _failure(ax: Any, rows: Sequence[Row], before: Sequence[tuple[float, float]]) -> None:
-    """A cross where PML failed first, above its last point, with the reason."""
+    """Draw a cross where PML failed first, above its last point, with the reason."""
     failed = next((row for row in rows if PEER in row.cells and row.cells[PEER].failed), None)
     if failed is None:
         return
@@ -110,7 +110,7 @@ def _frame(ax: Any, ylabel: str) -> None:
 
 
 def _share_heights(axes: Any, rows: Sequence[Row]) -> None:
-    """The same heights for all panels of time, and for all of memory, so that losses can be compared."""
+    """Use the same limits for all panels of time, and for all of memory, so that losses can be compared."""
     for kind in (0, 1):
         panels = [ax for line in axes[kind::2] for ax in line if ax.get_visible()]
         low = min(ax.get_ylim()[0] for ax in panels)
@@ -126,5 +126,5 @@ def _share_heights(axes: Any, rows: Sequence[Row]) -> None:
 
 def _below(setting: Mapping[str, Any]) -> str:
     config, versions = setting["config"], setting["versions"]
-    told = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
-    return f"{setting['device']}, {config['threads']} thread(s), d = {config['width']}; {told}"
+    software = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
+    return f"{setting['device']}, {config['threads']} thread(s), d = {config['width']}; {software}"

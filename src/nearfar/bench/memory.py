@@ -1,7 +1,7 @@
-"""How much memory a step takes: forward and backward in a process of its own, under a limit of memory and of time.
+"""Peak memory of a step: forward and backward in a separate process, under limits of memory and time.
 
-The process is fresh: what another loss left behind, or what a library loads once, does not count. A loss that wants
-more than it may is stopped by the operating system there, and this process goes on.
+The process is new, so that what another loss left behind, or what a library loads once, does not count. A loss that
+exceeds the limit is stopped there by the operating system, and this process continues.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one step may take.
+    """The limits of one step.
 
     Args:
-        megabytes: of memory beyond what a process has before the step.
-        seconds: for the step; starting the process comes on top.
+        megabytes: memory beyond what the process has before the step.
+        seconds: time of the step, without starting the process.
     """
 
     megabytes: float = 4096.0
@@ -44,14 +44,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Task:
-    """One step to be taken in a process of its own.
+    """One step to run in a separate process.
 
     Args:
-        name: of the subject.
+        name: name of the subject.
         engine: "auto", "dense", "tiled", "compiled", or "PML".
         rows: B.
         width: d.
-        threads: of PyTorch.
+        threads: threads of PyTorch.
         device: "cpu" or "cuda".
     """
 
@@ -63,7 +63,7 @@ class Task:
     device: str = "cpu"
 
     def step(self, rows: int | None = None) -> Step:
-        """The loss, for so many rows."""
+        """The loss for a number of rows."""
         subject, rows = SUBJECTS[self.name], rows or self.rows
         if self.engine == PEER:
             return peer_step(subject, rows, self.width, self.device)
@@ -72,12 +72,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Peak:
-    """What a step took.
+    """Memory and time of a step.
 
     Attributes:
-        megabytes: at its peak, beyond the embeddings and their gradient; None where it failed.
-        seconds: of that one step; None where it failed.
-        failed: why it did not end: "memory", "time", or an error in one line; "" where it did.
+        megabytes: peak memory beyond the embeddings and their gradient; None if it failed.
+        seconds: time of that step; None if it failed.
+        failed: why it failed: "memory", "time", or an error in one line; "" if it did not.
     """
 
     megabytes: float | None = None
@@ -86,7 +86,7 @@ class Peak:
 
 
 def peak(task: Task, limits: Limits) -> Peak:
-    """Take the step on a CPU in a fresh process, and say what it took or why it failed."""
+    """Run the step on a CPU in a new process, and return its memory and time or why it failed."""
     context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     context.set_forkserver_preload([__name__, "pytorch_metric_learning.losses", "pytorch_metric_learning.miners"])
     here, there = context.Pipe(duplex=False)
@@ -101,16 +101,16 @@ def peak(task: Task, limits: Limits) -> Peak:
         child.join()
 
 
-def _answer(told: Connection, limits: Limits) -> Peak:
-    """What the child says; it says "ready" before the step, from where the time counts."""
+def _answer(pipe: Connection, limits: Limits) -> Peak:
+    """Receive the child's result; it sends "ready" before the step, from which the time is counted."""
     try:
-        if not told.poll(limits.seconds + LOADING):
+        if not pipe.poll(limits.seconds + LOADING):
             return Peak(failed="time")
-        found = told.recv()
+        found = pipe.recv()
         if found == READY:
-            if not told.poll(limits.seconds):
+            if not pipe.poll(limits.seconds):
                 return Peak(failed="time")
-            found = told.recv()
+            found = pipe.recv()
     except EOFError:  # killed by the operating system, which kills for want of memory
         return Peak(failed="memory")
     assert isinstance(found, Peak)  # noqa: S101 - the child says nothing else
@@ -137,7 +137,7 @@ def _in_child(task: Task, limits: Limits, tell: Connection) -> Peak:
 
 
 def peak_on_gpu(step: Step, e: torch.Tensor, y: torch.Tensor) -> Peak:
-    """The same on a GPU, in this process, because CUDA counts what is allocated; a first step is not counted."""
+    """Peak memory on a GPU, in this process, because CUDA counts allocations; a first step is not counted."""
 
     def measured() -> Peak:
         e.grad = torch.zeros_like(e)
@@ -167,7 +167,7 @@ def _caught(measured: Callable[[], Peak]) -> Peak:
 
 
 def _bounded(limits: Limits) -> None:
-    """Let the operating system refuse what goes beyond the limit."""
+    """Limit the memory of this process by the operating system."""
     if STATUS.exists():
         import resource
 
@@ -176,7 +176,7 @@ def _bounded(limits: Limits) -> None:
 
 
 def _from_now() -> float:
-    """Megabytes held now; where the system can, the peak begins anew."""
+    """Megabytes in use now; resets the peak if the system allows it."""
     if not STATUS.exists():
         return _highest()
     try:
@@ -187,7 +187,7 @@ def _from_now() -> float:
 
 
 def _highest() -> float:
-    """Megabytes at the peak so far."""
+    """The peak memory so far in megabytes."""
     if STATUS.exists():
         return _resident("VmHWM")
     import resource

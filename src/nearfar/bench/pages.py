@@ -1,4 +1,4 @@
-"""How results are written: a line while it runs, and JSON, Markdown and a PNG at the end, each whole or not at all."""
+"""Output of results: a line per row while it runs, and JSON, Markdown and a PNG at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = ("loss", "B", "ms", "x limit", "PML / ours", "MB", "PML MB")
 
 
 def line(row: Row, who: str) -> str:
-    """One row in words, for a terminal.
+    """Format one row for a terminal.
 
     >>> from nearfar.bench.study import Cell
     >>> line(Row("SupCon", 1024, 128, 1, 0.002, 9, {"auto": Cell(0.005, 17.2), "PML": Cell(0.015, 96.0)}), "auto")
@@ -30,17 +30,17 @@ def line(row: Row, who: str) -> str:
     head = f"{row.loss if who == AUTO else f'{row.loss}, {who}':<24} {row.rows:>8,} rows"
     if mine.seconds is None:
         return f"{head}   failed: {mine.failed}"
-    told = f"{head} {_ms(mine):>8} ms {_number(row.x_limit(who)):>6} x limit"
+    text = f"{head} {_ms(mine):>8} ms {_number(row.x_limit(who)):>6} x limit"
     if theirs is None:
-        return f"{told}{'':<23}{_mb(mine):>6} MB"
+        return f"{text}{'':<23}{_mb(mine):>6} MB"
     if theirs.seconds is None:
-        return f"{told}   {f'PML: {theirs.failed}':<20}{_mb(mine):>6} MB"
+        return f"{text}   {f'PML: {theirs.failed}':<20}{_mb(mine):>6} MB"
     ratio = f"PML {_number(row.over(PEER, who))} x as long"
-    return f"{told}   {ratio:<20}{_mb(mine):>6} MB   PML {_mb(theirs)} MB"
+    return f"{text}   {ratio:<20}{_mb(mine):>6} MB   PML {_mb(theirs)} MB"
 
 
 def table(rows: Iterable[Row], who: str) -> str:
-    """The engine `who` beside PML, in Markdown; a failure is named where its number would stand."""
+    """A Markdown table of the engine `who` beside PML; a failure is named in place of its number."""
     lines = [
         (row.loss, f"{row.rows:,}", _ms(row.cells[who]), _number(row.x_limit(who)),
          _peer(row, _number(row.over(PEER, who))), _mb(row.cells[who]),
@@ -51,20 +51,20 @@ def table(rows: Iterable[Row], who: str) -> str:
 
 
 def growth_table(rows: Sequence[Row], who: str) -> str:
-    """Exponents of time and memory against B, in Markdown."""
+    """A Markdown table of the exponents of time and memory against B."""
     found = growth(rows, who)
     lines = [(loss, _number(each["time"], 2), _number(each["memory"], 2)) for loss, each in found.items()]
     return markdown(("loss", "time ~ B^", "memory ~ B^"), lines)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """A Markdown table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def report(rows: Sequence[Row], plan: Plan) -> str:
-    """Everything in Markdown."""
+    """The whole report in Markdown."""
     known, who = about(plan), plan.engines[0]
     missing = known["versions"]["pytorch-metric-learning"] is None
     parts = [
@@ -80,25 +80,25 @@ def report(rows: Sequence[Row], plan: Plan) -> str:
 
 
 def setting(plan: Plan, versions: Mapping[str, Any]) -> str:
-    """One paragraph on how it was measured."""
-    told = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
+    """A paragraph about how it was measured."""
+    software = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
     clock = "CPU seconds" if plan.device == "cpu" and plan.threads == 1 else "by the clock"
     return (
         f"Forward and backward, four rows a class, float32; contestants in turns, medians of up to "
         f"{plan.patience.rounds} rounds ({clock}). x limit: over the time of `(E @ E.T) @ E`. MB: peak of a step "
         f"beyond the embeddings and their gradient, in a process of its own. A step failed where it wanted more than "
-        f"{plan.limits.megabytes:,.0f} MB (memory) or {plan.limits.seconds:,.0f} s (time). {told}."
+        f"{plan.limits.megabytes:,.0f} MB (memory) or {plan.limits.seconds:,.0f} s (time). {software}."
     )
 
 
 def record(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
-    """Everything for JSON."""
+    """The whole record for JSON."""
     exponents = {who: growth(rows, who) for who in plan.engines}
     return {**about(plan), "exponents": exponents, "results": [row.to_dict() for row in rows]}
 
 
 def as_json(found: Mapping[str, Any]) -> str:
-    """JSON with one result a line, numbers to five digits."""
+    """JSON with one result per line, numbers with five digits."""
     plain = _plain(found)
     results = ",\n".join("  " + json.dumps(each, allow_nan=False) for each in plain.pop("results"))
     head = json.dumps(plain, indent=1, allow_nan=False).removesuffix("\n}")
@@ -106,7 +106,7 @@ def as_json(found: Mapping[str, Any]) -> str:
 
 
 def write(folder: Path, rows: Sequence[Row], plan: Plan, name: str = "bench") -> list[Path]:
-    """`bench.json`, `bench.md` and `bench.png`; gives where they lie."""
+    """Write `bench.json`, `bench.md` and `bench.png`, and return their paths."""
     files = [folder / f"{name}.{kind}" for kind in ("json", "md", "png")]
     write_text(files[0], as_json(record(rows, plan)))
     write_text(files[1], report(rows, plan))

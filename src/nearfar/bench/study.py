@@ -1,4 +1,4 @@
-"""One study: each loss at each size, its time beside PML's and the limit's, its memory, and how both grow."""
+"""A benchmark: each loss at each size, its time beside PML's and the two-product limit, its memory, and growth."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ FIT_FROM, FIT_LEAST = 4096, 3
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and how patiently.
+    """The plan of a benchmark.
 
     Args:
-        losses: names of subjects; the usual ones where empty.
+        losses: names of subjects; the usual ones if empty.
         sizes: rows of a batch, B.
         width: d.
-        threads: of PyTorch, on a CPU.
+        threads: threads of PyTorch, on a CPU.
         device: "cpu" or "cuda".
-        engines: of ours; "compiled" is dense under `torch.compile`. The first one is compared with PML.
-        peers: whether PML runs too, where it is installed.
-        memory: whether peaks of memory are measured; without, PML is not probed and only time can stop it.
-        patience: of the timing.
-        limits: of one step; what goes beyond is marked as failed, and larger sizes are not tried.
+        engines: our engines; "compiled" is dense under `torch.compile`. The first one is compared with PML.
+        peers: whether to run PML too, if it is installed.
+        memory: whether to measure peak memory; without it, only the time limit can stop PML.
+        patience: rounds and time of the timing.
+        limits: limits of one step; what exceeds them is marked as failed, and larger sizes are not tried.
     """
 
     losses: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cell:
-    """One contestant at one size: median seconds, megabytes at the peak, or why it failed."""
+    """The result of one engine or PML at one size: median seconds, peak megabytes, or why it failed."""
 
     seconds: float | None = None
     megabytes: float | None = None
@@ -89,10 +89,10 @@ class Row:
         loss: its name.
         rows: B.
         width: d.
-        threads: of PyTorch.
+        threads: threads of PyTorch.
         limit: seconds of the two products.
-        rounds: over how many the medians are.
-        cells: by engine, and "PML".
+        rounds: the number of rounds behind the medians.
+        cells: results by engine, and "PML".
     """
 
     loss: str
@@ -104,11 +104,11 @@ class Row:
     cells: Mapping[str, Cell]
 
     def x_limit(self, who: str) -> float | None:
-        """Time over that of the two products."""
+        """Time relative to that of the two products."""
         return _ratio(self._seconds(who), self.limit)
 
     def over(self, who: str, base: str) -> float | None:
-        """Time of one contestant over that of another; None where one is missing."""
+        """Time relative to that of another engine or PML; None if one is missing."""
         return _ratio(self._seconds(who), self._seconds(base))
 
     def _seconds(self, who: str) -> float | None:
@@ -116,18 +116,18 @@ class Row:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Row:
-        """What `to_dict` gave."""
+        """Build from the result of `to_dict`."""
         cells = {who: Cell(**{key: cell[key] for key in CELL}) for who, cell in found["cells"].items()}
         return cls(**{**found, "cells": cells})
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, with the ratios."""
+        """Plain values for JSON, with the ratios."""
         ratios = {who: {**asdict(cell), "x_limit": self.x_limit(who)} for who, cell in self.cells.items()}
         return {**asdict(self), "cells": ratios}
 
 
 def measure(plan: Plan, watch: Watch = lambda what, done, total: None) -> Iterator[Row]:
-    """Every loss at every size, from small to large; `watch` hears what is being done."""
+    """Measure every loss at every size, from small to large; `watch` is called with progress messages."""
     contestants = plan.engines + ((PEER,) if plan.peers and peer_version() else ())
     with threads(plan.threads):
         subjects, sizes = list(chosen(plan.losses)), sorted(set(plan.sizes))
@@ -142,7 +142,7 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None) -> Iterat
 
 
 def _row(plan: Plan, subject: Subject, rows: int, contestants: Iterable[str], failed: dict[str, str]) -> Row:
-    """One row; who fails here is noted in `failed`, and not asked again at larger sizes."""
+    """Measure one row; failures are added to `failed` and not tried again at larger sizes."""
     cells: dict[str, Cell] = {}
     steps: dict[str, Step] = {}
     e, y = batch(rows, plan.width, plan.device)
@@ -189,7 +189,7 @@ def exponent(points: Iterable[tuple[int, float | None]]) -> float | None:
 
 
 def growth(rows: Iterable[Row], who: str) -> dict[str, dict[str, float | None]]:
-    """How time and memory of each loss grow with B: their exponents."""
+    """The growth of time and memory of each loss with B: their exponents."""
     by_loss: dict[str, list[Row]] = {}
     for row in rows:
         by_loss.setdefault(row.loss, []).append(row)
@@ -203,7 +203,7 @@ def growth(rows: Iterable[Row], who: str) -> dict[str, dict[str, float | None]]:
 
 
 def peer_version() -> str | None:
-    """The version of pytorch-metric-learning, or None where it is not installed."""
+    """The version of pytorch-metric-learning, or None if it is not installed."""
     return _installed("pytorch-metric-learning")
 
 
@@ -215,7 +215,7 @@ def _installed(name: str) -> str | None:
 
 
 def about(plan: Plan) -> dict[str, Any]:
-    """The configuration and the versions that figures depend on."""
+    """The configuration and the versions that the results depend on."""
     return {
         "config": asdict(plan),
         "device": torch.cuda.get_device_name() if plan.device == "cuda" else f"CPU, {platform.machine()}",

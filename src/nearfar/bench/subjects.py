@@ -1,8 +1,8 @@
-"""What is timed: every named loss and every miner, by name, with its counterpart in pytorch-metric-learning (PML).
+"""The subjects of the benchmark: every loss and every miner, with its counterpart in pytorch-metric-learning (PML).
 
-Where both have a loss, the settings are those under which they compute the same value, or as nearly the same as they
-can: margin, angular and proxy losses differ in what they average over or start from. Losses that PML has not stand
-alone. A miner is timed inside a loss, because it is run there.
+Where both have a loss, the settings are those with which they compute the same value, or as nearly as possible: margin,
+angular and proxy losses differ in what they average over or in their initialization. Losses that PML lacks have no
+counterpart. A miner is timed inside a loss, because it runs there.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Subject:
     """One loss, or one miner inside a loss.
 
     Attributes:
-        name: what it is called on the command line and in tables.
-        make: ours.
-        peer: PML's, or None where it has none.
-        usual: whether a run without names times it.
+        name: its name on the command line and in tables.
+        make: makes our loss.
+        peer: makes PML's, or None if it has none.
+        usual: whether it is timed by default.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Subject:
 
 
 def _mined(loss: Any, miner: Any) -> Step:
-    """PML's loss of what PML's miner finds."""
+    """PML's loss with PML's miner."""
     return lambda e, y: loss(e, y, miner(e, y))
 
 
@@ -139,7 +139,7 @@ def _filtered(miner: miners.Miner, engine: Any) -> torch.nn.Module:
 
 
 def chosen(names: Iterable[str]) -> list[Subject]:
-    """The subjects of these names, or the usual ones where there are none."""
+    """The subjects of these names; the usual ones without names."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in SUBJECTS:
@@ -149,7 +149,7 @@ def chosen(names: Iterable[str]) -> list[Subject]:
 
 
 def batch(rows: int, width: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Random embeddings [rows, width] that want a gradient, and labels [rows]: four to a class, in no order."""
+    """Random embeddings [rows, width] that require a gradient, and shuffled labels [rows], four per class."""
     generator = torch.Generator().manual_seed(0)
     labels = (torch.arange(rows) // EACH)[torch.randperm(rows, generator=generator)].clamp(max=_classes(rows) - 1)
     e = torch.randn(rows, width, generator=generator)
@@ -157,7 +157,7 @@ def batch(rows: int, width: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
 
 
 def peer_step(subject: Subject, rows: int, width: int, device: str = "cpu") -> Step:
-    """PML's counterpart; an ImportError where PML is not installed."""
+    """PML's counterpart; ImportError if PML is not installed."""
     peers: Any = import_module("pytorch_metric_learning.losses")
     miners: Any = import_module("pytorch_metric_learning.miners")
     if subject.peer is None:
@@ -167,12 +167,12 @@ def peer_step(subject: Subject, rows: int, width: int, device: str = "cpu") -> S
 
 
 def our_step(subject: Subject, rows: int, width: int, engine: str, device: str = "cpu") -> Step:
-    """Ours with an engine; "compiled" is dense under `torch.compile`."""
+    """Our loss with an engine; "compiled" is dense under `torch.compile`."""
     compiled = engine == "compiled"
     loss = subject.make(rows, width, "dense" if compiled else engine).to(device)
     return torch.compile(loss, dynamic=False) if compiled else loss
 
 
 def backward(step: Step, e: Tensor, y: Tensor) -> None:
-    """One step: the value of the loss, and its gradient in the embeddings."""
+    """One step: the value of the loss, and its gradient with respect to the embeddings."""
     step(e, y).sum().backward()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""How it is timed: contestants take turns within a round, and medians over rounds are compared.
+"""Timing: engines and PML take turns within a round, and medians over rounds are compared.
 
-One thread on a CPU is timed in CPU seconds, so that others on the machine do not count; more threads, and a GPU, by
-the clock.
+One thread on a CPU is timed in CPU seconds, so that other processes do not count; several threads, and a GPU, by the
+wall clock.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SMALL = 2048
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the contestants of one loss at one size take turns.
+    """How many rounds are timed for one loss at one size, and for how long.
 
     Args:
-        rounds: at most; one more comes first and is thrown away.
-        seconds: begin no round after this; a first round as long as this stands, since no warm-up is felt in it. A
-            single step as long as this is not taken again, where it was taken already to measure its memory.
+        rounds: the most rounds; one more round before them is discarded as warm-up.
+        seconds: begin no round after this; a first round as long as this counts, since warm-up is negligible in it. A
+            single step as long as this is not repeated if it was already run to measure its memory.
     """
 
     rounds: int = 9
@@ -43,21 +43,21 @@ class Patience:
 
 @dataclass(frozen=True)
 class Timed:
-    """Median seconds of each contestant, and of how many rounds."""
+    """Median seconds of each step, and the number of rounds."""
 
     seconds: Mapping[str, float]
     rounds: int
 
 
 def products(e: Tensor) -> None:
-    """(E Eᵀ) E: the two products that no pairwise loss [n, d] can do without."""
+    """The two matrix products (E Eᵀ) E that every pairwise loss of E [n, d] needs."""
     whole = WHOLE[e.device.type]
     for rows in torch.split(e, len(e) if len(e) <= whole else whole // 8):
         (rows @ e.T) @ e
 
 
 def taking_turns(steps: dict[str, Step], e: Tensor, y: Tensor, patience: Patience) -> Timed:
-    """Time forward and backward of each step, and the limit, in turns."""
+    """Time forward and backward of each step, and of the two products, in turns."""
     clock = clock_of(e.device.type, torch.get_num_threads())
     found: dict[str, list[float]] = {name: [] for name in (LIMIT, *steps)}
     begin = time.perf_counter()
@@ -66,7 +66,7 @@ def taking_turns(steps: dict[str, Step], e: Tensor, y: Tensor, patience: Patienc
         for turn in range(patience.rounds + 1):
             if turn and time.perf_counter() - begin > patience.seconds:
                 break
-            # there and back: whoever comes first finds the cache of another, and must not always be the same
+            # in alternating order: the first step finds the cache of another, and must not always be the same one
             order = dict(reversed(steps.items())) if turn % 2 else steps
             for name, seconds in _round(order, e, y, clock):
                 found[name].append(seconds)
@@ -89,7 +89,7 @@ def _round(steps: dict[str, Step], e: Tensor, y: Tensor, clock: Callable[[], flo
 
 
 def clock_of(device: str, threads: int) -> Callable[[], float]:
-    """What tells the time: see the head of this file."""
+    """The clock to use; see the module."""
     if device == "cpu":
         return time.process_time if threads == 1 else time.perf_counter
 
@@ -102,7 +102,7 @@ def clock_of(device: str, threads: int) -> Callable[[], float]:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """PyTorch on so many threads, and then on as many as before."""
+    """Set the number of threads of PyTorch within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

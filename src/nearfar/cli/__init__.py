@@ -1,3 +1,3 @@
-"""The command line, one file a command family; `main` holds the application."""
+"""The command line: `main` has the application, `commands` one file per group of commands."""
 
 __all__: list[str] = []

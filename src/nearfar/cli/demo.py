@@ -1,4 +1,4 @@
-"""The demonstration: a small network learns to retrieve characters of scripts that it has never seen."""
+"""`nearfar demo`: a small network learns to retrieve characters of scripts that it has never seen."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Result:
-    """Draw the data, train, test on unseen scripts, write the page; the last lines say R@1 before and after.
+    """Draw the data, train, test on unseen scripts, write the report; the last lines are R@1 before and after.
 
     With `quick` a few steps on a few classes: whether everything works, in seconds. With `overwrite` the files of a run
     that the folder holds are replaced; files that no run wrote always stay.
@@ -86,7 +86,7 @@ def _told(data: DataSet, scripts: str) -> str:
 
 
 def _check(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that holds something else, or a run that nobody asked to replace, before any work is done."""
+    """Refuse a folder with other files, or with a run unless `overwrite`, before any work is done."""
     if is_run(folder):
         if not overwrite:
             raise FileExistsError(f"{folder} already holds a run; --overwrite replaces it, or choose another --folder.")

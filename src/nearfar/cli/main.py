@@ -1,4 +1,4 @@
-"""The command line: every `nearfar` command; most live in `nearfar.cli.commands`."""
+"""The application of the command line; most commands are in `nearfar.cli.commands`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def losses() -> None:
 
 
 def describe(loss: type) -> tuple[str, str, str]:
-    """The equation, the algebra and the defaults of a loss, read from its docstring and signature."""
+    """The equation, the algebra and the defaults of a loss, from its docstring and signature."""
     paragraphs = inspect.getdoc(loss).split("\n\n")  # type: ignore[union-attr]
     algebra = next(text for text in paragraphs if text.startswith("Algebra:"))
     common = ("pair", "similarity", "miner", "engine")
@@ -92,7 +92,7 @@ def report(
 
 
 def pictures_of(source: Path) -> Mapping[str, Any] | None:
-    """The photographs of a run's test samples by name, where the run's data lie in files that are still there."""
+    """The photographs of a run's test samples by name, if the run's data are files that still exist."""
     if not (source / "config.yaml").is_file():
         return None
     from nearfar.data import ByName, Tensors

@@ -1,4 +1,4 @@
-"""`recommend`: which loss, sampler and batch to begin with, from a data set's labels and what was measured before."""
+"""`recommend`: the loss, sampler and batch to begin with, from a data set's labels and measured results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MATRICES = 10
 
 @dataclass(frozen=True)
 class Facts:
-    """What the labels say: samples, classes, and the sizes of the classes."""
+    """Facts about the labels: samples, classes, and the sizes of the classes."""
 
     samples: int
     classes: int
@@ -37,7 +37,7 @@ class Facts:
 
     @staticmethod
     def of(labels: Any) -> Facts:
-        """Count them."""
+        """Count samples and classes."""
         sizes = np.unique(np.asarray(labels), return_counts=True)[1]
         if len(sizes) < 2:
             raise ValueError(f"recommend: labels must hold two classes or more, but {len(sizes)} came.")
@@ -47,7 +47,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured result: a loss and a sampler on a data set, R@1 over seeds (a share) with its interval."""
+    """One measured result: R@1 over seeds, with its interval, of a loss and a sampler on a data set."""
 
     data: str
     classes: int
@@ -65,11 +65,11 @@ class Row:
     steps: int | None = None
 
     def distance(self, facts: Facts) -> float:
-        """The larger of two ratios, as a logarithm: classes, and samples a class."""
+        """The distance of the data sets: the larger log ratio of classes and of samples per class."""
         return max(abs(math.log(self.classes / facts.classes)), abs(math.log(self.per_class / max(1, facts.median))))
 
     def cited(self) -> str:
-        """The row in words."""
+        """The result as a citation."""
         steps = "" if self.steps is None else f" after {self.steps:,} steps"
         return (
             f"{self.named()} on {self.data} ({self.classes:,} classes, {self.per_class} a class): "
@@ -77,25 +77,25 @@ class Row:
         )
 
     def named(self) -> str:
-        """Loss and sampler."""
+        """Loss and sampler as text."""
         hard = " and hard classes" if self.batches.get("hard_classes") else ""
-        return f"{_told(self.loss)} with {self.batches['name']}{hard}"
+        return f"{_described(self.loss)} with {self.batches['name']}{hard}"
 
     def interval(self) -> str:
-        """R@1 in per cent."""
+        """R@1 in percent, with its interval."""
         return f"R@1 {100 * self.recall:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A configuration to begin with (a tree for `nearfar.train.parse`) and the reason of each part."""
+    """A configuration to begin with (nested values for `nearfar.runs.config.parse`) and the reason for each part."""
 
     config: dict[str, Any]
     reasons: tuple[str, ...]
 
 
 def measured() -> tuple[Row, ...]:
-    """The rows that come with the package, made by the scripts in benchmarks/quality."""
+    """The measured results in the package, made by the scripts in benchmarks/quality."""
     text = (files("nearfar.cli") / "measured.json").read_text(encoding="utf-8")
     return tuple(Row(**row) for row in json.loads(text))
 
@@ -109,14 +109,14 @@ def recommend(
     test: int = 0,
     rows: Sequence[Row] | None = None,
 ) -> Recommendation:
-    """Loss, sampler and batch for these labels.
+    """Recommend loss, sampler and batch for these labels.
 
     Args:
-        labels: integers [n], of the training samples, those that will be held out included.
-        batch_size: as many samples as the network can take at once.
+        labels: integers [n] of the training samples, including those that will be held out.
+        batch_size: the most samples that fit in a batch.
         memory: gigabytes that the loss may use.
         validation: the share of these classes that training holds out, `data.validation` of a configuration.
-        test: further classes that are for the test, for the words alone.
+        test: number of test classes, used only in the text.
         rows: measured results to choose from; by default those of the package.
 
     >>> recommend([0, 0, 0, 1, 1, 1, 2, 2, 2], batch_size=6).config["batches"]
@@ -147,7 +147,7 @@ def _about(facts: Facts) -> str:
 
 
 def _choose(facts: Facts, rows: Sequence[Row]) -> tuple[Row | None, str]:
-    """The best row of the nearest data set, if one is near."""
+    """The best result on the nearest data set, if one is near enough."""
     if not rows:
         return None, "Nothing was measured; this is the default."
     nearest = min(rows, key=lambda row: row.distance(facts))
@@ -171,7 +171,7 @@ def _choose(facts: Facts, rows: Sequence[Row]) -> tuple[Row | None, str]:
 
 
 def _batch(facts: Facts, there: int, row: Row | None, wanted: int, memory: float) -> tuple[dict[str, Any], list[str]]:
-    """Classes and samples of a batch that fits the classes `there` are to learn from, the wish and the memory."""
+    """Classes and samples of a batch that fits the training classes, the wanted batch size and the memory."""
     reasons = []
     fits = int(math.sqrt(memory * 2**30 / (4 * MATRICES)))
     size = min(wanted, fits)
@@ -193,7 +193,7 @@ def _batch(facts: Facts, there: int, row: Row | None, wanted: int, memory: float
 
 
 def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
-    """The row's loss, its k scaled to the batch; without a row the top-K loss with K = 2B, as in Qi et al. 2020."""
+    """The loss of the result, with k scaled to the batch; without one the top-K loss with K = 2B (Qi et al. 2020)."""
     if row is None:
         return (
             {"name": "DroTopK", "k": 2 * batch, "pair": {"name": "Logistic"}},
@@ -205,16 +205,16 @@ def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
     if "k" in loss:
         loss["k"] = max(1, round(loss["k"] * batch / row.batch))
         return loss, f"k = {loss['k']}: the measured {row.loss['k']} at B = {row.batch}, scaled to B = {batch}."
-    return loss, f"{_told(loss)}, as measured."
+    return loss, f"{_described(loss)}, as measured."
 
 
-def _told(part: Any) -> str:
-    """A part of a configuration in words.
+def _described(part: Any) -> str:
+    """Describe a part of a configuration.
 
-    >>> _told({"name": "Triplet", "margin": 0.2, "pair": {"name": "Hinge"}})
+    >>> _described({"name": "Triplet", "margin": 0.2, "pair": {"name": "Hinge"}})
     'Triplet (margin 0.2, pair Hinge)'
     """
     if not isinstance(part, dict):
         return str(part)
-    options = ", ".join(f"{name} {_told(value)}" for name, value in part.items() if name != "name")
+    options = ", ".join(f"{name} {_described(value)}" for name, value in part.items() if name != "name")
     return f"{part['name']} ({options})" if options else str(part["name"])

@@ -69,8 +69,8 @@ def cached_step(
         embeddings = torch.cat(rows).requires_grad_()
         with torch.enable_grad():
             value = loss(embeddings, labels, **more)
-            told = value if scaler is None else scaler.scale(value)
-            torch.autograd.backward(told)
+            scaled = value if scaler is None else scaler.scale(value)
+            torch.autograd.backward(scaled)
         slope = embeddings.grad
         if slope is None:
             raise ValueError("cached_step: the loss has no gradient in the embeddings; leave torch.no_grad().")

@@ -243,10 +243,10 @@ class CrossBatchMemory(Loss):
         self._written = state[COUNTS:].clone()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        told = state_dict.get(f"{prefix}_extra_state")
-        if told is not None and len(told) != COUNTS + self.size:
+        saved = state_dict.get(f"{prefix}_extra_state")
+        if saved is not None and len(saved) != COUNTS + self.size:
             raise ValueError(
-                f"CrossBatchMemory: the checkpoint remembers {len(told) - COUNTS} rows, but this memory has "
+                f"CrossBatchMemory: the checkpoint remembers {len(saved) - COUNTS} rows, but this memory has "
                 f"size={self.size}; make it as large, or leave its state out."
             )
         for name in ("embeddings", "labels", "ids"):  # made at the first call, so their shapes are the checkpoint's

@@ -56,8 +56,8 @@ class Distributed(Loss):
 
     def _judged(self, call: Call) -> Tensor:
         if self._alone:
-            told = (call.embeddings, call.labels, call.indices, call.ref_emb, call.ref_labels)
-            value: Tensor = self.loss(*told, ids=call.ids, ref_ids=call.ref_ids)
+            arguments = (call.embeddings, call.labels, call.indices, call.ref_emb, call.ref_labels)
+            value: Tensor = self.loss(*arguments, ids=call.ids, ref_ids=call.ref_ids)
             return value
         with torch.autocast(device_type=_device(call.embeddings), enabled=False):
             return self._value(replace(call, owner=self.loss.owner))

@@ -1,4 +1,4 @@
-"""The doctor: whether a space or a run is healthy, collapsing, stalled or only slow, and what to change."""
+"""The doctor: diagnoses whether a space or a run is healthy, collapsing, stalled or only slow, with remedies."""
 
 from nearfar.doctor.callback import Doctor
 from nearfar.doctor.findings import Diagnosis, Finding

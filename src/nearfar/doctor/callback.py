@@ -1,4 +1,4 @@
-"""`Doctor`: a callback of the training loop that looks at a few samples now and then, and warns early."""
+"""`Doctor`: a callback of the training loop that examines a few samples regularly and warns early."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Doctor", "Moment", "Training"]
 
 
 class Training(Protocol):
-    """What the doctor asks of a run; `nearfar.train.state.TrainState` has it all."""
+    """What the doctor needs of a run; `nearfar.train.state.TrainState` provides it."""
 
     @property
     def config(self) -> Config: ...  # noqa: D102
@@ -36,7 +36,7 @@ class Training(Protocol):
 
 
 class Moment(Protocol):
-    """What the doctor asks of a step; `nearfar.train.Moment` has it all."""
+    """What the doctor needs of a step; `nearfar.train.Moment` provides it."""
 
     @property
     def step(self) -> int: ...  # noqa: D102
@@ -51,20 +51,19 @@ EACH = 4
 
 
 class Doctor:
-    """Look at the same few training samples every n steps, keep what was seen in the journal, tell of new findings.
+    """Examine the same few training samples every n steps, write the results to the journal, report new findings.
 
         nearfar.train.fit(config, folder, callbacks=[Doctor(every=50)])
 
-    `fit` has one of its own, as `training.diagnose_every` says, where none is handed in. The first look is before the
-    first
-    step: what later ones are held against. A look embeds `rows` samples in evaluation mode, without augmentation: a
-    third of a step's work at a batch of as many rows. The cost is in docs/guides/doctor.md.
+    `fit` adds one by itself, as `training.diagnose_every` says, unless one is passed. The first look is before the
+    first step; later ones are compared with it. A look embeds `rows` samples in evaluation mode, without augmentation:
+    a third of the cost of a step with a batch of that size. The cost is in docs/guides/doctor.md.
 
     Args:
         every: steps between two looks.
-        rows: samples that are looked at, four of a class.
-        tell: what to do with a sentence; it goes to the error stream where nothing is given.
-        thresholds: where the lines are.
+        rows: how many samples to examine, four per class.
+        tell: called with each new finding as a sentence; prints to standard error by default.
+        thresholds: the thresholds of the findings.
     """
 
     def __init__(
@@ -83,16 +82,16 @@ class Doctor:
         self.diagnosis: Diagnosis | None = None
         self.sights: list[Sight] = []
         self._probe: tuple[Tensor, Tensor] | None = None
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     def begin(self, state: Training, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
-        """The first look, for the journal; or none, where the looks `before` a run was resumed are taken up."""
+        """Take the first look, for the journal; or none if a resumed run continues from the looks `before`."""
         self.sights = seen(before)
         found = None if self.sights else self._look(0, state, None)
         return found and {CLASSES: len(state.train.classes), **found}
 
     def __call__(self, moment: Moment) -> dict[str, Any] | None:
-        """What the journal gets: spread, effective rank, recall among the samples, and what was found."""
+        """Values for the journal: spread, effective rank, recall among the samples, and the findings."""
         if moment.step % self.every or not moment.state.machine.is_main_process:
             return None
         return self._look(moment.step, moment.state, float(moment.scalars["loss"].detach()))
@@ -121,14 +120,14 @@ class Doctor:
         return line | {"doctor": found} if found else line
 
     def _say(self, step: int, finding: Finding) -> None:
-        """Once for each name and severity."""
-        if self._told.get(finding.name) != finding.severity:
-            self._told[finding.name] = finding.severity
+        """Report a finding once for each name and severity."""
+        if self._reported.get(finding.name) != finding.severity:
+            self._reported[finding.name] = finding.severity
             self.tell(f"step {step}, {finding}")
 
 
 def _drawn(state: Training, rows: int) -> tuple[Tensor, Tensor]:
-    """Samples of the training set as the network reads them [n, ...], and labels [n]: the same ones for a seed."""
+    """Draw training samples, transformed for the network [n, ...], and labels [n]; fixed by the seed."""
     labels = state.train.labels
     random = np.random.default_rng(state.config.training.seed)
     order = random.permutation(len(labels))

@@ -1,6 +1,6 @@
-"""The course of a training: short looks at a few samples, one after the other, and what they add up to.
+"""The course of a training run: a series of short looks at a few samples, and the findings that follow from it.
 
-The callback and the journal read the same looks by the same rules, so that they cannot come apart.
+The callback and the journal apply the same rules to the same looks, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ CLASSES = "training classes"
 
 @dataclass(frozen=True)
 class Sight:
-    """One look.
+    """One look at a few samples.
 
     Attributes:
-        step: when.
+        step: the step of the look.
         spread: rms distance of unit rows to their mean.
-        rank: effective rank, in how many dimensions they lie.
+        rank: effective rank, the number of dimensions in use.
         recall: share of rows whose nearest other row is of their class.
-        skill: recall beyond chance, 1 where every row is right; None where no row has a partner.
-        loss: of the step before the look; None before the first step.
+        skill: recall above chance, 1 if every row is right; None if no row has another of its class.
+        loss: loss of the step before the look; None before the first step.
     """
 
     step: int
@@ -48,13 +48,13 @@ class Sight:
     loss: float | None = None
 
     def line(self) -> dict[str, float]:
-        """As the journal keeps it; the loss has a line of its own there."""
+        """The look as an entry of the journal, without the loss, which has an entry of its own."""
         values = {name: getattr(self, attribute) for attribute, name in NAMES.items()}
         return {name: round(value, 6) for name, value in values.items() if value is not None}
 
 
 def seen(entries: Iterable[Mapping[str, Any]]) -> list[Sight]:
-    """The looks that a journal holds, each with the last loss before it."""
+    """Read the looks of a journal, each with the last loss before it."""
     found, loss = [], None
     for entry in entries:
         loss = entry.get("loss", loss)
@@ -66,7 +66,7 @@ def seen(entries: Iterable[Mapping[str, Any]]) -> list[Sight]:
 
 @torch.no_grad()
 def look(step: int, x: Tensor, y: Tensor, loss: float | None = None) -> Sight:
-    """A look at rows [n, d] with labels [n]; it moves them to the CPU, where such small problems are fastest."""
+    """Take a look at rows [n, d] with labels [n]; on the CPU, where such small problems are fastest."""
     x, y = unit(x.detach().float().cpu()), y.cpu()
     same = y[:, None] == y[None, :]
     # in float32, as vectors are searched: a cone too narrow for its cosines has lost its classes in effect
@@ -85,23 +85,23 @@ def look(step: int, x: Tensor, y: Tensor, loss: float | None = None) -> Sight:
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of a run beside its looks: the margin of its triplets, and who it is, for remedies."""
+    """What is known about a run beside its looks: the margin of its triplets, and its configuration for remedies."""
 
     margin: float | None = None
     run: Patient = field(default_factory=Patient)
 
     @staticmethod
     def of(config: Config | None, classes: int | None = None) -> Case:
-        """As a configuration tells, and the number of training classes."""
+        """Build from a configuration and the number of training classes."""
         return Case(margin_of(config), Patient(config, classes))
 
 
 def judged(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
-    """What stands at the last looks, `limits.looks` of them in a row; the first of all is what they are held against.
+    """The findings that hold at the last `limits.looks` looks in a row, compared with the first look of the run.
 
-    A run is ill where classes have been lost since its first look, where few dimensions are left, or where the loss
-    rests on its margin and classes are not told apart. How wide the space still is gives the illness its name: a small
-    space whose classes are apart is no collapse.
+    A run is unhealthy if classes have been lost since its first look, if few dimensions are left, or if the loss stays
+    at its margin and classes are not separated. The spread decides which finding it is: a small space whose classes are
+    separated has not collapsed.
     """
     if len(sights) <= limits.looks:
         return
@@ -120,7 +120,7 @@ def judged(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[
 
 
 def _classes(first: Sight, recent: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
-    """Classes that were told apart and no longer are, sooner where the space is narrow; or only a narrow cone."""
+    """Classes that were separated and no longer are, with a lower threshold in a narrow space; or a narrow cone."""
     spread, share = max(s.spread for s in recent), _kept(first, recent, limits)
     narrow = spread < limits.spread_alarm
     if share < (limits.lost_warning if narrow else limits.lost_alarm):
@@ -136,7 +136,7 @@ def _classes(first: Sight, recent: Sequence[Sight], limits: Thresholds, case: Ca
 
 
 def _pinned(recent: Sequence[Sight], limits: Thresholds, margin: float | None) -> bool:
-    """Whether distances hardly count beside the margin, and classes are not told apart."""
+    """Whether distances are negligible beside the margin, and classes are not separated."""
     if not margin:
         return False
     return all(
@@ -150,7 +150,7 @@ def _pinned(recent: Sequence[Sight], limits: Thresholds, margin: float | None) -
 
 
 def _kept(first: Sight, recent: Sequence[Sight], limits: Thresholds) -> float:
-    """The share of the first look's skill that is left; 1 where too little is lost to be told from luck."""
+    """The share of the first look's skill that is left; 1 if the loss of skill is within chance."""
     now = max((s.skill for s in recent if s.skill is not None), default=None)
     if first.skill is None or now is None or first.skill - now < limits.lost_least:
         return 1.0

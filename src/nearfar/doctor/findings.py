@@ -1,4 +1,4 @@
-"""What the doctor says: findings, each with its evidence and a remedy, and the diagnosis they add up to."""
+"""Findings, each with its evidence and a remedy, and the diagnosis that collects them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ORDER: tuple[Severity, ...] = ("alarm", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One finding of the doctor.
 
     Attributes:
-        name: what it is called, in two or three words.
+        name: a name of two or three words.
         severity: "note": good to know; "warning": look into it; "alarm": the run is lost unless something changes.
         evidence: the numbers behind it, in a sentence.
         remedy: what to change, in a sentence that names options of `nearfar train`.
-        rows: the rows that it is about, worst first, where it is about rows.
-        flags: the remedy as flags of `nearfar train`, where it can be said in full; ("loss.mining", "semihard").
+        rows: the rows that it is about, worst first, if it is about rows.
+        flags: the remedy as flags of `nearfar train`, if flags can express it; ("loss.mining", "semihard").
     """
 
     name: str
@@ -42,11 +42,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether a space or a run is healthy.
+    """The diagnosis of a space or a run: its findings and the measures behind them.
 
     Attributes:
         findings: alarms first.
-        measures: the numbers that were looked at, by name.
+        measures: the numbers that were examined, by name.
     """
 
     findings: tuple[Finding, ...]
@@ -54,7 +54,7 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """No finding above a note."""
+        """Whether there is no finding above a note."""
         return all(finding.severity == "note" for finding in self.findings)
 
     def __contains__(self, name: object) -> bool:
@@ -81,7 +81,7 @@ class Diagnosis:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file."""
+        """Plain values that JSON can hold."""
         return {
             "healthy": self.healthy,
             "findings": [asdict(finding) for finding in self.findings],
@@ -102,11 +102,11 @@ def _many(count: int, word: str) -> str:
 
 
 def concluded(findings: Iterable[Finding], measures: dict[str, Any]) -> Diagnosis:
-    """A diagnosis with alarms first; otherwise in the order in which they were found."""
+    """Build a diagnosis, sorted by severity with alarms first."""
     return Diagnosis(tuple(sorted(findings, key=lambda finding: ORDER.index(finding.severity))), measures)
 
 
 def listed(rows: Iterable[int], most: int = 10) -> str:
-    """Row numbers for a sentence."""
+    """Format row numbers for a sentence."""
     numbers = [str(row) for row in rows]
     return ", ".join(numbers[:most]) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")

@@ -1,4 +1,4 @@
-"""The doctor's look at a run: what its journal tells, with the configuration where it is known."""
+"""`diagnose_journal`: the diagnosis of a run from its journal, and its configuration if it is known."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BASELINES = {"input": "for the input vectors themselves", "untrained": "for the 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the best weights did on the test classes: R@1, and its interval where there is one."""
+    """The result of the best weights on the test classes: R@1, and its interval if there is one."""
 
     recall: float
     low: float
@@ -37,7 +37,7 @@ class Outcome:
 
     @staticmethod
     def of(scores: Mapping[str, Any]) -> Outcome | None:
-        """From `scores.json`; None where it holds no R@1."""
+        """Read from `scores.json`; None if it has no R@1."""
         value = scores.get("scores", {}).get("recall@1")
         if value is None:
             return None
@@ -46,13 +46,13 @@ class Outcome:
 
     @property
     def interval(self) -> str:
-        """In words."""
+        """The interval as text."""
         return f" [{100 * self.low:.1f}, {100 * self.high:.1f}]" if self.low < self.high else ""
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What a journal holds, by name; and the configuration, or None."""
+    """The series of a journal by name, and the configuration or None."""
 
     entries: tuple[Mapping[str, Any], ...]
     config: Config | None
@@ -60,7 +60,7 @@ class History:
     tested: Outcome | None = None
 
     def series(self, *names: str) -> Series:
-        """(step, value) of the first of these names that the journal knows."""
+        """The series (step, value) of the first of these names that the journal has."""
         for name in names:
             found = [(int(e["step"]), float(e[name])) for e in self.entries if isinstance(e.get(name), int | float)]
             if found:
@@ -68,22 +68,22 @@ class History:
         return ()
 
     def finite(self, *names: str) -> Series:
-        """The same, without values that are not finite."""
+        """The series without values that are not finite."""
         return tuple((step, value) for step, value in self.series(*names) if math.isfinite(value))
 
     @functools.cached_property
     def sights(self) -> tuple[Sight, ...]:
-        """What the callback `Doctor` saw on the way."""
+        """The looks that the callback `Doctor` took during the run."""
         return tuple(seen(self.entries))
 
     @functools.cached_property
     def case(self) -> Case:
-        """What the configuration tells."""
+        """The `Case` of the configuration."""
         return Case.of(self.config, next((int(entry[CLASSES]) for entry in self.entries if CLASSES in entry), None))
 
     @functools.cached_property
     def recall(self) -> Series:
-        """Held-out recall, or recall in the batches that the doctor looked at: the first and the medians since."""
+        """Held-out recall, or recall among the samples that the doctor examined: the first and the medians since."""
         held = self.finite(*RECALL)
         if len(held) > 1:
             return held
@@ -94,30 +94,30 @@ class History:
 
     @functools.cached_property
     def run(self) -> Patient:
-        """Who remedies are for."""
+        """The run as remedies see it."""
         losses = self.series("loss")
         return replace(self.case.run, steps=losses[-1][0] if losses else 1)
 
     @functools.cached_property
     def baselines(self) -> dict[str, float]:
-        """R@1 on the test classes before the first step, by name, as the journal keeps it."""
+        """R@1 on the test classes before the first step, by name, from the journal."""
         return {name: float(value) for e in self.entries for name, value in e.get("baselines", {}).items()}
 
     @property
     def learnt(self) -> bool:
-        """Whether the training samples are known by heart, as far as the last look tells."""
+        """Whether the training samples are memorized, according to the last look."""
         skill = self.sights[-1].skill if self.sights else None
         return skill is not None and skill >= self.limits.learnt
 
     @property
     def rising(self) -> bool:
-        """Whether more training could help: the last held-out recall is the best; or, unknown, not all is learnt."""
+        """Whether more training could help: the last held-out recall is the best; if unknown, not all is learned."""
         held = self.finite(*RECALL)
         return held[-1][1] >= max(value for _, value in held) if len(held) > 1 else not self.learnt
 
     @property
     def kept(self) -> bool:
-        """Whether recall is known to stand where it began, or higher."""
+        """Whether recall is known to be at least as high as at the start."""
         recall = self.recall
         return len(recall) > 1 and recall[-1][1] > 0 and recall[-1][1] >= 0.9 * recall[0][1]
 
@@ -129,13 +129,13 @@ def diagnose_journal(
     thresholds: Thresholds | None = None,
     tested: Outcome | None = None,
 ) -> Diagnosis:
-    """Say from a run's journal whether it collapsed, stalled, forgot, is only slow, or is well.
+    """Diagnose a run from its journal: did it collapse, stall, over-fit, is it only slow, or healthy?
 
     Args:
         entries: the lines of journal.jsonl, as dictionaries (`nearfar.runs.journal.read`).
-        config: the run's configuration: without it nothing is known of margin, mining and batch.
-        thresholds: where the lines are, see docs/measured/calibration.md.
-        tested: how the run ended, to be held against the journal's baselines.
+        config: the run's configuration; without it margin, mining and batch are unknown.
+        thresholds: the thresholds of the findings, see docs/measured/calibration.md.
+        tested: the test result of the run, to compare with the journal's baselines.
 
     >>> diagnose_journal([{"step": i, "loss": 0.5 + 1 / i} for i in range(1, 101)])
     Healthy.
@@ -177,12 +177,12 @@ def pinned_loss(history: History) -> Iterator[Finding]:
 
 
 def collapse(history: History) -> Iterator[Finding]:
-    """What the callback `Doctor` saw on the way, as it stands at the last look."""
+    """Findings of the callback `Doctor` that still hold at the last look."""
     yield from judged(history.sights, history.limits, history.case)
 
 
 def forgotten(history: History) -> Iterator[Finding]:
-    """Recall below half of what it was at first, and not back since; over-fitting; or merely past its best."""
+    """Recall fell below half of its first value and did not recover; over-fitting; or merely past the best."""
     recall = history.finite(*RECALL)
     if len(recall) < 2:
         return
@@ -204,20 +204,20 @@ def forgotten(history: History) -> Iterator[Finding]:
 
 
 def below_baseline(history: History) -> Iterator[Finding]:
-    """The trained network finds less than what it began with: the input vectors, or itself before the first step."""
+    """The trained network scores below a baseline: the input vectors, or itself before the first step."""
     tested = history.tested
     above = {} if tested is None else {name: v for name, v in history.baselines.items() if v > tested.recall}
     if tested is None or not above:
         return
-    told = " and ".join(f"{100 * value:.1f} {BASELINES[name]}" for name, value in above.items())
-    evidence = f"R@1 on the test classes is {100 * tested.recall:.1f}{tested.interval}, but {told}."
+    better = " and ".join(f"{100 * value:.1f} {BASELINES[name]}" for name, value in above.items())
+    evidence = f"R@1 on the test classes is {100 * tested.recall:.1f}{tested.interval}, but {better}."
     kind = "below untrained" if "untrained" in above else "below input"
     severity: Severity = "warning" if max(above.values()) > tested.high else "note"
     yield finding("below its baseline", severity, evidence, kind, history.run)
 
 
 def no_active_pairs(history: History) -> Iterator[Finding]:
-    """Three looks in a row at a loss that moves nothing."""
+    """A loss without active pairs at three looks in a row."""
     looks = [
         (e["step"], e["active_positives"] + e["active_negatives"]) for e in history.entries if "active_positives" in e
     ]
@@ -228,7 +228,7 @@ def no_active_pairs(history: History) -> Iterator[Finding]:
 
 
 def few_pull(history: History) -> Iterator[Finding]:
-    """Weight on a pair or two, look after look."""
+    """A gradient that is concentrated on one or two pairs, look after look."""
     looks = [value for _, value in history.finite("effective_pairs") if value > 0]
     if len(looks) >= 3 and median(looks[-max(3, len(looks) // 3) :]) <= 4:
         evidence = f"The weight is spread over {median(looks[-3:]):.1f} pairs of a batch."
@@ -237,7 +237,7 @@ def few_pull(history: History) -> Iterator[Finding]:
 
 
 def progress(history: History) -> Iterator[Finding]:
-    """Stalled, or only slow."""
+    """A run that has stalled, or is only slow."""
     losses, recall = history.finite("loss"), history.recall
     if len(losses) < 2 * LEAST or any(True for _ in pinned_loss(history)):
         return
@@ -254,7 +254,7 @@ def progress(history: History) -> Iterator[Finding]:
 
 
 def risk(history: History) -> Iterator[Finding]:
-    """Hard mining without a margin, or with many more rows than dimensions: a trend (Xu et al. 2022), no threshold."""
+    """Hard mining without a margin, or with many more rows than dimensions: a risk of collapse (Xu et al. 2022)."""
     config = history.config
     if config is None or history.case.margin is None or config.loss.options.get("mining") not in remedies.HARD:
         return
@@ -271,7 +271,7 @@ def risk(history: History) -> Iterator[Finding]:
 
 
 def _once(findings: Iterable[Finding]) -> list[Finding]:
-    """Of findings that bear one name the worst: the looks and the journal may both see it."""
+    """Keep the worst of findings with the same name: the looks and the journal may both report it."""
     kept: dict[str, Finding] = {}
     for each in findings:
         before = kept.get(each.name)
@@ -281,7 +281,7 @@ def _once(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _smooth(series: Series) -> Iterator[tuple[int, float]]:
-    """Medians of about twenty stretches: (first step, median)."""
+    """Medians over about twenty intervals: (first step, median)."""
     size = max(5, len(series) // 20)
     for i in range(0, len(series), size):
         part = series[i : i + size]

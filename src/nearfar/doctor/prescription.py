@@ -1,4 +1,4 @@
-"""From a run to the next one: what the doctor finds in a run folder, and its remedy as a changed configuration."""
+"""The diagnosis of a run folder, and its remedy as a changed configuration for the next run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Prescription", "against", "diagnose_run", "prescribe"]
 
 @dataclass(frozen=True)
 class Prescription:
-    """A remedy that can be run.
+    """A remedy as a configuration that can be trained.
 
     Attributes:
-        finding: what it is against: the worst finding of the run.
+        finding: the finding that it treats, the worst of the run.
         config: the run's configuration with the remedy's flags.
-        changes: what is different, one line each, such as "loss.mining: hard -> semihard".
+        changes: the changes, one line each, such as "loss.mining: hard -> semihard".
     """
 
     finding: Finding
@@ -31,12 +31,12 @@ class Prescription:
     changes: tuple[str, ...]
 
     def text(self) -> str:
-        """In words."""
+        """The prescription as text."""
         return f"{self.finding.severity}: {self.finding.name}. Changed: {'; '.join(self.changes)}."
 
 
 def diagnose_run(folder: Path) -> Diagnosis:
-    """What a run's journal tells, with its configuration where it is there.
+    """Diagnose a run folder from its journal, and its configuration if there is one.
 
     Raises:
         FileNotFoundError: the folder holds no journal.
@@ -52,7 +52,7 @@ def diagnose_run(folder: Path) -> Diagnosis:
 
 
 def prescribe(folder: Path) -> Prescription:
-    """The remedy of a run's worst finding, as a configuration to train from the start.
+    """Turn the remedy of a run's worst finding into a configuration, to train from the start.
 
     Raises:
         FileNotFoundError: the folder holds no journal or no configuration.
@@ -68,7 +68,7 @@ def prescribe(folder: Path) -> Prescription:
 
 
 def against(finding: Finding, config: Config) -> Prescription:
-    """The configuration changed by the flags of a finding."""
+    """Apply the flags of a finding to a configuration."""
     if not finding.flags:
         raise ValueError(f"doctor: the remedy for {finding.name!r} is no change of configuration: {finding.remedy}")
     cured = changed(config, finding.flags)

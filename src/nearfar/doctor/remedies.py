@@ -1,4 +1,4 @@
-"""Remedies, in words and as flags of `nearfar train`: what is said of a run is first tried on its configuration."""
+"""Remedies in words and as flags of `nearfar train`; only those that fit the run's configuration are suggested."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
 
 @dataclass(frozen=True)
 class Way:
-    """One thing to try: in words, and as flags where it can be said in full."""
+    """One remedy: in words, and as flags if flags can express it."""
 
     words: str
     flags: Flags = ()
 
     def __str__(self) -> str:
-        told = " ".join(f"--{name} {value}" for name, value in self.flags)
-        return f"{self.words} ({told})" if told else self.words
+        flags = " ".join(f"--{name} {value}" for name, value in self.flags)
+        return f"{self.words} ({flags})" if flags else self.words
 
 
 @dataclass(frozen=True)
 class Patient:
-    """What is known of the run: its configuration and the number of training classes, or None; and its steps."""
+    """What is known about the run: configuration and number of training classes, or None; and its steps."""
 
     config: Config | None = None
     classes: int | None = None
@@ -58,7 +58,7 @@ class Patient:
 
     @property
     def triplets(self) -> bool:
-        """Whether it trains with triplets."""
+        """Whether the run trains with triplets."""
         return self.config is not None and self.config.loss.name == "Triplet"
 
 
@@ -66,7 +66,7 @@ Maker = Callable[[Patient], Way | None]
 
 
 def level(worse: bool) -> Severity:
-    """An alarm where it is worse, else a warning."""
+    """The severity: "alarm" if `worse`, else "warning"."""
     return "alarm" if worse else "warning"
 
 
@@ -79,7 +79,7 @@ def finding(
     *,
     rows: tuple[int, ...] = (),
 ) -> Finding:
-    """A finding with the remedy of a kind; what does not fit the run's configuration is left out."""
+    """Build a finding with the remedies of a kind, without those that do not fit the run's configuration."""
     run = run or Patient()
     lead, makers = KINDS[kind]
     ways = [way for make in makers if (way := make(run)) is not None and _helps(run, way)]
@@ -91,8 +91,8 @@ def finding(
 def _sentence(lead: str, ways: Sequence[Way]) -> str:
     if not ways:
         return f"{lead}." if lead else "Its configuration has what is known to help: look at the data."
-    told = ", or ".join(map(str, ways))
-    return f"{lead}: {told}." if lead else f"{told[0].upper()}{told[1:]}."
+    sentence = ", or ".join(map(str, ways))
+    return f"{lead}: {sentence}." if lead else f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _helps(run: Patient, way: Way) -> bool:
@@ -100,7 +100,7 @@ def _helps(run: Patient, way: Way) -> bool:
 
 
 def fits(config: Config, flags: Flags, classes: int | None = None) -> bool:
-    """Whether flags change a configuration into another one that can be trained, as far as can be told without data."""
+    """Whether flags give another valid configuration, as far as can be checked without data."""
     try:
         cured = changed(config, flags)
         check(cured)
@@ -113,28 +113,28 @@ def fits(config: Config, flags: Flags, classes: int | None = None) -> bool:
 
 
 def batch_of(config: Config, classes: int | None = None) -> int:
-    """Rows of a batch, for so many training classes where that is known."""
+    """The number of rows of a batch, for a number of training classes if it is known."""
     shape = shape_of_batch(config, classes or CLASSES)
     return int(shape["batch_size"]) if "batch_size" in shape else int(shape["classes"]) * int(shape["samples"])
 
 
 def margin_of(config: Config | None) -> float | None:
-    """α of a triplet loss, where the configuration names one."""
+    """The margin α of a triplet loss, if the configuration has one."""
     if config is None or config.loss.name != "Triplet":
         return None
     return float(config.loss.options.get("margin", 0.05))
 
 
 def slower(config: Config | None) -> Flags:
-    """A tenth of the rate, where it is known."""
+    """A tenth of the learning rate, if it is known."""
     return (("optimizer.lr", f"{config.optimizer.lr / 10:g}"),) if config is not None else ()
 
 
 def against_collapse(config: Config | None, classes: int | None = None) -> Flags:
-    """What to change in a run that collapsed: everything in its configuration that is known to lead there.
+    """Remedies for a run that collapsed: change everything in its configuration that is known to cause it.
 
-    Without a configuration: semi-hard mining. Where nothing is to blame: a tenth of the rate. `classes` is how many
-    there are to draw from, where it is known.
+    Without a configuration: semi-hard mining. If nothing is to blame: a tenth of the learning rate. `classes` is the
+    number of training classes, if it is known.
     """
     if config is None:
         return ANY_TO_SEMIHARD
@@ -167,7 +167,7 @@ def _semihard(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def semihard(run: Patient) -> Way:
-    """Semi-hard mining, with a margin that can be seen."""
+    """Semi-hard mining, with a margin that is not negligible."""
     if run.config is None:
         return Way("semi-hard triplets", ANY_TO_SEMIHARD)
     if not run.triplets:
@@ -177,7 +177,7 @@ def semihard(run: Patient) -> Way:
 
 
 def softened(run: Patient) -> Way | None:
-    """Hard mining that begins soft."""
+    """Hard mining that is annealed from a soft start."""
     if run.config is None:
         return Way("hard mining that begins soft", SOFTENED)
     hard = run.triplets and run.config.loss.options.get("mining") == "hard"
@@ -185,26 +185,26 @@ def softened(run: Patient) -> Way | None:
 
 
 def slow(run: Patient) -> Way:
-    """A tenth of the rate."""
+    """A tenth of the learning rate."""
     return Way("a tenth of the rate", slower(run.config)) if run.config else Way("a tenth of --optimizer.lr")
 
 
 def three_times(run: Patient) -> Way:
-    """Another rate, for a run that does not move."""
+    """Three times the learning rate, for a run that makes no progress."""
     if run.config is None:
         return Way("--optimizer.lr three times higher and three times lower")
     return Way("three times the rate, and a third of it", (("optimizer.lr", f"{3 * run.config.optimizer.lr:g}"),))
 
 
 def decayed_less(run: Patient) -> Way | None:
-    """Weak weight decay, where it is strong."""
+    """Weaker weight decay, if it is strong."""
     if run.config is not None and run.config.optimizer.weight_decay <= STRONG:
         return None
     return Way("less weight decay", (("optimizer.weight_decay", "0.0001"),))
 
 
 def more_classes(run: Patient) -> Way | None:
-    """Twice the classes of a batch, as far as there are any."""
+    """Twice the classes per batch, as far as there are enough."""
     if run.config is None or run.classes is None:
         return Way("more classes in a batch, --batches.classes")
     now = shape_of_batch(run.config, run.classes).get("classes")
@@ -216,7 +216,7 @@ def more_classes(run: Patient) -> Way | None:
 
 
 def wider_margin(run: Patient) -> Way | None:
-    """Twice the margin, where the loss has one."""
+    """Twice the margin, if the loss has one."""
     if run.config is None:
         return Way("a larger margin, where the loss has one")
     known = inspect.signature(LOSSES[run.config.loss.name]).parameters
@@ -237,19 +237,19 @@ def longer(run: Patient) -> Way:
 
 
 def stop_there(run: Patient) -> Way:
-    """The steps that the best weights took."""
+    """Only as many steps as the best weights had."""
     return Way("stop there", (("training.steps", str(max(1, run.best_step))),))
 
 
 def wider(run: Patient) -> Way:
-    """Twice the width of the embedding."""
+    """Twice the dimension of the embedding."""
     if run.config is None:
         return Way("a wider embedding, --model.embedding_dim")
     return Way("a wider embedding", (("model.embedding_dim", str(2 * run.config.model.embedding_dim)),))
 
 
 def fixed(words: str, flags: Flags) -> Maker:
-    """The same for every run."""
+    """The same remedy for every run."""
     return lambda run: Way(words, flags)
 
 

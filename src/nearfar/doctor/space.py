@@ -1,4 +1,4 @@
-"""The doctor's look at a space: embeddings and labels alone, and the loss where one is handed in."""
+"""`diagnose`: the diagnosis of an embedding space from embeddings and labels, and the loss if it is given."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ NEAREST = 5
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What the rules read: a finite sample of rows, and what was measured on it.
+    """The input of the rules: a sample of finite rows, and its measures.
 
     Attributes:
         x: [n, d] rows.
         y: [n] labels.
-        places: [n] where they stood in what was handed in.
-        measures: of the space.
-        recall: share of rows whose nearest other row is of their class; rows of lone classes are left out.
-        chance: what `recall` would be by luck.
+        places: [n] their row numbers in the input.
+        measures: measures of the space.
+        recall: share of rows whose nearest other row is of their class, without rows of lone classes.
+        chance: the expected `recall` by chance.
         near: [n, k] labels of the nearest rows.
-        force: who carries the gradient, where a loss was given.
-        value: that loss.
-        margin: α, where there is one.
+        force: how the gradient is distributed, if a loss was given.
+        value: the value of that loss.
+        margin: α, if there is one.
         metric: "cosine" or "euclidean".
-        limits: where the lines are.
+        limits: the thresholds.
     """
 
     x: Tensor
@@ -63,16 +63,16 @@ class Look:
 
     @property
     def skill(self) -> float:
-        """Recall beyond chance, from 0 to 1."""
+        """Recall above chance, from 0 to 1."""
         return (self.recall - self.chance) / (1 - self.chance) if self.chance < 1 else 1.0
 
     @property
     def apart(self) -> bool:
-        """Whether classes can still be told apart, however small the space has become."""
+        """Whether classes are still separated, however small the space has become."""
         return self.chance > 0 and self.skill >= self.limits.skill_kept
 
     def rows(self, mine: Tensor) -> tuple[int, ...]:
-        """Places of these rows in what was handed in."""
+        """The row numbers of these rows in the input."""
         return tuple(self.places[mine.cpu()].tolist())
 
 
@@ -87,21 +87,22 @@ def diagnose(
     seed: int = 0,
     thresholds: Thresholds | None = None,
 ) -> Diagnosis:
-    """Say in words whether a space is healthy, and what to change where it is not.
+    """Diagnose an embedding space: is it healthy, and if not, what to change?
 
-    A sample of rows is looked at (whole classes, at most 32 rows of each), so that the cost does not grow with n: about
-    a second for 2,000 rows of width 128. With a loss, the doctor also sees its value and who carries its gradient.
+    A sample of rows is examined (random classes, at most 32 rows of each), so that the cost does not grow with n: about
+    a second for 2,000 rows of dimension 128. With a loss, its value and the distribution of its gradient are examined
+    too.
 
     Args:
         embeddings: [n, d], a tensor, an array, lists or `Vectors`; rows that are not finite are a finding, not an
             error.
-        labels: [n] integers; of `Vectors`, where none are given, their y.
-        loss: any loss of `nf.losses`; its `explain` is read on 256 rows.
-        margin: α of the triplets; where none is given, that of a `Triplet` loss.
-        metric: "cosine", or "euclidean" where rows are compared as they are.
-        rows: how many rows are drawn.
-        seed: of the draw.
-        thresholds: where the lines are, see docs/measured/calibration.md.
+        labels: [n] integers; by default the y of `Vectors`.
+        loss: any loss of `nf.losses`; its `explain` is called on 256 rows.
+        margin: α of the triplets; by default that of a `Triplet` loss.
+        metric: "cosine", or "euclidean" if rows are compared without normalization.
+        rows: the largest number of rows to sample.
+        seed: seed of the sample.
+        thresholds: the thresholds of the findings, see docs/measured/calibration.md.
 
     >>> x = torch.nn.functional.normalize(torch.ones(80, 8) + 0.01 * torch.randn(80, 8), dim=1)
     >>> diagnose(x, torch.arange(80) // 4).findings[0].name
@@ -136,7 +137,7 @@ def examine(
     *,
     shrink: bool = True,
 ) -> Look:
-    """Measure what the rules read."""
+    """Compute the measures that the rules need."""
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     margin = margin_of(loss) if margin is None else margin
     measures = collapse(x, y, margin=margin or 0.0, metric=metric, shrink=shrink, rows=len(x))
@@ -156,7 +157,7 @@ def measured(look: Look) -> dict[str, Any]:
 
 
 def margin_of(loss: Any) -> float | None:
-    """α of a `Triplet`; None of any other loss."""
+    """The margin α of a `Triplet`; None for any other loss."""
     if not isinstance(loss, Triplet):
         return None
     holder = loss.link if hasattr(loss.link, "margin") else loss.pair_negative
@@ -169,7 +170,7 @@ def _rest(raw: Pull) -> tuple[tuple[float, ...], float, int, float]:
 
 
 def _neighborhood(x: Tensor, y: Tensor, metric: str) -> tuple[float, float, Tensor]:
-    """Recall@1, its chance, and the labels of each row's nearest rows."""
+    """Recall@1, its value by chance, and the labels of each row's nearest rows."""
     k = min(NEAREST, len(x) - 1)
     near = y[neighbors(x, k=k, similarity=metric).places]  # type: ignore[arg-type]
     others = (y[:, None] == y[None, :]).sum(dim=1) - 1
@@ -197,7 +198,7 @@ def _not_finite(finite: Tensor) -> Iterator[Finding]:
 
 
 def total_collapse(look: Look) -> Iterator[Finding]:
-    """All rows on one point: unit rows in one direction, or raw rows nearer to each other than the margin can see."""
+    """All rows are one point: unit rows in one direction, or raw rows at distances far below the margin."""
     m, limits = look.measures, look.limits
     spread, unit_of = m.total, "1 where rows point everywhere"
     if look.metric == "euclidean":
@@ -217,7 +218,7 @@ def total_collapse(look: Look) -> Iterator[Finding]:
 
 
 def class_collapse(look: Look) -> Iterator[Finding]:
-    """Classes on each other: the nearest row is of the own class hardly more often than by luck."""
+    """Classes overlap: the nearest row is of the own class hardly more often than by chance."""
     if len(look.x) < 64 or look.measures.classes < 2 or look.chance == 0 or look.skill >= look.limits.skill_warning:
         return
     evidence = (
@@ -229,7 +230,7 @@ def class_collapse(look: Look) -> Iterator[Finding]:
 
 
 def class_points(look: Look) -> Iterator[Finding]:
-    """Every class on a point of its own: separated, and nothing left inside."""
+    """Every class is one point: classes are separated, with no variation left inside."""
     m = look.measures
     if m.total > 0 and m.classes < m.rows and m.within < look.limits.point:
         evidence = f"The spread within classes is {m.within:.2%} of the whole (NC1 {m.nc1:.2g})."
@@ -237,7 +238,7 @@ def class_points(look: Look) -> Iterator[Finding]:
 
 
 def dimensional_collapse(look: Look) -> Iterator[Finding]:
-    """Few dimensions in use, where width and classes would allow many."""
+    """Few dimensions are in use, although the embedding and the classes would allow many."""
     m, limits = look.measures, look.limits
     room = min(look.x.shape[1], m.classes, m.rows - 1)
     lost = m.effective_rank < limits.rank_alarm and room >= 4
@@ -248,7 +249,7 @@ def dimensional_collapse(look: Look) -> Iterator[Finding]:
 
 
 def pinned_loss(look: Look) -> Iterator[Finding]:
-    """A triplet loss that equals its margin because distances have gone."""
+    """A triplet loss equals its margin because distances have vanished."""
     if look.value is None or not look.margin:
         return
     near = abs(look.value - look.margin) <= look.limits.pinned * look.margin
@@ -261,7 +262,7 @@ def pinned_loss(look: Look) -> Iterator[Finding]:
 
 
 def no_active_pairs(look: Look) -> Iterator[Finding]:
-    """Nothing left to learn from."""
+    """The loss has no active pairs left."""
     if look.measures.total == 0 or not math.isfinite(look.measures.total):
         return
     if look.force is not None and look.force.active == 0:
@@ -272,7 +273,7 @@ def no_active_pairs(look: Look) -> Iterator[Finding]:
 
 
 def few_pull(look: Look) -> Iterator[Finding]:
-    """A gradient that hangs on a few rows: outliers, or wrong labels."""
+    """A few rows carry the gradient: outliers, or wrong labels."""
     force = look.force
     if force is None or len(look.x) < 32 or sum(force.shares) <= look.limits.pull:
         return
@@ -285,7 +286,7 @@ def few_pull(look: Look) -> Iterator[Finding]:
 
 
 def imbalance(look: Look) -> Iterator[Finding]:
-    """Positive or negative pairs alone are pulled; classes of very different size; rows without a partner."""
+    """Only positive or only negative pairs have a gradient; classes of very different size; lone rows."""
     sizes = torch.unique(look.y, return_counts=True)[1]
     largest, middle = int(sizes.max()), float(sizes.double().median())
     if largest > look.limits.sizes * middle:
@@ -302,7 +303,7 @@ def imbalance(look: Look) -> Iterator[Finding]:
 
 
 def suspects(look: Look) -> Iterator[Finding]:
-    """Rows whose nearest rows agree on another label, in classes that otherwise hold together."""
+    """Rows whose nearest rows agree on another label, in classes that are compact otherwise."""
     if look.near.shape[1] < NEAREST or len(look.x) < 64:
         return
     own = (look.near == look.y[:, None]).double().mean(dim=1)
@@ -324,7 +325,7 @@ def suspects(look: Look) -> Iterator[Finding]:
 
 
 def norms(look: Look) -> Iterator[Finding]:
-    """Rows that run away, alone or together."""
+    """Norms that grow too large, of single rows or of all."""
     lengths = look.x.double().norm(dim=1)
     middle, longest = float(lengths.median()), float(lengths.max())
     if look.measures.norm > look.limits.norm or not math.isfinite(longest):

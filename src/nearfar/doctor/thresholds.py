@@ -1,4 +1,4 @@
-"""Where the doctor draws its lines: see docs/measured/calibration.md for where each comes from."""
+"""The thresholds of the doctor; docs/measured/calibration.md says where each comes from."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ __all__ = ["Thresholds"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Lines between healthy and not. Every one may be set by the caller.
+    """Thresholds between healthy and unhealthy; each may be set by the caller.
 
     Args:
-        looks: a finding in the course of a run must stand at so many looks in a row.
+        looks: a finding during a run must hold at this many looks in a row.
         lost_alarm: share of the first look's skill that is left, below which classes are lost in training.
         lost_warning: the same, a warning, where the space is narrower than `spread_alarm`.
-        lost_least: skill that must be lost at least: less is the luck of 128 samples.
-        skill_pinned: skill below which a loss that rests on its margin is an alarm in training.
+        lost_least: the least loss of skill that counts: less may be chance with 128 samples.
+        skill_pinned: skill below which a loss that stays at its margin is an alarm in training.
         spread_alarm: rms distance of unit rows to their mean below which the space is one point (mean cosine .99).
         spread_warning: the same, on the way there (mean cosine .96).
-        rank_alarm: effective rank below which dimensions have collapsed, where width and classes are 4 or more.
-        rank_warning: the same, a warning, where width and classes are 16 or more.
-        skill_alarm: (recall@1 - chance) / (1 - chance) below which classes lie on each other.
+        rank_alarm: effective rank below which dimensions have collapsed, with 4 or more dimensions and classes.
+        rank_warning: the same, a warning, with 16 or more dimensions and classes.
+        skill_alarm: (recall@1 - chance) / (1 - chance) below which classes overlap.
         skill_warning: the same, a warning.
-        skill_kept: the same, from which a narrow cone or a loss at its margin is only a note: classes are still apart.
+        skill_kept: the same, from which a narrow cone or a loss at its margin is only a note: classes are separated.
         point: spread within classes over total spread, below which classes are points.
-        pinned: how near the loss lies to its margin, as a share of it.
+        pinned: how near the loss is to its margin, as a share of the margin.
         pull: share of the gradient that three rows carry.
         suspects: share of rows whose neighbors agree on another label.
         norm_ratio: longest row over the median one.
-        norm: rms length above which rows that are not normalized run away.
+        norm: rms norm above which rows that are not normalized are too long.
         sizes: largest class over the median one.
-        lost: share of its first recall that a run keeps, below which it has forgotten.
-        learnt: skill on the training samples from which they are known by heart.
+        lost: share of the first recall that is left, below which a run has forgotten.
+        learnt: skill on the training samples from which they are memorized.
         fallen: held-out recall lost since the best, from which over-fitting is a warning.
     """
 

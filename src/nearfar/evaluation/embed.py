@@ -229,7 +229,7 @@ class _Store:
             before = None
         if before != plan:
             raise ValueError(
-                f"embed: the folder {folder} holds chunks of {_told(before)}, but now {_told(plan)} came; "
+                f"embed: the folder {folder} holds chunks of {_described(before)}, but now {_described(plan)} came; "
                 "go on with the former, name another folder, or delete this one to start afresh."
             )
 
@@ -250,7 +250,7 @@ class _Store:
         write_arrays(self._path(number), {**part, "digest": np.array(digest)})
 
 
-def _told(plan: dict[str, Any] | None) -> str:
+def _described(plan: dict[str, Any] | None) -> str:
     if plan is None:
         return "something else"
     weights = f", weights {plan['weights'][:8]}" if plan.get("weights") else ""

@@ -1,4 +1,4 @@
-"""What Jaffe 2020 prints and what is true: each entry with a counterexample, computed."""
+"""Errata of Jaffe 2020: what is printed and what is true, each with a computed counterexample."""
 
 from __future__ import annotations
 
@@ -30,62 +30,62 @@ class Triplet:
 
     @property
     def gradient(self) -> Array:
-        """2qBw."""
+        """The gradient 2qBw."""
         return 2 * self.q * self.b @ self.w
 
     def at(self, w: Array) -> Triplet:
-        """The same triplet, another w."""
+        """The same triplet with another w."""
         return Triplet(self.u, self.v, w)
 
     def value(self) -> float:
-        """log(1 + e^{w'Bw})."""
+        """The loss log(1 + e^{w'Bw})."""
         return float(np.logaddexp(0.0, self.w @ self.b @ self.w))
 
     def hessian(self) -> Array:
-        """4q(1-q)Bww'B + 2qB, eq. (28)."""
+        """The Hessian 4q(1-q)Bww'B + 2qB, eq. (28)."""
         turned = self.b @ self.w
         return 4 * self.q * (1 - self.q) * np.outer(turned, turned) + 2 * self.q * self.b
 
     def hessian_g(self) -> Array:
-        """2P + 4p(1-p)Bww'B, P = p·uu' + (1-p)·vv'; the paper leaves out 2P."""
+        """The Hessian of g, 2P + 4p(1-p)Bww'B with P = p·uu' + (1-p)·vv'; the paper leaves out 2P."""
         P = self.q * np.outer(self.u, self.u) + (1 - self.q) * np.outer(self.v, self.v)
         turned = self.b @ self.w
         return 2 * P + 4 * self.q * (1 - self.q) * np.outer(turned, turned)
 
     def printed_hessian_g(self) -> Array:
-        """4p(1-p)[(w'u)²uu' + (w'v)²vv' - 2(w'u)(w'v)(uv' + vu')], as printed."""
+        """The Hessian of g as printed: 4p(1-p)[(w'u)²uu' + (w'v)²vv' - 2(w'u)(w'v)(uv' + vu')]."""
         a, b = self.w @ self.u, self.w @ self.v
         cross = np.outer(self.u, self.v) + np.outer(self.v, self.u)
         square = a * a * np.outer(self.u, self.u) + b * b * np.outer(self.v, self.v)
         return 4 * self.q * (1 - self.q) * (square - 2 * a * b * cross)
 
     def printed_m_g(self) -> float:
-        """|w|²(|u|⁴ + |v|⁴ + 4|u|²|v|²), eq. (23)."""
+        """The printed bound |w|²(|u|⁴ + |v|⁴ + 4|u|²|v|²), eq. (23)."""
         a, b = self.u @ self.u, self.v @ self.v
         return float(self.w @ self.w * (a * a + b * b + 4 * a * b))
 
     def true_m_g(self) -> float:
-        """2·max(|u|², |v|²) + |w|²|B|²."""
+        """The true bound 2·max(|u|², |v|²) + |w|²|B|²."""
         return float(2 * max(self.u @ self.u, self.v @ self.v) + self.w @ self.w * self.norm() ** 2)
 
     def top(self) -> float:
-        """λmax(B)."""
+        """The largest eigenvalue λmax(B)."""
         return float(np.linalg.eigvalsh(self.b)[-1])
 
     def norm(self) -> float:
-        """|B|₂."""
+        """The norm |B|₂."""
         return float(np.abs(np.linalg.eigvalsh(self.b)).max())
 
     def printed_m_f(self) -> float:
-        """|w|²λmax(B)² + 2λmax(B), eq. (29)."""
+        """The printed bound |w|²λmax(B)² + 2λmax(B), eq. (29)."""
         return float(self.w @ self.w * self.top() ** 2 + 2 * self.top())
 
     def true_m_f(self) -> float:
-        """|w|²|B|² + 2|B|."""
+        """The true bound |w|²|B|² + 2|B|."""
         return float(self.w @ self.w * self.norm() ** 2 + 2 * self.norm())
 
     def change(self, eta: float) -> float:
-        """b_η = w'(4η²q²B³ - 4ηqB²)w, eq. (33)."""
+        """The change b_η = w'(4η²q²B³ - 4ηqB²)w, eq. (33)."""
         turned = self.b @ self.w
         return float(4 * eta * self.q * (eta * self.q * turned @ self.b @ turned - turned @ turned))
 
@@ -107,7 +107,7 @@ def _entry(where: str, printed: str, true: str, counterexample: str, **measured:
 
 
 def errata(count: int = 2000) -> list[dict[str, object]]:
-    """The table: where, printed, true, a counterexample, and what was measured on it and on random draws."""
+    """The table of errata: where, printed, true, a counterexample, and measurements on it and on random draws."""
     cases = draws(count)
     return [*_of_g(cases), *_of_f(cases), *_of_steps(cases), *_of_convergence(cases)]
 

@@ -1,4 +1,4 @@
-"""The pictures of the study of gradient descent (Jaffe 2020), from the numbers of its runs."""
+"""The figures of the study of gradient descent (Jaffe 2020), from the results of its runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def appendix(found: Numbers, file: Path) -> None:
 
 
 def bounds(found: Numbers, file: Path) -> None:
-    """2.8, 2.9 and 2.10 against the run."""
+    """The bounds 2.8, 2.9 and 2.10 against the run."""
     with sheet(file, 1, 3, (13.5, 4.2)) as axes:
         first, second, third = axes[0]
         first.plot(found["iterate Frobenius"], "^-", color="tab:red", label="paper: |(I - B/λmax)ᵗ|_F |w¹|")
@@ -136,7 +136,7 @@ def extensions(found: Numbers, file: Path) -> None:
 
 
 def saddles(found: Numbers, file: Path) -> None:
-    """0 and ker B: the plane around 0, and how long starts beside a saddle stay."""
+    """The saddles 0 and ker B: the plane around 0, and how long starts near a saddle stay there."""
     plane = found["plane"]
     axis = np.asarray(plane["axis"])
     with sheet(file, 1, 2, (12.0, 4.8)) as axes:

@@ -1,4 +1,4 @@
-"""Triplet against contrastive against a linear SVM (hinge, logistic): accuracy on three data sets, with intervals."""
+"""Triplet and contrastive loss beside linear SVMs (hinge, logistic): accuracy on three data sets, with intervals."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from nearfar.linear import ContrastiveObjective, TripletObjective, descend
 from nearfar.linear.objective import Objective
 
 METHODS = ("3-NN, raw", "3-NN, contrastive", "3-NN, triplet", "SVM, hinge", "SVM, logistic")
-NEIGHBOURS = 3
+NEIGHBORS = 3
 RIDGE = 1e-2
 
 
 def rivals(
     splits: int = 10, sets: tuple[str, ...] = ("wine", "breast cancer", "digits"), steps: int = 60
 ) -> dict[str, Any]:
-    """Accuracy of each method on each set: values a split, mean, and a 95% t-interval over splits.
+    """Accuracy of each method on each set: the value of each split, the mean, and a 95% t-interval over splits.
 
-    The intervals hold the split, not the data set: splits of one set overlap, so they are a little too narrow.
+    The intervals are over splits, not over data sets: splits of one set overlap, so they are a little too narrow.
     """
     return {name: _on(name, splits, steps) for name in sets}
 
@@ -63,7 +63,7 @@ def _compare(
     from sklearn.svm import LinearSVC
 
     def nearest(A: NDArray[Any]) -> float:
-        return float(KNeighborsClassifier(NEIGHBOURS).fit(train @ A.T, y).score(test @ A.T, truth))
+        return float(KNeighborsClassifier(NEIGHBORS).fit(train @ A.T, y).score(test @ A.T, truth))
 
     found = {METHODS[0]: nearest(np.eye(train.shape[1]))}
     u, v = near_triplets(train, y)
@@ -83,7 +83,7 @@ def _compare(
 
 
 def near_triplets(x: NDArray[Any], y: NDArray[Any], targets: int = 3, impostors: int = 3) -> tuple[Tensor, Tensor]:
-    """Differences to the nearest positive and the nearest negative rows, every target with every impostor."""
+    """Differences to the nearest rows of the same class and of other classes, every target with every impostor."""
     rows = torch.as_tensor(x, dtype=torch.float64)
     labels = torch.as_tensor(y)
     distance = torch.cdist(rows, rows)
@@ -96,7 +96,7 @@ def near_triplets(x: NDArray[Any], y: NDArray[Any], targets: int = 3, impostors:
 
 
 def _principal(x: NDArray[Any], components: int) -> NDArray[Any]:
-    """PCA directions, scaled so that |A|_F² is their number over the features: a start of moderate size."""
+    """PCA directions, scaled so that |A|_F² is their number over the features: a start of moderate norm."""
     from sklearn.decomposition import PCA
 
     found: NDArray[Any] = PCA(components).fit(x).components_ / math.sqrt(x.shape[1])

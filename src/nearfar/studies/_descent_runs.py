@@ -1,4 +1,4 @@
-"""The runs behind the study of gradient descent (Jaffe 2020): plain numbers, ready for JSON and for pictures."""
+"""The runs of the study of gradient descent (Jaffe 2020): plain numbers for JSON and for figures."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def appendix(steps: int = 20) -> Numbers:
 
 
 def bounds(steps: int = 12) -> Numbers:
-    """2.8, 2.9 and 2.10 along runs on the appendix triplet: what is bounded, the bound as printed, the true one."""
+    """The bounds 2.8, 2.9 and 2.10 along runs on the appendix triplet: the quantity, the printed and the true bound."""
     case = appendix_triplet()
     low, top = float(np.linalg.eigvalsh(case.b)[0]), case.top()
     turn = np.eye(8) - case.b / top
@@ -184,7 +184,7 @@ def _stochastic(steps: int) -> Numbers:
 
 
 def saddles(steps: int = 120) -> Numbers:
-    """A = 0 and ker B: the negative eigenvalue there, and how starts beside them leave."""
+    """The saddles A = 0 and ker B: the negative eigenvalue there, and how starts near them leave."""
     one = Triplet(np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.2, 0.0]), np.zeros(3))
     kernel = np.array([0.0, 0.0, 2.0])
     found: Numbers = {
@@ -203,7 +203,7 @@ def saddles(steps: int = 120) -> Numbers:
 
 
 def _plane(f: TripletObjective) -> Numbers:
-    """Values of f on the first two features, and paths that start beside 0."""
+    """Values of f on the first two features, and paths that start near 0."""
     axis = np.linspace(-1.6, 1.6, 61)
     grid = [[float(f.value(torch.tensor([[a, b, 0.0]], dtype=torch.float64))) for a in axis] for b in axis]
     paths = []

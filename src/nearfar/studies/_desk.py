@@ -1,4 +1,4 @@
-"""What the studies of training share: a run that suits the data, the choice of the rate, the file of all runs."""
+"""The common part of the training studies: runs that suit the data, choice of the learning rate, results file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HELD_OUT = 0.1  # share of the training classes that chooses the learning rate
 
 @dataclass(frozen=True)
 class Scene:
-    """How a kind of data is trained: sections of the configuration, and the rates to choose from."""
+    """How a kind of data is trained: sections of the configuration, and the learning rates to choose from."""
 
     sections: Mapping[str, Tree]
     rates: tuple[float, ...]
@@ -51,11 +51,11 @@ SCENES = {"glyphs": DRAWINGS, "omniglot": DRAWINGS, "vectors": VECTORS}
 
 @dataclass(frozen=True)
 class Method:
-    """A loss by name with its arguments, and what else the run needs for it.
+    """A loss by name with its arguments, and other settings that it needs.
 
     Attributes:
         loss: as in a configuration.
-        normalize: embeddings of length 1; N-pair's products need them longer.
+        normalize: embeddings of unit length; N-pair needs longer ones.
     """
 
     loss: Tree
@@ -64,18 +64,18 @@ class Method:
 
 @dataclass(frozen=True, eq=False)
 class Desk:
-    """A study at work on one data set.
+    """The state of a study on one data set.
 
     Attributes:
         study: its name.
-        folder: where runs, numbers and figures go.
+        folder: the folder for runs, results and figures.
         data: name of the data set.
-        path: where it lies.
-        labels: of the training samples.
-        seeds: how many runs of each configuration.
+        path: its path.
+        labels: labels of the training samples.
+        seeds: the number of runs of each configuration.
         workers: the processes that train.
-        deadline: begin no run after this moment of `time.monotonic()`; None: never stop.
-        quick: a first look: one rate, no choice.
+        deadline: begin no run after this time of `time.monotonic()`; None: no limit.
+        quick: a quick check: one learning rate, no choice.
     """
 
     study: str
@@ -90,12 +90,12 @@ class Desk:
 
     @property
     def scene(self) -> Scene:
-        """How these data are trained."""
+        """The scene of this data set."""
         return SCENES.get(self.data, PHOTOGRAPHS)
 
     @property
     def classes(self) -> int:
-        """How many classes there are to learn from."""
+        """The number of training classes."""
         return len(np.unique(self.labels))
 
     def config(
@@ -109,7 +109,7 @@ class Desk:
         proximal: float = 0.0,
         width: int | None = None,
     ) -> Config:
-        """A run on all training classes that is judged once, at its end."""
+        """The configuration of a run on all training classes that is scored once, at its end."""
         tree: dict[str, Any] = {name: dict(section) for name, section in self.scene.sections.items()}
         tree["data"] |= {"name": self.data, "path": self.path, "validation": 0.0}
         if batches.get("hard_classes"):
@@ -121,19 +121,19 @@ class Desk:
         return parse({**tree, "loss": method.loss, "batches": batches})
 
     def per_class(self, size: int, samples: int) -> Tree:
-        """Batches of so many samples, `samples` of each class; fewer where there are not so many classes."""
+        """Batches of `size` samples, `samples` per class; smaller if there are too few classes."""
         return {"name": "MPerClass", "classes": min(size // samples, self.classes), "samples": samples}
 
     def run(self, trials: Iterable[Trial]) -> dict[str, Line]:
-        """All lines of this study so far, those of `trials` among them if time allowed."""
+        """Run `trials` as far as time allows; return all lines of this study so far."""
         left = None if self.deadline is None else self.deadline - time.monotonic()
         return grid.run(trials, self.folder / f"{self.study}-{self.data}.jsonl", workers=self.workers, seconds=left)
 
     def choose_rate(self, baselines: Sequence[Method], batches: Tree, *, steps: int) -> Spread:
-        """The rate with the best R@1 on held-out training classes, on average over plain baselines; seed 0.
+        """Choose the learning rate with the best R@1 on held-out training classes, averaged over baselines; seed 0.
 
         Returns:
-            `rate`, and `held_out`: the mean R@1 of every rate.
+            `rate`, and `held_out`: the mean R@1 of every learning rate.
         """
         rates = self.scene.rates
         if self.quick:
@@ -155,7 +155,7 @@ class Desk:
         return {"rate": max(means, key=lambda rate: means[rate]), "held_out": {f"{k:g}": v for k, v in means.items()}}
 
     def about(self) -> dict[str, Any]:
-        """What the numbers depend on besides the runs."""
+        """The setting that the results depend on, besides the runs."""
         sizes = np.bincount(self.labels)
         return {
             "study": self.study,
@@ -168,7 +168,7 @@ class Desk:
         }
 
     def write(self, found: dict[str, Any], known: Mapping[str, Line]) -> dict[str, Any]:
-        """Keep everything: what was found, and every run with its configuration."""
+        """Write the results, and every run with its configuration."""
         runs = [line for line in known.values() if line["config"]["training"]["steps"] == found["steps"]]
         whole = {**self.about(), **found, "runs": runs}
         write_text(self.folder / f"{self.study}-{self.data}.json", as_json(whole))
@@ -187,7 +187,7 @@ def open_desk(
     quick: bool,
     seconds: float | None,
 ) -> Iterator[Desk]:
-    """Read the labels of the data set and make the folder; processes that it started itself end with it."""
+    """Read the labels of the data set and create the folder; processes that it starts end with the block."""
     if seeds < 1:
         raise ValueError(f"{study}: seeds must be at least 1, but came as {seeds}.")
     labels = open_data(data, path).train.labels
@@ -200,13 +200,13 @@ def open_desk(
 
 
 def in_rounds(cells: Iterable[Sequence[Trial]]) -> list[Trial]:
-    """The first seed of every cell, then the second: what is cut short has few seeds rather than few cells."""
+    """Order trials by seed: the first seed of every cell, then the second, so that a stopped study has all cells."""
     rows = list(cells)
     return [row[seed] for seed in range(max(map(len, rows), default=0)) for row in rows if seed < len(row)]
 
 
 def values(known: Mapping[str, Line], trials: Sequence[Trial], score: str) -> list[float]:
-    """A score of each run that is there, in per cent."""
+    """A score of each finished run, in percent."""
     lines = [known[trial.key] for trial in trials if trial.key in known]
     return [100 * line["scores"][score] for line in lines if score in line["scores"]]
 
@@ -221,7 +221,7 @@ def spread(numbers: Sequence[float]) -> Spread | None:
 
 
 def cell(known: Mapping[str, Line], trials: Sequence[Trial], scores: Sequence[str]) -> dict[str, Any]:
-    """Each score over the seeds, the runs that failed, and the time of a run."""
+    """Each score over the seeds, the number of failed runs, and the time of a run."""
     lines = [known[trial.key] for trial in trials if trial.key in known]
     found: dict[str, Any] = {score: spread(values(known, trials, score)) for score in scores}
     found["errors"] = sorted({line["error"] for line in lines if line["error"]})
@@ -232,7 +232,7 @@ def cell(known: Mapping[str, Line], trials: Sequence[Trial], scores: Sequence[st
 
 
 def difference(known: Mapping[str, Line], before: Sequence[Trial], after: Sequence[Trial], score: str) -> Spread | None:
-    """The later less the earlier, seed by seed, over seeds where both ended; with a verdict by its interval."""
+    """The paired difference `after` - `before` over seeds where both finished, with a verdict by its interval."""
     pairs = [
         (before_value, after_value)
         for a, b in zip(before, after, strict=True)
@@ -243,7 +243,7 @@ def difference(known: Mapping[str, Line], before: Sequence[Trial], after: Sequen
 
 
 def less(cells: Mapping[str, Any], base: str, score: str) -> dict[str, str]:
-    """Each cell less the one named `base`, paired by seed, for a table; "-" where a run is missing."""
+    """Each cell minus the one named `base`, paired by seed, for a table; "-" if a run is missing."""
     before = cells[base][score]
     found = {}
     for name, each in cells.items():
@@ -256,12 +256,12 @@ def less(cells: Mapping[str, Any], base: str, score: str) -> dict[str, str]:
 
 
 def judged(found: Mapping[str, Any] | None) -> str:
-    """A difference and its verdict, for a table."""
+    """Format a difference and its verdict for a table."""
     return "-" if found is None else f"{shown(dict(found), sign=True)} ({found['verdict']})"
 
 
 def verdict(found: Spread) -> str:
-    """Whether a difference is above or below zero by its interval."""
+    """The verdict: whether the interval of a difference is above or below zero."""
     half = math.inf if found["half"] is None else found["half"]
     if found["mean"] - half > 0:
         return "better"
@@ -269,7 +269,7 @@ def verdict(found: Spread) -> str:
 
 
 def shown(found: Spread | None, *, sign: bool = False) -> str:
-    """Mean ± half, for a table.
+    """Format mean ± half for a table.
 
     >>> shown({"mean": 71.26, "half": 0.41}), shown({"mean": 1.5, "half": None}, sign=True), shown(None)
     ('71.3 ± 0.4', '+1.5', '-')
@@ -281,13 +281,13 @@ def shown(found: Spread | None, *, sign: bool = False) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """A Markdown table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def setting(found: Tree) -> str:
-    """One paragraph on how the runs of a study were made."""
+    """A paragraph about how the runs of a study were made."""
     training, versions = found["training"], found["versions"]
     tried = ", ".join(f"{rate}: {mean:.1f}" for rate, mean in found["rate"]["held_out"].items())
     how = f" (mean R@1 on {HELD_OUT:.0%} of the training classes, held out: {tried})" if tried else ""
@@ -303,7 +303,7 @@ def setting(found: Tree) -> str:
 
 
 def as_json(found: Mapping[str, Any]) -> str:
-    """JSON for people: what was found in indented lines, then every run on a line of its own."""
+    """Readable JSON: indented results, then every run on a line of its own."""
     plain = _plain(found)
     runs = ",\n".join("  " + json.dumps(line, ensure_ascii=False, allow_nan=False) for line in plain.pop("runs"))
     text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
@@ -311,7 +311,7 @@ def as_json(found: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers to seven digits; what JSON cannot hold becomes null."""
+    """Round numbers to seven digits; values that JSON cannot hold become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The pictures of the studies of training: curves with intervals, and rows of dots."""
+"""The figures of the training studies: curves with intervals, and dot plots."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
 
 Spread = Mapping[str, Any] | None
-COLOURS = ("#0f6b66", "#b4532a", "#5a4a9c", "#c79a1e", "#3f7fbf", "#8a8f94", "#a83a6c", "#4b8b3b", "#6b4a2a", "#222222")
+COLORS = ("#0f6b66", "#b4532a", "#5a4a9c", "#c79a1e", "#3f7fbf", "#8a8f94", "#a83a6c", "#4b8b3b", "#6b4a2a", "#222222")
 MARKS = "osD^vPX*<>"
 BESIDE: Mapping[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over the same places.
+    """Curves over the same x values.
 
     Attributes:
-        title: above it.
-        x: the places.
-        series: name -> a spread (or None) for each place.
-        xlabel: below it.
-        log: places on a logarithmic axis.
-        ylabel: beside it.
-        names: what stands below the places; their numbers where None.
-        mark: a place with a dashed line, and what the line means.
+        title: title of the panel.
+        x: the x values.
+        series: name -> a spread (or None) for each x value.
+        xlabel: label of the x axis.
+        log: logarithmic x axis.
+        ylabel: label of the y axis.
+        names: tick labels of the x values; the numbers if None.
+        mark: an x value with a dashed line, and its label.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Panel:
 
 @contextmanager
 def sheet(file: Path, size: tuple[float, float], *, widths: Sequence[float] = (1,)) -> Iterator[Any]:
-    """A row of axes, written as a PNG, whole or not at all."""
+    """A row of axes, written as a PNG, completely or not at all."""
     need("matplotlib", "the figures of a study", "plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ def sheet(file: Path, size: tuple[float, float], *, widths: Sequence[float] = (1
 
 
 def curves(file: Path, panel: Panel) -> None:
-    """Means with their intervals, and small dots for the seeds; the legend in the order in which the curves end."""
+    """Plot means with their intervals, and small dots for the seeds; the legend is in the order of the curves' ends."""
     there = {name: points for name, points in _points(panel).items() if points}
     with sheet(file, (7.2, 4.0)) as (ax,):
         if panel.mark is not None:
@@ -79,7 +79,7 @@ def curves(file: Path, panel: Panel) -> None:
 
 
 def _points(panel: Panel) -> dict[str, list[tuple[float, Mapping[str, Any]]]]:
-    """For each curve where its means stand: a little beside each other, so that intervals can be told apart."""
+    """The x positions of each curve's means, shifted a little so that intervals do not overlap."""
     found = {}
     for number, (name, spreads) in enumerate(panel.series.items()):
         shift = (number - (len(panel.series) - 1) / 2) * 0.012
@@ -93,7 +93,7 @@ def _points(panel: Panel) -> dict[str, list[tuple[float, Mapping[str, Any]]]]:
 
 
 def _curve(ax: Any, points: Sequence[tuple[float, Mapping[str, Any]]], name: str, number: int) -> None:
-    color = COLOURS[number % len(COLOURS)]
+    color = COLORS[number % len(COLORS)]
     ax.errorbar(
         [x for x, _ in points],
         [each["mean"] for _, each in points],
@@ -122,7 +122,7 @@ def _frame(ax: Any, panel: Panel) -> None:
 
 
 def _height(spreads: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """From the lowest to the highest interval; one that is far wider than what the seeds show is cut by the frame."""
+    """Limits from the lowest to the highest interval; intervals much wider than the seeds' range are clipped."""
     lows, highs = zip(*map(_ends, spreads), strict=True)
     seeds = [value for each in spreads for value in each["values"]]
     room = 0.25 * (max(seeds) - min(seeds)) or 1.0
@@ -136,9 +136,9 @@ def _ends(spread: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def dots(file: Path, rows: Mapping[str, Mapping[str, Spread]], variants: Sequence[str], xlabel: str) -> None:
-    """A row for each name; in it a dot for the mean of each variant, its interval, and small dots for the seeds.
+    """Plot a row for each name, with a dot for the mean of each variant, its interval, and small dots for the seeds.
 
-    An axis with a wide empty part is broken there, so that small differences can be seen.
+    An axis with a wide empty part is broken there, so that small differences are visible.
     """
     parts = _parts([each for row in rows.values() for each in row.values() if each is not None])
     widths = [0.3, 0.7] if len(parts) == 2 else [1.0]
@@ -153,14 +153,14 @@ def dots(file: Path, rows: Mapping[str, Mapping[str, Spread]], variants: Sequenc
             ax.spines["left"].set_linestyle((0, (1, 4)))
             ax.tick_params(axis="y", length=0)
         for number, variant in enumerate(variants):
-            axes[0].plot([], [], "o", color=COLOURS[number], label=variant)
+            axes[0].plot([], [], "o", color=COLORS[number], label=variant)
         figure = axes[0].figure
         figure.supxlabel(xlabel + (" (the axis is broken)" if len(parts) > 1 else ""), fontsize=10)
         figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=len(variants))
 
 
 def _parts(spreads: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """The whole range of the intervals, or two ranges where a fifth of it or more is empty."""
+    """The range of the intervals, or two ranges if a fifth of it or more is empty."""
     ends = sorted(map(_ends, spreads)) or [(0.0, 100.0)]
     low, high = ends[0][0], max(end for _, end in ends)
     room = (high - low or 1.0) / 40
@@ -175,12 +175,12 @@ def _parts(spreads: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
 
 
 def _rows(ax: Any, rows: Mapping[str, Mapping[str, Spread]], variants: Sequence[str]) -> list[float]:
-    """Draw all dots; gives the height of each row."""
+    """Draw all dots, and return the height of each row."""
     place, ticks = 0.0, []
     for row in rows.values():
         begin = place
         for variant in (v for v in variants if row.get(v) is not None):
-            _dot(ax, row[variant], place, COLOURS[variants.index(variant)])
+            _dot(ax, row[variant], place, COLORS[variants.index(variant)])
             place += 1
         ticks.append((begin + place - 1) / 2)
         place += 0.8

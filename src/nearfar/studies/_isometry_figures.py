@@ -1,4 +1,4 @@
-"""The pictures of the study of hard negative mining (Xu et al. 2022), from the numbers of its runs."""
+"""The figures of the study of hard negative mining (Xu et al. 2022), from the results of its runs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from nearfar._utils.files import atomic_write
 from nearfar.studies._descent_figures import sheet
 
 Numbers = dict[str, Any]
-COLOURS = ("tab:red", "tab:blue")
+COLORS = ("tab:red", "tab:blue")
 
 
 def _rows(ax: Any, x: Any, labels: Any, marker: str = "o", **how: Any) -> None:
-    for label, color in enumerate(COLOURS):
+    for label, color in enumerate(COLORS):
         mine = x[labels == label]
         ax.scatter(mine[:, 0], mine[:, 1], c=color, marker=marker, zorder=3, **how)
 
 
 def _boundary(ax: Any, x: Any, labels: Any, label: int) -> None:
-    """Where a row of another class may begin: outside every ball around an anchor through its farthest positive."""
+    """The boundary for rows of other classes: outside every ball around an anchor through its farthest positive."""
     mine = x[labels == label]
     radii = np.linalg.norm(mine[:, None] - mine[None], axis=2).max(axis=1)
     low, high = x.min(axis=0) - 2.5, x.max(axis=0) + 2.5
     grid = np.stack(np.meshgrid(np.linspace(low[0], high[0], 200), np.linspace(low[1], high[1], 200)), axis=2)
     apart = np.linalg.norm(grid[:, :, None] - mine[None, None], axis=3)
-    ax.contour(*grid.transpose(2, 0, 1), (radii - apart).max(axis=2), [0], colors=COLOURS[label], linestyles="dashed")
+    ax.contour(*grid.transpose(2, 0, 1), (radii - apart).max(axis=2), [0], colors=COLORS[label], linestyles="dashed")
 
 
 def _save(draw: Callable[[Numbers, Path], None]) -> Callable[[Numbers, Path], None]:
-    """The picture appears under its name once it is complete."""
+    """Save the figure atomically."""
 
     def saved(found: Numbers, file: Path) -> None:
         with atomic_write(file) as part:
@@ -102,7 +102,7 @@ def _arrows(ax: Any, x: Any, g: Any, labels: Any) -> None:
 
 
 def shrink(found: Numbers, file: Path) -> None:
-    """s* and H over the diameter against the width."""
+    """s* and H / diameter against the dimension."""
     with sheet(file, 1, 2, (10.0, 4.0)) as axes:
         for ax, key, title in zip(axes[0], ("shrink", "hardness"), ("s*", "H / diameter"), strict=True):
             for rows, line in found["table"].items():
@@ -114,7 +114,7 @@ def shrink(found: Numbers, file: Path) -> None:
 
 
 def descent(found: Numbers, file: Path) -> None:
-    """Spread at the end over spread at the start, for each loss."""
+    """Spread at the end relative to the start, for each loss."""
     with sheet(file, 1, len(found["table"]), (13.0, 4.0), sharey=True) as axes:
         for ax, (name, table) in zip(axes[0], found["table"].items(), strict=True):
             for rows, line in table.items():

@@ -1,8 +1,8 @@
-"""Gradient descent on the triplet margin loss (Jaffe 2020): its figures, its claims tested, its future work.
+"""Gradient descent on the triplet margin loss (Jaffe 2020): its figures, tests of its claims, and extensions.
 
 `reproduce(folder)` draws six pictures and writes descent.json: Figure 1 (loss surface) and Figure 2 (three steps,
 printed and true), the bounds 2.8-2.10 against a run, the extensions, the saddles, and the comparison with the
-contrastive loss and linear SVMs. docs/papers/jaffe-2020.md reads them.
+contrastive loss and linear SVMs. docs/papers/jaffe-2020.md discusses them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["reproduce"]
 
 
 def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
-    """Run everything, draw it, and write the numbers.
+    """Run the study, draw its figures, and write its results.
 
     Args:
-        folder: where descent-*.png and descent.json go; made where it is missing.
+        folder: the folder for descent-*.png and descent.json; created if missing.
         quick: fewer draws, steps and splits: seconds in place of minutes, the same pictures with less in them.
 
     Returns:
-        What descent.json holds.
+        The content of descent.json.
     """
     need("sklearn", "reproduce descent", "studies")
     folder = Path(folder)
@@ -51,7 +51,7 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers to seven digits; what JSON cannot hold becomes null."""
+    """Round numbers to seven digits; values that JSON cannot hold become null."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,9 +1,9 @@
 """Distributionally robust losses (Qi et al. 2020): recall against pair imbalance, against K, and grouped KL.
 
-`reproduce(folder)` runs Qi et al.'s Figure 1 (batches of 80 to 640 with 5 samples a class: the rarer positive pairs
-become, who keeps up?), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to .001
-beside lifted structure and multi-similarity, B = 80, 64 dimensions). The pair loss of all but these two is the hinge [m
-± (λ - s)]₊ with m = .2 and λ = .5.
+`reproduce(folder)` runs Figure 1 of Qi et al. 2020 (batches of 80 to 640 with 5 samples per class: which loss is robust
+as positive pairs become rarer?), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to
+.001 beside lifted structure and multi-similarity, B = 80, 64 dimensions). The pair loss of all but these two is the
+hinge [m ± (λ - s)]₊ with m = .2 and λ = .5.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Cells = dict[str, list[Trial]]
 
 
 def imbalance_methods(size: int) -> dict[str, Method]:
-    """The five of Figure 1 for a batch size; K = 2B."""
+    """The five methods of Figure 1 for a batch size; K = 2B."""
     return {
         "DRO-TopK": Method({"name": "DroTopK", "k": 2 * size}),
         "DRO-TopK-PN": Method({"name": "DroTopKPN", "k": 2 * size}),
@@ -63,20 +63,20 @@ def reproduce(
     quick: bool = False,
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Run everything that `folder` does not hold yet, draw it, and write the numbers.
+    """Run what is missing in `folder`, draw the figures, and write the results.
 
     Args:
-        folder: where dro-DATA.json, dro-DATA-*.png and the lines of all runs go.
+        folder: the folder for dro-DATA.json, dro-DATA-*.png and the lines of all runs.
         data: glyphs, omniglot, cub, cars, inshop, vectors, ...
-        path: where the data lie.
+        path: path of the data.
         seeds: runs of each configuration.
-        steps: of each run; None: 1000. Larger batches so see more samples.
-        jobs: processes, or `Workers` that are at work already.
-        quick: 30 steps, two batch sizes, three K, two γ, one rate: whether it works, not what is true.
-        seconds: begin no run after so many; what is missing stays empty, and the next call goes on.
+        steps: steps of each run; None: 1000. Larger batches thus see more samples.
+        jobs: number of processes, or `Workers` that are running already.
+        quick: a smoke test: 30 steps, two batch sizes, three K, two γ, one learning rate.
+        seconds: begin no run after this time; what is missing stays empty, and the next call continues.
 
     Returns:
-        What dro-DATA.json holds.
+        The content of dro-DATA.json.
     """
     how: dict[str, Any] = {"data": data, "path": path, "seeds": seeds, "jobs": jobs, "quick": quick, "seconds": seconds}
     with open_desk("dro", folder, **how) as desk:
@@ -124,7 +124,7 @@ def _seeds(desk: Desk, method: Method, size: int, steps: int, rate: float, width
 
 
 def _ratio(desk: Desk, size: int) -> float:
-    """Positive over negative pairs of a batch."""
+    """The ratio of positive to negative pairs of a batch."""
     rows = desk.per_class(size, SAMPLES)["classes"] * SAMPLES
     return (SAMPLES - 1) / float(rows - SAMPLES)
 
@@ -140,7 +140,7 @@ def _by_name(known: Mapping[str, Line], cells: Cells) -> dict[str, Any]:
 def _claims(
     known: Mapping[str, Line], imbalance: Cells, grouped: Cells, sizes: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    """What Qi et al. 2020 says, each as a paired difference of R@1 that should be above zero."""
+    """The claims of Qi et al. 2020, each as a paired difference of R@1 that should be above zero."""
 
     def claim(words: str, cells: Cells, better: str, worse: str) -> dict[str, Any]:
         found = difference(known, cells[worse], cells[better], "recall@1")
@@ -168,7 +168,7 @@ def _claims(
 
 
 def draw(found: Mapping[str, Any], folder: Path) -> None:
-    """The pictures, from what dro-DATA.json holds."""
+    """Draw the figures from the content of dro-DATA.json."""
     data, sizes = found["data"], found["sizes"]
     series = {name: [row[str(size)]["recall@1"] for size in sizes] for name, row in found["imbalance"].items()}
     first = figures.Panel(
@@ -221,7 +221,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 def _k_differences(by_k: Mapping[str, Any], base: str) -> str:
-    found = {k: told for k, told in less(by_k, base, "recall@1").items() if k != base}
+    found = {k: text for k, text in less(by_k, base, "recall@1").items() if k != base}
     return table([f"K = {k}" for k in found], [list(found.values())])
 
 

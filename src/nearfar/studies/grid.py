@@ -1,4 +1,4 @@
-"""Many runs: configurations trained side by side, each result a line of one file, so that a stopped grid goes on."""
+"""Many runs in parallel: each result is a line of one file, so that a stopped grid can continue."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ WRONG_SEED = 77  # which labels are wrong is the same for every loss; the seed o
 
 @dataclass(frozen=True)
 class Trial:
-    """One run, and how it is judged.
+    """One run, and how it is scored.
 
     Attributes:
         config: the whole run; its seed is `training.seed`.
         ks: which recall@K.
-        wrong: so large a share of the training labels is permuted.
-        held_out: so large a share of the training classes is held out and judged in place of the test classes, which
-            are then not read; 0: the test classes.
-        clustering: NMI and F1 on whole test classes of at most so many samples; 0: none.
+        wrong: the share of the training labels that is permuted.
+        held_out: the share of the training classes that is held out and scored instead of the test classes, which are
+            then not read; 0: the test classes.
+        clustering: NMI and F1 on whole test classes of at most this many samples; 0: none.
     """
 
     config: Config
@@ -59,11 +59,11 @@ class Trial:
 
     @functools.cached_property
     def key(self) -> str:
-        """What the result depends on, as a short hash: everything but where the data lie."""
+        """A short hash of everything that the result depends on: all but the path of the data."""
         return hashlib.sha256(json.dumps(self.tree(), sort_keys=True).encode()).hexdigest()[:16]
 
     def tree(self) -> Line:
-        """Plain values that tell the run."""
+        """The run as plain values."""
         config = to_tree(self.config)
         config["data"].pop("path")
         judged = {"ks": list(self.ks), "wrong": self.wrong, "held_out": self.held_out, "clustering": self.clustering}
@@ -71,10 +71,10 @@ class Trial:
 
 
 class Workers:
-    """Processes that train runs: one thread each, a GPU shared where there is one; they start at the first run.
+    """Processes that train runs, one thread each, sharing a GPU if there is one; they start at the first run.
 
     Args:
-        jobs: how many; 1 trains in the calling process.
+        jobs: number of processes; 1 trains in the calling process.
 
     `with Workers(8) as workers:` lets several studies use the same processes.
     """
@@ -93,7 +93,7 @@ class Workers:
             self._pool = None
 
     def results(self, trials: Sequence[Trial], end: float | None = None) -> Iterator[Line]:
-        """Lines as the runs end; none begins after the moment `end` of `time.monotonic()`."""
+        """Yield the lines as runs finish; no run begins after the time `end` of `time.monotonic()`."""
         if self.jobs == 1:
             return (_whole(attempt(trial)) for trial in itertools.takewhile(lambda _: not _past(end), trials))
         if self._pool is None:
@@ -109,17 +109,17 @@ def run(
     seconds: float | None = None,
     console: Console | None = None,
 ) -> dict[str, Line]:
-    """Run what `file` does not hold yet, in the order given, and append a line for each; gives all lines by key.
+    """Run the trials that are not in `file` yet, in order, append a line for each, and return all lines by key.
 
-    A run that fails is a line with its error, and is tried again by the next call. Runs are trained through
+    A run that fails is a line with its error, and is tried again by the next call. Runs are trained by
     `nearfar.train.fit` in folders that are removed.
 
     Args:
-        trials: what to run; of equal ones the first.
+        trials: the trials; of equal ones only the first is run.
         file: JSON lines.
         workers: the processes to use; None trains in this one.
-        seconds: begin no run after so many; what is under way ends.
-        console: where the progress line goes.
+        seconds: begin no run after this time; runs under way are finished.
+        console: where progress is printed.
     """
     wanted = {trial.key: trial for trial in trials}
     known = lines(file)
@@ -137,7 +137,7 @@ def run(
 
 
 def lines(file: Path) -> dict[str, Line]:
-    """The lines of a file by key; of a run that was tried twice the last."""
+    """The lines of a file by key; the last one if a run was tried twice."""
     return {line["key"]: line for line in read_lines(file, lambda line: isinstance(line.get("key"), str)).entries}
 
 
@@ -146,7 +146,7 @@ def _past(end: float | None) -> bool:
 
 
 def _side_by_side(pool: Executor, trials: Sequence[Trial], jobs: int, end: float | None) -> Iterator[Line]:
-    """As many under way as there are processes, and no more: what has not begun can still be left out."""
+    """Submit only as many runs as there are processes, so that those not begun can still be left out."""
     waiting = iter(trials)
     under_way: set[Future[Line | None]] = set()
     while True:
@@ -166,12 +166,12 @@ def _whole(line: Line | None) -> Line:
 
 
 def _prepare() -> None:
-    """One thread a process: they share the cores."""
+    """Use one thread per process, since processes share the cores."""
     torch.set_num_threads(1)
 
 
 def attempt(trial: Trial) -> Line | None:
-    """The line of one run; None where Ctrl-C stopped it."""
+    """Train one run and return its line; None if Ctrl-C stopped it."""
     start = time.monotonic()
     line: Line = {"key": trial.key, **trial.tree(), "error": None, "scores": {}, "wrong_share": 0.0}
     try:
@@ -232,7 +232,7 @@ class _Relabeled:
 
 
 def permuted(samples: Samples, share: float, *, seed: int) -> Samples:
-    """Samples of which a share, drawn at random, exchanged their labels: every class keeps its size."""
+    """Permute the labels of a random share of the samples: every class keeps its size."""
     from nearfar.data import Tensors
 
     random = np.random.default_rng([WRONG_SEED, seed])
@@ -259,7 +259,7 @@ def _clusters(file: Path, most: int) -> dict[str, float]:
 
 @contextmanager
 def _progress(console: Console | None, total: int, done: int) -> Iterator[Any]:
-    """A function that is told each line and moves the bar on."""
+    """A function that is called with each line and advances the progress bar."""
     failed = 0
     with Progress("runs", total, done=done, console=console or Terminal(), stays=True) as bar:
 
@@ -267,7 +267,7 @@ def _progress(console: Console | None, total: int, done: int) -> Iterator[Any]:
             nonlocal failed
             failed += line["error"] is not None
             name, seconds = line["config"]["loss"]["name"], line["seconds"]
-            told = f"{name}: {line['error']}" if line["error"] else f"{name} {seconds:.0f} s"
-            bar.advance(words=told[:60] + (f"  ({failed} failed)" if failed else ""))
+            status = f"{name}: {line['error']}" if line["error"] else f"{name} {seconds:.0f} s"
+            bar.advance(words=status[:60] + (f"  ({failed} failed)" if failed else ""))
 
         yield advance

@@ -1,7 +1,8 @@
-"""Hard negative mining and isometric approximation (Xu et al. 2022): its figures, and what becomes of its claims.
+"""Hard negative mining and isometric approximation (Xu et al. 2022): its figures, and tests of its claims.
 
 `reproduce(folder)` draws Figures 1 to 6 and writes isometry.json: the toy set with H, d_haus and d_iso, the collapse at
-N = 20 in the plane, collapse against N and n, and gradient descent on free points. docs/papers/xu-2022.md reads them.
+N = 20 in the plane, collapse against N and n, and gradient descent on free points. docs/papers/xu-2022.md discusses
+them.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ SOLVED = {6: (1, 2, 4, 8), 12: (1, 2, 4), 20: (1, 2), 30: (2,)}
 
 
 def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
-    """Run everything, draw it, and write the numbers.
+    """Run the study, draw its figures, and write its results.
 
     Args:
-        folder: where isometry-*.png and isometry.json go; made where it is missing.
+        folder: the folder for isometry-*.png and isometry.json; created if missing.
         quick: one seed, few sizes and few steps: seconds in place of minutes.
 
     Returns:
-        What isometry.json holds.
+        The content of isometry.json.
     """
     folder = Path(folder)
     found: dict[str, Any] = {
@@ -86,7 +87,7 @@ def toy(starts: int) -> dict[str, Any]:
 
 
 def least_moving(x: Tensor, y: Tensor, found: geometry.Separation) -> Tensor:
-    """Of the separated maps within 1.001 d_haus, the one that moves rows least in all: f* itself is not unique."""
+    """Of the separated maps within 1.001 d_haus, the one that moves rows least in total: f* is not unique."""
     scale = float(torch.cdist(x, x).max())
     program = Program("haus", (x / scale).numpy(), y.numpy())
     ended = settle(program, (found.map / scale).numpy(), 1.001 * found.upper / scale)
@@ -95,7 +96,7 @@ def least_moving(x: Tensor, y: Tensor, found: geometry.Separation) -> Tensor:
 
 
 def drawn(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Gaussian rows with two balanced classes that know nothing of them."""
+    """Gaussian rows with two balanced classes, independent of the rows."""
     noise = torch.Generator().manual_seed(1000 * rows + seed)
     return torch.randn(rows, width, generator=noise, dtype=torch.float64), torch.arange(rows) % 2
 
@@ -109,7 +110,7 @@ def collapsed(rows: int, starts: int) -> dict[str, Any]:
 
 
 def shrinks(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
-    """s* and H over the diameter of random rows: the mean over seeds, for N rows (outer) in n dimensions (inner)."""
+    """s* and H / diameter of random rows: the mean over seeds, for N rows (outer) in n dimensions (inner)."""
     table: dict[str, Any] = {}
     for rows in counts:
         table[str(rows)] = {}
@@ -124,7 +125,7 @@ def shrinks(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...]) -> dic
 
 
 def ratios(seeds: int, sizes: dict[int, tuple[int, ...]]) -> dict[str, Any]:
-    """How much of the spread the nearest separated map keeps, in all and within classes."""
+    """How much of the spread the nearest separated map keeps, in total and within classes."""
     table: dict[str, Any] = {}
     for rows, widths in sizes.items():
         table[str(rows)] = {}
@@ -147,9 +148,9 @@ def _kept(x: Tensor, g: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def descents(seeds: int, counts: tuple[int, ...], steps: int) -> dict[str, Any]:
-    """Gradient descent on the rows themselves: spread at the end over that at the start, and runs that reached zero.
+    """Gradient descent on the rows themselves: spread at the end relative to the start, and runs that reached zero.
 
-    Rate .05 for the mean over anchors; .005 for the one hardest triplet, with ten times the steps.
+    Learning rate .05 for the mean over anchors; .005 for the hardest triplet, with ten times the steps.
     """
     losses = {"hardest, α = 0": (True, 0.0), "batch-hard, α = 0": (False, 0.0), "batch-hard, α = .2": (False, 0.2)}
     table: dict[str, Any] = {}
@@ -166,7 +167,7 @@ def descents(seeds: int, counts: tuple[int, ...], steps: int) -> dict[str, Any]:
 
 
 def _descend(x: Tensor, y: Tensor, hardest: bool, margin: float, steps: int) -> tuple[float, bool]:
-    """What is left of the spread, and whether the loss became 0."""
+    """The share of the spread that is left, and whether the loss became 0."""
     start, zero = x.clone(), False
     x.requires_grad_()
     positive = y[:, None] == y[None, :]

@@ -1,4 +1,4 @@
-"""Wrong labels: R@1 of ten losses when a share of the training labels is exchanged at random.
+"""Label noise: R@1 of ten losses when a share of the training labels is permuted at random.
 
 `reproduce(folder)` trains each loss at 0, 10, 20 and 40 per cent of wrong labels (permuted among the chosen samples, so
 that classes keep their sizes; the test labels stay right), several seeds each. A worst case over pairs trusts a wrong
@@ -47,20 +47,20 @@ def reproduce(
     quick: bool = False,
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Run everything that `folder` does not hold yet, draw it, and write the numbers.
+    """Run what is missing in `folder`, draw the figures, and write the results.
 
     Args:
-        folder: where noise-DATA.json, noise-DATA.png and the lines of all runs go.
+        folder: the folder for noise-DATA.json, noise-DATA.png and the lines of all runs.
         data: glyphs, omniglot, cub, vectors, ...
-        path: where the data lie.
+        path: path of the data.
         seeds: runs of each configuration; each seed has wrong labels of its own, the same for every loss.
-        steps: of each run; None: 1000.
-        jobs: processes, or `Workers` that are at work already.
-        quick: 30 steps, three losses, two shares, one rate: whether it works, not what is true.
-        seconds: begin no run after so many; what is missing stays empty, and the next call goes on.
+        steps: steps of each run; None: 1000.
+        jobs: number of processes, or `Workers` that are running already.
+        quick: a smoke test: 30 steps, three losses, two shares, one learning rate.
+        seconds: begin no run after this time; what is missing stays empty, and the next call continues.
 
     Returns:
-        What noise-DATA.json holds.
+        The content of noise-DATA.json.
     """
     how: dict[str, Any] = {"data": data, "path": path, "seeds": seeds, "jobs": jobs, "quick": quick, "seconds": seconds}
     with open_desk("noise", folder, **how) as desk:
@@ -98,12 +98,12 @@ def _study(desk: Desk, steps: int | None) -> dict[str, Any]:
 
 
 def _really_wrong(lines: Any) -> dict[str, float]:
-    """The share of labels that changed: an exchange may give a label back."""
+    """The share of labels that changed: a permutation may keep a label."""
     return {f"{line['wrong']:g}": line["wrong_share"] for line in lines}
 
 
 def draw(found: Mapping[str, Any], folder: Path) -> None:
-    """The picture, from what noise-DATA.json holds."""
+    """Draw the figure from the content of noise-DATA.json."""
     places = [100 * share for share in found["shares"]]
     series = {name: [each["recall@1"] for each in row.values()] for name, row in found["table"].items()}
     data = found["data"]

@@ -1,10 +1,10 @@
 """Alternating projections (PROFS, Can et al. 2019): every loss plain, with PROFS, and with hard classes.
 
-`reproduce(folder)` trains the baselines of Can et al.'s Table 1 plainly (`MPerClass`, B = 128, I = 2), with PROFS
-(`Representatives`, only pairs that hold a representative, the proximal term) and with hard negative classes (HNCM) too,
+`reproduce(folder)` trains the baselines of Table 1 of Can et al. 2019 plain (`MPerClass`, B = 128, I = 2), with PROFS
+(`Representatives`, only pairs with a representative, the proximal term) and with hard negative classes (HNCM) too,
 several seeds each, the same number of steps for all; then its Figure 1: recall against the steps of a projection, M.
-Two baselines stand alone, as in the paper: semi-hard triplets (PROFS takes the hard ones), and Proxy-NCA, whose proxies
-are representatives already, so that there are no pairs of samples to restrict.
+Two baselines are run without PROFS, as in the paper: semi-hard triplets (PROFS uses the hard ones), and Proxy-NCA,
+whose proxies are representatives already, so that there are no pairs of samples to restrict.
 """
 
 from __future__ import annotations
@@ -79,21 +79,21 @@ def reproduce(
     seconds: float | None = None,
     parts: Sequence[str] = PARTS,
 ) -> dict[str, Any]:
-    """Run everything that `folder` does not hold yet, draw it, and write the numbers.
+    """Run what is missing in `folder`, draw the figures, and write the results.
 
     Args:
-        folder: where profs-DATA.json, profs-DATA-*.png and the lines of all runs go.
+        folder: the folder for profs-DATA.json, profs-DATA-*.png and the lines of all runs.
         data: glyphs, omniglot, cub, cars, sop, vectors, ...
-        path: where the data lie.
+        path: path of the data.
         seeds: runs of each configuration.
-        steps: of each run; None: two whole cycles, in which every sample has been a representative twice or more.
-        jobs: processes, or `Workers` that are at work already.
-        quick: 40 steps, two losses, one rate: whether it works, not what is true.
-        seconds: begin no run after so many; what is missing stays empty, and the next call goes on.
+        steps: steps of each run; None: two whole cycles, in which every sample is a representative at least twice.
+        jobs: number of processes, or `Workers` that are running already.
+        quick: a smoke test: 40 steps, two losses, one learning rate.
+        seconds: begin no run after this time; what is missing stays empty, and the next call continues.
         parts: "table" (Table 1) and "lengths" (Figure 1), or one of them.
 
     Returns:
-        What profs-DATA.json holds.
+        The content of profs-DATA.json.
     """
     for part in parts:
         check_choice("profs", "parts", part, PARTS)
@@ -134,7 +134,7 @@ def _study(desk: Desk, steps: int | None, parts: Sequence[str]) -> dict[str, Any
 
 
 def rule_of(labels: np.ndarray) -> tuple[int, int]:
-    """M by the rule (ρ = 6), and the steps of a whole cycle: M times the size of the largest class."""
+    """The steps M of a projection by the rule (ρ = 6), and of a whole cycle: M times the size of the largest class."""
     rule = Representatives(labels, batch_size=BATCH, samples=SAMPLES).steps_per_projection
     return rule, rule * int(np.bincount(labels).max())
 
@@ -175,7 +175,7 @@ def _nested(known: Mapping[str, Line], cells: Cells) -> dict[str, Any]:
 
 
 def _differences(known: Mapping[str, Line], cells: Cells, losses: Mapping[str, Method]) -> dict[str, Any]:
-    """For each loss and score: PROFS less plain, HNCM less PROFS, HNCM less plain, paired by seed."""
+    """For each loss and score: PROFS - plain, HNCM - PROFS, HNCM - plain, paired by seed."""
     return {
         name: {
             f"{after} less {before}": {
@@ -199,7 +199,7 @@ def _overall(differences: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw(found: Mapping[str, Any], folder: Path) -> None:
-    """The two pictures, from what profs-DATA.json holds."""
+    """Draw the two figures from the content of profs-DATA.json."""
     rows = {name: {variant: each["recall@1"] for variant, each in row.items()} for name, row in found["table"].items()}
     data, rule = found["data"], found["rule"]["M"]
     if rows:

@@ -1,4 +1,4 @@
-"""Training: a configuration, a loop, and the folder of a run."""
+"""Training: the loop, its checkpoints, and the folder of a run."""
 
 from nearfar.runs.config import Config, Part, load, parse, to_yaml
 from nearfar.train.loop import Callback, Moment, Result, fit

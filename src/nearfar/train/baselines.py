@@ -1,4 +1,4 @@
-"""What a run begins with: R@1 on the test classes of the input itself, where it is a vector, and of the new network."""
+"""Baselines of a run: R@1 on the test classes of the input, if it is a vector, and of the untrained network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nearfar._utils.progress import Watch
 from nearfar.train.scores import score
 from nearfar.train.state import TrainState
 
-__all__ = ["KEY", "kept", "measured", "told"]
+__all__ = ["KEY", "describe", "kept", "measured"]
 
 KEY = "baselines"
 """Under which the journal keeps them, at step 0."""
@@ -19,7 +19,7 @@ NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": 
 
 
 def measured(state: TrainState, watch: Watch | None = None) -> dict[str, float]:
-    """R@1 by name. Nothing is chosen by them, and nothing is drawn: a run goes on as it would have without."""
+    """Measure the baselines, R@1 by name; this uses no random numbers and does not affect the run."""
     data, found = state.data, {}
     subjects: dict[str, nn.Module] = {"untrained": state.bare_model}
     if len(state.inputs.shape) == 1:
@@ -31,14 +31,14 @@ def measured(state: TrainState, watch: Watch | None = None) -> dict[str, float]:
 
 
 def kept(entries: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Those that a journal holds; None where it holds none."""
+    """The baselines in a journal; None if it has none."""
     return next((dict(entry[KEY]) for entry in entries if isinstance(entry.get(KEY), Mapping)), None)
 
 
-def told(found: Mapping[str, float]) -> str:
-    """In words.
+def describe(found: Mapping[str, float]) -> str:
+    """Format the baselines as a line of text.
 
-    >>> told({"input": 0.973, "untrained": 0.41})
+    >>> describe({"input": 0.973, "untrained": 0.41})
     'R@1 on the test classes: input vectors 97.3, untrained network 41.0'
     """
     return "R@1 on the test classes: " + ", ".join(f"{NAMES[name]} {100 * value:.1f}" for name, value in found.items())

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, sealed, plain values and tensors only, read with `weights_only=True`."""
+"""Checkpoints: written atomically, sealed, plain values and tensors only, read with `weights_only=True`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ BEST = ("step", "config", "model", "score", "inputs")
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write to a temporary name, then rename: a full disk or a kill leaves the last checkpoint as it was."""
+    """Write a checkpoint atomically: after a full disk or a kill, the last checkpoint is still intact."""
     with sealed(path) as temporary:
         torch.save({"format": FORMAT, **state}, temporary)
 
 
 def load(path: Path, needs: Collection[str]) -> dict[str, Any]:
-    """Read a checkpoint to the CPU; nothing in it can run code, and nothing of a damaged one is used.
+    """Read a checkpoint to the CPU; it cannot run code, and a damaged one is an error.
 
     Args:
         path: the file.
-        needs: the keys that it must have, `LAST` or `BEST`.
+        needs: the required keys, `LAST` or `BEST`.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged, or not what was asked for.
+        ValueError: it is damaged, or keys are missing.
     """
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint: there is no {path}; train first, or name another run.")
@@ -65,7 +65,7 @@ def load(path: Path, needs: Collection[str]) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
@@ -84,7 +84,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put the generators back."""
+    """Restore the states of the generators."""
     torch.set_rng_state(state["torch"].cpu())
     version, inner, gauss = state["python"]
     random.setstate((version, tuple(inner), gauss))

@@ -1,4 +1,4 @@
-"""What a run keeps: the last state to resume from, and the best weights to use."""
+"""The checkpoints of a run: the last state to resume from, and the best weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ __all__ = ["Checkpointer"]
 
 
 class Checkpointer:
-    """Writes and reads `checkpoints/last.pt` and `checkpoints/best.pt` of a run folder.
+    """Write and read `checkpoints/last.pt` and `checkpoints/best.pt` of a run folder.
 
-    `last.pt` says which step's weights `best.pt` holds. Between two of them a better `best.pt` may come, whose step
-    a killed run may never reach again; so the one that `last.pt` speaks of stays in `best-before.pt` until then.
+    `last.pt` records the step of the weights in `best.pt`. Between two `last.pt` a better `best.pt` may be written,
+    whose step a killed run may not reach again; so the one that `last.pt` refers to stays in `best-before.pt` until
+    then.
 
     Args:
         folder: the run.
@@ -44,10 +45,10 @@ class Checkpointer:
         self._state: dict[str, Any] | None = None
 
     def read(self, config: Config) -> bool:
-        """Read the last state and hold the configuration against it; False where none was written yet.
+        """Read the last state and compare the configuration with it; False if none has been written yet.
 
         Raises:
-            ValueError: it cannot be used, or the configuration is another than then.
+            ValueError: it cannot be used, or the configuration has changed.
         """
         if not self.last.is_file():
             return False
@@ -56,7 +57,7 @@ class Checkpointer:
         return True
 
     def keep(self, state: TrainState, step: int, lines: int) -> None:
-        """Write the state after `step` and `lines` of the journal; from it a run goes on as if nothing had happened."""
+        """Save the state after `step` and `lines` of the journal, from which a run can be resumed exactly."""
         machine = state.machine
         randoms = [checkpoint.random_state()]
         if machine.num_processes > 1:
@@ -85,7 +86,7 @@ class Checkpointer:
         machine.wait_for_everyone()
 
     def restore(self, state: TrainState) -> int:
-        """Put everything back as it was when `read` read it; gives the step after which the run goes on."""
+        """Restore the state that `read` read, and return the step after which the run continues."""
         if self._state is None:
             return 0
         saved, self._state = self._state, None
@@ -103,9 +104,9 @@ class Checkpointer:
         machine, moves = state.machine, state.step.optimizer
         state.bare_model.load_state_dict(saved["model"])
         state.loss.load_state_dict(saved["loss"])
-        told = [{key: value for key, value in group.items() if key != "params"} for group in moves.param_groups]
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in moves.param_groups]
         # rates and decay as the configuration has them now, kernels as the device does: torch reads them as it loads
-        groups = [{**group, **now} for group, now in zip(saved["optimizer"]["param_groups"], told, strict=True)]
+        groups = [{**group, **now} for group, now in zip(saved["optimizer"]["param_groups"], settings, strict=True)]
         moves.load_state_dict({**saved["optimizer"], "param_groups": groups})
         state.sampler.load_state_dict(saved["sampler"])
         if state.step.proximal is not None:
@@ -121,10 +122,10 @@ class Checkpointer:
             seed_everything(state.config.training.seed + 1000 * saved["step"] + machine.process_index)
 
     def check_best(self) -> None:
-        """See to it that `best.pt` is of the step that `last.pt` speaks of; for the first rank alone.
+        """Make sure that `best.pt` is of the step that `last.pt` refers to; called on the first rank only.
 
         Raises:
-            FileNotFoundError: it is gone.
+            FileNotFoundError: it is missing.
             ValueError: it is damaged, or of another step.
         """
         if self.best_step and self._before.is_file():
@@ -135,7 +136,7 @@ class Checkpointer:
             self._load_best()
 
     def offer(self, state: TrainState, step: int, score: float) -> None:
-        """Keep these weights if they score better than all before."""
+        """Save these weights if they score better than all before."""
         if score <= self.best_score:
             return
         if self._recorded and self.best_step == self._recorded and not self._before.is_file():
@@ -145,7 +146,7 @@ class Checkpointer:
         self._save_best(state, score)
 
     def restore_best(self, state: TrainState) -> None:
-        """Load the best weights; the last ones are the best where nothing was scored on the way."""
+        """Load the best weights; if nothing was scored during training, the last ones."""
         if self.best_step:
             state.bare_model.load_state_dict(self._load_best()["model"])
             return
@@ -162,7 +163,7 @@ class Checkpointer:
         return saved
 
     def _of(self, path: Path) -> int:
-        """Which step's weights a file holds."""
+        """The step of the weights in a file."""
         step: int = checkpoint.load(path, checkpoint.BEST)["step"]
         return step
 
@@ -180,7 +181,7 @@ class Checkpointer:
         )
 
     def last_good(self) -> str:
-        """Where the last good checkpoint is, in words."""
+        """Describe where the last good checkpoint is."""
         return (
             f"the last good checkpoint is {self.last} (step {self._kept})" if self._kept else "no checkpoint is there"
         )

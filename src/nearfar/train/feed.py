@@ -1,4 +1,4 @@
-"""Batches for the loop: what the sampler draws, loaded by workers, each sample augmented by (seed, step, sample)."""
+"""Batches for the training loop: drawn by the sampler, loaded by workers, augmented by (seed, step, sample)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Draws:
 
 
 def feed(view: View, sampler: Any, *, after: int, workers: int, pin: bool) -> Iterator[tuple[int, Batch]]:
-    """(step, batch) for step = after + 1, after + 2, ...; it never ends.
+    """Yield (step, batch) for step = after + 1, after + 2, ... without end.
 
     The sampler continues from its own state. With workers it runs ahead of the training.
     """

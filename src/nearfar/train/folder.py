@@ -1,8 +1,8 @@
-"""The folder of a run: claimed by one process, marked as ours; what a run did not write is never touched.
+"""The folder of a run: owned by one process and marked; files that a run did not write are never touched.
 
-A folder becomes a run's when `MARK` is made in it, which only one process can do, and only where none of `FILES` is
-there yet: from then on these names, and no others, are the run's to write and to replace. The process that trains
-holds a lock on the mark, which ends with it, however it ends.
+A folder belongs to a run once the file `MARK` is created in it, which only one process can do, and only if none of
+`FILES` exists yet: from then on the run may write and replace files of these names, and no others. The process that
+trains holds a lock on the mark, which is released when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _held: set[int] = set()
 
 
 def _forget() -> None:
-    """In a forked process (one that loads pictures): a lock must end with the process that trains."""
+    """Release the lock in a forked process (a data loader): it must end with the process that trains."""
     for handle in _held:
         os.close(handle)
     _held.clear()
@@ -58,7 +58,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def agreed(machine: Any, act: Callable[[], T]) -> T:
-    """What `act` gives on the first rank, on every rank; where it fails there, every rank says so."""
+    """Run `act` on the first rank and return its result on every rank; if it fails, every rank raises the error."""
     if machine.num_processes == 1:
         return act()
     found: list[Any] = [None, None]
@@ -75,12 +75,12 @@ def agreed(machine: Any, act: Callable[[], T]) -> T:
 
 
 class RunFolder:
-    """A folder to train in; `claim` makes it this process's own until the block ends.
+    """A folder to train in; `claim` reserves it for this process until the block ends.
 
     Args:
         path: the folder; None for a new one under `runs`, named by the time.
-        resume: it must hold a run; otherwise it must not.
-        overwrite: the files of a run that is there are replaced.
+        resume: the folder must contain a run; otherwise it must not.
+        overwrite: replace the files of a run in the folder.
     """
 
     def __init__(self, path: Path | None, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -88,11 +88,11 @@ class RunFolder:
         self._lock: int | None = None
 
     def check(self) -> None:
-        """Refuse a folder that cannot serve, before anything is read or made.
+        """Raise an error if the folder cannot be used, before anything is read or written.
 
         Raises:
-            FileNotFoundError: there is no run to go on with.
-            FileExistsError: there is a run, or something that a run would write over.
+            FileNotFoundError: there is no run to resume.
+            FileExistsError: there is a run, or a file that a run would overwrite.
         """
         if self.given is None:
             if self.resume:
@@ -113,10 +113,10 @@ class RunFolder:
             _refuse_strangers(self.given)
 
     def claim(self) -> Path:
-        """Make the folder this process's own: new, marked, locked, and empty of an earlier run's files.
+        """Reserve the folder for this process: create, mark and lock it, and remove an earlier run's files.
 
         Raises:
-            OSError: it cannot be made, or another process has it.
+            OSError: it cannot be created, or another process uses it.
         """
         self.check()
         try:
@@ -144,7 +144,7 @@ class RunFolder:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder carries the mark of a run."""
+    """Whether a folder has the mark of a run."""
     try:
         text = (folder / MARK).read_text(encoding="utf-8")
         found = json.loads(text) if text else {"nearfar run": 1}  # empty: killed between its making and its writing
@@ -154,7 +154,7 @@ def is_run(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Take away the files of a run, and the folders that are then empty; every other file stays."""
+    """Remove the files of a run, and the folders that are then empty; every other file stays."""
     if not is_run(folder):
         raise ValueError(f"train: {folder} is not a run, so that nothing in it is removed.")
     _sweep(folder)
@@ -168,14 +168,14 @@ def remove(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Take away what a killed process had not finished writing: nobody else writes here while the lock is held."""
+    """Remove temporary files of a killed process: no other process writes here while the lock is held."""
     for path in (folder / name for name in FILES):
         for part in path.parent.glob(f".{path.name}.*-????????.part"):
             part.unlink(missing_ok=True)
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """Files that bear the names of a run's in a folder that is none: somebody else's."""
+    """Refuse a folder that is not a run's but has files with the names of a run's files."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"train: {folder} is a file; choose another folder with --run.")
     for name in (MARK, *FILES):
@@ -186,7 +186,7 @@ def _refuse_strangers(folder: Path) -> None:
 
 
 def _new(runs: Path) -> Path:
-    """A folder that was not there before, named by the time; of several in one second each gets its own."""
+    """Create a new folder named by the time; processes that start in the same second get different ones."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     runs.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
@@ -200,7 +200,7 @@ def _new(runs: Path) -> Path:
 
 
 def _mark(folder: Path) -> bool:
-    """Mark a folder as a run's; False where it is marked already."""
+    """Mark a folder as a run's; False if it is marked already."""
     try:
         with (folder / MARK).open("x", encoding="utf-8") as stream:
             stream.write(json.dumps({"nearfar run": 1, "files": FILES, "others": "are never touched"}, indent=1) + "\n")
@@ -210,7 +210,7 @@ def _mark(folder: Path) -> bool:
 
 
 def _locked(folder: Path) -> int | None:
-    """A handle on the mark that no other process has; None where the file system knows no locks."""
+    """Lock the mark and return its handle; None if the file system does not support locks."""
     if sys.platform == "win32":  # nothing there dies with its process as a lock does here
         return None
     handle = os.open(folder / MARK, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""The training loop, to be read from top to bottom."""
+"""`fit`: the training loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from nearfar.train.readings import NotFiniteError, Readings
 from nearfar.train.scores import score, violation
 from nearfar.train.show import Show, stopping
 from nearfar.train.state import TrainState, prepare
-from nearfar.train.suited import told
+from nearfar.train.suited import describe
 
 __all__ = ["Callback", "Moment", "Result", "fit"]
 
@@ -45,7 +45,7 @@ LOOKS, LEAST_APART = 30, 20
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What a callback sees after a step: nothing in it carries a gradient."""
+    """What a callback receives after a step; all tensors are detached."""
 
     step: int
     state: TrainState
@@ -63,14 +63,14 @@ Callback = Callable[[Moment], dict[str, Any] | None]
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
-        folder: the run.
-        step: the last step made.
+        folder: the run folder.
+        step: the last step.
         best_step: the step of the checkpoint that was tested.
-        test: scores on the test classes; None where the run was interrupted.
-        finished: all steps were made.
+        test: scores on the test classes; None if the run was interrupted.
+        finished: whether all steps were taken.
     """
 
     folder: Path
@@ -91,17 +91,17 @@ def fit(
     callbacks: Sequence[Callback] = (),
     console: Console | None = None,
 ) -> Result:
-    """Train as the configuration says and keep everything in a folder.
+    """Train a network as the configuration says, and write everything to a run folder.
 
     Args:
-        config: what to do.
-        folder: the run: config.yaml, journal.jsonl, checkpoints/last.pt and best.pt, embeddings.npz; None for a new
-            one under runs/, named by the time.
-        data: a data set of your own in place of the one the configuration names.
-        resume: go on after checkpoints/last.pt as if nothing had happened; from the start, where none was written yet.
-        overwrite: replace the files of a run that the folder holds; files that no run wrote always stay.
+        config: the configuration.
+        folder: the run folder: config.yaml, journal.jsonl, checkpoints/last.pt and best.pt, embeddings.npz; None for a
+            new one under runs/, named by the time.
+        data: a data set of your own instead of the one in the configuration.
+        resume: continue exactly from checkpoints/last.pt; from the start, if none has been written yet.
+        overwrite: replace the files of a run in the folder; files that no run wrote always stay.
         callbacks: see `Callback`.
-        console: where progress goes.
+        console: where progress is printed.
     """
     parts.check(config)
     if config.training.threads is not None:
@@ -121,7 +121,7 @@ def fit(
 def _run(
     state: TrainState, checkpointer: Checkpointer, callbacks: Sequence[Callback], console: Console | None
 ) -> Result:
-    """Go on after the checkpoint that the checkpointer has read, or begin; train, test, and say how it ended."""
+    """Continue from the checkpoint that was read, or start; train, test and return the result."""
     config, machine, folder = state.config, state.machine, checkpointer.folder
     done, path = checkpointer.restore(state), folder / "journal.jsonl"
     agreed(machine, checkpointer.check_best)
@@ -131,7 +131,7 @@ def _run(
         save(config, folder / "config.yaml")
         journal.cut(path, done, checkpointer.lines)
     machine.wait_for_everyone()
-    show.tell(told(config, state.shares, state.inputs, state.bare_model, machine.device))
+    show.tell(describe(config, state.shares, state.inputs, state.bare_model, machine.device))
     before, callbacks = journal.read(path), _with_doctor(config, show, callbacks)
     with (
         journal.Journal(path, quiet=not machine.is_main_process) as lines,
@@ -153,19 +153,19 @@ def _run(
         return Result(folder, done, checkpointer.best_step, None, finished=False)
     scores = _test(state, checkpointer, show)
     if first and scores is not None:
-        show.tell(baselines.told({**first, "trained": scores.recall[1]}))
+        show.tell(baselines.describe({**first, "trained": scores.recall[1]}))
     if config.training.diagnose_every != 0 and machine.is_main_process:
         show.tell(_verdict(folder, show.console.width))
     return Result(folder, done, checkpointer.best_step, scores, finished=True)
 
 
 def _spent(before: Iterable[dict[str, Any]]) -> float:
-    """Seconds that a resumed run has trained already."""
+    """Seconds that a resumed run was trained before."""
     return max((float(entry["time"]) for entry in before if isinstance(entry.get("time"), int | float)), default=0.0)
 
 
 def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> list[Callback]:
-    """The callbacks, with the doctor that a run has by itself where none was handed in."""
+    """The callbacks, with the run's own doctor unless one was passed."""
     every = config.training.diagnose_every
     if every == 0 or any(isinstance(each, Doctor) for each in callbacks):
         return list(callbacks)
@@ -176,14 +176,14 @@ def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> l
 def _baselines(
     state: TrainState, done: int, before: Sequence[dict[str, Any]], lines: journal.Journal, show: Show
 ) -> dict[str, float]:
-    """What the run begins with: measured before its first step, or as its journal says where it is resumed."""
+    """The baselines of the run: measured before its first step, or read from the journal when it is resumed."""
     if not state.config.training.baselines:
         return {}
     found = baselines.kept(before)
     if found is None and done == 0 and state.machine.is_main_process:
         found = baselines.measured(state, show.watch)
         lines.write({"step": 0, baselines.KEY: found})
-        show.tell(baselines.told(found))
+        show.tell(baselines.describe(found))
     state.machine.wait_for_everyone()
     return found or {}
 
@@ -191,7 +191,7 @@ def _baselines(
 def _first_looks(
     state: TrainState, before: Sequence[dict[str, Any]], lines: journal.Journal, callbacks: Sequence[Callback]
 ) -> None:
-    """Doctors look before the first step, or take up what they saw before the run was resumed."""
+    """Let doctors take their first look, or continue from their looks before the run was resumed."""
     for each in callbacks:
         if isinstance(each, Doctor):
             found = each.begin(state, before)
@@ -200,7 +200,7 @@ def _first_looks(
 
 
 def _verdict(folder: Path, width: int) -> str:
-    """What the doctor makes of the whole run, and how to follow its remedy."""
+    """The doctor's diagnosis of the whole run, and the command that applies its remedy."""
     found = diagnose_run(folder)
     follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
     return f"doctor: {found.text(min(width, 100))}{follow}"
@@ -216,7 +216,7 @@ def _steps(
     done: int,
     before: Sequence[dict[str, Any]],
 ) -> int:
-    """Steps done + 1 ... steps, with all that is looked at and kept on the way; gives the last step made."""
+    """Take the steps done + 1 ... steps, with evaluations, looks and checkpoints; return the last step."""
     plan = state.config.training
     readings, start = Readings(done), time.monotonic() - _spent(before)  # not the clock on the wall, which may go back
     for step, batch in _batches(state, done):
@@ -248,7 +248,7 @@ def _batches(state: TrainState, done: int) -> Iterator[tuple[int, Batch]]:
 
 
 def _advance(state: TrainState, step: int, batch: Batch) -> Moment:
-    """One step: set the rate, begin a projection where one is due, descend, remember the representatives."""
+    """One step: set the learning rate, begin a projection if due, update, store the representatives."""
     config, device = state.config, state.machine.device
     factor = rate_factor(config.optimizer, step, config.training.steps)
     set_rates(state.step.optimizer.param_groups, factor)
@@ -269,7 +269,7 @@ def _write(lines: journal.Journal, show: Show, entries: Iterable[dict[str, Any]]
 
 
 def _closer_looks(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[dict[str, Any]]:
-    """What the pair weights are now, where it is time to look, and what the callbacks found."""
+    """The pair weights, if a look is due, and the results of the callbacks."""
     every = moment.state.config.training.explain_every
     if every and moment.step % every == 0:
         why = moment.state.loss.explain(moment.embeddings, moment.target, ids=moment.state.ids(moment.indices))
@@ -285,7 +285,7 @@ def _closer_looks(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[dic
 
 
 def _agreed(state: TrainState, step: int, stop: Callable[[], bool]) -> bool:
-    """Whether somebody asked to stop; several processes ask each other every tenth step, so that all stop at once."""
+    """Whether to stop; several processes agree on it every tenth step, so that all stop at once."""
     machine = state.machine
     if machine.num_processes == 1:
         return stop()
@@ -296,7 +296,7 @@ def _agreed(state: TrainState, step: int, stop: Callable[[], bool]) -> bool:
 
 
 def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, show: Show) -> dict[str, Any]:
-    """Scores on the held-out classes (or, by the papers' protocol, on the test classes); the best weights are kept."""
+    """Score the held-out classes (by the papers' protocol, the test classes), and save the best weights."""
     plan = state.config.training
     found: dict[str, Any] = {}
     if state.machine.is_main_process:
@@ -321,7 +321,7 @@ def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, sho
 
 
 def _test(state: TrainState, checkpointer: Checkpointer, show: Show) -> Evaluation | None:
-    """Judge the best checkpoint on the test classes, once, and keep its vectors."""
+    """Score the best checkpoint on the test classes, once, and save its vectors."""
     state.machine.wait_for_everyone()
     if not state.machine.is_main_process:
         return None
@@ -341,5 +341,5 @@ def _test(state: TrainState, checkpointer: Checkpointer, show: Show) -> Evaluati
     write_text(checkpointer.folder / "scores.json", json.dumps(scores.to_dict() | about) + "\n")
     show.final(scores, checkpointer.best_step, paper=state.config.training.protocol == "paper")
     if found.left_out:
-        show.tell(found.told())
+        show.tell(found.notice())
     return scores

@@ -1,4 +1,4 @@
-"""The processes of a run: how many there are, told by all who count them, before anything is trained."""
+"""The processes of a run: torch.distributed, accelerate and the launcher must agree on their number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 
 @dataclass(frozen=True)
 class Counts:
-    """How many processes there are, and which is this one, by all who count; None where nobody said.
+    """The number of processes and the rank of this one, according to each source; None if a source does not say.
 
     Attributes:
         group: torch.distributed; one process where there is no group.
@@ -37,7 +37,7 @@ class Counts:
 
     @staticmethod
     def of(machine: Any) -> Counts:
-        """As they are now."""
+        """Read the present counts."""
         there = dist.is_available() and dist.is_initialized()
         return Counts(
             (dist.get_world_size(), dist.get_rank()) if there else (1, 0),
@@ -47,12 +47,12 @@ class Counts:
 
     @property
     def agree(self) -> bool:
-        """Whether all tell the same, or nothing."""
-        told = (y if x is None else x for x, y in zip(self.environment, self.accelerate, strict=True))
-        return self.group == self.accelerate == tuple(told)
+        """Whether all sources that say something agree."""
+        stated = (y if x is None else x for x, y in zip(self.environment, self.accelerate, strict=True))
+        return self.group == self.accelerate == tuple(stated)
 
     def words(self) -> str:
-        """Who counts what."""
+        """The counts of each source as text."""
         size, rank = self.environment
         named = "nothing" if size is None else f"{size} (rank {'unknown' if rank is None else rank})"
         return (
@@ -62,10 +62,10 @@ class Counts:
 
 
 def begin(precision: str) -> Any:
-    """The `Accelerator` of this process, after all who count the processes were heard to agree.
+    """Create the `Accelerator` of this process, and check that all sources agree on the number of processes.
 
-    Without a GPU accelerate is told to use the CPU: under torchrun it would otherwise take each process for a run of
-    its own, while `Distributed` sees them all.
+    Without a GPU accelerate is set to use the CPU: under torchrun it would otherwise take each process for a run of its
+    own, while `Distributed` sees them all.
 
     Raises:
         RuntimeError: they do not agree, or the other processes were not found.
@@ -89,14 +89,14 @@ def begin(precision: str) -> Any:
 
 
 def words(machine: Any) -> str:
-    """How many processes train, and on what."""
+    """Describe how many processes train, and on which devices."""
     count = machine.num_processes
     return f"{count} process{'' if count == 1 else 'es'} on {machine.device.type}"
 
 
-def _check_environment(told: Mapping[str, str]) -> None:
-    """Refuse variables that speak of several processes but give this one no place among them."""
-    size, rank = _number(SIZES, told), _number(RANKS, told)
+def _check_environment(variables: Mapping[str, str]) -> None:
+    """Refuse environment variables that announce several processes but give this one no rank."""
+    size, rank = _number(SIZES, variables), _number(RANKS, variables)
     if size is not None and size > 1 and rank is None:
         raise RuntimeError(
             f"train: the environment speaks of {size} processes (WORLD_SIZE), but this one has no RANK; unset "
@@ -104,13 +104,13 @@ def _check_environment(told: Mapping[str, str]) -> None:
         )
     # accelerate launch gives an address only where it was asked for several processes; on a CPU it starts one all
     # the same, and gives it no rank
-    if "ACCELERATE_DYNAMO_BACKEND" in told and "MASTER_ADDR" in told and size is None and rank is None:
+    if "ACCELERATE_DYNAMO_BACKEND" in variables and "MASTER_ADDR" in variables and size is None and rank is None:
         raise RuntimeError(
             "train: accelerate launch was asked for several processes (it set MASTER_ADDR) but started 1, which has "
             f"no RANK; leave --num_processes out to train in one, or {_advice(2)}"
         )
-    local, devices = _number(("LOCAL_WORLD_SIZE",), told), torch.cuda.device_count()
-    on_cpu = told.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t")
+    local, devices = _number(("LOCAL_WORLD_SIZE",), variables), torch.cuda.device_count()
+    on_cpu = variables.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t")
     if local is not None and 0 < devices < local and not on_cpu:
         raise RuntimeError(
             f"train: {local} processes were started on a machine with {devices} GPU{'' if devices == 1 else 's'}, and "
@@ -119,7 +119,7 @@ def _check_environment(told: Mapping[str, str]) -> None:
 
 
 def _compare(counts: Counts) -> None:
-    """Let every process of the group hear of one whose counts differ."""
+    """Raise an error on every process of the group if the counts of one differ."""
     everyone: list[Counts] = [counts]
     if counts.group[0] > 1:
         heard: list[Any] = [None] * counts.group[0]
@@ -134,7 +134,7 @@ def _compare(counts: Counts) -> None:
 
 
 def _advice(count: int) -> str:
-    """The command that starts so many processes, with the words of this one."""
+    """The command that starts `count` processes, with the arguments of this one."""
     named = os.path.basename(sys.argv[0]) in ("nearfar", "__main__.py")
     what = f"-m -- nearfar {shlex.join(sys.argv[1:])}" if named else "your_script.py"
     cpu = "" if torch.cuda.is_available() or not _has_device() else "ACCELERATE_USE_CPU=true "
@@ -142,10 +142,10 @@ def _advice(count: int) -> str:
 
 
 def _has_device() -> bool:
-    """Whether something other than the CPU computes here."""
+    """Whether there is an accelerator besides the CPU."""
     return torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
 
 
-def _number(names: tuple[str, ...], told: Mapping[str, str] = os.environ) -> int | None:
-    """The first of these variables that is a whole number."""
-    return next((int(told[name]) for name in names if told.get(name, "").isdigit()), None)
+def _number(names: tuple[str, ...], variables: Mapping[str, str] = os.environ) -> int | None:
+    """The first of these variables that is an integer."""
+    return next((int(variables[name]) for name in names if variables.get(name, "").isdigit()), None)

@@ -1,4 +1,4 @@
-"""The optimizer: its groups of parameters, and the rate at each step as a plain function of the step."""
+"""The optimizer: its parameter groups, and the learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["optimizer", "rate_factor", "set_rates"]
 
 
 def optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Adam, AdamW or SGD over trunk, head (rate x `head`) and the loss's own parameters (rate x `loss`).
+    """Build Adam, AdamW or SGD over trunk, head (lr x `head_lr_mult`) and the loss's parameters (lr x `loss_lr_mult`).
 
-    Weight decay touches parameters of two or more dimensions alone: not biases, not norms, not thresholds.
+    Weight decay applies only to parameters of two or more dimensions: not to biases, norms or thresholds.
     """
     groups = []
     for name, module, factor in (
@@ -41,7 +41,7 @@ def optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device: torc
 
 
 def rate_factor(config: OptimizerConfig, step: int, steps: int) -> float:
-    """What the rate is multiplied with at step 1..steps: linear warm-up, then constant or half a cosine down.
+    """The factor of the learning rate at step 1..steps: linear warm-up, then constant or a half cosine to 0.
 
     >>> [round(rate_factor(OptimizerConfig(warmup=2), step, 6), 3) for step in (1, 2, 3, 4, 6)]
     [0.5, 1.0, 1.0, 0.854, 0.146]
@@ -54,6 +54,6 @@ def rate_factor(config: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def set_rates(groups: Iterable[dict[str, Any]], factor: float) -> None:
-    """Give each group its rate: the group's own factor times the schedule's."""
+    """Set the learning rate of each group: the group's own one times the factor of the schedule."""
     for group in groups:
         group["lr"] = group["factor"] * factor

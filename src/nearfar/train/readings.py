@@ -1,4 +1,4 @@
-"""Values on their way from the device: read one step late, so that no step waits for the one before it."""
+"""Journal values read from the device one step late, so that no step waits for the one before it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["NotFiniteError", "Readings"]
 
 
 class NotFiniteError(RuntimeError):
-    """The loss was no longer a finite number; the message says where, and what can be done."""
+    """The loss is NaN or infinite; the message says at which step, and what can be done."""
 
 
 class Readings:
-    """A short queue of entries. On a CPU it hands values out at once; on a GPU a copy is awaited one step on."""
+    """A short queue of journal entries: returned at once on a CPU, one step later on a GPU."""
 
     def __init__(self, last_finite: int = 0) -> None:
         self._waiting: deque[tuple[dict[str, Any], list[str], Tensor, torch.cuda.Event | None]] = deque()
         self.last_finite = last_finite
 
     def put(self, entry: dict[str, Any], scalars: Mapping[str, Tensor]) -> None:
-        """Queue an entry whose `scalars` may still be under way."""
+        """Queue an entry whose `scalars` may still be computed on the device."""
         device = scalars["loss"].device
         values = torch.stack([value.detach().to(device, torch.float64).reshape(()) for value in scalars.values()])
         event = None
@@ -37,7 +37,7 @@ class Readings:
         self._waiting.append((entry, list(scalars), values, event))
 
     def take(self, *, all_of_them: bool = False) -> Iterator[dict[str, Any]]:
-        """Entries that have arrived, in order; with `all_of_them` wait for the rest.
+        """Return the entries that have arrived, in order; with `all_of_them` wait for the rest.
 
         Raises:
             NotFiniteError: a loss was NaN or infinite.

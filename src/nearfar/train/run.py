@@ -1,4 +1,4 @@
-"""A run folder, read back: its configuration, its network with the best weights, its data."""
+"""Open a run folder: its configuration, its network with the best weights, its data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Run", "open_run", "samples_of_test"]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained network, ready to embed.
+    """A trained network, ready to compute embeddings.
 
     Attributes:
-        folder: where it lies.
-        config: how it was trained.
+        folder: the run folder.
+        config: its configuration.
         model: the network with its best weights, in evaluation mode.
-        transform: what turns a raw sample into the network's input.
-        shape: of that input.
+        transform: the transform from a raw sample to the network's input.
+        shape: the shape of that input.
     """
 
     folder: Path
@@ -38,12 +38,12 @@ class Run:
     shape: tuple[int, ...]
 
     def data(self) -> DataSet:
-        """The data it was trained and tested on, opened as the configuration says."""
+        """Open the data set that it was trained and tested on."""
         return opened(self.config.data)
 
 
 def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
-    """Read a run folder; the data need not be at hand.
+    """Open a run folder; the data need not be available.
 
     Raises:
         FileNotFoundError: the folder holds no configuration or no best weights.
@@ -68,7 +68,7 @@ def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
 
 
 def samples_of_test(folder: Path) -> Samples | None:
-    """The samples behind a run's embeddings.npz, row for row; None where its data are no longer there."""
+    """The samples of a run's embeddings.npz, row for row; None if its data are no longer available."""
     spec = load(folder / "config.yaml").data
     try:
         return opened(spec, "skip").test

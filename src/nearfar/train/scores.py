@@ -1,4 +1,4 @@
-"""How good the network is now: embed samples in evaluation mode, then `nf.evaluate`."""
+"""Score a network: embed samples in evaluation mode, then `nf.evaluate`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def vectors_of(
     batch_size: int = 256,
     watch: Watch | None = None,
 ) -> tuple[Tensor, Labels]:
-    """float32 [m, d] on `device` in the order of the samples, and which samples [m] they are of.
+    """Embed samples: float32 [m, d] on `device` in the order of the samples, and the samples' numbers [m].
 
-    Samples that cannot be read (where `on_corrupt` lets the run go on) are left out: nothing stands in for them. The
-    model's modes are put back.
+    Samples that cannot be read (if `on_corrupt` is "skip") are left out, without a substitute. The model's training
+    modes are restored.
     """
     loader: DataLoader[Any] = DataLoader(
         View(samples, transform, substitutes=False),
@@ -64,12 +64,12 @@ def vectors_of(
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """What `score` found.
+    """The result of `score`.
 
     Attributes:
         evaluation: the scores.
-        x: [m, d] the vectors behind them.
-        rows: [m] which samples these are of.
+        x: [m, d] the vectors.
+        rows: [m] the samples' numbers.
         left_out: names of the samples that cannot be read, those of the gallery included.
     """
 
@@ -78,8 +78,8 @@ class Score:
     rows: Labels
     left_out: tuple[str, ...]
 
-    def told(self) -> str:
-        """What was left out, in a sentence; empty where nothing was."""
+    def notice(self) -> str:
+        """A sentence about the samples that were left out; empty if there are none."""
         if not self.left_out:
             return ""
         first = ", ".join(map(printable, self.left_out[:FIRST])) + (", ..." if len(self.left_out) > FIRST else "")
@@ -112,10 +112,10 @@ def score(
 
 
 def _absent(samples: Samples, rows: Labels) -> tuple[str, ...]:
-    """The names of the samples that are not among `rows`."""
+    """The names of the samples whose numbers are not in `rows`."""
     return tuple(samples.names[row] for row in np.setdiff1d(np.arange(len(samples)), rows).tolist())
 
 
 def violation(x: Tensor, labels: Tensor, *, near: float, far: float) -> float:
-    """The share of pairs outside their constraint: what a projection should lower."""
+    """The share of pairs that violate their constraint, which a projection should lower."""
     return float(violations(x, labels, near=near, far=far).share)

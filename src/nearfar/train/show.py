@@ -1,4 +1,4 @@
-"""What a person sees: a progress bar, scores as they come, TensorBoard where it is installed; and Ctrl-C."""
+"""Progress of a run: a progress bar, scores, TensorBoard if it is installed; and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Show:
             self._board.close()
 
     def step(self, entry: dict[str, Any]) -> None:
-        """A step was made."""
+        """Report a step."""
         self._bar.to(entry["step"], f"loss {entry['loss']:.4f}, lr {entry['lr']:.1e}")
         self._plot(entry["step"], entry)
 
     def scores(self, step: int, found: dict[str, Any]) -> None:
-        """An evaluation was made."""
+        """Report an evaluation."""
         words = ", ".join(
             f"{name} {100 * value:.1f}" for name, value in found.items() if name.endswith(("@1", "violation"))
         )
@@ -52,7 +52,7 @@ class Show:
         self._plot(step, found)
 
     def final(self, scores: Evaluation, step: int, *, paper: bool) -> None:
-        """The test at the end."""
+        """Report the test at the end."""
         how = "the best of all evaluations on the test classes, as the papers report it" if paper else "tested once"
         self.tell(f"test classes, weights of step {step}, {how}:\n{scores!r}")
 
@@ -62,7 +62,7 @@ class Show:
         return self._bar.aside
 
     def tell(self, words: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self.console.print(visible(words, self.console.encoding), highlight=False, markup=False)
 
     def _plot(self, step: int, values: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def _board(folder: Any) -> Any:
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
-    """Asks whether Ctrl-C was pressed: the first one lets the step end and saves, the second one ends at once."""
+    """Yield a function that says whether Ctrl-C was pressed; the first lets the step end, the second ends at once."""
     asked = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The data that a configuration names."""
+"""Open the data set of a configuration."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["opened"]
 
 
 def opened(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataSet:
-    """Open it as the configuration says; `on_corrupt` goes before what stands there."""
+    """Open the data set as the configuration says; `on_corrupt`, if given, takes precedence."""
     return open_data(spec.name, spec.path, on_corrupt=on_corrupt or spec.on_corrupt, outside=spec.outside)

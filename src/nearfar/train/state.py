@@ -1,4 +1,4 @@
-"""Everything a run is made of, built from its configuration: data, network, loss, optimizer, sampler."""
+"""`TrainState`: data, network, loss, optimizer and sampler of a run, built from its configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["TrainState", "prepare", "seed_everything", "takes_relations"]
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """The parts of a run, prepared for the machine it runs on."""
+    """The parts of a run, prepared by accelerate."""
 
     config: Config
     machine: Any
@@ -48,23 +48,23 @@ class TrainState:
 
     @property
     def bare_model(self) -> nn.Module:
-        """The network without what processes and precision wrap around it."""
+        """The network without the wrappers of DDP and mixed precision."""
         model: nn.Module = self.machine.unwrap_model(self.model)
         return model
 
     @property
     def evaluating(self) -> dict[str, Any]:
-        """Where and how samples are embedded for evaluation."""
+        """The options for embedding samples in an evaluation."""
         return {"device": self.machine.device, "workers": self.config.data.workers}
 
     @functools.cached_property
     def mask(self) -> Tensor:
-        """[b] which rows of a batch are representatives; the same for every batch, so it is moved once."""
+        """Mask [b] of the representatives of a batch; the same for every batch, so it is moved to the device once."""
         mask: Tensor = self.sampler.mask.to(self.machine.device)
         return mask
 
     def begin_projection(self, step: int) -> None:
-        """At the first step of a projection its proximal term starts from the parameters as they are."""
+        """At the first step of a projection, anchor the proximal term at the current parameters."""
         proximal = self.step.proximal
         if proximal is None:
             return
@@ -72,7 +72,7 @@ class TrainState:
             proximal.anchor()
 
     def remember(self, labels: Tensor, embeddings: Tensor) -> None:
-        """Refresh the table of hard classes with this batch's representatives, those of all ranks."""
+        """Update the table of hard classes with this batch's representatives, those of all ranks."""
         if not isinstance(self.sampler, Representatives) or self.sampler.hard_classes is None:
             return
         chosen = self.mask
@@ -81,30 +81,30 @@ class TrainState:
             self.sampler.update(*theirs)
 
     def ids(self, indices: Tensor) -> Tensor | None:
-        """Which sample each row of a batch is, where the loss remembers rows: none is paired with its own past."""
+        """Sample ids of a batch, if the loss has a memory: no row is paired with its own past."""
         return indices.to(self.machine.device) if isinstance(self.loss, CrossBatchMemory) else None
 
     def target(self, labels: Tensor) -> Tensor | Relation:
-        """What the loss is told of a batch: labels, or in a projection which pairs hold a representative."""
+        """The target of the loss: labels, or in a projection the relation of pairs with a representative."""
         if not isinstance(self.sampler, Representatives) or not takes_relations(self.loss):
             return labels
         return Relation.from_labels(labels, representatives=self.mask)
 
 
 def takes_relations(loss: Any) -> bool:
-    """Proxy losses compare samples with proxies; there are no pairs of samples to restrict."""
+    """Whether a loss takes relations: proxy losses do not, since they compare samples with proxies."""
     return not hasattr(loss, "proxies")
 
 
 def seed_everything(seed: int) -> None:
-    """Python's, NumPy's and torch's generators."""
+    """Seed Python's, NumPy's and torch's generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  (users' code may draw from it)
     torch.manual_seed(seed)
 
 
 def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True) -> TrainState:
-    """Read the data, build network, loss and optimizer, and hand them to the machine; `fresh` as of `open_model`."""
+    """Read the data, build network, loss and optimizer, and prepare them; `fresh` as in `open_model`."""
     seed = config.training.seed
     seed_everything(seed)
     given = data or opened(config.data)

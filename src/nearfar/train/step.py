@@ -1,4 +1,4 @@
-"""One step of descent: embed, loss, backward, proximal pull, clip, update."""
+"""One training step: embed, loss, backward, proximal term, clip, update."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["Step"]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Everything one step needs; calling it moves the parameters once.
+    """A training step as a callable: each call updates the parameters once.
 
     Args:
         machine: the `accelerate.Accelerator` that owns devices, precision and processes.
         model: the prepared network.
-        loss: the loss of all processes' rows together, `Distributed`; the gradient of what it learns itself is whole.
+        loss: the loss over the rows of all processes, `Distributed`; the gradient of its own parameters is complete.
         optimizer: the prepared optimizer.
-        clip: the longest gradient that is let through, or None.
-        chunk: samples that the network sees at a time, or None for the whole batch.
-        frozen: the network's batch norms keep their statistics.
-        proximal: the pull to the last projection, or None.
+        clip: the largest gradient norm, or None.
+        chunk: samples that the network processes at a time, or None for the whole batch.
+        frozen: whether the network's batch norms keep their statistics.
+        proximal: the proximal term, or None.
     """
 
     machine: Any
@@ -42,9 +42,9 @@ class Step:
     def __call__(
         self, x: Tensor, target: Tensor | Relation, ids: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The embeddings [b, d], detached, and the scalars of the journal, still on their device.
+        """Take a step; return the embeddings [b, d], detached, and the scalars of the journal, on their device.
 
-        `ids` [b] say which sample each row is, to a loss that remembers.
+        `ids` [b] are the sample ids, for a loss with a memory.
         """
         embeddings, value = self._descend(x, target, ids)
         scalars = {"loss": value}
@@ -58,7 +58,7 @@ class Step:
         return embeddings, scalars
 
     def _descend(self, x: Tensor, target: Tensor | Relation, ids: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Embeddings and loss, whose gradient is added to all parameters."""
+        """Compute embeddings and loss, and back-propagate to all parameters."""
         seen = list[Tensor]()
 
         def judge(embeddings: Tensor, target: Tensor | Relation) -> Tensor:

@@ -1,4 +1,4 @@
-"""What suits the data where the configuration leaves it open: transform, size of pictures, network; shares."""
+"""Defaults that depend on the data: transform, size of pictures and network; and the split of the classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearfar.data.splits import Shares, classes_apart
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
 
-__all__ = ["Input", "default_transform", "network_for", "open_model", "shares_of", "told"]
+__all__ = ["Input", "default_transform", "describe", "network_for", "open_model", "shares_of"]
 
 LARGE = 64
 """Pixels a side above which a picture is a photograph: too large for `small`."""
@@ -29,35 +29,35 @@ LOOKED_AT = 16
 
 @dataclass(frozen=True)
 class Input:
-    """What goes into the network: the name of the transform, and the shape [...] that it gives one sample."""
+    """The network's input: the name of the transform, and the shape of one transformed sample."""
 
     transform: str
     shape: tuple[int, ...]
 
     @staticmethod
     def of(config: Config, data: DataSet) -> Input:
-        """As the configuration says, or as suits the data; the shape is read from the first sample."""
+        """Build from the configuration, or as suits the data; the shape is that of the first sample."""
         name = config.data.transform or default_transform(data)
         plain = transforms.get(name, False, size=_size(config, name, data.train))
         return Input(name, tuple(plain(data.train[0], np.random.default_rng(0)).shape))
 
     def make(self, train: bool, model: Any) -> Transform:
-        """The transform, for training or evaluation, as a network wants its pictures."""
+        """The transform for training or evaluation, with the mean and deviation that the network needs."""
         size = self.shape[-1] if self.transform in transforms.CROPS else None
         return transforms.get(self.transform, train, model.mean, model.std, size=size)
 
 
 def default_transform(data: DataSet) -> str:
-    """What suits the samples: small drawings are moved a little, vectors stay, photographs are cropped."""
+    """The default transform: small drawings are shifted a little, vectors stay, photographs are cropped."""
     if not isinstance(data.train, Tensors):
         return "photographs"
     return "glyphs" if data.train.x.dtype == torch.uint8 else "none"
 
 
 def _size(config: Config, transform: str, samples: Samples) -> int | None:
-    """Pixels a side of a crop; None for the transform's own.
+    """The side of a crop in pixels; None for the transform's default.
 
-    By default pictures of at most `LARGE` pixels stay as large as they are, and `small` gets no larger ones.
+    By default pictures of at most `LARGE` pixels keep their size, and the network `small` gets no larger ones.
     """
     if config.data.size is not None or transform not in transforms.CROPS or config.model.name not in (None, "small"):
         return config.data.size
@@ -71,7 +71,7 @@ def _size(config: Config, transform: str, samples: Samples) -> int | None:
 
 
 def network_for(shape: tuple[int, ...]) -> str:
-    """The network for inputs of a shape: the head alone on vectors, `small` on drawings, lite0 on photographs.
+    """The default network for an input shape: a linear head for vectors, `small` for drawings, lite0 for photographs.
 
     >>> network_for((7,)), network_for((1, 28, 28)), network_for((3, 224, 224))
     ('linear', 'small', 'lite0')
@@ -89,9 +89,9 @@ def network_for(shape: tuple[int, ...]) -> str:
 
 
 def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:
-    """The network, and the transforms of training and of evaluation.
+    """Build the network, and the transforms of training and evaluation.
 
-    Without `fresh`, published weights are not looked for: a checkpoint will bring others.
+    Without `fresh`, published weights are not loaded: those of a checkpoint will replace them.
     """
     spec = config.model
     try:
@@ -124,10 +124,10 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
 
 
 def shares_of(config: Config, data: DataSet) -> Shares:
-    """Where the classes of the data go.
+    """How many classes are for training, validation and the test.
 
     Raises:
-        ValueError: too few are left to learn from, or fewer than a batch is to hold.
+        ValueError: too few are left to learn from, or fewer than a batch needs.
     """
     share = config.data.validation if config.training.protocol == "validation" else 0.0
     shares = Shares.of(len(data.train.classes), share, test=classes_apart(data.train, data.test))
@@ -142,8 +142,8 @@ def shares_of(config: Config, data: DataSet) -> Shares:
     return shares
 
 
-def told(config: Config, shares: Shares, inputs: Input, model: nn.Module, device: torch.device) -> str:
-    """What a run begins with, in words: where the classes went, and which network."""
+def describe(config: Config, shares: Shares, inputs: Input, model: nn.Module, device: torch.device) -> str:
+    """Describe the start of a run: the split of the classes, and the network."""
     shape, name = shape_of_batch(config, shares.learn), config.model.name or network_for(inputs.shape)
     rows = f"{shape['classes']} x {shape['samples']}" if "classes" in shape else str(shape["batch_size"])
     whole, head = (sum(p.numel() for p in part.parameters()) for part in (model, model.get_submodule("head")))

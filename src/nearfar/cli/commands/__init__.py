@@ -1,3 +1,3 @@
-"""The commands of `nearfar`, one file a group; each group has a `register` that adds it to the app."""
+"""The commands of `nearfar`, one file per group; each has a `register` that adds its commands to the app."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""`nearfar bench`: how fast and how small the losses are on this machine."""
+"""`nearfar bench`: measure time and memory of the losses on this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bench(
         from nearfar.bench.study import peer_version
 
         plan = planned(tuple(loss or ()), sizes, width, threads, device, quick=quick)
-        out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is told of now, not in two minutes
+        out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
         if peer_version() is None:
             say("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
         rows = []
@@ -53,7 +53,7 @@ def bench(
 
 
 def planned(losses: tuple[str, ...], sizes: str | None, width: int, threads: int, device: str, *, quick: bool) -> Plan:
-    """What the options ask for."""
+    """Build the plan from the options."""
     from nearfar.bench import Limits, Patience, Plan
 
     usual = (128, 1024) if quick else (128, 512, 2048, 8192)
@@ -70,7 +70,7 @@ def planned(losses: tuple[str, ...], sizes: str | None, width: int, threads: int
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Sizes given with commas.
+    """Parse sizes separated by commas.
 
     >>> numbers("128,1_024")
     (128, 1024)

@@ -38,7 +38,7 @@ def diagnose(
 
 
 def looks(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis]:
-    """The diagnosis of the journal and of the vectors, as far as they are there."""
+    """Diagnose the journal and the vectors, as far as they exist."""
     from nearfar.doctor import diagnose_run
 
     found: dict[str, Diagnosis] = {}
@@ -54,7 +54,7 @@ def looks(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis]:
 
 
 def of_vectors(source: Path, options: dict[str, Any]) -> Diagnosis:
-    """The diagnosis of a file of vectors; rows that are not finite are a finding, so that `Vectors` is not asked."""
+    """Diagnose a file of vectors; not by `Vectors`, which refuses rows that are not finite: here they are a finding."""
     from nearfar._utils.arrays import labels_of, rows_of
     from nearfar._utils.files import read_arrays
     from nearfar.doctor import diagnose as judge

@@ -1,4 +1,4 @@
-"""`nearfar evaluate` and `nearfar compare`: how good is a space, and is one better than another."""
+"""`nearfar evaluate` and `nearfar compare`: score a space, and compare two."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def evaluate(
 
 
 def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
-    """The K asked for, else those of the data set, else the usual ones."""
+    """The given K, else those of the data set, else the usual ones."""
     from nearfar.data.ks import KS, USUAL
 
     if data_set is not None:
@@ -103,7 +103,7 @@ def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
 
 
 def score_table(found: Evaluation, title: str) -> Table:
-    """Every score in per cent, with its interval."""
+    """A table of all scores in percent, with their intervals."""
     from rich.table import Table
 
     unit = "classes" if found.unit == "class" else "queries"
@@ -121,7 +121,7 @@ def score_table(found: Evaluation, title: str) -> Table:
 
 
 def with_names(record: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
-    """The record of an evaluation, each class with its name where it has one."""
+    """Add the names of the classes to the record of an evaluation."""
     for row in record["per_class"]:
         if row["label"] in names:
             row["name"] = names[row["label"]]
@@ -129,7 +129,7 @@ def with_names(record: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
 
 
 def class_table(found: Evaluation, names: dict[int, str]) -> Table:
-    """The ten classes that fare worst, by name where they have one."""
+    """A table of the ten classes with the lowest scores, by name if they have one."""
     from rich.table import Table
 
     table = Table(title=f"The worst {len(found.worst)} of {found.classes:,} classes", title_justify="left")
@@ -142,7 +142,7 @@ def class_table(found: Evaluation, names: dict[int, str]) -> Table:
 
 
 def left_out(found: Evaluation) -> str:
-    """What became of lone queries."""
+    """A line about lone queries."""
     if not found.lone:
         return "No lone queries: every query has a right answer."
     one = found.lone == 1

@@ -1,4 +1,4 @@
-"""What `nearfar embed` takes: samples from glyphs, an .npz, or a folder of pictures with or without class folders."""
+"""The inputs of `nearfar embed`: glyphs, an .npz file, or a folder of pictures with or without class folders."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SIZE = 224
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What is to be embedded, and a digest that tells it from other samples.
+    """Samples to embed, and a digest that identifies them.
 
     Attributes:
-        data: samples as a model without a transform takes them.
-        raw: the same as data sets give them: pictures, or tensors as they are stored.
+        data: samples prepared for a model without a transform.
+        raw: the raw samples: pictures, or tensors as they are stored.
         y: classes [n], or None.
-        name: one word a sample, or None.
+        name: one string per sample, or None.
         classes: the name of each class, or None.
         images: thumbnails [n, h, w] or [n, h, w, 3], or None.
-        digest: equal for equal samples; of pictures only their names and order count, see `Transformed.digest`.
+        digest: equal for equal samples; for pictures only their names and order count, see `Transformed.digest`.
     """
 
     data: Any
@@ -47,19 +47,19 @@ class Samples:
     classes: tuple[str, ...] | None = None
 
     def fields(self, rows: Tensor | None) -> dict[str, Any]:
-        """What `Vectors` keeps beside the vectors of some rows, or of all."""
+        """The fields of `Vectors` beside x, for some rows or for all."""
         at = slice(None) if rows is None else rows.numpy()
         name = None if self.name is None else np.array(self.name, dtype=object)[at].tolist()
         y, images = (None if value is None else value[at] for value in (self.y, self.images))
         return {"y": y, "name": name, "images": images, "classes": self.classes}
 
     def ready(self, transform: Transform | None) -> Any:
-        """What goes into a model."""
+        """The inputs of a model, with or without a transform."""
         return self.data if transform is None else Transformed(self.raw, transform)
 
 
 class Transformed:
-    """Raw samples through a transform without chance, each with its row; None where it is skipped."""
+    """Raw samples through a deterministic transform, each with its row; None if it is skipped."""
 
     def __init__(self, raw: Any, transform: Transform) -> None:
         self.raw, self.transform = raw, transform
@@ -72,7 +72,7 @@ class Transformed:
         return None if sample is None else (self.transform(sample, np.random.default_rng(0)), row)
 
     def digest(self, rows: range) -> str:
-        """Of the bytes of some picture files: read again rather than decoded; empty of samples in memory."""
+        """A digest of the bytes of some picture files, which are read but not decoded; empty for samples in memory."""
         if isinstance(self.raw, Tensor):
             return ""
         found = hashlib.sha256()
@@ -87,12 +87,12 @@ class Transformed:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What is done to a picture for a network that does not say: the short side scaled, the middle cut out.
+    """The default preprocessing for a network that does not define one: resize the short side, crop the center.
 
     Args:
         size: pixels a side.
-        imagenet: shift and scale by ImageNet's mean and deviation.
-        pixels: leave it in 0..255 as uint8, which is what the network takes; otherwise it comes to 0..1.
+        imagenet: standardize by ImageNet's mean and deviation.
+        pixels: uint8 in 0..255, if the network takes these; otherwise values in 0..1.
     """
 
     size: int
@@ -117,7 +117,7 @@ class Assumed:
 
 
 def read_samples(source: str, *, assumed: Assumed, thumbnails: int, on_corrupt: OnCorrupt = "stop") -> Samples:
-    """Samples from "glyphs:train", "glyphs:test", an .npz file with x, or a folder of pictures."""
+    """Read samples from "glyphs:train", "glyphs:test", an .npz file with x, or a folder of pictures."""
     if source.startswith("glyphs"):
         return _glyphs(source)
     path = Path(source)
@@ -175,14 +175,14 @@ def _words(array: np.ndarray | None) -> tuple[str, ...] | None:
 
 
 def square(picture: Any, size: int) -> np.ndarray:
-    """uint8 [size, size, 3]: the middle of a picture."""
+    """The center of a picture as uint8 [size, size, 3]."""
     from PIL import Image, ImageOps
 
     return np.array(ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC), dtype=np.uint8)
 
 
 def _folder(folder: Path, assumed: Assumed, thumbnails: int, on_corrupt: OnCorrupt) -> Samples:
-    """Pictures in the order of their names: a subfolder a class, or all beside each other and of no class."""
+    """Pictures in the order of their names: one subfolder per class, or all in one folder without classes."""
     from nearfar.data.pictures import Pictures
 
     files = _files(folder)
@@ -197,7 +197,7 @@ def _folder(folder: Path, assumed: Assumed, thumbnails: int, on_corrupt: OnCorru
 
 
 def _thumbnails(pictures: Pictures, size: int) -> Tensor:
-    """uint8 [n, size, size, 3]; black where a picture cannot be read and is skipped."""
+    """Thumbnails as uint8 [n, size, size, 3]; black if a picture cannot be read and is skipped."""
     found = torch.zeros(len(pictures), size, size, 3, dtype=torch.uint8)
     for row in range(len(pictures)):
         picture = pictures.genuine(row)
@@ -207,7 +207,7 @@ def _thumbnails(pictures: Pictures, size: int) -> Tensor:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Every picture in class folders, or, where there are none, in the folder itself."""
+    """All pictures in class folders or, if there are none, in the folder itself."""
     entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     homes = [path for path in entries if path.is_dir()]
     if {home.name for home in homes} == {"train", "test"} and any(path.is_dir() for path in homes[0].iterdir()):

@@ -1,4 +1,4 @@
-"""The network that `nearfar embed` and `export` take: of a run folder, or from an ONNX, TorchScript or .pt2 file."""
+"""The network of `nearfar embed` and `export`: from a run folder, or an ONNX, TorchScript or .pt2 file."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _ONNX_TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What turns a batch [b, ...] into vectors [b, d].
+    """A network that maps a batch [b, ...] to vectors [b, d].
 
     Attributes:
-        run: takes a batch, gives vectors.
-        digest: tells the model from others.
-        fingerprint: see `nearfar.evaluation.fingerprint`; the part of the preprocessing only where it is known.
-        module: the same as a module, for export; None where there is none (ONNX, TorchScript).
-        example: a batch that fits, or None where the file holds none.
-        transform: what turns a raw sample into the network's input, where the run or the file says so.
-        side: pixels a side of the pictures that it takes, where the file says so.
-        pixels: it takes pictures in 0..255 as uint8.
+        run: function from a batch to vectors.
+        digest: identifies the model.
+        fingerprint: see `nearfar.evaluation.fingerprint`; with the preprocessing only if it is known.
+        module: the network as a module, for export; None if there is none (ONNX, TorchScript).
+        example: an example batch, or None if the file has none.
+        transform: the transform from a raw sample to the input, if the run or the file defines it.
+        side: pixels a side of the input pictures, if the file defines it.
+        pixels: whether it takes pictures in 0..255 as uint8.
     """
 
     run: Callable[[Tensor], Any]
@@ -57,7 +57,7 @@ class Model:
     pixels: bool = False
 
     def assumed(self, size: int | None, imagenet: bool) -> Assumed:
-        """What is done to pictures where the model does not say; an option that it would not heed is refused."""
+        """The preprocessing of pictures if the model does not define it; options without effect are refused."""
         if self.transform is not None and (size is not None or imagenet):
             raise ValueError("this model brings its own preprocessing; leave --size and --imagenet out.")
         if self.pixels and imagenet:
@@ -65,18 +65,18 @@ class Model:
         return Assumed(size or self.side or SIZE, imagenet, self.pixels)
 
     def mark(self, assumed: Assumed | None) -> str | None:
-        """The fingerprint of vectors that it makes, of pictures prepared as assumed where it does not say itself."""
+        """The fingerprint of its vectors, with the assumed preprocessing if the model does not define one."""
         if self.transform is not None or assumed is None or not self.fingerprint:
             return self.fingerprint or None
         return f"{self.fingerprint.split('/')[0]}/{fingerprint.of_preprocessing(asdict(assumed))}"
 
 
 def load_model(path: Path, *, trust_model: bool = False) -> Model:
-    """The model of a run folder, an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2).
+    """Load a model from a run folder, an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2).
 
     Args:
         path: the folder or file.
-        trust_model: read .pt and .pt2 files, which can run code of whoever wrote them.
+        trust_model: read .pt and .pt2 files, which can run code of their author.
     """
     if path.is_dir():
         return _run(path)
@@ -90,7 +90,7 @@ def load_model(path: Path, *, trust_model: bool = False) -> Model:
 
 
 def _check_trust(path: Path, trust_model: bool) -> None:
-    """Refuse a file that can run code, unless it is trusted; one that holds no model at all is said to be so first."""
+    """Refuse a file that can run code, unless it is trusted; a file that is not a model is reported first."""
     kind, mark, harm = RUNS_CODE[path.suffix]
     try:
         with zipfile.ZipFile(path) as archive:
@@ -107,7 +107,7 @@ def _check_trust(path: Path, trust_model: bool) -> None:
 
 
 def _run(folder: Path) -> Model:
-    """The network of a run with its best weights, and the transform that its samples go through."""
+    """The network of a run with its best weights, and its evaluation transform."""
     from nearfar.evaluation.preprocessing import fingerprint_of
     from nearfar.train import open_run
 
@@ -162,7 +162,7 @@ def _onnx(path: Path, digest: str) -> Model:
 
 
 def _converted(batch: Tensor, kind: torch.dtype) -> Tensor:
-    """The batch in the type that a network takes; numbers that would be cut are an error."""
+    """Convert a batch to the dtype of a network; values that would be truncated are an error."""
     there = batch.to(kind)
     if not kind.is_floating_point and not torch.equal(there.to(batch.dtype), batch):
         raise ValueError(f"it takes {str(kind).removeprefix('torch.')}, and these numbers are not whole or too large")
@@ -170,7 +170,7 @@ def _converted(batch: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _side(shape: list[Any]) -> int | None:
-    """Pixels a side, of a network whose input is [b, 3, side, side]."""
+    """Pixels a side of a network with input [b, 3, side, side]."""
     if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
         return None
     return shape[2] if isinstance(shape[2], int) and shape[2] > 0 else None
@@ -202,7 +202,7 @@ def _unreadable(path: Path, kind: str, cause: str = "") -> ValueError:
 
 @contextmanager
 def _reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever a runtime says of a file it cannot read into one sentence; they share no error."""
+    """Turn any error of a runtime that reads a file into one sentence; runtimes share no error class."""
     try:
         with quiet():
             yield
@@ -211,7 +211,7 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def _careful(path: Path, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """The model, with one sentence for a batch that does not fit; the runtimes share no error."""
+    """Wrap a model: an error of one sentence for a batch that does not fit; runtimes share no error class."""
 
     def careful(batch: Tensor) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""`nearfar reproduce`: a paper's figures and claims, run anew."""
+"""`nearfar reproduce`: reproduce the figures and claims of a paper."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reproduce(
     jobs: Annotated[int, typer.Option(help="Runs side by side.", min=1)] = 1,
     quick: Annotated[bool, typer.Option(help="Fewer repetitions, for a first look.")] = False,
 ) -> None:
-    """Draw a paper's figures anew and check its claims."""
+    """Reproduce a paper's figures and check its claims."""
     with one_sentence("reproduce"):
         from importlib import import_module
 

@@ -46,7 +46,7 @@ JUDGED = 1000
 
 
 Trust = Annotated[
-    bool, typer.Option("--trust-model", help="Read a .pt or .pt2 file, which can run code of whoever wrote it.")
+    bool, typer.Option("--trust-model", help="Read a .pt or .pt2 file, which can run code of its author.")
 ]
 
 
@@ -81,9 +81,9 @@ def embed(
     ] = "stop",
     trust_model: Trust = False,
 ) -> None:
-    """Turn samples into vectors, in order.
+    """Compute the vectors of samples, in order.
 
-    If it is killed, the same command goes on where it stood.
+    If it is interrupted, the same command continues where it stopped.
 
     The network of a run, and one that `nearfar export` wrote, get their samples as in training. Another model gets
     glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
@@ -121,7 +121,7 @@ def embed(
 
 @contextmanager
 def advised() -> Iterator[None]:
-    """Advice in terms of the command; images that are skipped are listed at the end and need no warning before."""
+    """Phrase errors in terms of the command, and silence warnings about skipped images, which are listed at the end."""
     from nearfar.data.pictures import CorruptImageError, CorruptImageWarning
 
     try:
@@ -133,14 +133,14 @@ def advised() -> Iterator[None]:
 
 
 def left_out(names: Sequence[str], kept: set[int]) -> str:
-    """The images that could not be read, one a line."""
+    """List the images that could not be read, one per line."""
     missing = [printable(name) for row, name in enumerate(names) if row not in kept]
     count = "1 image" if len(missing) == 1 else f"{len(missing):,} images"
     return "\n".join([f"{count} could not be read and {'was' if len(missing) == 1 else 'were'} left out:", *missing])
 
 
 def of_classes(found: Vectors) -> str:
-    """How many classes, and what the first are called."""
+    """The number of classes, and the names of the first ones."""
     if found.y is None:
         return ", without classes"
     count, names = len(set(found.y.tolist())), list(found.class_names().values())
@@ -149,7 +149,7 @@ def of_classes(found: Vectors) -> str:
 
 
 def clear_parts(output: Path) -> None:
-    """Remove the chunks that `embed` kept for this output, of this and of former attempts, and nothing else."""
+    """Remove the chunks that `embed` kept for this output, of this and earlier attempts, and nothing else."""
     from nearfar.evaluation.embed import clear
 
     for folder in output.parent.iterdir():
@@ -187,7 +187,7 @@ def search(
 ) -> None:
     """Find the nearest vectors of an index.
 
-    Of an approximate one it also measures and prints which share of the exact neighbors it finds.
+    For an approximate index it also measures and prints the share of the exact neighbors that it finds.
     """
     with one_sentence("search"):
         from nearfar.evaluation import Index, Vectors
@@ -206,7 +206,7 @@ def search(
 
 
 def show(made: Index, asked: Vectors, found: Neighbors) -> None:
-    """The neighbors of the first queries, one row each."""
+    """A table of the neighbors of the first queries, one row each."""
     from rich.table import Table
 
     table = Table(title=f"Nearest of {len(made):,} vectors ({made.similarity})", title_justify="left", show_lines=True)
@@ -224,7 +224,7 @@ def show(made: Index, asked: Vectors, found: Neighbors) -> None:
 
 
 def records(made: Index, asked: Vectors, found: Neighbors) -> list[dict[str, Any]]:
-    """Query by query: its name and its neighbors' names, rows and scores; what an index did not find is left out."""
+    """For each query its name and its neighbors' names, rows and scores, without entries that were not found."""
     every = []
     rows = zip(made.names(found), found.places.tolist(), found.scores.tolist(), strict=True)
     for query, (names, places, scores) in enumerate(rows):
@@ -249,12 +249,12 @@ def export(
     seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
     trust_model: Trust = False,
 ) -> None:
-    """Write a model as ONNX, once onnxruntime has given the same vectors on fresh random batches.
+    """Write a model as ONNX, after onnxruntime gave the same vectors on random batches.
 
-    The batch dimension is left free. If the vectors differ, no file is written.
+    The batch dimension is dynamic. If the vectors differ, no file is written.
 
-    Of a run the mean and deviation go into the graph, which takes photographs as uint8 in 0..255; size and crop go into
-    the metadata, where `nearfar embed` finds them.
+    For a run, mean and deviation become part of the graph, which takes photographs as uint8 in 0..255; size and crop
+    are stored in the metadata, where `nearfar embed` reads them.
     """
     with one_sentence("export"):
         import torch
@@ -276,7 +276,7 @@ def export(
 
 
 def sides(shape: str) -> list[int]:
-    """The whole numbers of "3,224,224".
+    """Parse a shape such as "3,224,224".
 
     >>> sides("3,224,224")
     [3, 224, 224]

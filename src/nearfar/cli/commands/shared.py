@@ -21,14 +21,14 @@ Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
 
 
 def one_only(what: str, first: object, more: list[str] | None) -> None:
-    """Refuse a second folder or file where a command takes one."""
+    """Refuse a second folder or file if a command takes one."""
     if more:
         raise ValueError(f"one {what} is taken, but {' and '.join([str(first), *more])} came; run it once for each.")
 
 
 @contextmanager
 def one_sentence(command: str) -> Iterator[None]:
-    """Turn what users can bring about into one line on the error stream and exit code 1."""
+    """Turn errors that a user can cause into one line on standard error and exit code 1."""
     try:
         yield
     except OSError as error:
@@ -39,13 +39,13 @@ def one_sentence(command: str) -> Iterator[None]:
 
 
 def _said(command: str, reason: str) -> str:
-    """One line; where the function behind the command has put its own name in front, it is not said twice."""
+    """Format an error as one line, without repeating the command's name if the message begins with it."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return visible(f"nearfar {command}: {lines[0].removeprefix(f'{command}: ') if lines else 'failed'}")
 
 
 def labeled(path: Path) -> Vectors:
-    """Vectors that carry classes."""
+    """Read vectors, which must have labels."""
     from nearfar.evaluation import Vectors
 
     found = Vectors.load(path)
@@ -55,7 +55,7 @@ def labeled(path: Path) -> Vectors:
 
 
 def save_json(path: Path, record: Any) -> None:
-    """JSON, whole or not at all; NaN is an error."""
+    """Write JSON, completely or not at all; NaN is an error."""
     import json
 
     from nearfar._utils.files import write_text

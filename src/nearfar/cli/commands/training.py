@@ -1,4 +1,4 @@
-"""`nearfar train`, `nearfar config` and `nearfar demo`: from a configuration to a run folder."""
+"""`nearfar train`, `config`, `demo` and `recommend`: from a configuration to a run folder."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def train(
 def _chosen(
     run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]], resume: bool, ill: Path | None
 ) -> Config:
-    """The configuration to train: that of a file, of the run to go on with, or of an ill run with its remedy."""
+    """The configuration to train: from a file, of the run to resume, or of an unhealthy run with its remedy."""
     from nearfar.train import load
 
     if ill is not None:
@@ -82,7 +82,7 @@ def _chosen(
 
 
 def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
-    """The configuration of an ill run, changed by the remedy of its worst finding, and then by flags."""
+    """The configuration of an unhealthy run, changed by the remedy of its worst finding, and then by flags."""
     from nearfar.doctor import prescribe
     from nearfar.runs.config import changed
 
@@ -92,7 +92,7 @@ def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
 
 
 def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
-    """A run goes on with its own configuration; what may be changed is in docs/guides/resuming.md."""
+    """The configuration of the run to resume, with the changes that docs/guides/resuming.md allows."""
     from nearfar.runs.changes import MAY_CHANGE
 
     if run is None:
@@ -109,7 +109,7 @@ def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tup
 
 
 def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]]:
-    """The configuration's file, if one is named, and ("loss.k", "160") from --loss.k 160 or --loss.k=160."""
+    """Parse the file of the configuration, if any, and flags: ("loss.k", "160") from --loss.k 160 or --loss.k=160."""
     config: Path | None = None
     found, rest = [], list(words)
     while rest:
@@ -129,7 +129,7 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
 
 
 def config(words: Words = None) -> None:
-    """Print a full configuration with comments: the defaults, or a file with its gaps filled; flags change it."""
+    """Print a full configuration with comments: the defaults, or a file completed by defaults; flags change it."""
     with one_sentence("config"):
         from nearfar.runs.parts import check
         from nearfar.train import load, to_yaml
@@ -150,7 +150,7 @@ def demo(
         bool, typer.Option("--overwrite", help="Replace the files of a run that the folder holds; others stay.")
     ] = False,
 ) -> None:
-    """Learn to retrieve characters of scripts never seen, from data drawn on the spot, and write a page about it."""
+    """Train a small network to retrieve characters of unseen scripts, and write a report; nothing is downloaded."""
     with one_sentence("demo"):
         from nearfar.cli.demo import run
 
@@ -163,7 +163,7 @@ def recommend(
     batch_size: Annotated[int, typer.Option(help="Samples that the network can take at once.", min=4)] = 128,
     memory: Annotated[float, typer.Option(help="Gigabytes that the loss may use.")] = 8.0,
 ) -> None:
-    """Propose loss, sampler and batch for a data set, with reasons and the measured row behind them."""
+    """Recommend loss, sampler and batch for a data set, with reasons and the measured result behind them."""
     with one_sentence("recommend"):
         import yaml
 

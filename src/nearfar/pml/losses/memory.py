@@ -89,12 +89,12 @@ class CrossBatchMemory(nn.Module):
         count = self.memory_size if self.has_been_filled else self.queue_idx
         past, past_labels = self.embedding_memory[:count], self.label_memory[:count]
         ids = places if enqueue_mask is None else torch.full_like(labels, -1)
-        told = {"ids": ids, "ref_ids": torch.arange(count, device=embeddings.device)}
-        indices = None if self.miner is None else self.miner(embeddings, labels, past, past_labels, **told)
+        identity = {"ids": ids, "ref_ids": torch.arange(count, device=embeddings.device)}
+        indices = None if self.miner is None else self.miner(embeddings, labels, past, past_labels, **identity)
         if indices_tuple is not None:
             given = tuple(part.to(embeddings.device) for part in indices_tuple)
             indices = self._with_given(labels, past_labels, ids, indices, given)
-        value: Tensor = self.loss(embeddings, labels, indices, past, past_labels, **told)
+        value: Tensor = self.loss(embeddings, labels, indices, past, past_labels, **identity)
         return value
 
     def _check(self, embeddings: Tensor, labels: Tensor, indices: Indices | None, mask: Tensor | None) -> Tensor:
