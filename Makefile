@@ -6,7 +6,7 @@ WORKERS ?= 2
 DOCTESTS := docs README.md src
 # What computes; the others start processes, read files or draw pages.
 NUMERICAL := $(filter-out $(patsubst %,tests/test_%.py,architecture bench cli commands_evaluation data_benchmarks \
-	data_folders examples export faults files outside report report_browser train_processes vectors), $(wildcard tests/test_*.py))
+	data_folders examples export faults files outside report report_browser site train_processes vectors), $(wildcard tests/test_*.py))
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 
@@ -19,7 +19,7 @@ $(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) -e ".
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) --no-deps timm torchvision
 endef
 
-.PHONY: demo test check browser bench fuzz faults docs portable lowest clean
+.PHONY: demo test check browser bench fuzz faults docs site portable lowest clean
 
 demo: $(READY)
 	$(BIN)/nearfar demo --overwrite
@@ -65,6 +65,10 @@ faults: $(READY)  # kills, races, full disks, damaged files; SEED=7 repeats a ru
 
 docs: $(READY)
 	$(BIN)/python -m pytest -q $(DOCTESTS)
+
+# The pages and the reference as a site in build/site, to be opened from disk: no broken link, no missing reference.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The same answers whatever the processor: other kernels of torch, MKL and OpenBLAS, other threads, another hash seed.
 portable: $(READY)

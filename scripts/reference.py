@@ -1,0 +1,133 @@
+"""The public names of the package, read from the sources, and one reference page for each room.
+
+A name is public where a public module lists it in `__all__`. What the package, a room, or a module that a room lists
+offers is shown with its docstring, once; what the files inside a room offer each other stands in a table at the end of
+the room's page. `tests/test_site.py` compares the pages with what Python itself imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+from architecture import modules, room
+
+FRONT = "nearfar"
+
+
+@functools.cache
+def sources() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    return modules()
+
+
+@functools.cache
+def tree(module: str) -> ast.Module:
+    """The parsed source of a module."""
+    return ast.parse(sources()[module].read_text(encoding="utf-8"))
+
+
+def public_modules() -> list[str]:
+    """Modules without an underscore in their path, shortest path first; commands are not for import."""
+    names = [name for name in sources() if not any(part.startswith("_") for part in name.split("."))]
+    shown = [name for name in names if not f"{name}.".startswith("nearfar.cli.")]
+    return sorted(shown, key=lambda name: (name.count("."), name))
+
+
+def listed(module: str) -> list[str]:
+    """What a module offers: its `__all__`; of a module without one, the classes and functions it defines."""
+    for node in tree(module).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    if module.count(".") > 1:
+        return []
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return [node.name for node in tree(module).body if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+def origin(module: str, name: str) -> str:
+    """The dotted path at which a name of a module is defined."""
+    for node in tree(module).body:
+        if isinstance(node, ast.ImportFrom) and node.module in sources() and node.module != module:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return origin(str(node.module), alias.name)
+    return f"{module}.{name}"
+
+
+def summary(path: str) -> str:
+    """The first sentence of a docstring, fit for the cell of a table."""
+    module, _, name = path.rpartition(".")
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    node = next((each for each in tree(module).body if isinstance(each, kinds) and each.name == name), None)
+    first = inspect.cleandoc((node and ast.get_docstring(node)) or "").split("\n\n")[0]
+    return " ".join(first.split()).replace("|", r"\|")
+
+
+def offered() -> list[str]:
+    """The rooms, the modules that a room lists as its own, and the package itself, which comes last."""
+    rooms = [name for name in public_modules() if name.count(".") == 1]
+    below = [f"{name}.{each}" for name in rooms for each in listed(name) if f"{name}.{each}" in sources()]
+    kept = [name for name in below if origin(*name.rsplit(".", 1)) == name]
+    return [*rooms, *kept, FRONT]
+
+
+def entries(names: list[str], seen: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Each name of some modules that was not seen yet: its page, its path there, and where it is defined."""
+    for module in names:
+        for name in listed(module):
+            path = origin(module, name)
+            if path not in seen and path not in sources():
+                seen.add(path)
+                yield (FRONT if module == FRONT else room(module)), f"{module}.{name}", path
+
+
+@functools.cache
+def shown() -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+    """All public names: those that are offered, and those inside."""
+    seen: set[str] = set()
+    return list(entries(offered(), seen)), list(entries(public_modules(), seen))
+
+
+def front() -> list[str]:
+    """The rows of the package's own page: what `import nearfar as nf` shows."""
+    places = {path: name for _, name, path in shown()[0]}
+    rows = []
+    for name in listed(FRONT):
+        path = origin(FRONT, name)
+        link, words = (f"[{places[path]}]", summary(path)) if path in places else (f"({name}.md)", about(path))
+        rows.append(f"| [`{name}`]{link} | {words} |")
+    return rows
+
+
+def about(module: str) -> str:
+    """The first paragraph of a module's docstring, fit for the cell of a table."""
+    return " ".join((ast.get_docstring(tree(module)) or "").split("\n\n")[0].split()).replace("|", r"\|")
+
+
+def page(name: str) -> str:
+    """The Markdown of a room: a table of what it offers, each of them, and a table of what is inside."""
+    module = FRONT if name == FRONT else f"{FRONT}.{name}"
+    names, inner = ([(label, path) for where, label, path in part if where == name] for part in shown())
+    rows = [f"| [`{label.removeprefix(f'{module}.')}`][{label}] | {summary(path)} |" for label, path in names]
+    parts = [f"# {module}", ast.get_docstring(tree(module)) or "" if module in sources() else ""]
+    parts += ["\n".join(["| name | |", "|---|---|", *(front() if name == FRONT else rows)])] if rows else []
+    parts += [f"::: {label}" for label, _ in names]
+    if inner:
+        rows = [
+            f'| <code id="{label}">{label.removeprefix(f"{module}.")}</code> | {summary(path)} |'
+            for label, path in inner
+        ]
+        parts += ["## Inside this room", "What its files offer each other."]
+        parts += ["\n".join(["| name | |", "|---|---|", *rows])]
+    return "\n\n".join(parts)
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    """Page name -> Markdown."""
+    rooms = {where for part in shown() for where, _, _ in part} - {FRONT}
+    return {name: page(name) for name in (FRONT, *sorted(rooms))}

@@ -1,0 +1,102 @@
+"""What mkdocs.yml asks of Python: reference pages, links out of docs/, and examples in docstrings.
+
+Pages link to tests, benchmarks and examples by relative paths, which work where the repository is read; on the site
+they lead to the repository. A path that is not there is a warning, and `make site` fails on warnings.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from markdown import Extension, Markdown
+from markdown.preprocessors import Preprocessor
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+import reference
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/nearfar/nearfar"
+PAGE = re.compile(r"(?<![\w/])docs/([\w/-]+)\.md")
+LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
+log = logging.getLogger("mkdocs.hooks.site")
+
+
+class Doctests(Preprocessor):
+    """Puts examples that stand bare in a docstring into fences: Markdown takes `>>>` for quotes."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        """The lines, with fences added."""
+        found: list[str] = []
+        fenced = example = False
+        for line in lines:
+            fenced ^= line.lstrip().startswith("```")
+            if example and not line.strip():
+                found.append("```")
+                example = False
+            elif line.startswith(">>> ") and not fenced and not example:
+                found += ["", "```pycon"]
+                example = True
+            found.append(line)
+        return [*found, "```"] if example else found
+
+
+class Examples(Extension):
+    """Puts `Doctests` before all other work on the text."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
+        """Called by Markdown."""
+        md.preprocessors.register(Doctests(md), "doctests", 100)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Writes the reference into the navigation."""
+    config.markdown_extensions.append(Examples())  # type: ignore[arg-type]
+    for entry in config.nav or []:
+        if "Reference" in entry:
+            entry["Reference"] = [{name: f"reference/{name}.md"} for name in reference.pages()]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds one reference page a room."""
+    for name, text in reference.pages().items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+def on_page_markdown(text: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Leads links out of docs/ to the repository, and takes the empty sidebar off the first page."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]
+    folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
+
+    def lead(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(folder, match.group(1)))
+        if path.startswith("docs/"):
+            return match.group(1)
+        if not (ROOT / path).exists():
+            log.warning("%s links to %s, which is not there.", page.file.src_uri, path)
+        return f"{REPOSITORY}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"
+
+    return LINK.sub(lead, text)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Makes links of the pages that docstrings name by their path."""
+    if not page.file.src_uri.startswith("reference/"):
+        return html
+
+    def lead(match: re.Match[str]) -> str:
+        if not (ROOT / match.group()).exists():
+            log.warning("%s names %s, which is not there.", page.file.src_uri, match.group())
+        return f'<a href="../{match.group(1)}.html">{match.group(1)}</a>'
+
+    return PAGE.sub(lead, html)
