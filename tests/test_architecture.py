@@ -26,10 +26,6 @@ PUBLIC = {
         losses miners models pairs plot pml report runs sets similarity studies suggest_step train
     """,
     "nearfar.batches": "HardClasses MPerClass Proximal Representatives Violations violations",
-    "nearfar.losses": """
-        Angular ArcFace BinomialDeviance Circle Contrastive DroChiSquare DroKL DroKLGrouped DroTopK DroTopKPN DroWorst
-        GeneralizedLifted HAP2S LiftedStructure Margin MultiSimilarity NPair NTXent ProxyAnchor ProxyNCA SupCon Triplet
-    """,
     "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",
     "nearfar.sets": """
         CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Sampled TopK UncertaintySet Worst

@@ -37,7 +37,7 @@ KINDS = ("all NaN", "one NaN", "one infinity", "overflow", "one overflow")
 @pytest.fixture(autouse=True)
 def _unchecked(monkeypatch):
     """As on a device whose values are not read, and with "auto" in strips from the first pair on."""
-    monkeypatch.setattr("nearfar._utils.checks._check_finite", lambda *given: None)
+    monkeypatch.setattr("nearfar._utils.tensors._check_finite", lambda *given: None)
     monkeypatch.setattr("nearfar.engines.tiled.FEW", 1)
     monkeypatch.setattr("nearfar.engines.tiled.MANY", 1)
 

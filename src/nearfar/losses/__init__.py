@@ -1,33 +1,20 @@
-"""Every named loss, one class each: a recipe of `RobustLoss`. `docs/guides/which-loss.md` says which to use when."""
+"""Every named loss, one class each: a recipe of `RobustLoss`. `docs/guides/which-loss.md` says which to use when.
 
-from nearfar.losses.anchored import HAP2S, GeneralizedLifted, LiftedStructure, MultiSimilarity
-from nearfar.losses.dro import DroChiSquare, DroKL, DroKLGrouped, DroTopK, DroTopKPN, DroWorst
-from nearfar.losses.mean import BinomialDeviance, Contrastive, Margin
-from nearfar.losses.proxies import ArcFace, ProxyAnchor, ProxyNCA
-from nearfar.losses.softmax import Circle, NPair, NTXent, SupCon
-from nearfar.losses.triplet import Angular, Triplet
+A loss is public once its module names it in `__all__`; nothing is listed here a second time.
+"""
 
-__all__ = [
-    "HAP2S",
-    "Angular",
-    "ArcFace",
-    "BinomialDeviance",
-    "Circle",
-    "Contrastive",
-    "DroChiSquare",
-    "DroKL",
-    "DroKLGrouped",
-    "DroTopK",
-    "DroTopKPN",
-    "DroWorst",
-    "GeneralizedLifted",
-    "LiftedStructure",
-    "Margin",
-    "MultiSimilarity",
-    "NPair",
-    "NTXent",
-    "ProxyAnchor",
-    "ProxyNCA",
-    "SupCon",
-    "Triplet",
-]
+from nearfar.losses import anchored, dro, mean, proxies, softmax, triplet
+from nearfar.losses.anchored import *
+from nearfar.losses.dro import *
+from nearfar.losses.mean import *
+from nearfar.losses.proxies import *
+from nearfar.losses.softmax import *
+from nearfar.losses.triplet import *
+
+__all__: list[str] = []
+__all__ += anchored.__all__
+__all__ += dro.__all__
+__all__ += mean.__all__
+__all__ += proxies.__all__
+__all__ += softmax.__all__
+__all__ += triplet.__all__

@@ -13,7 +13,7 @@ from nearfar.pairs import Hinge, PairLoss
 from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst
 from nearfar.similarity import Similarity
 
-__all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroWorst", "Zero"]
+__all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroWorst"]
 
 Zero = Literal["keep", "drop"]
 

@@ -14,7 +14,7 @@ from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
 from nearfar.sets import Mean
 from nearfar.similarity import Cosine, NegEuclidean, Similarity
 
-__all__ = ["BinomialDeviance", "Contrastive", "Margin", "PairMean"]
+__all__ = ["BinomialDeviance", "Contrastive", "Margin"]
 
 PairMean = Literal["mean", "nonzero"]
 

@@ -17,7 +17,7 @@ from nearfar.pairs import Hinge, Identity, Linear, PairLoss
 from nearfar.sets import KL, Mean, UncertaintySet, Worst
 from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
 
-__all__ = ["Angular", "Mining", "Triplet"]
+__all__ = ["Angular", "Triplet"]
 
 Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 
