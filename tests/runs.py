@@ -47,7 +47,7 @@ def config(**changes: dict[str, Any]) -> Config:
         "loss": {"name": "DroTopK", "k": 8, "pair": "Logistic"},
         "batches": {"name": "MPerClass", "classes": 4, "samples": 3},
         "optimizer": {"lr": 0.01, "warmup": 3},
-        "training": {"steps": 20, "evaluate_every": 5, "checkpoint_every": 5, "explain_every": 4, "tensorboard": False},
+        "training": {"steps": 20, "evaluate_every": 5, "checkpoint_every": 5, "explain_every": 4},
     }
     for section, values in changes.items():
         named = "name" in values

@@ -22,7 +22,7 @@ from nearfar.runs.config import to_tree
 from nearfar.train import Config, fit, load, parse
 
 QUIET = Console(quiet=True)
-SHORT = {"steps": 2, "tensorboard": False, "explain_every": 1, "diagnose_every": 0, "evaluate_every": 2}
+SHORT = {"steps": 2, "explain_every": 1, "diagnose_every": 0, "evaluate_every": 2}
 
 
 def labels(classes: int, each: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def test_the_command_writes_what_train_takes(classes, test, tmp_path):
     assert written.exit_code == 0, written.output
     assert f"# {classes} classes: {test} for the test, " in written.output
     (tmp_path / "c.yaml").write_text(written.output, encoding="utf-8")
-    config = load(tmp_path / "c.yaml", [("training.steps", "2"), ("training.tensorboard", "false")])
+    config = load(tmp_path / "c.yaml", [("training.steps", "2")])
     assert fit(config, tmp_path / "run", console=QUIET).finished
 
 

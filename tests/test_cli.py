@@ -70,7 +70,7 @@ def test_train_resumes_and_refuses(tmp_path, monkeypatch):
         "batches: {classes: 4, samples: 4}\ntraining: {steps: 6, evaluate_every: 3, checkpoint_every: 3}\n",
         encoding="utf-8",
     )
-    shown = run("train", "c.yaml", "--run", "r", "--training.tensorboard", "false", folder=tmp_path)
+    shown = run("train", "c.yaml", "--run", "r", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run: r" in shown.stdout
     longer = run("train", "--run", "r", "--resume", "--training.steps", "9", folder=tmp_path)

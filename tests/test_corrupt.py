@@ -134,7 +134,7 @@ def test_a_run_leaves_them_out_and_says_so(photographs, tmp_path):
     plan = config(
         data={"name": "folder", "path": str(photographs), "on_corrupt": "skip", "transform": "none", "validation": 0},
         batches={"name": "MPerClass", "classes": 2, "samples": 2},
-        training={"steps": 1, "tensorboard": False, "diagnose_every": 0},
+        training={"steps": 1, "diagnose_every": 0},
     )
     with (tmp_path / "told").open("w", encoding="utf-8") as stream:
         fit(plan, tmp_path / "run", console=Console(file=stream, width=200))
@@ -165,7 +165,7 @@ def test_the_page_shows_each_row_its_own_picture(photographs, tmp_path):
     plan = config(
         data={"name": "folder", "path": str(photographs), "on_corrupt": "skip", "transform": "none", "validation": 0},
         batches={"name": "MPerClass", "classes": 2, "samples": 2},
-        training={"steps": 1, "tensorboard": False, "diagnose_every": 0},
+        training={"steps": 1, "diagnose_every": 0},
     )
     fit(plan, tmp_path / "run", console=Console(quiet=True))
     answer = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")])

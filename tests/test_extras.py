@@ -33,6 +33,7 @@ CASES = {
     "onnxscript": ("nf.evaluation.export_onnx(torch.nn.Linear(2, 2), torch.ones(1, 2), 'm.onnx')", "onnx"),
     "matplotlib": ("nf.plot.recall_curve(nf.evaluate(vectors.x, vectors.y))", "plot"),
     "matplotlib.path": ("nearfar demo --steps 2", "plot"),
+    "tensorboard": ("nearfar train --training.trackers [tensorboard] --run r", "tensorboard"),
     "timm": ("nf.models.build('timm:resnet18')", "vision"),
     "torchvision": ("nf.models.build('torchvision:resnet18')", "vision"),
     LITE0: ("nf.models.build('lite0')", "lite0"),
@@ -83,7 +84,7 @@ def test_a_missing_package_is_one_sentence_that_names_the_extra(folder, hidden):
 
 
 def test_every_package_of_an_extra_has_a_case():
-    """tensorboard is written where it is there and missed by nobody; threadpoolctl comes with scikit-learn."""
+    """threadpoolctl comes with scikit-learn."""
     imported = {"scikit-learn": "sklearn", "faiss-cpu": "faiss"}
     wanted = {
         imported.get(each.name, each.name)
@@ -91,7 +92,7 @@ def test_every_package_of_an_extra_has_a_case():
         for each in map(Requirement, some)
         if extra != "dev" and each.name != "nearfar"
     }
-    assert wanted - set(CASES) == {"tensorboard", "threadpoolctl"}
+    assert wanted - set(CASES) == {"threadpoolctl"}
 
 
 def test_a_base_install_brings_what_a_first_model_needs():

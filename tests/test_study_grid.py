@@ -33,7 +33,7 @@ def trial(path, seed=0, loss="Contrastive", **how):
         "model": {"name": "linear", "embedding_dim": 4},
         "loss": loss,
         "batches": {"name": "MPerClass", "classes": 4, "samples": 2},
-        "training": {"steps": 3, "seed": seed, "evaluate_every": 3, "checkpoint_every": 3, "tensorboard": False},
+        "training": {"steps": 3, "seed": seed, "evaluate_every": 3, "checkpoint_every": 3},
     }
     return Trial(parse(config), ks=(1, 4), **how)
 

@@ -21,7 +21,7 @@ data: {{name: vectors, path: {path}, validation: 0}}
 model: {{name: linear, embedding_dim: 4}}
 loss: {{name: SupCon}}
 batches: {{name: MPerClass, classes: 4, samples: 4}}
-training: {{steps: 2, evaluate_every: 2, diagnose_every: 0, explain_every: 0, tensorboard: false}}
+training: {{steps: 2, evaluate_every: 2, diagnose_every: 0, explain_every: 0}}
 """
 
 

@@ -240,7 +240,7 @@ ALLOWED = {
     "training.baselines": False,
     "training.max_positive_distance": 0.1,
     "training.min_negative_distance": 1.9,
-    "training.tensorboard": True,
+    "training.trackers": ["tensorboard"],
 }
 RATES = [name for name in ALLOWED if name.startswith("optimizer.") and name not in ("optimizer.momentum",)]
 

@@ -114,7 +114,7 @@ def photographs(tmp_path_factory):
 
 
 def settings(photographs, **more):
-    short = {"steps": 1, "tensorboard": False, "diagnose_every": 0, "baselines": False}
+    short = {"steps": 1, "diagnose_every": 0, "baselines": False}
     data = {"name": "folder", "path": str(photographs), **more.pop("data", {})}
     return parse({"data": data, "model": {"embedding_dim": 4, **more}, "batches": {"samples": 2}, "training": short})
 

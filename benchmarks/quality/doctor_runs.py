@@ -141,7 +141,7 @@ def configuration(trial):
     steps = trial.tree["training"]["steps"]
     data = {"name": "vectors" if trial.data == "cub" else trial.data, "path": place(trial.data), "validation": 0.0}
     training = {"evaluate_every": steps, "checkpoint_every": steps, "explain_every": max(1, steps // 20)}
-    training |= {"tensorboard": False, "doctor": max(1, steps // 100)}
+    training |= {"diagnose_every": max(1, steps // 100)}
     return parse(
         trial.tree | {"data": data | trial.tree.get("data", {})} | {"training": training | trial.tree["training"]}
     )

@@ -77,7 +77,7 @@ def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[st
 
 def train(words: argparse.Namespace, more: list[str]) -> dict[str, object]:
     """Frozen features, then a run for each seed."""
-    flags = [("training.steps", str(words.steps)), ("training.tensorboard", "false")]
+    flags = [("training.steps", str(words.steps))]
     flags += [("model.weights", words.weights)] if words.weights else []
     flags += [(name.removeprefix("--"), value) for name, value in zip(more[::2], more[1::2], strict=True)]
     data = open_data("cub", words.path)

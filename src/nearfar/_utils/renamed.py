@@ -28,6 +28,7 @@ KEYS = {
     "training.memory_warmup": "training.cross_batch_memory_warmup",
     "training.doctor": "training.diagnose_every",
     "training.near": "training.max_positive_distance",
+    "training.tensorboard": "training.trackers",
     "training.far": "training.min_negative_distance",
 }
 """Keys of a configuration."""

@@ -28,7 +28,7 @@ RECIPE: dict[str, dict[str, Any]] = {
     "loss": {"name": "DroTopK", "k": 160, "pair": {"name": "Logistic"}},
     "batches": {"name": "MPerClass", "classes": 32, "samples": 4},
     "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 1e-4, "warmup": 50},
-    "training": {"steps": 2300, "evaluate_every": 1150, "checkpoint_every": 1150, "tensorboard": False},
+    "training": {"steps": 2300, "evaluate_every": 1150, "checkpoint_every": 1150},
 }
 
 

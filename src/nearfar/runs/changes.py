@@ -34,7 +34,7 @@ MAY_CHANGE = (
     "training.baselines",
     "training.max_positive_distance",
     "training.min_negative_distance",
-    "training.tensorboard",
+    "training.trackers",
 )
 """Keys that a resumed run takes from its configuration as it stands now; every other one is as it was."""
 

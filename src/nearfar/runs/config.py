@@ -36,6 +36,9 @@ __all__ = [
 ]
 
 
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+
+
 def option(default: Any, doc: str) -> Any:
     """A dataclass field with a default and the help text that `nearfar config` prints beside it."""
     return field(default=default, metadata={"doc": doc})
@@ -134,7 +137,9 @@ class TrainingConfig:
     protocol: Literal["validation", "paper"] = option(
         "validation", "validation: choose by held-out classes, test once | paper: report the best test score"
     )
-    tensorboard: bool = option(True, "write TensorBoard files too, where it is installed")
+    trackers: tuple[Tracker, ...] = option(
+        (), "any of tensorboard, wandb, mlflow: where scalars go besides the journal"
+    )
 
     def __post_init__(self) -> None:
         for name in ("steps", "evaluate_every", "checkpoint_every"):
@@ -324,6 +329,9 @@ def _fit(hint: Any, value: Any) -> Any:
         return next((got for got in (_fit(kind, value) for kind in inner) if got is not MISSING), MISSING)
     if origin is Literal:
         return value if value in inner else ("no" if value is False and "no" in inner else MISSING)
+    if origin is tuple and inner[-1] is Ellipsis:
+        fitted = tuple(_fit(inner[0], x) for x in value) if isinstance(value, list | tuple) else (MISSING,)
+        return fitted if MISSING not in fitted and len(set(fitted)) == len(fitted) else MISSING
     if origin is tuple:
         fitted = tuple(_fit(inner[0], x) for x in value) if isinstance(value, list | tuple) else ()
         return fitted if len(fitted) == len(inner) and MISSING not in fitted else MISSING
@@ -341,6 +349,8 @@ def _words(hint: Any) -> str:
         return " or ".join(_words(kind) for kind in inner)
     if origin is Literal:
         return "one of " + ", ".join(str(x) for x in inner)
+    if origin is tuple and inner[-1] is Ellipsis:
+        return f"a list, each {_words(inner[0])} and none twice"
     if origin is tuple:
         return f"{len(inner)} numbers"
     words = {float: "a number", int: "a whole number", bool: "true or false", str: "a word", type(None): "null"}

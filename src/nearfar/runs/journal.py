@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,10 +23,18 @@ class Journal:
         path: the file; lines already there stay.
         quiet: write nothing, for all ranks but the first.
         checked: end each line in its checksum.
+        heard: called with each line once it is written.
     """
 
-    def __init__(self, path: Path, *, quiet: bool = False, checked: bool = True) -> None:
-        self.path, self._checked = path, checked
+    def __init__(
+        self,
+        path: Path,
+        *,
+        quiet: bool = False,
+        checked: bool = True,
+        heard: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.path, self._checked, self._heard = path, checked, heard
         self.lines = 0
         """How many were written here."""
         self._stream = Path(os.devnull if quiet else path).open("a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
@@ -38,6 +47,8 @@ class Journal:
             self.lines += 1
         except OSError as error:
             raise OSError(f"train: cannot write {self.path} ({error.strerror}); make room, then --resume.") from None
+        if self._heard is not None:
+            self._heard(entry)
 
     def sync(self) -> None:
         """Force the lines to disk: a checkpoint relies on those before it, also after a power failure."""

@@ -117,7 +117,7 @@ class Desk:
         tree["model"] |= {"normalize": method.normalize} | ({} if width is None else {"embedding_dim": width})
         tree["optimizer"] = {**tree.get("optimizer", {}), "lr": rate, "proximal": proximal}
         tree["training"] = {"steps": steps, "seed": seed, "evaluate_every": steps, "checkpoint_every": steps}
-        tree["training"] |= {"explain_every": 0, "tensorboard": False}
+        tree["training"] |= {"explain_every": 0}
         return parse({**tree, "loss": method.loss, "batches": batches})
 
     def per_class(self, size: int, samples: int) -> Tree:

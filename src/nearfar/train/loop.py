@@ -36,6 +36,8 @@ from nearfar.train.scores import score, violation
 from nearfar.train.show import Show, stopping
 from nearfar.train.state import TrainState, prepare
 from nearfar.train.suited import describe
+from nearfar.train.trackers import Trackers
+from nearfar.train.trackers import check as check_trackers
 
 __all__ = ["Callback", "Moment", "Result", "fit"]
 
@@ -104,6 +106,7 @@ def fit(
         console: where progress is printed.
     """
     parts.check(config)
+    check_trackers(config.training.trackers)
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     machine = processes.begin(config.training.precision)
@@ -125,7 +128,7 @@ def _run(
     config, machine, folder = state.config, state.machine, checkpointer.folder
     done, path = checkpointer.restore(state), folder / "journal.jsonl"
     agreed(machine, checkpointer.check_best)
-    show = Show(state, console, folder=folder, quiet=not machine.is_main_process, done=done)
+    show = Show(state, console, quiet=not machine.is_main_process, done=done)
     show.tell(processes.words(machine))
     if machine.is_main_process:
         save(config, folder / "config.yaml")
@@ -134,7 +137,8 @@ def _run(
     show.tell(describe(config, state.shares, state.inputs, state.bare_model, machine.device))
     before, callbacks = journal.read(path), _with_doctor(config, show, callbacks)
     with (
-        journal.Journal(path, quiet=not machine.is_main_process) as lines,
+        Trackers(config, folder, quiet=not machine.is_main_process) as trackers,
+        journal.Journal(path, quiet=not machine.is_main_process, heard=trackers.log) as lines,
         show,
         stopping() as stop,
     ):

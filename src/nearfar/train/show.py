@@ -1,8 +1,7 @@
-"""Progress of a run: a progress bar, scores, TensorBoard if it is installed; and Ctrl-C."""
+"""Progress of a run: a progress bar, scores; and Ctrl-C."""
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,13 +20,11 @@ __all__ = ["Show", "stopping"]
 
 
 class Show:
-    """Progress in the terminal and in TensorBoard; silent on every rank but the first."""
+    """Progress in the terminal; silent on every rank but the first."""
 
-    def __init__(self, state: TrainState, console: Console | None, *, folder: Any, quiet: bool, done: int = 0) -> None:
+    def __init__(self, state: TrainState, console: Console | None, *, quiet: bool, done: int = 0) -> None:
         self.console = Terminal(quiet=True) if quiet else console or Terminal()
         self._bar = Progress("training", state.config.training.steps, done=done, console=self.console, stays=True)
-        wanted = state.config.training.tensorboard and not quiet
-        self._board = _board(folder / "tensorboard") if wanted else None
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -35,13 +32,10 @@ class Show:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.__exit__(kind, error, at)
-        if self._board is not None:
-            self._board.close()
 
     def step(self, entry: dict[str, Any]) -> None:
         """Report a step."""
         self._bar.to(entry["step"], f"loss {entry['loss']:.4f}, lr {entry['lr']:.1e}")
-        self._plot(entry["step"], entry)
 
     def scores(self, step: int, found: dict[str, Any]) -> None:
         """Report an evaluation."""
@@ -49,7 +43,6 @@ class Show:
             f"{name} {100 * value:.1f}" for name, value in found.items() if name.endswith(("@1", "violation"))
         )
         self.tell(f"step {step}: {words}")
-        self._plot(step, found)
 
     def final(self, scores: Evaluation, step: int, *, paper: bool) -> None:
         """Report the test at the end."""
@@ -64,20 +57,6 @@ class Show:
     def tell(self, words: str) -> None:
         """Print a line above the bar."""
         self.console.print(visible(words, self.console.encoding), highlight=False, markup=False)
-
-    def _plot(self, step: int, values: dict[str, Any]) -> None:
-        if self._board is not None:
-            for name, value in values.items():
-                if name not in ("step", "time"):
-                    self._board.add_scalar(name.replace(" ", "/").replace("@", "_at_"), value, step)
-
-
-def _board(folder: Any) -> Any:
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder))
 
 
 @contextmanager
