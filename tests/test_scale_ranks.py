@@ -28,8 +28,8 @@ DIFFER = {
     "class": ("Distributed.loss is NTXent", "Distributed.loss is SupCon"),
     "inner": ("Distributed.loss.pair_negative.margin = 0.2", "Distributed.loss.pair_negative.margin = 0.3"),
     "shape": (
-        "Distributed.loss.proxies = 'learnt torch.float64 [60, 4]'",
-        "Distributed.loss.proxies = 'learnt torch.float64 [61, 4]'",
+        "Distributed.loss.proxies = 'learned torch.float64 [60, 4]'",
+        "Distributed.loss.proxies = 'learned torch.float64 [61, 4]'",
     ),
     "averaged": ("Distributed.averaged = False", "Distributed.averaged = True"),
     "mode": ("Distributed.training = True", "Distributed.training = False"),

@@ -73,12 +73,12 @@ class Hinge(PairLoss, swift=True):
         self.margin = margin
         self.smooth = smooth
         self.start = float(threshold)
-        # learnt as an offset from the start: exact in any precision, and weight decay pulls back to the start, not to 0
+        # learned as an offset from the start: exact in any precision, and weight decay pulls to the start, not to 0
         self.offset = nn.Parameter(torch.zeros(())) if learn else None
 
     @property
     def threshold(self) -> Tensor | float:
-        """λ as it stands: where it started, plus what was learnt."""
+        """λ as it stands: where it started, plus what was learned."""
         return self.start if self.offset is None else self.start + self.offset
 
     def _excess(self, s: Tensor, sign: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, Tensor | None]
-"""Of the generator of the host, and of that of a CUDA device, or None."""
+"""The state of the generator of the host, and of that of a CUDA device or None."""
 
 
 def states(device: torch.device) -> State:

@@ -93,9 +93,9 @@ def _held(part: object) -> dict[str, Any]:
 def _swift(part: Any) -> bool:
     if not isinstance(part, Part) or not part.swift:
         return False
-    held = _held(part)  # of a module: with what is learnt, kept and nested
-    learnt, kept, inside = (held.get(name, ()) for name in ("_parameters", "_buffers", "_modules"))
-    return part.learns.issuperset(learnt) and not kept and not inside
+    held = _held(part)  # of a module: with what is learned, kept and nested
+    learned, kept, inside = (held.get(name, ()) for name in ("_parameters", "_buffers", "_modules"))
+    return part.learns.issuperset(learned) and not kept and not inside
 
 
 def _touched(part: Any) -> str | None:

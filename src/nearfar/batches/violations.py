@@ -15,7 +15,7 @@ from nearfar.similarity import NegEuclidean, Similarity
 __all__ = ["Violations", "violations"]
 
 CELLS = 2**21
-"""Pairs looked at together: memory, not speed, sets it."""
+"""Pairs computed at a time, limited by memory."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from nearfar.bench.subjects import PEER
 __all__ = ["as_json", "growth_table", "line", "markdown", "record", "report", "setting", "table", "write"]
 
 AUTO = "auto"
-"""The engine that needs no mention."""
+"""The default engine, which is not mentioned."""
 HEAD = ("loss", "B", "ms", "x limit", "PML / ours", "MB", "PML MB")
 
 

@@ -22,7 +22,7 @@ __all__ = ["Cell", "Plan", "Row", "Watch", "about", "exponent", "growth", "measu
 
 ENGINES = ("auto", "dense", "tiled", "compiled")
 FIT_FROM, FIT_LEAST = 4096, 3
-"""Growth is fitted from so many rows on, where every loss goes in strips, or over the three largest sizes."""
+"""Growth is fitted from this number of rows, where every loss is tiled, or over the three largest sizes."""
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ Peer = Callable[[int, int, Any, Any], Step]
 """Rows, width, PML's losses and PML's miners to the same loss there."""
 
 PEER = "PML"
-"""Stands for pytorch-metric-learning where an engine is named."""
+"""The name of pytorch-metric-learning in place of an engine."""
 EACH = 4
-"""Rows of a class in the batches that are timed."""
+"""Rows per class in the batches."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ SUBJECTS: dict[str, Subject] = dict(
               lambda n, d, p, m: _mined(p.MarginLoss(), m.DistanceWeightedMiner())),
     )
 )  # fmt: skip
-"""By name, in the order of tables."""
+"""All subjects by name, in the order of tables."""
 
 
 def _filtered(miner: miners.Miner, engine: Any) -> torch.nn.Module:

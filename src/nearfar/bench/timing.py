@@ -21,9 +21,9 @@ from nearfar.bench.subjects import Step, backward
 __all__ = ["LIMIT", "Patience", "Timed", "clock_of", "products", "taking_turns", "threads"]
 
 LIMIT = "limit"
-"""The contestant that stands for `(E @ E.T) @ E`."""
+"""The name of the two products `(E @ E.T) @ E`."""
 WHOLE = {"cpu": 8192, "cuda": 32768}
-"""Rows up to which the limit makes all scores at once; beyond, strips of rows are as fast and need no gigabytes."""
+"""Rows up to which the two products hold all scores; beyond, strips of rows are as fast and need less memory."""
 SMALL = 2048
 
 

@@ -17,9 +17,9 @@ from nearfar.data.splits import Shares
 __all__ = ["Facts", "Recommendation", "Row", "measured", "recommend"]
 
 NEAR = math.log(4)
-"""A measured data set is near when its number of classes and its samples a class are within a factor of four."""
+"""A measured data set is near if its number of classes and its samples per class are within a factor of four."""
 PLAIN = "MPerClass"
-"""The sampler that asks for no projections."""
+"""The sampler without projections."""
 MATRICES = 10
 """B x B matrices of float32 that a pairwise loss holds at once on the dense engine, forward and backward."""
 

@@ -29,7 +29,7 @@ MAT_ERRORS = (
     MemoryError,
     zlib.error,
 )
-"""What scipy raises besides its own error for a .mat file that is damaged, or holds something else."""
+"""Errors that scipy raises, besides its own, for a .mat file that is damaged or holds something else."""
 
 
 def demand_counts(owner: str, found: Mapping[str, Samples], expected: Mapping[str, Count]) -> None:

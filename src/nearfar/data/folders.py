@@ -20,7 +20,7 @@ __all__ = ["folder", "manifest", "vectors"]
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SIDES = ("train", "test")
 SEED = 0
-"""Of the split where the data brings none: half of the classes, the same ones each time."""
+"""Seed of the split by class for data without a split."""
 
 
 def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:

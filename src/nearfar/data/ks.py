@@ -20,4 +20,4 @@ KS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "inshop": (1, 10, 20, 30, 40, 50),
     }
 )
-"""Name of a data set -> the K at which papers report recall on it; where nothing is customary, `USUAL`."""
+"""Name of a data set -> the K at which papers report recall on it; `USUAL` for others."""

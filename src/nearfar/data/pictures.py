@@ -32,7 +32,7 @@ __all__ = [
 
 OnCorrupt = Literal["stop", "skip"]
 UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error, Image.DecompressionBombError)
-"""What PIL raises for files that are no image, are cut short, or unpack to something enormous."""
+"""Errors that PIL raises for files that are not images, are truncated, or unpack to something huge."""
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 
 

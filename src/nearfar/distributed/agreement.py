@@ -22,9 +22,9 @@ from nearfar.relations.relation import Relation
 __all__ = ["Looks", "Sizes", "agree", "sketch"]
 
 EVERY = 100
-"""Settings and the values of parameters are compared at the first of so many calls; the kind of a call at each."""
+"""Settings and values of parameters are compared once in this many calls; the kind of a call at each."""
 TOLERANCE = 1e-3
-"""How far apart values may lie, as a share of the parameters' length: roundings differ less, seeds more."""
+"""Allowed difference of values, relative to the parameters' norm: rounding differs less, seeds more."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -230,4 +230,4 @@ def _settings(x: Any) -> list[tuple[str, Any]]:
 
 
 def _shape(x: Tensor | None) -> str | None:
-    return None if x is None else f"{'learnt ' if x.requires_grad else ''}{x.dtype} {list(x.shape)}"
+    return None if x is None else f"{'learned ' if x.requires_grad else ''}{x.dtype} {list(x.shape)}"

@@ -18,7 +18,7 @@ from nearfar.relations.relation import Relation
 __all__ = ["CrossBatchMemory", "Staleness"]
 
 COUNTS = 3
-"""Numbers of a memory's state that stand before the ages."""
+"""Number of entries before the ages in a memory's state."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Moment(Protocol):
 
 
 EACH = 4
-"""Samples of a class that are looked at, and more where classes are few."""
+"""Samples per class, more if there are few classes."""
 
 
 class Doctor:

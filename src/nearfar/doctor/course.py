@@ -22,9 +22,9 @@ from nearfar.similarity import unit
 __all__ = ["CLASSES", "Case", "Sight", "judged", "look", "seen"]
 
 NAMES = {"spread": "spread", "rank": "effective_rank", "recall": "probe recall@1", "skill": "probe skill"}
-"""Attribute -> what the journal calls it."""
+"""Attribute -> its name in the journal."""
 CLASSES = "training classes"
-"""What the journal calls the number of classes to draw from; it stands beside the first look."""
+"""The name of the number of training classes in the journal, written with the first look."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ __all__ = ["History", "Outcome", "diagnose_journal"]
 Series = tuple[tuple[int, float], ...]
 RECALL = ("validation recall@1", "test recall@1")
 LEAST = 20
-"""Losses that a run must have before the doctor speaks of its course."""
+"""The least number of losses for a finding about the course of a run."""
 GONE = 5e-5
-"""A loss below this is printed as .0000; less of it is nothing to train longer for."""
+"""A loss below this is printed as .0000, and needs no longer training."""
 BASELINES = {"input": "for the input vectors themselves", "untrained": "for the network before its first step"}
 
 
@@ -104,16 +104,16 @@ class History:
         return {name: float(value) for e in self.entries for name, value in e.get("baselines", {}).items()}
 
     @property
-    def learnt(self) -> bool:
+    def learned(self) -> bool:
         """Whether the training samples are memorized, according to the last look."""
         skill = self.sights[-1].skill if self.sights else None
-        return skill is not None and skill >= self.limits.learnt
+        return skill is not None and skill >= self.limits.learned
 
     @property
     def rising(self) -> bool:
         """Whether more training could help: the last held-out recall is the best; if unknown, not all is learned."""
         held = self.finite(*RECALL)
-        return held[-1][1] >= max(value for _, value in held) if len(held) > 1 else not self.learnt
+        return held[-1][1] >= max(value for _, value in held) if len(held) > 1 else not self.learned
 
     @property
     def kept(self) -> bool:
@@ -195,7 +195,7 @@ def forgotten(history: History) -> Iterator[Finding]:
         return
     run = replace(history.run, best_step=best_step)
     evidence = f"Recall@1 on held-out classes was {best:.1%} at step {best_step} and is {last:.1%}"
-    if history.learnt and later < best:
+    if history.learned and later < best:
         evidence += f", while {history.sights[-1].recall:.1%} of the training samples looked at find their own class."
         severity: Severity = "warning" if later < best - history.limits.fallen else "note"
         yield finding("over-fitting", severity, evidence, "over-fitting", run)
@@ -244,8 +244,8 @@ def progress(history: History) -> Iterator[Finding]:
     values = [value for _, value in losses]
     quarter = len(values) // 4
     first, before, last = median(values[:LEAST]), median(values[-2 * quarter : -quarter]), median(values[-quarter:])
-    learnt = len(recall) >= 2 and recall[-1][1] > 1.02 * recall[0][1]
-    if last > 0.98 * first and first > 0 and not learnt:
+    learned = len(recall) >= 2 and recall[-1][1] > 1.02 * recall[0][1]
+    if last > 0.98 * first and first > 0 and not learned:
         evidence = f"The loss was {first:.4g} in the first {LEAST} steps and is {last:.4g} in the last quarter."
         yield finding("stalled", "warning", evidence, "stalled", history.run)
     elif before > 0 and last < 0.9 * before and last > GONE * max(1.0, first) and history.rising:

@@ -32,7 +32,7 @@ STEADY: Flags = (("optimizer.max_grad_norm", "1"), ("training.precision", "float
 
 HARD = ("hard", "hardest")
 FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
-"""What a collapse is blamed on: a rate, a weight decay above these, rows of a batch, a margin below."""
+"""Suspected causes of a collapse: learning rate and weight decay above these, batch size and margin below."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +294,6 @@ KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "no margin": ("Set one", (fixed("a margin", (("loss.margin", "0.2"),)),)),
     "many rows": ("If it collapses", (semihard, wider)),
 }
-"""Kind of finding -> how its remedy begins, and what it proposes, the best first."""
+"""Kind of finding -> the beginning of its remedy, and the proposals, best first."""
 COLLAPSES = ("collapse", "classes", "dimensions", "cone")
-"""Kinds whose flags are everything that is known to lead to a collapse."""
+"""Kinds whose flags change everything that is known to cause a collapse."""

@@ -24,9 +24,9 @@ from nearfar.losses import Triplet
 __all__ = ["Look", "diagnose", "examine", "margin_of"]
 
 EXPLAINED = 256
-"""Rows of which the loss is explained: triplets of more would not fit."""
+"""Rows on which the loss is explained; the triplets of more would not fit into memory."""
 NEAREST = 5
-"""Neighbors that judge a label."""
+"""Number of neighbors that vote on a label."""
 
 
 @dataclass(frozen=True, eq=False)

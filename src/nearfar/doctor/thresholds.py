@@ -32,7 +32,7 @@ class Thresholds:
         norm: rms norm above which rows that are not normalized are too long.
         sizes: largest class over the median one.
         lost: share of the first recall that is left, below which a run has forgotten.
-        learnt: skill on the training samples from which they are memorized.
+        learned: skill on the training samples from which they are memorized.
         fallen: held-out recall lost since the best, from which over-fitting is a warning.
     """
 
@@ -56,5 +56,5 @@ class Thresholds:
     norm: float = 1e4
     sizes: float = 20.0
     lost: float = 0.5
-    learnt: float = 0.95
+    learned: float = 0.95
     fallen: float = 0.05

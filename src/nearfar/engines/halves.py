@@ -85,19 +85,19 @@ def _corners(tall: int, dtype: torch.dtype, device: torch.device) -> tuple[Tenso
 
 
 class Sums:
-    """A gradient that grows: of sorted rows and columns, and of a learnt threshold λ.
+    """A gradient that grows: of sorted rows and columns, and of a learned threshold λ.
 
     λ moves every loss as -s does, so that its gradient is -Σ dF/ds.
     """
 
     def __init__(self, rows: Tensor, cols: Tensor) -> None:
         self.rows, self.cols = torch.zeros_like(rows), torch.zeros_like(cols)
-        self.learnt = rows.new_zeros(())
+        self.learned = rows.new_zeros(())
 
     def shrink(self, by: Tensor | None) -> None:
         """Multiply all that was added so far."""
         if by is not None:
-            for total in (self.rows, self.cols, self.learnt):
+            for total in (self.rows, self.cols, self.learned):
                 total.mul_(by.to(total.dtype))
 
 
@@ -170,7 +170,7 @@ class _Half:
 
     def pull(self, strip: Strip, slope: Tensor, sums: Sums) -> None:
         """Add the gradient of dF/ds [t, u]."""
-        sums.learnt -= slope.sum()
+        sums.learned -= slope.sum()
         slope = self.form.descend_(slope, strip.scores)
         rows, cols = self.rows[strip.rows], self.form.cols[strip.first :]
         self.form.pull_(sums.rows[strip.rows], slope, rows, cols)
@@ -178,7 +178,7 @@ class _Half:
 
     def pull_near(self, strip: Strip, slope: Tensor, sums: Sums) -> None:
         """Add the gradient of dF/ds [t, P] of positive pairs."""
-        sums.learnt -= slope.sum()
+        sums.learned -= slope.sum()
         slope = self.form.descend_(slope, strip.near)
         place = strip.place + strip.first
         by_row, by_col = self.form.directions(self.rows[strip.rows], self.form.cols[place])
@@ -203,7 +203,7 @@ class _Half:
                 total.index_add_(0, order, part * scale)
         for total in self.slopes.sums[2:]:
             if total is not None:
-                total += sums.learnt * scale
+                total += sums.learned * scale
 
     def support(self, starts: list[Start], place: Tensor, weights: Tensor, *, near: bool) -> Support:
         """Pairs named by their place in the strips (`near`: among positive pairs), as pairs of rows and columns."""
@@ -219,7 +219,7 @@ class _Half:
 
 
 def by_halves(strips: Strips, ask: Ask) -> Made | None:
-    """Value and gradient; None where ties or a far corner of a set ask for the general way."""
+    """Value and gradient; None if ties or a boundary solution need the generic path."""
     slopes = ask()
     half = _Half(strips, slopes)
     value = _together(half, strips) if exactly(strips.product.groups, Batch) else _apart(half, strips)

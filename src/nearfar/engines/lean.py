@@ -85,7 +85,7 @@ class _Lean:
         near = scores.gather(1, narrow.place)
         losses = self._losses(scores, narrow)
         positive, size, has_negative = self._mined(losses, near, narrow)
-        dl_ds = self._steep(losses)
+        dl_ds = self._dl_ds(losses)
         solved = self.product.over_negative.solve_(losses, size)
         assert solved is not None  # noqa: S101 - `leans` said so
         with torch.enable_grad():
@@ -113,7 +113,7 @@ class _Lean:
         absent = narrow.run & ~narrow.positive if self.product.everyone else narrow.run
         return losses.scatter_(1, narrow.place, torch.where(absent, -math.inf, losses.gather(1, narrow.place)))
 
-    def _steep(self, losses: Tensor) -> Tensor | float | None:
+    def _dl_ds(self, losses: Tensor) -> Tensor | float | None:
         """dl/ds of a line or a hinge, told from its losses; None for other pair losses."""
         if self.line is not None:
             return self.line[0]

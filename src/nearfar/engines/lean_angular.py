@@ -91,7 +91,7 @@ class _Angles:
         return top.detach(), bottom
 
     def _hide(self, losses: Tensor, anchor: Tensor) -> Tensor:
-        """Put -inf in place of what is not unlike the anchors; how many are left [k]."""
+        """Mask all but the negatives of the anchors by -inf, and count those left [k]."""
         narrow = self.sorted.runs.narrow(anchor)
         near = losses.gather(1, narrow.place)
         losses.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near))

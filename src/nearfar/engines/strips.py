@@ -83,7 +83,7 @@ class Strips:
         return iter(self.cuts)
 
     def swept(self, place: Tensor) -> Tensor:
-        """Which of the n·m pairs each of those is that came `place`-th in a sweep."""
+        """Map positions in a sweep to flat indices i·m + j."""
         if self.ranks.world == 1:
             return place
         came = torch.cat([torch.arange(here.start, here.stop, device=place.device) for here in self.cuts])
@@ -131,7 +131,7 @@ class Slopes:
 
     Args:
         strips: what is swept.
-        params: what else is learnt.
+        params: what else is learned.
         wants: which of rows, columns and parameters are asked for.
     """
 
@@ -188,7 +188,7 @@ class Slopes:
         self.add((EVERYTHING, EVERYTHING), (None, *rest))
 
     def through(self, here: slice, pairs: ScoredPairs) -> None:
-        """Add what the slopes noted [t, m] mean for rows, columns and the similarity's parameters."""
+        """Back-propagate this strip's dF/dscore [t, m] to the rows, columns and parameters of the similarity."""
         slope, self._slope = self._slope, None
         if slope is None:
             return

@@ -63,7 +63,7 @@ class Tiling:
     ranks: ProcessGroup = ALONE
 
     def params(self) -> tuple[Tensor, ...]:
-        """What is learnt besides the embeddings: thresholds of pair losses, links, similarities."""
+        """What is learned besides the embeddings: thresholds of pair losses, links, similarities."""
         product = self.product
         parts = (product.similarity, product.positive, product.negative, product.link)
         modules = [part for part in parts if part is not None]
@@ -153,7 +153,7 @@ def tiled_value(tiling: Tiling, rows: Tensor, cols: Tensor) -> tuple[Tensor, Ten
     check_tiled(tiling.owner, tiling.product)
     found: list[Tensor] = []
     params = tiling.params()
-    if not torch.is_grad_enabled():  # then nothing is asked for, of what is learnt neither
+    if not torch.is_grad_enabled():  # then nothing is asked for, of what is learned neither
         rows, cols, params = rows.detach(), cols.detach(), tuple(p.detach() for p in params)
     value: Tensor = _Value.apply(tiling, found, rows, cols, *params)  # type: ignore[no-untyped-call]
     return value, found[0], found[1]

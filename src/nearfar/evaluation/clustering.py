@@ -43,7 +43,7 @@ def clustering_scores(
     restarts: int = 3,
     watch: Watch | None = None,
 ) -> Clustering:
-    """Cluster by k-means into as many clusters as there are classes, and score the clusters against the classes."""
+    """Cluster by k-means, with as many clusters as classes, and score the clusters against the classes."""
     x = unit(embeddings.detach().float()) if normalize else embeddings.detach().float()
     k = len(torch.unique(labels))
     solutions = list(runs(x, k, seed=seed, restarts=restarts, watch=watch))

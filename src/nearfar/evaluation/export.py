@@ -26,7 +26,7 @@ __all__ = ["Exported", "export_onnx", "first_cause", "quiet"]
 TOLERANCE = 1e-4
 """Largest difference allowed, as a share of the largest entry of the vectors."""
 TRANSFORM, FINGERPRINT = "nearfar.transform", "nearfar.fingerprint"
-"""Keys of the metadata: what to do to a sample before it goes in, and which network this is."""
+"""Keys of the metadata: the preprocessing, and the fingerprint of the network."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def k_means(
         seed: seed of the initialization.
         restarts: how many runs.
         steps: the most steps of each run; it stops earlier when no row changes its cluster.
-        watch: called with a line of text about the progress.
+        watch: called as watch(what, done, total) during the work.
 
     >>> k_means(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2).assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
     True

@@ -205,4 +205,4 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {
     "classes": lambda value: _words("classes", value),
     "fingerprint": lambda value: checked("Vectors", str(value)),
 }
-"""The fields, each with what turns any form of it into ours."""
+"""The fields, each with its conversion."""

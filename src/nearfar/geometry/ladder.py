@@ -20,7 +20,7 @@ from nearfar.geometry.spaces import Space
 __all__ = ["check_relevance", "hardest_step", "ladder", "nests", "ordered", "steps"]
 
 CELLS = 2**20
-"""Pairs looked at together."""
+"""Pairs computed at a time."""
 
 
 def ladder(*labels: Tensor) -> Tensor:

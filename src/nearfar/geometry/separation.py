@@ -23,13 +23,13 @@ from nearfar.geometry.spaces import Metric, Space, space_of
 __all__ = ["HardTriplet", "checked", "hardest_triplet", "hardness", "is_triplet_separated", "strips"]
 
 CELLS = 2**21
-"""Pairs looked at together: 16 MB of doubles."""
+"""Pairs computed at a time: 16 MB of doubles."""
 TILE = (512, 1024)
-"""Rows and columns multiplied together: 2 MB, which stay near the processor."""
+"""Rows and columns of a tile: 2 MB, which stay in the cache."""
 DIRECT = 1024
-"""Up to so many rows every distance comes from differences."""
+"""The largest number of rows for which every distance is computed from differences."""
 AGAIN = 64
-"""How many anchors are done together in the order of what they can be at most."""
+"""How many anchors are computed at a time, in the order of their upper bounds."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ __all__ = ["SPACES", "Flat", "Metric", "Space", "Sphere", "centered", "distances
 
 Metric = Literal["euclidean", "angle"]
 ROUND = 1e-18
-"""Under the root of a distance, so that coincident rows have a slope."""
+"""Added under the root of a distance, so that coincident rows have a gradient."""
 
 
 def centered(owner: str, name: str, embeddings: Tensor) -> Tensor:

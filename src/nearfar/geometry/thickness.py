@@ -14,7 +14,7 @@ from nearfar.geometry.spaces import centered
 __all__ = ["Thickness", "thickness"]
 
 HULL_WIDTH = 5
-"""Up to so many dimensions the hull of differences is taken; its facets grow too fast above."""
+"""The largest dimension for which the hull of differences is computed; its facets grow too fast above."""
 HULL_POINTS = 4096
 """Differences up to which their hull is taken."""
 PROGRAM_ROWS = 2000

@@ -135,7 +135,7 @@ Values = tuple[Tensor, ...]
 
 
 class Taking(Protocol):
-    """Whoever knows how much measure [g] a set may rest its weight on: a problem, or a stream of one."""
+    """Exposes the total weight [g] that a set may use: a problem, or a stream of one."""
 
     def taken(self) -> Tensor: ...  # noqa: D102
 

@@ -79,7 +79,7 @@ class Path:
 
 
 Callback = Callable[[int, Tensor, Iterate], object]
-"""Called as callback(t, A, iterate) at every iterate; a true answer ends the run."""
+"""Called as callback(t, A, iterate) at every iterate; a true return value ends the run."""
 
 
 class Move(NamedTuple):

@@ -33,7 +33,7 @@ REFRESH = {"auto": 10, "sgd": 10, "gd": 20, "ccp": 2, "convex": 100}
 POLISH = 20
 """Certified steps at the end of solver="auto"."""
 PARTIAL = 0.2
-"""The share of the pace that `partial_fit` steps with: it does not know when it ends, so the pace cannot fall."""
+"""The share of the learning rate in `partial_fit`, which cannot follow a schedule since its end is unknown."""
 
 
 class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]

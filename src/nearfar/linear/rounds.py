@@ -25,7 +25,7 @@ __all__ = ["Problem", "Run", "Step"]
 
 START = 0.1
 """Mean squared distance to a target at the start, in margins. Small: then the loss is nearly linear in A'A, so that all
-triplets have a say in the first directions, not just those that a chance of the start left violated."""
+triplets determine the first directions, not just those that happen to be violated at the start."""
 FEWEST = 4  # triplets per anchor: few of many anchors are better than many of few, which would overfit
 
 

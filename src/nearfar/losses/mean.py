@@ -65,7 +65,7 @@ class Contrastive(RobustLoss):
 
 
 class Margin(RobustLoss):
-    """mean over all pairs of  [m + d - β]₊ (positive),  [m - d + β]₊ (negative),  β learnt.
+    """mean over all pairs of  [m + d - β]₊ (positive),  [m - d + β]₊ (negative),  β learned.
 
     The margin loss (Can et al. 2019, eq. 3.3).
 
@@ -75,7 +75,7 @@ class Margin(RobustLoss):
 
     Args:
         margin: m.
-        beta: β, the distance that parts positives from negatives; its starting value if learnt.
+        beta: β, the distance that parts positives from negatives; its starting value if learned.
         learn: make β a parameter (give it an optimizer: `loss.parameters()`).
         reduction: "mean" over all pairs, or "nonzero": over the pairs with a loss above zero.
         pair: another pair loss in place of `Hinge`.

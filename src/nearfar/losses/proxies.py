@@ -1,4 +1,4 @@
-"""Losses against one learnt vector per class: proxy-NCA, proxy-anchor, ArcFace. Proxies are reference rows."""
+"""Losses against one learned vector per class: proxy-NCA, proxy-anchor, ArcFace. Proxies are reference rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ArcFace", "ProxyAnchor", "ProxyNCA"]
 
 
 class _Proxies(Composed):
-    """One learnt vector per class. Give `loss.parameters()` an optimizer, or the proxies never move.
+    """One learned vector per class. Give `loss.parameters()` an optimizer, or the proxies never move.
 
     Attributes:
         proxies: [classes, dim].

@@ -183,7 +183,7 @@ class RobustLoss(Loss):
     pair_positive: PairLoss
     pair_negative: PairLoss
     anchors: Anchors = "representatives"
-    """Whose rows are anchors under a relation with representatives."""
+    """Which rows act as anchors when class representatives are marked."""
     among_representatives: bool = False
     """Negative pairs of two representatives count, even where the relation leaves them out."""
     listed_once: bool = False

@@ -138,7 +138,7 @@ class Angular(RobustLoss):
     Args:
         degrees: α, in degrees.
         reduction: over positive pairs.
-        pair: the pair loss in place of `Score`.
+        pair: the pair loss in place of `Identity`.
         similarity: `Cosine` where none is given.
         miner: a miner.
         engine: see `RobustLoss`.

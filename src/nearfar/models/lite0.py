@@ -19,7 +19,7 @@ MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 SIZE = (3, 224, 224)
 FEATURES = 1280
 CLASSIFIER = ("_fc",)
-"""The layer of published weights that names ImageNet's classes."""
+"""The classifier layer in the published weights."""
 
 # repeats, kernel, stride, expansion, channels
 STAGES = (

@@ -22,7 +22,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Backbone = tuple[nn.Module, Shape, tuple[float, ...], tuple[float, ...]]
 """Trunk, shape of an input, mean, std."""
 CLASSIFIERS = ("fc", "classifier", "head", "heads", "aux1", "aux2", "AuxLogits")
-"""What torchvision calls the layers that name classes."""
+"""Names of torchvision's classifier layers."""
 
 
 def _library(name: str) -> Any:

@@ -102,7 +102,7 @@ class Relation(ABC):
 
     @property
     def anchors(self) -> Anchors | None:
-        """Whose rows are anchors, where there are representatives."""
+        """Which rows act as anchors when class representatives are marked."""
         return None if self._projection is None else self._projection.anchors
 
     @property
@@ -130,7 +130,7 @@ class Relation(ABC):
         )
 
     def one_a_class(self) -> Relation:
-        """The pairs of each class's first row and first column positive to such a row; all columns where none is."""
+        """Pair the first row of each class with its first positive column; with all columns if it has none."""
         raise TypeError("NPair: labels must be a 1-D integer tensor, or a Relation made of labels.")
 
     @staticmethod

@@ -27,7 +27,7 @@ PANELS = (
     ("Constraints violated", re.compile(r"violation")),
 )
 LARGEST = 1e300
-"""Numbers beyond are as good as infinite: no axis can hold them."""
+"""Larger numbers count as infinite: no axis can show them."""
 SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*|training classes)$")
 
 

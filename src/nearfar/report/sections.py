@@ -26,7 +26,7 @@ MEANING = {
 }
 
 BEFORE = {"input": "Input vectors", "untrained": "Untrained network"}
-"""What recall at 1 is held against."""
+"""Baselines of recall@1, by their key in the journal."""
 
 
 def section(name: str, title: str, lead: str, body: str) -> str:

@@ -36,7 +36,7 @@ MAY_CHANGE = (
     "training.min_negative_distance",
     "training.trackers",
 )
-"""Keys that a resumed run takes from its configuration as it stands now; every other one is as it was."""
+"""Keys that may change when a run is resumed."""
 
 
 def check_resumable(before: Mapping[str, Any], now: Config) -> None:

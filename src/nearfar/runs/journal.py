@@ -36,7 +36,7 @@ class Journal:
     ) -> None:
         self.path, self._checked, self._heard = path, checked, heard
         self.lines = 0
-        """How many were written here."""
+        """The number of lines written by this object."""
         self._stream = Path(os.devnull if quiet else path).open("a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
 
     def write(self, entry: dict[str, Any]) -> None:

@@ -34,9 +34,9 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     # each rank then holds whole classes, with their representatives
     "Representatives": {"batch_size": 128, "order": "classes"},
 }
-"""What a sampler gets where the configuration says nothing."""
+"""Default arguments of the samplers."""
 CLASSES = 32
-"""Classes of a batch where none are told, or all, where there are fewer."""
+"""Default number of classes of a batch; all of them if there are fewer."""
 INNER: Mapping[str, Catalog] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),

@@ -172,7 +172,7 @@ class Support:
     """The few members that hold all the weight of a group [1, n]: which they are (in the order they came), how much.
 
     Args:
-        place: [k] the how-manieth member that came.
+        place: [k] index in order of arrival.
         weights: [k] p*.
         tag: [k] what was told of each when it came.
     """

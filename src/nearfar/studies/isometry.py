@@ -28,7 +28,7 @@ TOY_LABELS = (0, 0, 0, 1, 1)
 COUNTS = (6, 12, 20, 30)
 WIDTHS = (1, 2, 4, 8, 16, 64, 256, 1024)
 SOLVED = {6: (1, 2, 4, 8), 12: (1, 2, 4), 20: (1, 2), 30: (2,)}
-"""Widths at which the nearest separated map is sought, for each count: what can be solved in minutes."""
+"""Dimensions for which the nearest separated map is computed, for each count: what takes minutes."""
 
 
 def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from nearfar.train.state import TrainState
 __all__ = ["KEY", "describe", "kept", "measured"]
 
 KEY = "baselines"
-"""Under which the journal keeps them, at step 0."""
+"""Their key in the journal, at step 0."""
 NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}
 
 

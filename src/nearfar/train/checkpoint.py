@@ -16,11 +16,11 @@ from nearfar._utils.files import check_seal, sealed
 __all__ = ["BEST", "LAST", "first_line", "load", "random_state", "save", "set_random_state"]
 
 FORMAT = 2
-"""1 had neither seal nor configuration."""
+"""Version of the format; version 1 had neither seal nor configuration."""
 LAST = ("step", "config", "model", "loss", "optimizer", "sampler", "proximal", "scaler", "random", "best", "lines")
-"""What `last.pt` holds."""
+"""Keys of `last.pt`."""
 BEST = ("step", "config", "model", "score", "inputs")
-"""What `best.pt` holds."""
+"""Keys of `best.pt`."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

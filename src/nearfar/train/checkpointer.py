@@ -38,10 +38,10 @@ class Checkpointer:
         )
         self.best_score, self.best_step = float("-inf"), 0
         self.lines = 0
-        """How many the journal had when the state that was restored was written."""
+        """The number of lines in the journal when the restored state was written."""
         self._kept: int | None = None
         self._recorded = 0
-        """The best step that last.pt speaks of."""
+        """The best step recorded in last.pt."""
         self._state: dict[str, Any] | None = None
 
     def read(self, config: Config) -> bool:

@@ -40,7 +40,7 @@ FILES = (
     "scores.json",
     "report.html",
 )
-"""What a run writes, besides the event files in `tensorboard/`."""
+"""The files of a run, besides the event files in `tensorboard/`."""
 RUNS = Path("runs")
 
 _held: set[int] = set()

@@ -42,7 +42,7 @@ from nearfar.train.trackers import check as check_trackers
 __all__ = ["Callback", "Moment", "Result", "fit"]
 
 LOOKS, LEAST_APART = 30, 20
-"""The doctor looks so often in a run, as it did where it was calibrated, with at least so many steps between."""
+"""Number of looks of the doctor in a run, as in its calibration, and the least steps between two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Moment:
 
 
 Callback = Callable[[Moment], dict[str, Any] | None]
-"""Called after each step on every rank; what it returns becomes a line of the journal."""
+"""Called after each step on every rank; its return value becomes a line of the journal."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ __all__ = ["Counts", "begin", "words"]
 
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-"""Where launchers (torchrun, and the MPIs that accelerate knows) tell a process its world and its place there."""
+"""Environment variables of launchers (torchrun, and the MPIs that accelerate supports) for world size and rank."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from nearfar.evaluation.embed import evaluating
 __all__ = ["Score", "score", "vectors_of", "violation"]
 
 FIRST = 5
-"""Names of samples left out that a sentence lists."""
+"""How many names of left-out samples a sentence lists."""
 
 
 def vectors_of(

@@ -24,7 +24,7 @@ __all__ = ["Input", "default_transform", "describe", "network_for", "open_model"
 LARGE = 64
 """Pixels a side above which a picture is a photograph: too large for `small`."""
 LOOKED_AT = 16
-"""Pictures whose size is looked at."""
+"""How many pictures are read to find their size."""
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ RUNS_CODE = {
     ".ts": _SCRIPT,
     ".pt2": ("torch.export", "archive_format", "which torch unpickles in part, and a pickle can run any code"),
 }
-"""What a file is, which member of the archive tells it, and what it can do."""
+"""By suffix: the kind of file, the archive member that identifies it, and the risk of reading it."""
 
 
 def _unreadable(path: Path, kind: str, cause: str = "") -> ValueError:

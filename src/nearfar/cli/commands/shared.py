@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Extra", "labeled", "one_only", "one_sentence", "save_json"]
 
 Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
-"""Words after the last argument, taken so that a command can say what it does with one of them."""
+"""Extra arguments, accepted so that a command can explain why it takes only one."""
 
 
 def one_only(what: str, first: object, more: list[str] | None) -> None:

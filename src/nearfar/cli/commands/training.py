@@ -33,7 +33,7 @@ Folder = Annotated[
 ]
 OPTIONS = ("--run", "--resume", "--protocol", "--apply-remedy", "--dry-run", "--help")
 KEYS = {"ignore_unknown_options": True}
-"""Keys come as options that the parser does not know; they reach `words`."""
+"""Configuration keys are options that the parser does not know; they are passed on in `words`."""
 
 
 def train(

@@ -74,9 +74,9 @@ class Loss(nn.Module, ABC):
 
     robust: RobustLoss
     once = False
-    """A pair that an index tuple lists twice counts once (PML computes the loss from masks)."""
+    """Whether a pair that an index tuple lists twice counts once (PML computes the loss from masks)."""
     reducers: tuple[type[Reducer], ...] = (MeanReducer, AvgNonZeroReducer, SumReducer)
-    """The reducers that it can be given."""
+    """The reducers that it supports."""
 
     def __init__(self, settings: Settings, distance: Distance, reducer: Reducer, *, fixed: bool = False) -> None:
         super().__init__()

@@ -43,10 +43,10 @@ class ClassLoss(nn.Module, ABC):
 
     robust: RobustLoss
     reducers: tuple[type[Reducer], ...] = (MeanReducer, AvgNonZeroReducer, SumReducer)
-    """The reducers that it can be given."""
+    """The reducers that it supports."""
 
     anchors_only = False
-    """An index tuple weighs a sample by how often it is an anchor, not by how often it is listed at all."""
+    """Whether an index tuple weights a sample by how often it is an anchor, not by how often it occurs."""
 
     def __init__(self, settings: ClassSettings, distance: Distance, reducer: Reducer, *, fixed: bool = False) -> None:
         super().__init__()
