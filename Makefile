@@ -19,7 +19,7 @@ $(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) -e ".
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) --no-deps timm torchvision
 endef
 
-.PHONY: demo test check browser bench fuzz faults docs site portable lowest clean
+.PHONY: demo test check browser bench fuzz faults docs site portable lowest dist clean
 
 demo: $(READY)
 	$(BIN)/nearfar demo --overwrite
@@ -54,6 +54,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed/samplers.py
 	$(BIN)/python benchmarks/speed/evaluate.py
 	$(BIN)/python benchmarks/speed/search.py
+	$(BIN)/python benchmarks/speed/import_time.py
 
 FIRST ?= 0
 COUNT ?= 10000
@@ -84,6 +85,16 @@ portable: $(READY)
 lowest:
 	$(call INSTALL,.venv-lowest,constraints-lowest.txt)
 	.venv-lowest/bin/python -m pytest -n $(WORKERS) -W default::DeprecationWarning -W default::FutureWarning
+
+# What is released: an archive of the sources and a wheel. What an older build left behind would slip into the wheel.
+dist: $(READY)
+	rm -rf dist build/lib build/bdist.*
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	@for wheel in dist/*.whl; do \
+		bytes=$$(wc -c < $$wheel); echo "$$wheel: $$bytes bytes"; \
+		if [ $$bytes -ge 1000000 ]; then echo "$$wheel: a megabyte is too much for a wheel of text."; exit 1; fi; \
+	done
 
 $(READY): pyproject.toml constraints.txt
 	$(call INSTALL,.venv,constraints.txt)
