@@ -32,7 +32,7 @@ CASES = {
     "onnx": ("nf.evaluation.export_onnx(torch.nn.Linear(2, 2), torch.ones(1, 2), 'm.onnx')", "onnx"),
     "onnxscript": ("nf.evaluation.export_onnx(torch.nn.Linear(2, 2), torch.ones(1, 2), 'm.onnx')", "onnx"),
     "matplotlib": ("nf.plot.recall_curve(nf.evaluate(vectors.x, vectors.y))", "plot"),
-    "matplotlib.path": ("nearfar demo --steps 2", "plot"),
+    "matplotlib.path": ("nearfar demo --quick", "plot"),
     "tensorboard": ("nearfar train --training.trackers [tensorboard] --run r", "tensorboard"),
     "timm": ("nf.models.build('timm:resnet18')", "vision"),
     "torchvision": ("nf.models.build('torchvision:resnet18')", "vision"),
@@ -90,7 +90,7 @@ def test_every_package_of_an_extra_has_a_case():
         imported.get(each.name, each.name)
         for extra, some in PROJECT["optional-dependencies"].items()
         for each in map(Requirement, some)
-        if extra != "dev" and each.name != "nearfar"
+        if extra not in ("dev", "site") and each.name != "nearfar"
     }
     assert wanted - set(CASES) == {"threadpoolctl"}
 
@@ -102,7 +102,7 @@ def test_a_base_install_brings_what_a_first_model_needs():
 
 def test_the_demo_runs_on_a_base_install(tmp_path):
     """Report included: its map falls back to principal axes, and says so."""
-    done = without((*OPTIONAL, "timm", "torchvision"), "nearfar demo --steps 2 --folder run", tmp_path)
+    done = without((*OPTIONAL, "timm", "torchvision"), "nearfar demo --quick --folder run", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "R@1 after:" in done.stdout
     said = 'principal axes alone: t-SNE needs scikit-learn, pip install "nearfar[report]"'
