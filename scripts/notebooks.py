@@ -1,5 +1,7 @@
 """Run the notebooks of examples/ and keep their pictures: numbers and tables are cleared, they depend on the machine.
 
+So do pictures of time: those of cells that are tagged "measured" are cleared too.
+
     python scripts/notebooks.py                  all of them
     python scripts/notebooks.py first_model      one
 
@@ -34,12 +36,13 @@ def executed(book: Any, folder: Path, parameters: Mapping[str, object] | None = 
 
 
 def cleared(book: Any) -> Any:
-    """Without counters, times and outputs, but for pictures."""
+    """Without counters, times and outputs, but for pictures of what any machine would draw."""
     for cell in book.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.execution_count = None
             drawn = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
+            drawn = [] if "measured" in cell.metadata.get("tags", ()) else drawn
             cell.outputs = [nbformat.v4.new_output("display_data", {"image/png": smaller(each)}) for each in drawn]
     book.metadata = {"kernelspec": book.metadata.kernelspec, "language_info": {"name": "python"}}
     return book
