@@ -84,7 +84,7 @@ def test_a_missing_package_is_one_sentence_that_names_the_extra(folder, hidden):
 
 
 def test_every_package_of_an_extra_has_a_case():
-    """threadpoolctl comes with scikit-learn."""
+    """All but threadpoolctl, which comes with scikit-learn."""
     imported = {"scikit-learn": "sklearn", "faiss-cpu": "faiss"}
     wanted = {
         imported.get(each.name, each.name)
