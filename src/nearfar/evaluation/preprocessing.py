@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,11 +20,12 @@ from torch import Tensor, nn
 from nearfar.data.transforms import Photograph, Plain
 from nearfar.evaluation.fingerprint import of_preprocessing, of_weights
 
-__all__ = ["Graph", "Pixels", "beside_graph", "described", "fingerprint_of", "from_text"]
+__all__ = ["Graph", "Pixels", "beside_graph", "described", "fingerprint_of", "from_description", "from_text"]
 
 KINDS: dict[str, type[Plain] | type[Photograph]] = {"plain": Plain, "photograph": Photograph}
 OF_TRAINING = ("train", "area")
 IN_GRAPH = ("mean", "std")
+MOST_CHANNELS = 1 << 12
 LARGEST = 1 << 14
 """Pixels a side that a description may ask for."""
 
@@ -59,20 +61,41 @@ def beside_graph(description: Mapping[str, Any]) -> dict[str, Any]:
 def from_text(owner: str, text: str) -> Plain | Pixels:
     """Rebuild the preprocessing of a graph from the description in its file; every value is checked."""
     try:
-        given = json.loads(text)
-        kind = KINDS[given.pop("name")]
-        given.pop("resampling", None)
-        usual = {field: value for field, value in vars(kind()).items() if field not in (*OF_TRAINING, *IN_GRAPH)}
-        if any(type(value) is not type(usual[key]) or not 0 <= value <= LARGEST for key, value in given.items()):
-            raise ValueError
-        transform = kind(**given)
-        if isinstance(transform, Photograph) and not 0 < transform.crop <= transform.side:
-            raise ValueError
+        transform = _built(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(
             f"{owner} describes its preprocessing in a way that cannot be read ({text[:80]!r}); export it again."
         ) from None
     return Pixels(transform) if isinstance(transform, Photograph) else transform
+
+
+def from_description(given: Any) -> Plain | Photograph:
+    """Rebuild a whole evaluation transform from what `described` said of it; every value is checked.
+
+    >>> from_description(described(Plain(mean=(0.5,))))
+    Plain(mean=(0.5,), std=(1.0,))
+    """
+    try:
+        rest = {key: value for key, value in given.items() if key not in IN_GRAPH}
+        mean, std = (tuple(float(number) for number in given[name]) for name in IN_GRAPH)
+        if not all(map(math.isfinite, (*mean, *std))) or 0 in std or max(len(mean), len(std)) > MOST_CHANNELS:
+            raise ValueError
+        return dataclasses.replace(_built(rest), mean=mean, std=std)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError(f"its preprocessing is none that there is: {str(given)[:80]!r}") from None
+
+
+def _built(given: dict[str, Any]) -> Plain | Photograph:
+    """A transform from its settings less mean and deviation."""
+    kind = KINDS[given.pop("name")]
+    given.pop("resampling", None)
+    usual = {field: value for field, value in vars(kind()).items() if field not in (*OF_TRAINING, *IN_GRAPH)}
+    if any(type(value) is not type(usual[key]) or not 0 <= value <= LARGEST for key, value in given.items()):
+        raise ValueError
+    transform = kind(**given)
+    if isinstance(transform, Photograph) and not 0 < transform.crop <= transform.side:
+        raise ValueError
+    return transform
 
 
 @dataclasses.dataclass(frozen=True)

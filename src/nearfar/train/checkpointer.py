@@ -177,6 +177,7 @@ class Checkpointer:
                 "score": score,
                 "model": state.bare_model.state_dict(),
                 "inputs": {"transform": inputs.transform, "shape": list(inputs.shape)},
+                "classes": list(state.train.classes),
             },
         )
 

@@ -46,7 +46,7 @@ class Step:
 
         `ids` [b] are the sample ids, for a loss with a memory.
         """
-        embeddings, value = self._descend(x, target, ids)
+        embeddings, value = self.gradient(x, target, ids)
         scalars = {"loss": value}
         if self.proximal is not None:
             self.machine.unscale_gradients()  # fp16 gradients are kept multiplied; the pull is not
@@ -57,7 +57,7 @@ class Step:
         self.optimizer.zero_grad()
         return embeddings, scalars
 
-    def _descend(self, x: Tensor, target: Tensor | Relation, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    def gradient(self, x: Tensor, target: Tensor | Relation, ids: Tensor | None) -> tuple[Tensor, Tensor]:
         """Compute embeddings and loss, and back-propagate to all parameters."""
         seen = list[Tensor]()
 

@@ -16,13 +16,12 @@ from nearfar._utils.extras import command
 from nearfar.data import DataSet, Samples, Tensors, transforms
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares, classes_apart
+from nearfar.models.usual import LARGE, network_for
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
 
-__all__ = ["Input", "default_transform", "describe", "network_for", "open_model", "shares_of"]
+__all__ = ["Input", "default_transform", "describe", "open_model", "shares_of"]
 
-LARGE = 64
-"""Pixels a side above which a picture is a photograph: too large for `small`."""
 LOOKED_AT = 16
 """How many pictures are read to find their size."""
 
@@ -68,24 +67,6 @@ def _size(config: Config, transform: str, samples: Samples) -> int | None:
     if side <= LARGE:
         return side
     return LARGE if config.model.name == "small" else None
-
-
-def network_for(shape: tuple[int, ...]) -> str:
-    """The default network for an input shape: a linear head for vectors, `small` for drawings, lite0 for photographs.
-
-    >>> network_for((7,)), network_for((1, 28, 28)), network_for((3, 224, 224))
-    ('linear', 'small', 'lite0')
-    """
-    if len(shape) == 1:
-        return "linear"
-    if len(shape) == 3 and max(shape[1:]) <= LARGE:
-        return "small"
-    if len(shape) == 3 and shape[0] == 3:
-        return "lite0"
-    raise ValueError(
-        f"train: no network is the usual one for samples of shape {list(shape)}, which are neither vectors, nor "
-        f"drawings of at most {LARGE} pixels a side, nor color photographs; name one, such as --model.name mlp."
-    )
 
 
 def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:

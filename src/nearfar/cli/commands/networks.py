@@ -81,9 +81,11 @@ def load_model(path: Path, *, trust_model: bool = False) -> Model:
     if path.is_dir():
         return _run(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no model {path}; name a run folder or an .onnx, .pt or .pt2 file.")
+        raise FileNotFoundError(
+            f"there is no model {path}; name a run folder or an .onnx, .safetensors, .pt or .pt2 file."
+        )
     if path.suffix not in READERS:
-        raise ValueError(f"{path} must end in .onnx, .pt (TorchScript) or .pt2 (torch.export).")
+        raise ValueError(f"{path} must end in .onnx, .safetensors, .pt (TorchScript) or .pt2 (torch.export).")
     if path.suffix in RUNS_CODE:
         _check_trust(path, trust_model)
     return READERS[path.suffix](path, hashlib.sha256(path.read_bytes()).hexdigest())
@@ -176,12 +178,23 @@ def _side(shape: list[Any]) -> int | None:
     return shape[2] if isinstance(shape[2], int) and shape[2] > 0 else None
 
 
+def _weights(path: Path, digest: str) -> Model:
+    """A .safetensors file with the description of its network."""
+    from nearfar.evaluation.preprocessing import fingerprint_of
+    from nearfar.models.saved import read
+
+    saved = read(path)
+    mark, example = fingerprint_of(saved.model, saved.transform), torch.rand(2, *saved.network.inputs)
+    return Model(_careful(path, saved.model), digest, mark, saved.model, example, saved.transform)
+
+
 READERS: dict[str, Callable[[Path, str], Model]] = {
     ".onnx": _onnx,
     ".pt": _script,
     ".pth": _script,
     ".ts": _script,
     ".pt2": _exported,
+    ".safetensors": _weights,
 }
 _SCRIPT = ("TorchScript", "constants.pkl", "whose code can write files when it is run")
 RUNS_CODE = {

@@ -238,8 +238,14 @@ def records(made: Index, asked: Vectors, found: Neighbors) -> list[dict[str, Any
 
 
 def export(
-    model: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a torch.export .pt2 file.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The .onnx file to write.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, a .safetensors or a torch.export .pt2 file.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    kind: Annotated[
+        str,
+        typer.Option("--format", help="onnx (a graph that runs without us) or safetensors (weights to load again)."),
+    ] = "onnx",
     shape: Annotated[
         str | None, typer.Option(help="Shape of one sample, such as 3,224,224, where the model holds no example.")
     ] = None,
@@ -249,12 +255,14 @@ def export(
     seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
     trust_model: Trust = False,
 ) -> None:
-    """Write a model as ONNX, after onnxruntime gave the same vectors on random batches.
+    """Write a model as ONNX, after onnxruntime gave the same vectors on random batches; or its weights.
 
     The batch dimension is dynamic. If the vectors differ, no file is written.
 
     For a run, mean and deviation become part of the graph, which takes photographs as uint8 in 0..255; size and crop
     are stored in the metadata, where `nearfar embed` reads them.
+
+    As safetensors, weights and all that is needed to build the network again (nearfar.models.load) go into one file.
     """
     with one_sentence("export"):
         import torch
@@ -262,7 +270,11 @@ def export(
         from nearfar.cli.commands.networks import load_model
         from nearfar.evaluation import export_onnx
 
+        check_choice("export", "--format", kind, ("onnx", "safetensors"))
         plain_target(output)
+        if kind == "safetensors":
+            say(_as_weights(model, output))
+            return
         network = load_model(model, trust_model=trust_model)
         if network.module is None:
             raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
@@ -273,6 +285,19 @@ def export(
             options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
             written = export_onnx(network.module, example, output, **options)
         say(str(written))
+
+
+def _as_weights(model: Path, output: Path) -> str:
+    """Write a .safetensors file that `models.load` reads; gives what it holds in words."""
+    from nearfar.models.saved import read
+
+    if output.suffix != ".safetensors":
+        raise ValueError(f"the output of --format safetensors must end in .safetensors, but is {output}.")
+    saved = read(model)
+    saved.save(output)
+    network, count = saved.network, sum(p.numel() for p in saved.model.parameters())
+    shape = " x ".join(map(str, network.inputs))
+    return f"{output}: {network.name} on {shape}, {network.embedding_dim} dimensions, {count:,} parameters"
 
 
 def sides(shape: str) -> list[int]:

@@ -10,6 +10,7 @@ import typer
 
 from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
+from nearfar._utils.progress import Progress
 from nearfar.cli.commands.completion import complete
 from nearfar.cli.commands.shared import one_sentence
 from nearfar.runs.config import SECTIONS
@@ -48,6 +49,13 @@ def train(
     protocol: Annotated[
         str | None, typer.Option(help="validation (choose by held-out classes) or paper (best test score).")
     ] = None,
+    dry: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Go up to the first step and say what it would take: data, batch, steps, memory; train nothing.",
+        ),
+    ] = False,
     apply_remedy: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Train that run anew, changed as the doctor says; flags change it further."),
@@ -63,8 +71,26 @@ def train(
         config, flags = read_words(words or ())
         if protocol is not None:
             flags.append(("training.protocol", protocol))
-        found = fit(_chosen(run, config, flags, resume, apply_remedy), run, resume=resume)
+        if dry and resume:
+            raise ValueError("--dry-run looks at a run before it begins, but --resume came; leave one out.")
+        chosen = _chosen(run, config, flags, resume, apply_remedy)
+        if dry:
+            _say_dry(chosen, run)
+            return
+        found = fit(chosen, run, resume=resume)
         say(f"run: {found.folder}")
+
+
+def _say_dry(config: Config, run: Path | None) -> None:
+    from nearfar.train.dry_run import dry_run
+
+    with Progress("looking at the first batch"):
+        found = dry_run(config, run)
+    for line in found.lines:
+        say(line)
+    if found.picture is not None:
+        say(f"first batch: {found.picture}")
+    say("nothing was trained; leave --dry-run out to begin")
 
 
 def _chosen(

@@ -1,0 +1,116 @@
+"""Networks by name: ours, and those of timm and torchvision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nearfar._utils.checks import check_choice
+from nearfar._utils.renamed import new_keywords
+from nearfar.models.embedder import Embedder, Shape
+from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
+from nearfar.models.outside import Backbone, File, from_timm, from_torchvision
+from nearfar.models.small import small
+from nearfar.models.weights import fill, read_state
+
+__all__ = ["NAMES", "OWN", "build"]
+
+NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
+
+
+@new_keywords
+def build(
+    name: str,
+    *,
+    embedding_dim: int = 128,
+    inputs: Shape | None = None,
+    pool: str = "avg",
+    normalize: bool = True,
+    pretrained: bool = True,
+    weights: str | Path | None = None,
+    hidden: int | None = None,
+    bn_neck: bool = False,
+) -> Embedder:
+    """Build a network by name.
+
+    Args:
+        name: "small" (three convolutions for drawings), "linear" and "mlp" (on vectors), "lite0", "timm:NAME" or
+            "torchvision:NAME".
+        embedding_dim: dimension of the embedding.
+        inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Networks for
+            photographs have an input size of their own: `Embedder.size`.
+        pool: "avg", "max" or "both", for networks whose output is a feature map.
+        normalize: scale each embedding to unit length.
+        pretrained: start from ImageNet weights, where the network has any.
+        weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
+            it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
+        hidden: width of a hidden layer in the head; for "mlp" the width of its layer (default 512).
+        bn_neck: put a batch norm after the head.
+    """
+    kind, _, rest = name.partition(":")
+    file = None if weights is None else File(Path(weights), read_state(Path(weights)))
+    pretrained = pretrained and file is None
+    if rest:
+        check_choice("models", "name", kind, OUTSIDE)
+        trunk, size, mean, std = OUTSIDE[kind](rest, pretrained, file)
+    else:
+        check_choice("models", "name", name, (*OWN, *(f"{kind}:NAME" for kind in OUTSIDE)))
+        if name not in OWN:
+            raise ValueError(f"models: {name!r} needs the name of a network in place of NAME, such as timm:resnet50.")
+        trunk, size, mean, std = OWN[name](inputs, pretrained, hidden)
+        if file is not None:
+            fill(trunk, file.state, file.path, CLASSIFIER)
+    return Embedder(
+        trunk,
+        embedding_dim=embedding_dim,
+        size=size if inputs is None else tuple(inputs),
+        pool=pool,
+        normalize=normalize,
+        hidden=None if name == "mlp" else hidden,
+        bn_neck=bn_neck,
+        mean=mean,
+        std=std,
+    )
+
+
+def _small(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    size = inputs or (1, 32, 32)
+    if len(size) != 3:
+        raise ValueError(f"models: 'small' reads pictures [c, h, w], but inputs came as {tuple(size)}; try 'linear'.")
+    return small(size[0]), size, (0.0,), (1.0,)
+
+
+def _linear(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    return nn.Flatten(), _vector("linear", inputs), (0.0,), (1.0,)
+
+
+def _mlp(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    size = _vector("mlp", inputs)
+    layers = (nn.Flatten(), nn.Linear(torch.Size(size).numel(), hidden or 512), nn.ReLU())
+    return nn.Sequential(*layers), size, (0.0,), (1.0,)
+
+
+def _vector(name: str, inputs: Shape | None) -> Shape:
+    if not inputs:
+        raise ValueError(f"models: {name!r} needs the shape of an input, but inputs is None; pass inputs=(d,).")
+    return tuple(inputs)
+
+
+def _lite0(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    trunk = Lite0()
+    if pretrained:
+        path = imagenet_file()
+        fill(trunk, read_state(path), path, CLASSIFIER)
+    return trunk, SIZE, MEAN, STD
+
+
+OWN: dict[str, Callable[[Shape | None, bool, int | None], Backbone]] = {
+    "small": _small,
+    "linear": _linear,
+    "mlp": _mlp,
+    "lite0": _lite0,
+}
+OUTSIDE: dict[str, Callable[[str, bool, File | None], Backbone]] = {"timm": from_timm, "torchvision": from_torchvision}

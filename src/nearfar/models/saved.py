@@ -1,0 +1,250 @@
+"""Trained networks read back: from a run folder, or from one .safetensors file that says how to build the network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.checkpoint import BEST, first_line
+from nearfar._utils.checkpoint import load as load_checkpoint
+from nearfar._utils.files import atomic_write
+from nearfar.data import transforms
+from nearfar.data.samples import Transform
+from nearfar.evaluation.fingerprint import of_weights
+from nearfar.evaluation.preprocessing import described, from_description
+from nearfar.models.embedder import POOLS, Embedder, freeze_norms, group_norms
+from nearfar.models.named import OWN, build
+from nearfar.models.usual import network_for
+
+__all__ = ["Network", "Saved", "load", "read"]
+
+FORMAT = 1
+KEY = "nearfar"
+"""Under which the metadata of a file hold its description. One key alone: of several the order on disk is random."""
+LARGEST = 1 << 24
+"""Numbers in one input, and units of a layer, that a description may ask for."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What `build` has to be told to make a network again, before its weights are filled in."""
+
+    name: str
+    embedding_dim: int
+    inputs: tuple[int, ...]
+    pool: str = "avg"
+    normalize: bool = True
+    hidden: int | None = None
+    bn_neck: bool = False
+    group_norms: bool = False
+    freeze_norms: bool = False
+    float64: bool = False
+
+    def make(self) -> Embedder:
+        """The network with weights of no meaning."""
+        model = build(
+            self.name,
+            embedding_dim=self.embedding_dim,
+            inputs=self.inputs,
+            pool=self.pool,
+            normalize=self.normalize,
+            hidden=self.hidden,
+            bn_neck=self.bn_neck,
+            pretrained=False,
+        )
+        if self.group_norms:
+            group_norms(model)
+        if self.freeze_norms:
+            freeze_norms(model.trunk)
+        return model.double() if self.float64 else model
+
+    @staticmethod
+    def of_run(config: Mapping[str, Any], shape: tuple[int, ...]) -> Network:
+        """The network of a run's configuration for inputs of a shape."""
+        spec = config["model"]
+        name = spec["name"] or network_for(shape)
+        known = {field.name: spec[field.name] for field in fields(Network) if field.name in spec}
+        double = config["training"]["precision"] == "float64"
+        return Network(**{**known, "name": name, "inputs": tuple(shape), "float64": double})
+
+    @staticmethod
+    def of_file(given: Any) -> Network:
+        """The network that a file describes; nothing in it is believed unchecked."""
+        usual = {field.name: field.type for field in fields(Network)}
+        if not isinstance(given, dict) or set(given) != set(usual):
+            raise ValueError("it lacks a key, or has one too many")
+        numbers = [given["embedding_dim"], *([] if given["hidden"] is None else [given["hidden"]]), *given["inputs"]]
+        if not all(type(number) is int and 1 <= number <= LARGEST for number in numbers):
+            raise ValueError("a size is no whole number above zero, or far too large")
+        if not 1 <= len(given["inputs"]) <= 4 or math.prod(given["inputs"]) > LARGEST:
+            raise ValueError("its input is no vector or picture of a usual size")
+        flags = [given[name] for name, kind in usual.items() if kind == "bool"]
+        if not all(type(flag) is bool for flag in flags) or given["pool"] not in POOLS:
+            raise ValueError("a setting is none that there is")
+        return Network(**{**given, "name": str(given["name"]), "inputs": tuple(given["inputs"])})
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """A trained network with what belongs to it.
+
+    Attributes:
+        model: the network, in evaluation mode.
+        network: how it is built.
+        transform: what turns a raw sample into its input.
+        classes: names of the classes it was trained on; None where nobody noted them.
+    """
+
+    model: Embedder
+    network: Network
+    transform: Transform
+    classes: tuple[str, ...] | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write weights and description to one .safetensors file, whole or not at all; equal networks, equal bytes."""
+        from safetensors.torch import save_file
+
+        about = self._about()
+        about["digest"] = _digest(self.model, about)
+        state = {name: value.detach().cpu().contiguous().clone() for name, value in self.model.state_dict().items()}
+        with atomic_write(Path(path)) as temporary:
+            save_file(state, temporary, {KEY: json.dumps(about)})
+        return Path(path)
+
+    def _about(self) -> dict[str, Any]:
+        network = {**asdict(self.network), "inputs": list(self.network.inputs)}
+        classes = None if self.classes is None else list(self.classes)
+        return {"format": FORMAT, "network": network, "preprocessing": described(self.transform), "classes": classes}
+
+
+def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Embedder:
+    """The network of a run folder (its best weights) or of a .safetensors file, in evaluation mode.
+
+    Args:
+        path: a folder that `nearfar train` wrote, or a file that `nearfar export --format safetensors` wrote.
+        device: where it goes.
+
+    Raises:
+        FileNotFoundError: there is no such run or file.
+        ValueError: it is damaged, or holds no network that can be built here.
+    """
+    return read(path).model.to(device)
+
+
+def read(path: str | os.PathLike[str]) -> Saved:
+    """The same with its transform and its classes, on the CPU; nothing in the file is run."""
+    path = Path(path)
+    if path.is_dir():
+        return _of_run(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"models: {path} must be a run folder or a .safetensors file that `nearfar export` wrote.")
+    if not path.is_file():
+        raise FileNotFoundError(f"models: there is no file {path}; nearfar export RUN --format safetensors writes one.")
+    about = _description(path)
+    try:
+        saved = _described(about)
+        state = _weights(path, saved.model)
+        saved.model.to_empty(device="cpu") if _is_blank(saved.model) else None
+        saved.model.load_state_dict(state)
+        if about.get("digest") != _digest(saved.model, saved._about()):
+            raise ValueError("its digest is another, so that it was changed or damaged")
+    except ImportError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError) as error:
+        raise ValueError(f"models: {path} cannot be loaded ({first_line(error)}); export it again.") from None
+    return replace(saved, model=saved.model.eval())
+
+
+def _of_run(folder: Path) -> Saved:
+    path = folder / "checkpoints" / "best.pt"
+    if not (folder / "config.yaml").is_file():
+        raise FileNotFoundError(f"models: {folder} holds no config.yaml; name the folder that `nearfar train` wrote.")
+    state = load_checkpoint(path, BEST)
+    try:
+        shape, name = tuple(state["inputs"]["shape"]), state["inputs"]["transform"]
+        network = Network.of_run(state["config"], shape)
+        model = network.make()
+        model.load_state_dict(state["model"])
+        size = shape[-1] if name in transforms.CROPS else None
+        transform = transforms.get(name, False, model.mean, model.std, size=size)
+    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"models: {path} does not fit its configuration ({first_line(error)}); train anew.") from None
+    classes = state.get("classes")
+    return Saved(model.eval(), network, transform, None if classes is None else tuple(map(str, classes)))
+
+
+def _description(path: Path) -> dict[str, Any]:
+    """The description in a file, which may be anybody's."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(KEY)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(
+            f"models: {path} is no whole .safetensors file ({first_line(error)}); export it again."
+        ) from None
+    if text is None:
+        raise ValueError(
+            f"models: {path} holds weights without a description of their network; models.build(NAME, weights=...) "
+            "takes such a file."
+        )
+    try:
+        about = json.loads(text)
+        if not isinstance(about, dict) or about["format"] != FORMAT:
+            raise ValueError
+    except (ValueError, KeyError, RecursionError):
+        raise ValueError(
+            f"models: {path} is of another format than {FORMAT}, that of this version of nearfar; export it again."
+        ) from None
+    return about
+
+
+def _described(about: Mapping[str, Any]) -> Saved:
+    """A network as it is described: blank, and without memory of its own, where it is one of ours."""
+    network, classes = Network.of_file(about["network"]), about["classes"]
+    if network.name in OWN:
+        with torch.device("meta"):  # a description may ask for any size; what the file holds decides
+            model = network.make()
+    else:
+        model = network.make()
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise ValueError("its classes are no list of names")
+    transform = from_description(about["preprocessing"])
+    return Saved(model, network, transform, None if classes is None else tuple(classes))
+
+
+def _is_blank(model: Embedder) -> bool:
+    return next(model.parameters()).is_meta
+
+
+def _weights(path: Path, model: Embedder) -> dict[str, Tensor]:
+    """The weights of a file, read once their names, shapes and types are found to be the network's."""
+    from safetensors import safe_open
+
+    wanted = {name: (list(value.shape), value.dtype) for name, value in model.state_dict().items()}
+    with safe_open(path, framework="pt") as file:
+        held = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        other = next((name for name in {**wanted, **held} if held.get(name) != wanted.get(name, (None,))[0]), None)
+        if other is not None:
+            raise ValueError(f"{other} is missing, strange or of another shape than in {type(model).__name__}")
+        state = {name: file.get_tensor(name) for name in held}
+    for name, value in state.items():
+        if value.dtype != wanted[name][1]:
+            raise ValueError(f"{name} is of type {value.dtype}, not {wanted[name][1]}")
+    return state
+
+
+def _digest(model: Embedder, about: Mapping[str, Any]) -> str:
+    """Of the weights and the description: the format itself notices no flipped bit."""
+    rest = {key: value for key, value in about.items() if key != "digest"}
+    return hashlib.sha256(f"{of_weights(model)} {json.dumps(rest, sort_keys=True)}".encode()).hexdigest()

@@ -1,0 +1,73 @@
+"""A batch as one picture: every sample as the network gets it, with the name of its class below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from nearfar._utils.console import visible
+from nearfar._utils.files import atomic_write
+
+__all__ = ["contact_sheet", "is_picture"]
+
+TILE, CAPTION, GAP, ACROSS = 96, 13, 4, 16
+"""Pixels a side of a sample, of the line below it and between two; samples in a line at most."""
+
+
+def is_picture(shape: Sequence[int]) -> bool:
+    """Whether samples of a shape can be shown: gray or in color.
+
+    >>> is_picture((3, 32, 32)), is_picture((1, 8, 8)), is_picture((128,))
+    (True, True, False)
+    """
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def contact_sheet(
+    path: Path, x: Tensor, names: Sequence[str], *, mean: Sequence[float], std: Sequence[float], columns: int = ACROSS
+) -> Path:
+    """Write samples [n, c, h, w] as one PNG, each with its name.
+
+    Args:
+        path: the file.
+        x: the samples, standardized as the network reads them.
+        names: one per sample; what does not fit below it is cut.
+        mean: what was taken from each channel.
+        std: what it was then divided by.
+        columns: samples of a line.
+    """
+    shape = (-1, 1, 1)
+    plain = x.detach().float().cpu() * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)
+    pixels = (plain.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    wide, tall = TILE + GAP, TILE + CAPTION + GAP
+    columns = min(columns, len(pixels))
+    sheet = Image.new("RGB", (columns * wide + GAP, -(-len(pixels) // columns) * tall + GAP), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    for place, (picture, name) in enumerate(zip(pixels, names, strict=True)):
+        left, top = GAP + place % columns * wide, GAP + place // columns * tall
+        sheet.paste(_tile(Image.fromarray(picture.squeeze())), (left, top))
+        draw.text((left, top + TILE + 1), _fitting(draw, visible(name, "ascii"), font), fill="black", font=font)
+    with atomic_write(path) as temporary:
+        sheet.save(temporary, format="PNG")
+    return path
+
+
+def _tile(picture: Image.Image) -> Image.Image:
+    """A square of `TILE` pixels: small drawings keep their pixels visible, photographs are scaled down."""
+    how = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.BILINEAR
+    share = TILE / max(picture.size)
+    size = (max(1, round(picture.width * share)), max(1, round(picture.height * share)))
+    tile = Image.new("RGB", (TILE, TILE), "white")
+    tile.paste(picture.convert("RGB").resize(size, how))
+    return tile
+
+
+def _fitting(draw: ImageDraw.ImageDraw, name: str, font: object) -> str:
+    """As much of a name as fits below a sample."""
+    while name and draw.textlength(name, font=font) > TILE:  # type: ignore[arg-type]
+        name = name[:-1]
+    return name

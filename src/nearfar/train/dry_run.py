@@ -1,0 +1,195 @@
+"""A run up to its first step: what it reads, builds and needs, and its first batch as a picture; nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nearfar._utils.process_group import in_touch
+from nearfar.data import DataSet, Samples
+from nearfar.data.samples import Batch
+from nearfar.runs import parts
+from nearfar.runs.config import Config
+from nearfar.train import processes
+from nearfar.train.contact_sheet import ACROSS, contact_sheet, is_picture
+from nearfar.train.feed import feed
+from nearfar.train.folder import RUNS, RunFolder, agreed
+from nearfar.train.peak import allocated
+from nearfar.train.state import TrainState, prepare
+from nearfar.train.suited import describe
+from nearfar.train.trackers import check as check_trackers
+
+__all__ = ["DryRun", "Memory", "dry_run"]
+
+SHEET = "first-batch.png"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that training takes, besides torch itself and the data.
+
+    Attributes:
+        weights: parameters and buffers of network and loss.
+        optimizer: what the optimizer remembers of each parameter.
+        gradients: one number for each parameter.
+        network: at the peak of forward and backward through the network, measured, without `gradients`.
+        loss: at the peak of the loss and its gradient for one batch, measured.
+    """
+
+    weights: int
+    optimizer: int
+    gradients: int
+    network: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        """At the peak of a step: the network's activations wait while the loss is computed."""
+        return self.weights + self.optimizer + self.gradients + self.network + self.loss
+
+    def __str__(self) -> str:
+        return (
+            f"about {_size(self.total)}: weights {_size(self.weights)}, optimizer {_size(self.optimizer)}, gradients "
+            f"{_size(self.gradients)}, activations {_size(self.network)}, the loss {_size(self.loss)}; besides torch "
+            "and the data"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DryRun:
+    """What `dry_run` found.
+
+    Attributes:
+        lines: in words.
+        memory: what a step needs.
+        picture: the first batch, where samples are pictures.
+    """
+
+    lines: tuple[str, ...]
+    memory: Memory
+    picture: Path | None
+
+
+@in_touch("train")
+def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None = None) -> DryRun:
+    """Everything that `fit` does before its first step, and one forward and backward to measure the memory.
+
+    No run folder is made; the picture goes beside where it would be.
+
+    Args:
+        config: what would be trained.
+        folder: where it would go.
+        data: as of `fit`.
+    """
+    parts.check(config)
+    check_trackers(config.training.trackers)
+    if config.training.threads is not None:
+        torch.set_num_threads(config.training.threads)
+    machine = processes.begin(config.training.precision)
+    agreed(machine, RunFolder(folder).check)
+    state = prepare(config, machine, data)
+    _, batch = next(feed(state.view, state.sampler, after=0, workers=0, pin=False))
+    memory = _measured(state, batch)
+    picture = None
+    if machine.is_main_process and is_picture(state.inputs.shape):
+        picture = _picture(state, batch, RUNS / SHEET if folder is None else folder.with_name(f"{folder.name}-{SHEET}"))
+    return DryRun(tuple(_lines(state, batch, memory)), memory, picture)
+
+
+def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
+    """What a person wants to know before hours are spent."""
+    config, world = state.config, state.machine.num_processes
+    rows, steps = len(batch[1]) * world, config.training.steps
+    classes = len(set(batch[1].tolist()))
+    own = sum(p.numel() for p in state.loss.parameters())
+    sides = {
+        "train": state.train,
+        "validation": state.validation,
+        "test": state.data.test,
+        "gallery": state.data.gallery,
+    }
+    return [
+        processes.words(state.machine),
+        *(f"{name}: {_counted(samples)}" for name, samples in sides.items() if samples is not None),
+        *describe(config, state.shares, state.inputs, state.bare_model, state.machine.device).splitlines(),
+        f"loss {config.loss.name}: {own:,} parameters of its own",
+        f"batch: {classes} classes x {len(batch[1]) / classes:g} samples"
+        + (f" in each of {world} processes" if world > 1 else "")
+        + f", {list(batch[0].shape)} of {str(batch[0].dtype).removeprefix('torch.')}",
+        f"steps: {steps:,} of {rows:,} samples, {steps * rows / len(state.train):.1f} epochs of {len(state.train):,}",
+        f"memory{' of each process' if world > 1 else ''}: {memory}",
+    ]
+
+
+def _counted(samples: Samples) -> str:
+    """How many samples, of how many classes, and how unequal these are."""
+    sizes = np.bincount(samples.labels)
+    few, many = int(sizes.min()), int(sizes.max())
+    each = f"{few}" if few == many else f"{few} to {many} (median {np.median(sizes):g})"
+    first = samples[0]
+    shape = (
+        f"{list(first.shape)}" if isinstance(first, Tensor) else f"{first.width} x {first.height} pixels (the first)"
+    )
+    return f"{len(samples):,} samples {shape} of {len(sizes):,} classes, {each} in each"
+
+
+def _measured(state: TrainState, batch: Batch) -> Memory:
+    """One forward and backward of network and loss apart; the network sees as much at a time as in training."""
+    device, chunk = state.machine.device, state.config.training.chunk
+    x, labels = batch[0].to(device), batch[1].to(device)
+    state.model.train()
+    state.step.gradient(x, state.target(labels), state.ids(batch[2]))  # as in training: what it refuses is refused here
+    state.step.optimizer.zero_grad()
+    with torch.no_grad():
+        embeddings = torch.cat([state.model(part) for part in torch.split(x, chunk or len(x))]).float()
+
+    def through_loss() -> Tensor:
+        rows = embeddings.clone().requires_grad_()
+        state.step.loss(rows, state.target(labels), ids=state.ids(batch[2])).backward()
+        return rows
+
+    def through_network() -> None:
+        out = state.model(x[: chunk or len(x)])
+        out.backward(torch.ones_like(out))
+
+    _, loss = allocated(through_loss, device)
+    _, network = allocated(through_network, device)
+    learned = [*state.bare_model.parameters(), *state.loss.parameters()]
+    gradients = sum(p.numel() * p.element_size() for p in learned if p.requires_grad)
+    state.step.optimizer.zero_grad()
+    return Memory(
+        weights=_bytes(state.bare_model) + _bytes(state.loss),
+        optimizer=_per_parameter(state.config) * gradients,
+        gradients=gradients,
+        network=max(0, network - sum(p.numel() * p.element_size() for p in state.bare_model.parameters())),
+        loss=loss,
+    )
+
+
+def _per_parameter(config: Config) -> int:
+    """Numbers that the optimizer keeps for each parameter, with the anchor of a proximal term."""
+    spec = config.optimizer
+    return (2 if spec.name != "sgd" else int(spec.momentum > 0)) + int(spec.proximal > 0)
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+
+
+def _picture(state: TrainState, batch: Batch, path: Path) -> Path:
+    model: Any = state.bare_model
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = [state.train.classes[label] for label in batch[1].tolist()]
+    each = max(1, len(names) // len(set(names)))
+    columns = max(each, ACROSS - ACROSS % each) if each <= ACROSS else ACROSS
+    return contact_sheet(path, batch[0], names, mean=model.mean, std=model.std, columns=columns)
+
+
+def _size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
