@@ -113,6 +113,13 @@ def test_a_terminal_gets_a_bar_with_count_rate_and_time_left():
     assert "left" in shown
 
 
+def test_a_stage_of_unknown_length_forgets_the_count_of_the_one_before():
+    console, stream = terminal()
+    with Progress("ranking", 4, console=console, stays=True) as bar:
+        bar("laying out", 0, 0)
+    assert "of" not in stream.getvalue().rpartition("laying out")[2]
+
+
 def test_a_bar_of_somebody_else_is_left_alone(monkeypatch):
     """Older releases of rich allow one live display at a time."""
 

@@ -159,7 +159,8 @@ class Progress:
         if (what, total) != (self.what, self.total):
             self.what, self.total, self._first, self._from = what, total, 0, self._clock()
             if self._bars is not None:
-                self._bars.reset(self._task, description=what, total=total or None, words="")
+                self._bars.remove_task(self._task)  # a reset would keep the old total where the new one is unknown
+                self._task = self._bars.add_task(what, total=total or None, words="")
         self.to(done)
 
     def aside(self, what: str, done: int, total: int) -> None:

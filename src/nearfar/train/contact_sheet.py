@@ -50,7 +50,7 @@ def contact_sheet(
     for place, (picture, name) in enumerate(zip(pixels, names, strict=True)):
         left, top = GAP + place % columns * wide, GAP + place // columns * tall
         sheet.paste(_tile(Image.fromarray(picture.squeeze())), (left, top))
-        draw.text((left, top + TILE + 1), _fitting(draw, visible(name, "ascii"), font), fill="black", font=font)
+        draw.text((left, top + TILE + 1), _fitting(draw, visible(name, "latin-1"), font), fill="black", font=font)
     with atomic_write(path) as temporary:
         sheet.save(temporary, format="PNG")
     return path

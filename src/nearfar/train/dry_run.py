@@ -191,5 +191,12 @@ def _picture(state: TrainState, batch: Batch, path: Path) -> Path:
 
 
 def _size(count: int) -> str:
-    """Bytes in words."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    """Bytes in words.
+
+    >>> _size(3 << 30), _size(5_000_000), _size(900)
+    ('3.0 GiB', '4.8 MiB', '0.9 KiB')
+    """
+    for power, unit in ((30, "GiB"), (20, "MiB")):
+        if count >= 2**power:
+            return f"{count / 2**power:.1f} {unit}"
+    return f"{count / 2**10:.1f} KiB"
