@@ -50,7 +50,8 @@ def listed(module: str) -> list[str]:
 
 def origin(module: str, name: str) -> str:
     """The dotted path at which a name of a module is defined."""
-    for node in tree(module).body:
+    late = [each for node in tree(module).body if isinstance(node, ast.If) for each in node.body]  # for type checkers
+    for node in [*tree(module).body, *late]:
         if isinstance(node, ast.ImportFrom) and node.module in sources() and node.module != module:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
