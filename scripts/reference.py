@@ -38,14 +38,19 @@ def public_modules() -> list[str]:
 
 
 def listed(module: str) -> list[str]:
-    """What a module offers: its `__all__`; of a module without one, the classes and functions it defines."""
+    """What a module offers: its `__all__`, which may be a list, or added up from lists of modules below."""
+    found: list[str] = []
     for node in tree(module).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    if module.count(".") > 1:
-        return []
-    kinds = (ast.ClassDef, ast.FunctionDef)
-    return [node.name for node in tree(module).body if isinstance(node, kinds) and not node.name.startswith("_")]
+        if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) or node.value is None:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if ast.unparse(target) != "__all__":
+            continue
+        if isinstance(node.value, ast.List):
+            found += ast.literal_eval(node.value)
+        else:
+            found += listed(f"{module}.{ast.unparse(node.value).removesuffix('.__all__')}")
+    return found
 
 
 def origin(module: str, name: str) -> str:
@@ -54,8 +59,8 @@ def origin(module: str, name: str) -> str:
     for node in [*tree(module).body, *late]:
         if isinstance(node, ast.ImportFrom) and node.module in sources() and node.module != module:
             for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return origin(str(node.module), alias.name)
+                if (alias.asname or alias.name) == name or (alias.name == "*" and name in listed(str(node.module))):
+                    return origin(str(node.module), name if alias.name == "*" else alias.name)
     return f"{module}.{name}"
 
 
