@@ -127,7 +127,10 @@ def page(name: str) -> str:
             f'| <code id="{label}">{label.removeprefix(f"{module}.")}</code> | {summary(path)} |'
             for label, path in inner
         ]
-        parts += ["## Inside this room", "What its files offer each other."]
+        parts += [
+            "## Inside this room",
+            "What its files offer each other; [the promise of versions](../versions.md) is not about these.",
+        ]
         parts += ["\n".join(["| name | |", "|---|---|", *rows])]
     return "\n\n".join(parts)
 

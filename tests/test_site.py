@@ -155,6 +155,6 @@ def test_the_search_finds_a_loss_without_a_network(browser, built):
     links = browser.ask("[...document.querySelectorAll('.md-search-result__link')].map((link) => link.href)")
     wanted = [link for link in links if "reference/losses.html" in link and "nearfar.losses.MultiSimilarity" in link]
     assert wanted, links
-    browser.ask(f"location.href = {wanted[0]!r}")
+    browser.call("Page.navigate", url=wanted[0])
     browser.wait("document.getElementById('nearfar.losses.MultiSimilarity') !== null")
     assert complaints(browser) == []
