@@ -65,7 +65,7 @@ class DryRun:
     """What `dry_run` found.
 
     Attributes:
-        lines: in words.
+        lines: in words; none on the other ranks of several processes.
         memory: what a step needs.
         picture: the first batch, where samples are pictures.
     """
@@ -96,7 +96,9 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
     _, batch = next(feed(state.view, state.sampler, after=0, workers=0, pin=False))
     memory = _measured(state, batch)
     picture = None
-    if machine.is_main_process and is_picture(state.inputs.shape):
+    if not machine.is_main_process:
+        return DryRun((), memory, None)
+    if is_picture(state.inputs.shape):
         picture = _picture(state, batch, RUNS / SHEET if folder is None else folder.with_name(f"{folder.name}-{SHEET}"))
     return DryRun(tuple(_lines(state, batch, memory)), memory, picture)
 

@@ -90,7 +90,8 @@ def _say_dry(config: Config, run: Path | None) -> None:
         say(line)
     if found.picture is not None:
         say(f"first batch: {found.picture}")
-    say("nothing was trained; leave --dry-run out to begin")
+    if found.lines:
+        say("nothing was trained; leave --dry-run out to begin")
 
 
 def _chosen(
