@@ -176,9 +176,13 @@ def _below(name: str, edges: Mapping[str, set[str]]) -> set[str]:
 def _arrow(start: tuple[float, float, float], end: tuple[float, float, float]) -> str:
     """From the foot of one box to the head of another, or from side to side in one layer."""
     (left, top, width), (other, below, wide) = start, end
-    if top == below:
+    if top == below and left - other - wide <= GAP + 1:  # neighbors
         x1, x2, y = (left, other + wide, top + TALL / 2)
         return f'<path d="M{x1:.0f} {y:.0f} L{x2:.0f} {y:.0f}" stroke="#7b858f" marker-end="url(#head)"/>'
+    if top == below:  # over the boxes between them
+        x1, x2, y = (left + 0.35 * width, other + 0.65 * wide, top)
+        bend = f"C{x1 - 20:.0f} {y - 26:.0f} {x2 + 20:.0f} {y - 26:.0f} {x2:.0f} {y:.0f}"
+        return f'<path d="M{x1:.0f} {y:.0f} {bend}" fill="none" stroke="#7b858f" marker-end="url(#head)"/>'
     share = min(max((other + wide / 2 - left) / width, 0.1), 0.9)
     x1, x2 = left + share * width, other + wide * min(max((left + share * width - other) / wide, 0.1), 0.9)
     y1, y2 = top + TALL, below

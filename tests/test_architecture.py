@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -77,6 +78,14 @@ def test_a_dense_call_runs_through_ten_files():
     files = drawn.files_of_call()
     assert len(files) <= 10, files
     assert {"losses/robust.py", "engines/dense.py", "miners.py", "sets/entropic.py"} <= set(files)
+
+
+def test_the_page_walks_through_the_files_that_are_there():
+    text = (drawn.ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`([a-z_/]+\.py)`", text):
+        assert (SOURCE / name).is_file(), name
+    call = text[text.index("## A call") : text.index("## A training run")]
+    assert set(re.findall(r"^\| \d+ \| `(.+?)`", call, flags=re.MULTILINE)) == set(drawn.files_of_call())
 
 
 def test_the_picture_is_of_these_sources():

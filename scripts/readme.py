@@ -1,0 +1,122 @@
+"""The figures of README.md, taken from benchmarks/results: nobody writes them by hand.
+
+    python scripts/readme.py          write the figures into README.md and draw docs/images/scaling.png
+
+What stands between `<!-- NAME -->` and `<!-- /NAME -->` in README.md is made by the function of that name here.
+`tests/test_readme.py` holds the page and the picture against the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nearfar._utils.files import write_text
+from nearfar.bench.figure import draw
+from nearfar.bench.study import Cell, Row
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "images" / "scaling.png"
+SHOWN = ("MultiSimilarity + miner", "NTXent", "Triplet all")
+SCRIPTS = (
+    "TripletMarginLoss",
+    "MarginLoss",
+    "CircleLoss",
+    "ContrastiveLoss",
+    "SupConLoss",
+    "MultiSimilarityLoss + miner",
+)
+
+
+def record(name: str) -> Any:
+    """A file of results."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def times(ratio: float) -> str:
+    """A ratio in two digits."""
+    return f"{ratio:.0f}x" if ratio >= 9.5 else f"{ratio:.1f}x"
+
+
+def one_import() -> str:
+    """What the changed import gains on a CPU, and what it costs on a GPU."""
+    found = {(row["script"], row["rows"]): row for row in record("one_import_cpu.json")["results"] if "ratio" in row}
+    lines = ["| PML's time / ours, CPU, one thread | 128 rows | 1,024 rows |", "|---|---|---|"]
+    for script in SCRIPTS:
+        cells = " | ".join(times(found[script, rows]["ratio"]) for rows in (128, 1024))
+        lines.append(f"| `{script}` | {cells} |")
+    gpu = [row["ratio"] for row in record("one_import_cuda.json")["results"] if "ratio" in row]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Below 1 means slower: small batches, mined tuples, and today every loss on a GPU ({times(min(gpu))} to "
+            f"{times(max(gpu))} there). A native loss with its miner inside needs no tuples: "
+            f"{times(_native())} at 1,024 rows.",
+        ]
+    )
+
+
+def _native() -> float:
+    """PML's time over ours for the native MultiSimilarity with its miner."""
+    cells = next(r["cells"] for r in record("bench_cpu.json")["results"] if _is(r, "MultiSimilarity + miner", 1024))
+    return float(cells["PML"]["seconds"] / cells["auto"]["seconds"])
+
+
+def _is(row: Mapping[str, Any], loss: str, rows: int) -> bool:
+    return row["loss"] == loss and row["rows"] == rows and row["width"] == 128 and row["threads"] == 1
+
+
+def scaling() -> str:
+    """What the picture says, in one sentence."""
+    cells = next(r["cells"] for r in record("bench_cpu.json")["results"] if _is(r, SHOWN[0], 32768))
+    return (
+        f"![Time and memory against the rows of a batch, beside PML]({PICTURE.relative_to(ROOT).as_posix()})\n\n"
+        f"A batch of 32,768 rows takes {cells['auto']['megabytes']:,.0f} MB for multi-similarity with its miner; no "
+        "matrix of the batch squared is ever made, and the numbers are the same."
+    )
+
+
+def drawn_rows() -> list[Row]:
+    """The rows of the picture."""
+    kept = [
+        r for r in record("bench_cpu.json")["results"] if r["loss"] in SHOWN and (r["width"], r["threads"]) == (128, 1)
+    ]
+    names = ("seconds", "megabytes", "failed")
+    return [
+        Row(
+            **{key: r[key] for key in ("loss", "rows", "width", "threads", "limit", "rounds")},
+            cells={who: Cell(*(cell[name] for name in names)) for who, cell in r["cells"].items()},
+        )
+        for r in sorted(kept, key=lambda r: (SHOWN.index(r["loss"]), r["rows"]))
+    ]
+
+
+def digest() -> str:
+    """What the picture was drawn from, as a short hash; it lies beside the picture."""
+    return hashlib.sha256(repr(drawn_rows()).encode()).hexdigest()[:16]
+
+
+def filled(text: str) -> str:
+    """The page with every figure as the results have it."""
+    for make in (one_import, scaling):
+        name = make.__name__
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        text = f"{before}<!-- {name} -->\n{make()}\n{rest[rest.index(f'<!-- /{name} -->') :]}"
+    return text
+
+
+def main() -> None:
+    """Write the page, and draw the picture."""
+    about = record("bench_cpu.json")
+    draw(PICTURE, drawn_rows(), "auto", setting={**about, "config": {**about["config"], "threads": 1, "width": 128}})
+    write_text(PICTURE.with_suffix(".source"), digest() + "\n")
+    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main()
