@@ -1,4 +1,4 @@
-"""Packages that not everybody needs: imported when they are used, and named in one sentence where they are missing."""
+"""Optional packages: imported on use, with an error of one sentence if they are missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def is_there(module: str) -> bool:
-    """Whether a top-level module could be imported; it is not imported for the answer.
+    """Whether a top-level module is installed; it is not imported.
 
     >>> is_there("torch"), is_there("no_such_module")
     (True, False)
@@ -17,7 +17,7 @@ def is_there(module: str) -> bool:
 
 
 def command(extra: str) -> str:
-    """What brings an extra.
+    """The command that installs an extra.
 
     >>> print(command("onnx"))
     pip install "nearfar[onnx]"
@@ -26,16 +26,16 @@ def command(extra: str) -> str:
 
 
 def need(module: str, whose: str, extra: str, *, instead: str = "") -> Any:
-    """Import an optional module, or say in one sentence who needs it and what brings it.
+    """Import an optional module, or raise an error that says who needs it and how to install it.
 
     Args:
-        module: the module, which may lie inside a package.
-        whose: who needs it, first words of the sentence.
-        extra: the extra of pyproject.toml that brings the package.
+        module: the module, which may be inside a package.
+        whose: who needs it, the first words of the message.
+        extra: the extra of pyproject.toml that installs the package.
         instead: what can be done without it, if anything.
 
     Raises:
-        ImportError: the package is not installed. One that is there and fails to import raises its own error.
+        ImportError: the package is not installed. One that is installed but fails to import raises its own error.
 
     >>> need("no_such_module.part", "evaluate", "faiss", instead='leave backend="torch"')
     Traceback (most recent call last):

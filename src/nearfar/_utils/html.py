@@ -1,4 +1,4 @@
-"""Small tables for notebooks: HTML without script or style sheet, every word escaped, readable on light and on dark."""
+"""Small HTML tables for notebooks: no script or style sheet, all text escaped, readable on light and dark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = ";white-space:normal;max-width:32em"
 
 
 class Markup(str):
-    """Text that is HTML already and goes into a table as it is."""
+    """Text that is HTML already and is not escaped."""
 
     __slots__ = ()
 
@@ -22,13 +22,13 @@ class Markup(str):
 def table(
     head: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = "", words: Iterable[int] = (0,)
 ) -> str:
-    """One table.
+    """Format an HTML table.
 
     Args:
         head: the names of the columns.
         rows: the cells; all but `Markup` are escaped.
         caption: a line above it.
-        words: the columns that hold words and stand to the left; numbers stand to the right.
+        words: the columns of text, aligned left; numbers are aligned right.
 
     >>> "&lt;script&gt;" in table(["class"], [["<script>"]])
     True
@@ -40,12 +40,12 @@ def table(
 
 
 def folded(title: str, inside: str) -> str:
-    """Something that opens on a click; browsers do that without a script."""
+    """A section that opens on a click, without a script."""
     return f'<details><summary style="cursor:pointer">{escape(title)}</summary>{inside}</details>'
 
 
 def interval(low: float, value: float, high: float) -> Markup:
-    """A line from `low` to `high` with a dot at `value`, on a faint axis from 0 to 1."""
+    """Draw a line from `low` to `high` with a dot at `value`, on a faint axis from 0 to 1."""
     a, b, c = (2 + 116 * min(max(each, 0.0), 1.0) for each in (low, value, high))
     return Markup(
         f'<svg width="120" height="10" role="img" aria-label="from {100 * low:.1f} to {100 * high:.1f}">'

@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar with rate and time left in a terminal, else now and then a plain line."""
+"""Progress of long work: a bar with rate and time left in a terminal, otherwise a plain line now and then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST, EVERY = 5.0, 10.0
 
 
 def rate(count: float, seconds: float) -> str:
-    """So many in a second, or seconds for one where that is longer.
+    """Format a rate: how many per second, or seconds for each if that is longer.
 
     >>> rate(300, 2), rate(1, 4), rate(0, 4)
     ('150/s', '4.0 s each', '')
@@ -39,7 +39,7 @@ def _slow(count: float, seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words.
+    """Format a duration.
 
     >>> duration(41.6), duration(90), duration(7320)
     ('42 s', '1 min 30 s', '2 h 2 min')
@@ -53,18 +53,18 @@ def duration(seconds: float) -> str:
 
 
 class _Name(ProgressColumn):
-    """What is being done; escaped before it is measured, for it may hold the name of a file."""
+    """The description of the work, escaped before it is measured, since it may contain the name of a file."""
 
     def render(self, task: Task) -> Text:
-        """As plain text."""
+        """Render as plain text."""
         return Text(visible(task.description))
 
 
 class _Rate(ProgressColumn):
-    """Rate and time left, each where it is known."""
+    """Rate and time left, if they are known."""
 
     def render(self, task: Task) -> Text:
-        """Both in one cell."""
+        """Render both in one cell."""
         if not task.total or not task.speed:
             return Text("")
         left = "" if task.time_remaining is None else f"  {duration(task.time_remaining)} left"
@@ -72,28 +72,28 @@ class _Rate(ProgressColumn):
 
 
 class _Count(ProgressColumn):
-    """How many of how many, and the words beside them."""
+    """The count done of the total, and a message."""
 
     def render(self, task: Task) -> Text:
-        """Nothing of work whose length nobody knows."""
+        """Render the count, or nothing if the total is unknown."""
         count = f"{int(task.completed):,} of {int(task.total):,}" if task.total else ""
         return Text("  ".join(word for word in (count, visible(task.fields["words"])) if word))
 
 
 class Progress:
-    """Shows how far a piece of work is while its block runs; it is itself a `Watch`.
+    """Show the progress of work while its block runs; it can be used as a `Watch`.
 
-    In a terminal a bar with rate and time left. Elsewhere nothing for `FIRST` seconds, then a plain line at most every
-    `EVERY` seconds, so that a log of a short job stays empty.
+    In a terminal it is a bar with rate and time left. Otherwise nothing is printed for `FIRST` seconds, then a plain
+    line at most every `EVERY` seconds, so that the log of a short job stays empty.
 
     Args:
-        what: in the words of a person, such as "embedding".
-        total: how many there are to do; None where nobody knows, or where the work cannot be counted.
+        what: description of the work, such as "embedding".
+        total: how many items there are; None if it is unknown, or if the work cannot be counted.
         done: how many of them were done before.
-        console: where it goes; the error stream where none is given.
-        shown: False shows nothing.
+        console: where to print; standard error by default.
+        shown: whether to show anything.
         stays: leave the finished bar in the terminal.
-        clock: seconds that never go back.
+        clock: a monotonic clock in seconds.
 
     >>> with Progress("counting", 3) as bar:
     ...     for _ in range(3):
@@ -143,11 +143,11 @@ class Progress:
             self._bars.stop()
 
     def advance(self, count: int = 1, words: str = "") -> None:
-        """So many more are done."""
+        """Report that `count` more items are done."""
         self.to(self.done + count, words)
 
     def to(self, done: int, words: str = "") -> None:
-        """So many are done."""
+        """Report that `done` items are done in total."""
         self.done, self.words = done, words
         if self._bars is not None:
             self._bars.update(self._task, completed=done, words=words)
@@ -155,7 +155,7 @@ class Progress:
             self._line()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """The work is at `done` of `total` of a stage called `what`; a new stage counts from its own beginning."""
+        """Report `done` of `total` items of the stage `what`; a new stage counts from its own beginning."""
         if (what, total) != (self.what, self.total):
             self.what, self.total, self._first, self._from = what, total, 0, self._clock()
             if self._bars is not None:
@@ -164,7 +164,7 @@ class Progress:
         self.to(done)
 
     def aside(self, what: str, done: int, total: int) -> None:
-        """A `Watch` of other work in between: a second bar until it is done, or a plain line when one is due."""
+        """A `Watch` for other work in between: a second bar until it is done, or a plain line when one is due."""
         if self._bars is None:
             self._tell(f"{what}: {done:,} of {total:,}" if total else what)
             return
@@ -195,7 +195,7 @@ class Progress:
             self._console.print(visible(words, self._console.encoding), highlight=False, markup=False, soft_wrap=True)
 
     def _beat(self) -> None:
-        """A sign of life of work that reports nothing while it runs."""
+        """Print that the work is still running, if it reports nothing."""
         while not self._ended.wait(max(self._next - self._clock(), 0.01)):
             self._line()
 

@@ -1,4 +1,4 @@
-"""What is done with tensors everywhere: check those that come in, and sum over members that are there.
+"""Helpers for tensors: checks of arguments, and sums over the present members of groups.
 
 A group is a row of losses x [g, n] with a measure w [g, n]: a boolean mask, or weights; members with w = 0 are absent.
 Sets, groups, links, miners and engines share these few lines, so that an empty group and an infinite loss mean the same
@@ -102,7 +102,7 @@ def check_reference_rows(owner: str, embeddings: Tensor, ref_emb: Tensor) -> Non
 
 
 def check_class_numbers(owner: str, name: str, labels: Tensor) -> None:
-    """Demand a 1-D integer tensor of any length."""
+    """Require a 1-D integer tensor of any length."""
     check_tensor(owner, name, labels)
     if labels.dtype not in INTEGERS or labels.ndim != 1:
         raise ValueError(

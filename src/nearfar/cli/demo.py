@@ -53,15 +53,15 @@ def run(
 ) -> Result:
     """Draw the data, train, test on unseen scripts, write the report; the last lines are R@1 before and after.
 
-    With `quick` a few steps on a few classes: whether everything works, in seconds. With `overwrite` the files of a run
-    that the folder holds are replaced; files that no run wrote always stay.
+    With `quick` it takes a few steps on a few classes, to check in seconds that everything works. With `overwrite` the
+    files of a run in the folder are replaced; files that no run wrote always stay.
     """
     console = console or Terminal()
     config = recipe(steps=steps, seed=seed, quick=quick)
     _check(folder, overwrite=overwrite)
     begun = time.monotonic()
     data = of_glyphs(few_glyphs()) if quick else open_data("glyphs")
-    console.print(_told(data, "Greek" if quick else "Greek, Cyrillic, Armenian and Georgian"), highlight=False)
+    console.print(_summary(data, "Greek" if quick else "Greek, Cyrillic, Armenian and Georgian"), highlight=False)
     result = fit(config, folder, data=data, overwrite=overwrite, console=console)
     if result.test is None:
         return result
@@ -78,7 +78,7 @@ def run(
     return result
 
 
-def _told(data: DataSet, scripts: str) -> str:
+def _summary(data: DataSet, scripts: str) -> str:
     return (
         f"glyphs: {len(data.train):,} pictures of {len(data.train.classes):,} Latin letters, digits and signs to learn "
         f"from; {len(data.test):,} of {len(data.test.classes)} {scripts} ones to find"

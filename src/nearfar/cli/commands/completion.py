@@ -1,4 +1,4 @@
-"""What a shell offers after a key of a configuration: `nearfar train --loss.name Mul<TAB>`."""
+"""Shell completion of configuration values: `nearfar train --loss.name Mul<TAB>`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["complete", "loss_names", "values_of"]
 
 
 def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The values that begin so, of the key that stands before; nothing (so that the shell offers files) elsewhere."""
+    """Complete the value of the key before it; nothing elsewhere, so that the shell offers files."""
     before = ctx.params.get("words") or [""]
     return [value for value in values_of(before[-1].removeprefix("--")) if value.startswith(incomplete)]
 
 
 def loss_names(incomplete: str) -> list[str]:
-    """The losses that `nearfar bench` knows and that begin so."""
+    """Complete the name of a loss for `nearfar bench`."""
     from nearfar.bench.subjects import SUBJECTS
 
     return [name for name in SUBJECTS if name.startswith(incomplete)]
 
 
 def values_of(key: str) -> list[str]:
-    """What may be written for a key such as "loss.name" or "training.precision"; nothing where it is free.
+    """The allowed values of a key such as "loss.name" or "training.precision"; none if any value is allowed.
 
     >>> values_of("optimizer.name")
     ['adam', 'adamw', 'sgd']

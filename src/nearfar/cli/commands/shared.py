@@ -1,4 +1,4 @@
-"""What commands share: errors of one sentence, files read and written."""
+"""Helpers of the commands: errors of one sentence, reading and writing files."""
 
 from __future__ import annotations
 
