@@ -55,7 +55,7 @@ class Hinge(PairLoss, swift=True):
 
     Args:
         margin: m, how far beyond the threshold a pair must be before it costs nothing.
-        threshold: λ, the score that parts positives from negative.
+        threshold: λ, the score that separates positives from negatives.
         smooth: μ, the temperature of the smoothing; 0 is the plain hinge.
         learn: make the threshold a parameter (Can et al.'s margin loss).
 

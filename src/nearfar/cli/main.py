@@ -38,7 +38,7 @@ def _commands(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Options before the command."""
 
 
 @app.command()

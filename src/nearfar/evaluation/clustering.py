@@ -56,7 +56,7 @@ def clustering_scores(
 
 
 def demand_scores() -> Any:
-    """scikit-learn's scores; asked before k-means runs, so that a missing package costs nobody an hour."""
+    """Import scikit-learn's scores; called before k-means, so that a missing package is reported at once."""
     return need("sklearn.metrics", "evaluate: clustering (nmi, ami, f1)", "clustering", instead="leave clustering out")
 
 

@@ -5,7 +5,7 @@ With C = Σ wᵢ vᵢvᵢ', one CCP step linearizes h at A_k and solves the conv
     A₊ = argmin m(A),   m(A) = g(A) - h(A_k) - <∇h(A_k), A - A_k> = f(A) + Σ wᵢ|(A - A_k)vᵢ|²
 
 so m ≥ f with equality at A_k: any A₊ with m(A₊) ≤ m(A_k) has f(A₊) ≤ f(A_k) - Σ wᵢ|(A₊ - A_k)vᵢ|². One gradient step
-on m at A_k would be a gradient step on f; CCP goes to the bottom of m.
+on m at A_k would be a gradient step on f; CCP minimizes m.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
 
 
 def _mapping(section: str, text: str) -> Mapping[str, Any]:
-    """A section that came as a flag: a mapping, or for a loss or a sampler its name; the name comes first."""
+    """Parse a section given as a flag: a mapping, or for a loss or a sampler its name; the name is applied first."""
     try:
         value = read_yaml(f"--{section}", text)
     except ValueError:
