@@ -199,7 +199,7 @@ ONE_SIDED = ("ContrastiveLoss", "MultiSimilarityLoss", "GeneralizedLiftedStructu
     ids=lambda row: row.id,
 )
 def test_nothing_to_learn_from(row):
-    """A zero with its graph, as in PML; and, negative there, one warning."""
+    """A zero with its graph, as in PML; and, other than there, one warning."""
     embeddings, _ = batch(21, (1, 1, 1, 1, 1))
     mine, other = twins(row)
     with pytest.warns(nf.DegenerateBatchWarning, match=f"{row.name}: .*singleton"):

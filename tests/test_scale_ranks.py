@@ -62,7 +62,7 @@ def test_both_ranks_hear_who_differs_in_what(heard, name):
     ours, theirs = DIFFER[name]
     wanted = f"rank 0 and rank 1 differ: {ours} on rank 0, {theirs} on rank 1; make them the same on every rank."
     for of_rank in heard:
-        assert of_rank[name] == f"Distributed: ranks must call one loss positive, but {wanted}"
+        assert of_rank[name] == f"Distributed: ranks must make the same call, but {wanted}"
 
 
 @pytest.mark.parametrize("name", ["values", "values later"])

@@ -130,12 +130,10 @@ def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
         apart = ((a, b) for a, b in zip(first, other, strict=False) if a != b)
         for ours, theirs in apart:
             return (
-                f"Distributed: ranks must call one loss positive, but rank 0 and rank {rank} differ: {ours} on rank 0, "
+                f"Distributed: ranks must make the same call, but rank 0 and rank {rank} differ: {ours} on rank 0, "
                 f"{theirs} on rank {rank}; make them the same on every rank."
             )
-    return (
-        "Distributed: ranks must call one loss positive, but differ; make the loss and its call the same on every rank."
-    )
+    return "Distributed: ranks must make the same call, but differ; make the loss and its call the same on every rank."
 
 
 def _step_lines(loss: nn.Module) -> list[str]:

@@ -116,7 +116,7 @@ class MultiSimilarity(RobustLoss):
     The multi-similarity loss (Qi et al. 2020, eq. 2).
 
     Algebra: Linear x (KL(1/α), KL(1/β)) with the zero member x
-    anchor_sign, added, on cosine; its miner is a miner.
+    anchor_sign, added, on cosine, with its miner.
 
     Args:
         alpha: α.
