@@ -1,4 +1,4 @@
-"""Pictures for notebooks and papers: each function draws on a matplotlib axis, `ax=` or a new one, and returns it."""
+"""Figures for notebooks and papers: each function draws on a matplotlib axis, `ax=` or a new one, and returns it."""
 
 from nearfar.plot.classes import class_confusion, class_recall
 from nearfar.plot.maps import embedding_map

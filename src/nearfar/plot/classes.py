@@ -1,4 +1,4 @@
-"""How single classes fare: which are found worst, and what they are taken for."""
+"""Figures of single classes: recall of the worst ones, and their confusion."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["class_confusion", "class_recall"]
 
 
 def class_recall(evaluation: Evaluation, *, names: Mapping[int, str] | None = None, ax: Axes | None = None) -> Axes:
-    """Recall@1 of the ten worst classes as bars, with the mean over all queries as a dashed line.
+    """Plot recall@1 of the ten worst classes as bars, with the mean over all queries as a dashed line.
 
     Args:
-        evaluation: of `nearfar.evaluate`, with labels.
+        evaluation: the result of `nearfar.evaluate`, with labels.
         names: label -> name of the class.
-        ax: where to draw; a new figure where None.
+        ax: the axis to draw on; a new figure if None.
     """
     if not isinstance(evaluation, Evaluation) or not evaluation.per_class:
         came = "one of a relation" if isinstance(evaluation, Evaluation) else type(evaluation).__name__
@@ -61,18 +61,18 @@ def class_confusion(
     similarity: Metric = "cosine",
     ax: Axes | None = None,
 ) -> Axes:
-    """What the ten worst classes are taken for: of each query, the class of its nearest neighbor.
+    """Plot the confusion of the ten worst classes: for each query, the class of its nearest neighbor.
 
     A row is a class of queries, a column the class that was found; the last column counts all other classes. The
-    numbers are counts, the shade is their share of the row; right answers stand in frames.
+    numbers are counts, the shade is their share of the row; right answers are framed.
 
     Args:
         embeddings: [n, d] a tensor, an array, lists or `Vectors`.
-        labels: [n] integers; of `Vectors`, where none are given, their y.
-        evaluation: of the same rows, where one is at hand; it says which classes are the worst.
+        labels: [n] integers; by default the y of `Vectors`.
+        evaluation: an evaluation of the same rows, if there is one; it determines the worst classes.
         names: label -> name of the class.
         similarity: "cosine", "dot" or "euclidean".
-        ax: where to draw; a new figure where None.
+        ax: the axis to draw on; a new figure if None.
 
     >>> import torch, nearfar as nf
     >>> from matplotlib.figure import Figure

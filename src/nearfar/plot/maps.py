@@ -1,4 +1,4 @@
-"""A flat map of the space: two coordinates as they are, or the two principal axes."""
+"""A two-dimensional map of the space: the two coordinates, or the two principal axes."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def embedding_map(
     legend: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """Embeddings as points in the plane; up to eight classes by color and mark, all others gray.
+    """Plot embeddings as points in the plane; up to eight classes by color and marker, all others gray.
 
-    Two columns are drawn as they are; wider rows are laid out along their two principal axes, whose share of the
-    variance stands below the picture.
+    Two columns are drawn unchanged; more are projected to their two principal axes, whose share of the variance is
+    printed below.
 
     Args:
         embeddings: [n, d] a tensor, an array, lists or `Vectors`.
-        labels: [n] integers; of `Vectors`, where none are given, their y.
-        show: up to eight labels to color; the eight largest classes where None.
+        labels: [n] integers; by default the y of `Vectors`.
+        show: up to eight labels to color; the eight largest classes if None.
         names: label -> name of the class, for the legend.
-        similarity: "cosine" looks at unit rows, "dot" and "euclidean" at rows as they are.
-        points: the most points; above it whole classes are drawn, those of `show` first.
-        seed: of the classes that are drawn.
-        legend: name the classes beside the axis.
-        ax: where to draw; a new figure where None.
+        similarity: "cosine" uses unit rows, "dot" and "euclidean" the rows as given.
+        points: the most points; above it whole classes are sampled, those of `show` first.
+        seed: seed of the sample of classes.
+        legend: show a legend beside the axis.
+        ax: the axis to draw on; a new figure if None.
 
     >>> import torch, nearfar as nf
     >>> from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def embedding_map(
 
 
 def rows_and_labels(owner: str, embeddings: Any, labels: Any) -> tuple[Tensor, Tensor]:
-    """Checked rows [n, d] and labels [n] on the CPU."""
+    """Check rows [n, d] and labels [n], and move them to the CPU."""
     given = taken(owner, embeddings, labels)
     x, y = given.x.detach().cpu(), demand_classes(owner, given.y).detach().cpu()
     check_embeddings(owner, "embeddings", x)
@@ -104,7 +104,7 @@ def _others(shown: int, there: int) -> str:
 
 
 def _chosen(y: np.ndarray, show: Sequence[int] | None) -> list[int]:
-    """The labels to color, ascending where nobody chose them."""
+    """The labels to color, ascending unless given."""
     found, counts = np.unique(y, return_counts=True)
     most = len(COLORS)
     if show is None:
@@ -119,7 +119,7 @@ def _chosen(y: np.ndarray, show: Sequence[int] | None) -> list[int]:
 
 
 def _laid_out(x: Tensor, similarity: Metric) -> tuple[np.ndarray, float | None]:
-    """Coordinates [n, 2], and the share of the variance that they show; None where they are the rows themselves."""
+    """Coordinates [n, 2], and their share of the variance; None if they are the rows themselves."""
     if x.shape[1] == 2:
         return x.double().numpy(), None
     axes, share = principal(prepared(x, similarity).double().numpy(), 2)

@@ -1,4 +1,4 @@
-"""The weights that a loss gives to its pairs, over their scores."""
+"""A figure of the weights that a loss gives to its pairs, against their scores."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def weights(
     legend: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """How much each pair counts, over its score: positive pairs as disks, negative pairs as crosses.
+    """Plot the weight of each pair against its score: positive pairs as disks, negative pairs as crosses.
 
-    Of triplets a pair shows the sum over those that it is part of. Pairs of weight 0 are drawn too: how many pairs a
-    loss leaves out is half of what there is to see.
+    For triplets a pair shows the sum over the triplets that contain it. Pairs of weight 0 are drawn too, to show how
+    many pairs a loss ignores.
 
     Args:
-        explanation: of `loss.explain`, or {name: explanation}; several are told apart by color.
+        explanation: the result of `loss.explain`, or {name: explanation}, distinguished by color.
         of: "weights" is p*, which sums to 1 over each group of the loss; "influence" is |dF/dl|, and "pull" is
             |dF/ds|, the two that can be compared between losses whose groups differ.
-        legend: say beside the axis what the marks are.
-        ax: where to draw; a new figure where None.
+        legend: show a legend beside the axis.
+        ax: the axis to draw on; a new figure if None.
 
     >>> import torch, nearfar as nf
     >>> from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def over_scores(found: Explanation, sign: int, of: Quantity) -> tuple[Tensor, Te
 
 
 def of_triplets(found: Explanation, values: Tensor, sign: int) -> Tensor:
-    """[n, m] for each pair the sum over the triplets [n, P, m] that it is part of."""
+    """For each pair [n, m], the sum over the triplets [n, P, m] that contain it."""
     if sign < 0 or found.positives is None:
         return values.sum(dim=1)
     summed = torch.zeros(found.scores.shape, dtype=values.dtype, device=values.device)
@@ -85,7 +85,7 @@ def of_triplets(found: Explanation, values: Tensor, sign: int) -> Tensor:
 
 
 def _points(ax: Axes, scores: Tensor, values: Tensor, mark: str, color: str, label: str) -> None:
-    """Pairs with weight in full color, those without one pale."""
+    """Draw pairs with weight in full color, those without in a pale one."""
     zero = values == 0
     size = 16 if len(values) <= 2000 else 7
     # many points in a vector file take longer to draw than to compute

@@ -1,4 +1,4 @@
-"""Recall@K against K, with what the bootstrap says of its error as a band."""
+"""A figure of recall@K against K, with bootstrap intervals as a band."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["recall_curve"]
 def recall_curve(
     evaluation: Evaluation | Mapping[str, Evaluation], *, legend: bool = True, ax: Axes | None = None
 ) -> Axes:
-    """Recall@K of one evaluation, or of several by name, each with its 95% interval as a band.
+    """Plot recall@K of one evaluation, or of several by name, each with its 95% interval as a band.
 
     Args:
-        evaluation: of `nearfar.evaluate`, or {name: evaluation}.
-        legend: name the curves beside the axis, where there are names.
-        ax: where to draw; a new figure where None.
+        evaluation: the result of `nearfar.evaluate`, or {name: evaluation}.
+        legend: show a legend beside the axis, if there are names.
+        ax: the axis to draw on; a new figure if None.
 
     >>> import torch, nearfar as nf
     >>> from matplotlib.figure import Figure

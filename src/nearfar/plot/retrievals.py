@@ -1,4 +1,4 @@
-"""Queries and what they found, as a sheet of small pictures."""
+"""A figure of queries and their nearest neighbors as small pictures."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def gallery(
     seed: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """A row a query: its picture, then its nearest neighbors; right ones in solid blue, wrong ones in dashed orange.
+    """Plot one query per row: its picture, then its neighbors, right ones in solid blue, wrong ones in dashed orange.
 
     The worst failures come first, and a quarter of the queries are right answers drawn at random, as in
     `nf.report`.
 
     Args:
         embeddings: [n, d] a tensor, an array, lists or `Vectors`.
-        labels: [n] integers; of `Vectors`, where none are given, their y.
+        labels: [n] integers; by default the y of `Vectors`.
         images: [n, h, w] or [n, h, w, 3] of uint8, a list of arrays or paths, or a function row -> picture.
         queries: how many queries.
-        near: how many neighbors of each.
+        near: how many neighbors each query shows.
         names: label -> name of the class, written above each picture.
         similarity: "cosine", "dot" or "euclidean".
-        seed: of the right answers that are drawn.
-        ax: where to draw; a new figure where None.
+        seed: seed for the right answers, which are drawn at random.
+        ax: the axis to draw on; a new figure if None.
     """
     check_choice("plot.gallery", "similarity", similarity, MEASURES)
     for name, value in (("queries", queries), ("near", near)):
@@ -78,7 +78,7 @@ def gallery(
 
 
 def _opened(source: Pictures, shown: list[Query]) -> dict[int, Any]:
-    """Arrays by row; drawings on a black ground are turned dark on light."""
+    """Arrays by row; drawings on a black background are inverted."""
     rows = {row for query in shown for row in (query.row, *query.near)}
     found = {row: picture for row in sorted(rows) if (picture := source.small(row)) is not None}
     ink = bool(found) and is_drawing(found.values()) and has_black_ground(found.values())

@@ -1,4 +1,4 @@
-"""What all pictures share: the axis they are drawn on, colors, marks, and words that matplotlib takes as they are."""
+"""Common style of the figures: axes, colors, markers, and text that is safe for matplotlib."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POSITIVE, NEGATIVE, GRAY = COLORS[0], COLORS[1], "#8a8f94"
 
 
 def axis(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """The axis that was given, or that of a new pyplot figure, which a notebook shows by itself."""
+    """The given axis, or that of a new pyplot figure, which a notebook shows by itself."""
     pyplot = need("matplotlib.pyplot", "nf.plot", "plot")
     if ax is None:
         _, ax = pyplot.subplots(figsize=size, layout="constrained")
@@ -42,12 +42,12 @@ def axis(ax: Axes | None, size: tuple[float, float]) -> Axes:
 
 
 def plain(ax: Axes) -> None:
-    """A frame on two sides only."""
+    """Remove the frame on two sides."""
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def words(text: object, most: int = 28) -> str:
-    """Text for a label: a dollar sign would start a formula, a leading underscore would hide it from a legend."""
+    """Escape text for a label: a dollar sign would start a formula, a leading underscore would hide it."""
     short = printable(text)
     if len(short) > most:  # names of classes often differ at one end only: keep both
         short = f"{short[: most - most // 2 - 1]}…{short[-(most // 2) :]}"
@@ -60,7 +60,7 @@ def class_words(label: int, names: Mapping[int, str] | None, most: int = 28) -> 
 
 
 def by_name(owner: str, given: Thing | Mapping[str, Thing], kind: type[Any]) -> dict[str, Thing]:
-    """One thing under an empty name, or several by name."""
+    """A mapping by name: one object under an empty name, or several by name."""
     if isinstance(given, kind):
         return {"": given}
     if isinstance(given, Mapping) and given and all(isinstance(each, kind) for each in given.values()):
@@ -72,5 +72,5 @@ def by_name(owner: str, given: Thing | Mapping[str, Thing], kind: type[Any]) -> 
 
 
 def key(ax: Axes) -> None:
-    """A legend beside the axis, where it covers no data."""
+    """Add a legend beside the axis, where it covers no data."""
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
