@@ -24,10 +24,9 @@ class LiftedStructure(RobustLoss):
 
     The lifted structure loss (Can et al. 2019; Oh Song et al.).
 
-    Algebra: Linear x KL(1) x anchor_sign, joined by
-    `LiftedLink`, on Euclidean distance of unit rows. The link reads both ends of a pair, so it is the one that mixes
-    rows. Qi et al. 2020 calls `GeneralizedLifted` by this name. Under a relation
-    with representatives i is one and j is not: N_i is all negative rows, N_j the negative representatives.
+    Algebra: Linear x KL(1) x anchor_sign, joined by `LiftedLink`, on Euclidean distance of unit rows. The link reads
+    both ends of a pair, so it is the one that mixes rows. Qi et al. 2020 calls `GeneralizedLifted` by this name. Under
+    a relation with representatives i is one and j is not: N_i is all negative rows, N_j the negative representatives.
 
     Args:
         margin: m.
@@ -115,8 +114,7 @@ class MultiSimilarity(RobustLoss):
 
     The multi-similarity loss (Qi et al. 2020, eq. 2).
 
-    Algebra: Linear x (KL(1/α), KL(1/β)) with the zero member x
-    anchor_sign, added, on cosine, with its miner.
+    Algebra: Linear x (KL(1/α), KL(1/β)) with the zero member x anchor_sign, added, on cosine, with its miner.
 
     Args:
         alpha: α.
@@ -167,9 +165,8 @@ class HAP2S(RobustLoss):
 
     Hard-aware point-to-set (Qi et al. 2020, eq. 30; Yu et al.).
 
-    Algebra: Linear x DetachedWeights(KL(γ)) x anchor_sign,
-    joined by a hinge, on Euclidean distance of unit rows. The value is not the antiderivative of the gradient
-    (`exact_gradient` is False).
+    Algebra: Linear x DetachedWeights(KL(γ)) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows. The
+    value is not the antiderivative of the gradient (`exact_gradient` is False).
 
     Args:
         margin: m.

@@ -98,9 +98,8 @@ class DroTopKPN(RobustLoss):
 
     DRO-TopK-PN of Qi et al. 2020, divided by K as text and code do.
 
-    Algebra: pair x TopK(K/2) per sign x balanced, on
-    cosine. With fewer than K/2 positive pairs it takes all of them and as many of the hardest negative ones, and the
-    mean over the taken, as the authors' code does.
+    Algebra: pair x TopK(K/2) per sign x balanced, on cosine. With fewer than K/2 positive pairs it takes all of them
+    and as many of the hardest negative ones, and the mean over the taken, as the authors' code does.
 
     Args:
         k: K in all, counted in unordered pairs.
@@ -232,8 +231,8 @@ class DroChiSquare(RobustLoss):
 
     Qi et al. 2020, section 3.1.
 
-    Algebra: pair x ChiSquare(ρ) x batch, on cosine. Solved exactly; the printed closed
-    form is too large beyond its range (docs/papers/qi-2020.md).
+    Algebra: pair x ChiSquare(ρ) x batch, on cosine. Solved exactly; the printed closed form is too large beyond its
+    range (docs/papers/qi-2020.md).
 
     Args:
         rho: ρ ≥ 0; n counts ordered pairs.

@@ -69,9 +69,8 @@ class Margin(RobustLoss):
 
     The margin loss (Can et al. 2019, eq. 3.3).
 
-    Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit
-    rows. (Qi et al.'s "margin loss" is the same hinge
-    on cosine: `RobustLoss(pair=Hinge(.2, .5), over=Mean())`.)
+    Algebra: Hinge(m, λ = -β) x Mean x batch, on Euclidean distance of unit rows. (Qi et al.'s "margin loss" is the same
+    hinge on cosine: `RobustLoss(pair=Hinge(.2, .5), over=Mean())`.)
 
     Args:
         margin: m.

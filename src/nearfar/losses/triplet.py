@@ -27,9 +27,8 @@ class Triplet(RobustLoss):
 
     Xu et al. 2022; Jaffe 2020, eq. 6 and 9; Can et al. 2019, eq. 3.2.
 
-    Algebra: Hinge(m) on s_an - s_ap x Mean x
-    triplets, on Euclidean distance of unit rows; mining="hard": Worst per anchor and sign, joined by a hinge;
-    "hardest": Worst over all triplets.
+    Algebra: Hinge(m) on s_an - s_ap x Mean x triplets, on Euclidean distance of unit rows; mining="hard": Worst per
+    anchor and sign, joined by a hinge; "hardest": Worst over all triplets.
 
     Args:
         margin: m. With m = 0 total collapse is a global minimum of value 0.

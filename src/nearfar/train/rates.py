@@ -41,7 +41,7 @@ def optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device: torc
 
 
 def rate_factor(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The factor of the learning rate at step 1..steps: linear warm-up, then constant or a half cosine to 0.
+    """The factor of the learning rate at step 1..steps: linear warm-up, then constant or half a cosine toward 0.
 
     >>> [round(rate_factor(OptimizerConfig(warmup=2), step, 6), 3) for step in (1, 2, 3, 4, 6)]
     [0.5, 1.0, 1.0, 0.854, 0.146]
