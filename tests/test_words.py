@@ -34,7 +34,7 @@ PARTS = frozenset({"alike", "unlike", "atom", "optimiser", "normalise", "normali
 """Words that no identifier has among its words, as in slope_alike."""
 WHOLE = frozenset({"Gathered", "PerClass", "Keeper", "leading", "neck"})
 """Identifiers that are gone."""
-KINDS = frozenset({"Filter", "Memory", "Setting", "Given", "Projection", "Ranks", "Pairs", "Expected"})
+KINDS = frozenset({"Filter", "Setting", "Given", "Projection", "Ranks", "Pairs", "Expected"})
 """Classes that are gone; as other names they would be fine."""
 MODULES = frozenset({"mining", "pairing", "given", "projection", "ranks", "generators", "scale", "keeper", "setting"})
 
