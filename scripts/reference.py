@@ -64,12 +64,22 @@ def origin(module: str, name: str) -> str:
     return f"{module}.{name}"
 
 
+def words(module: str, name: str) -> str:
+    """The docstring of a class or a function, or the string below a constant."""
+    body = tree(module).body
+    for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.unparse(node).split(" ")[0].strip(":") == name:
+            said = after.value if isinstance(after, ast.Expr) else None
+            return str(said.value) if isinstance(said, ast.Constant) else ""
+    return ""
+
+
 def summary(path: str) -> str:
-    """The first sentence of a docstring, fit for the cell of a table."""
+    """The first sentence of what is said of a name, fit for the cell of a table."""
     module, _, name = path.rpartition(".")
-    kinds = (ast.ClassDef, ast.FunctionDef)
-    node = next((each for each in tree(module).body if isinstance(each, kinds) and each.name == name), None)
-    first = inspect.cleandoc((node and ast.get_docstring(node)) or "").split("\n\n")[0]
+    first = inspect.cleandoc(words(module, name)).split("\n\n")[0]
     return " ".join(first.split()).replace("|", r"\|")
 
 

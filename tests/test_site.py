@@ -79,6 +79,13 @@ def test_a_name_is_shown_once():
     assert ("losses", "nearfar.losses.annealing.Anneal", "nearfar.losses.annealing.Anneal") in inside
 
 
+def test_every_kind_of_name_has_its_words():
+    first = inspect.getdoc(nearfar.evaluate).split("\n\n")[0]
+    assert reference.summary("nearfar.evaluation.summary.evaluate") == " ".join(first.split())
+    assert "run" in reference.summary("nearfar.runs.changes.MAY_CHANGE")
+    assert "|" not in reference.summary("nearfar.similarity.Cosine").replace(r"\|", "")
+
+
 def test_each_wish_of_a_newcomer_is_one_click_away(built):
     first = (built / "index.html").read_text(encoding="utf-8")
     article = first[first.index("<article") : first.index("</article>")]
