@@ -1,4 +1,4 @@
-"""Trained networks read back: from a run folder, or from one .safetensors file that says how to build the network."""
+"""Load trained networks from a run folder, or from one .safetensors file that describes the network too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGEST = 1 << 24
 
 @dataclass(frozen=True)
 class Network:
-    """What `build` has to be told to make a network again, before its weights are filled in."""
+    """The arguments of `build` for a saved network, before its weights are loaded."""
 
     name: str
     embedding_dim: int
@@ -50,7 +50,7 @@ class Network:
     float64: bool = False
 
     def make(self) -> Embedder:
-        """The network with weights of no meaning."""
+        """Build the network with arbitrary weights."""
         model = build(
             self.name,
             embedding_dim=self.embedding_dim,
@@ -78,7 +78,7 @@ class Network:
 
     @staticmethod
     def of_file(given: Any) -> Network:
-        """The network that a file describes; nothing in it is believed unchecked."""
+        """The network that a file describes; every value is checked."""
         usual = {field.name: field.type for field in fields(Network)}
         if not isinstance(given, dict) or set(given) != set(usual):
             raise ValueError("it lacks a key, or has one too many")
@@ -95,13 +95,13 @@ class Network:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """A trained network with what belongs to it.
+    """A trained network with its transform and class names.
 
     Attributes:
         model: the network, in evaluation mode.
         network: how it is built.
-        transform: what turns a raw sample into its input.
-        classes: names of the classes it was trained on; None where nobody noted them.
+        transform: the transform from a raw sample to its input.
+        classes: names of the training classes; None if they are not known.
     """
 
     model: Embedder
@@ -110,7 +110,7 @@ class Saved:
     classes: tuple[str, ...] | None = None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write weights and description to one .safetensors file, whole or not at all; equal networks, equal bytes."""
+        """Write weights and description to one .safetensors file, atomically; equal networks give equal bytes."""
         from safetensors.torch import save_file
 
         about = self._about()
@@ -127,11 +127,11 @@ class Saved:
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Embedder:
-    """The network of a run folder (its best weights) or of a .safetensors file, in evaluation mode.
+    """Load the network of a run folder (its best weights) or of a .safetensors file, in evaluation mode.
 
     Args:
         path: a folder that `nearfar train` wrote, or a file that `nearfar export --format safetensors` wrote.
-        device: where it goes.
+        device: the device to load it to.
 
     Raises:
         FileNotFoundError: there is no such run or file.

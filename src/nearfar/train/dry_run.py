@@ -1,4 +1,4 @@
-"""A run up to its first step: what it reads, builds and needs, and its first batch as a picture; nothing is trained."""
+"""`dry_run`: prepare a run up to its first step and report what it needs; nothing is trained."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SHEET = "first-batch.png"
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that training takes, besides torch itself and the data.
+    """Memory of training in bytes, without torch itself and the data.
 
     Attributes:
         weights: parameters and buffers of network and loss.
-        optimizer: what the optimizer remembers of each parameter.
+        optimizer: state of the optimizer.
         gradients: one number for each parameter.
-        network: at the peak of forward and backward through the network, measured, without `gradients`.
-        loss: at the peak of the loss and its gradient for one batch, measured.
+        network: measured peak of forward and backward through the network, without `gradients`.
+        loss: measured peak of the loss and its gradient for one batch.
     """
 
     weights: int
@@ -49,7 +49,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """At the peak of a step: the network's activations wait while the loss is computed."""
+        """The peak of a step: the network's activations are kept while the loss is computed."""
         return self.weights + self.optimizer + self.gradients + self.network + self.loss
 
     def __str__(self) -> str:
@@ -62,12 +62,12 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class DryRun:
-    """What `dry_run` found.
+    """The result of `dry_run`.
 
     Attributes:
-        lines: in words; none on the other ranks of several processes.
-        memory: what a step needs.
-        picture: the first batch, where samples are pictures.
+        lines: the report as lines of text; none on other ranks than the first.
+        memory: memory of a step.
+        picture: the first batch, if samples are pictures.
     """
 
     lines: tuple[str, ...]
@@ -77,14 +77,14 @@ class DryRun:
 
 @in_touch("train")
 def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None = None) -> DryRun:
-    """Everything that `fit` does before its first step, and one forward and backward to measure the memory.
+    """Do what `fit` does before its first step, and one forward and backward pass to measure the memory.
 
-    No run folder is made; the picture goes beside where it would be.
+    No run folder is created; the picture is written beside its path.
 
     Args:
-        config: what would be trained.
-        folder: where it would go.
-        data: as of `fit`.
+        config: the configuration.
+        folder: the run folder that `fit` would use.
+        data: as in `fit`.
     """
     parts.check(config)
     check_trackers(config.training.trackers)
@@ -104,7 +104,7 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
 
 
 def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
-    """What a person wants to know before hours are spent."""
+    """The report: data, network, batch, steps and memory."""
     config, world = state.config, state.machine.num_processes
     rows, steps = len(batch[1]) * world, config.training.steps
     classes = len(set(batch[1].tolist()))
@@ -129,7 +129,7 @@ def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
 
 
 def _counted(samples: Samples) -> str:
-    """How many samples, of how many classes, and how unequal these are."""
+    """Describe the samples: their number, classes, and the sizes of the classes."""
     sizes = np.bincount(samples.labels)
     few, many = int(sizes.min()), int(sizes.max())
     each = f"{few}" if few == many else f"{few} to {many} (median {np.median(sizes):g})"
@@ -141,7 +141,7 @@ def _counted(samples: Samples) -> str:
 
 
 def _measured(state: TrainState, batch: Batch) -> Memory:
-    """One forward and backward of network and loss apart; the network sees as much at a time as in training."""
+    """Measure forward and backward of network and loss separately, with chunks as in training."""
     device, chunk = state.machine.device, state.config.training.chunk
     x, labels = batch[0].to(device), batch[1].to(device)
     state.model.train()
@@ -174,7 +174,7 @@ def _measured(state: TrainState, batch: Batch) -> Memory:
 
 
 def _per_parameter(config: Config) -> int:
-    """Numbers that the optimizer keeps for each parameter, with the anchor of a proximal term."""
+    """Numbers per parameter in the state of the optimizer and of a proximal term."""
     spec = config.optimizer
     return (2 if spec.name != "sgd" else int(spec.momentum > 0)) + int(spec.proximal > 0)
 
@@ -193,7 +193,7 @@ def _picture(state: TrainState, batch: Batch, path: Path) -> Path:
 
 
 def _size(count: int) -> str:
-    """Bytes in words.
+    """Format a number of bytes.
 
     >>> _size(3 << 30), _size(5_000_000), _size(900)
     ('3.0 GiB', '4.8 MiB', '0.9 KiB')
