@@ -114,7 +114,9 @@ def test_the_share_of_broken_pairs(similarity, cells, monkeypatch):
     positive = [D[i, j] for i in range(13) for j in range(i) if y[i] == y[j]]
     negative = [D[i, j] for i in range(13) for j in range(i) if y[i] != y[j]]
     too_far, too_near = [d - near for d in positive if d > near], [far - d for d in negative if d < far]
-    found = violations(torch.tensor(E), torch.tensor(y), near=near, far=far, similarity=similarity)
+    found = violations(
+        torch.tensor(E), torch.tensor(y), max_positive_distance=near, min_negative_distance=far, similarity=similarity
+    )
     assert (found.positive_pairs, found.negative_pairs) == (len(positive), len(negative))
     assert found.share == pytest.approx((len(too_far) + len(too_near)) / (len(positive) + len(negative)))
     assert found.positive == pytest.approx(len(too_far) / len(positive))
@@ -127,7 +129,9 @@ def test_the_constraints_of_one_projection():
     rng = np.random.default_rng(1)
     E, y = torch.tensor(rng.normal(size=(8, 3))), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
     mask = torch.arange(8) < 4
-    found = violations(E, nf.Relation.from_labels(y, representatives=mask), near=0.5, far=1.0)
+    found = violations(
+        E, nf.Relation.from_labels(y, representatives=mask), max_positive_distance=0.5, min_negative_distance=1.0
+    )
     assert (found.positive_pairs, found.negative_pairs) == (4, 12)
     D = -scores(E.numpy(), E.numpy(), "neg_euclidean")[:4, 4:]
     broken = sum((D[i, j] > 0.5) if i == j else (D[i, j] < 1.0) for i in range(4) for j in range(4))
@@ -136,8 +140,8 @@ def test_the_constraints_of_one_projection():
 
 def test_violations_of_little_and_of_nonsense():
     x, y = torch.ones(1, 2), torch.tensor([3])
-    assert violations(x, y, near=0.5, far=1).share == 0
-    with pytest.raises(ValueError, match="near must be a number zero or more"):
-        violations(x, y, near=-1, far=1)
+    assert violations(x, y, max_positive_distance=0.5, min_negative_distance=1).share == 0
+    with pytest.raises(ValueError, match="max_positive_distance must be a number zero or more"):
+        violations(x, y, max_positive_distance=-1, min_negative_distance=1)
     with pytest.raises(ValueError, match="must be square and of 1 rows"):
-        violations(x, nf.Relation.from_labels(torch.tensor([0, 1])), near=0.5, far=1)
+        violations(x, nf.Relation.from_labels(torch.tensor([0, 1])), max_positive_distance=0.5, min_negative_distance=1)

@@ -40,7 +40,8 @@ def copied(folder: Path) -> Path:
 
 def tried(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-    env = {**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    env = {**outside, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, encoding="utf-8", timeout=600, check=False)
 
 

@@ -312,7 +312,7 @@ def test_proposition_4_1():
     near, far = 0.335, 1.2
     x, y, mask = feasible(near)
     relation = nf.Relation.from_labels(y, representatives=mask)
-    assert violations(x, y, near=near, far=far).share == 0
+    assert violations(x, y, max_positive_distance=near, min_negative_distance=far).share == 0
     triplet_ = L.Triplet(margin=far**2 - near**2, similarity=nf.similarity.NegSquaredEuclidean())
     middle = (near + far) / 2
     margin_ = L.Margin(margin=(far - near) / 2, beta=middle, learn=False)

@@ -46,6 +46,10 @@ def test_a_value_names_its_new_one(old):
         (lambda: nf.pairs.Logistic(slope_alike=1.0), "Logistic: slope_alike= is now slope_positive=."),
         (lambda: nf.pairs.Logistic(slope_unlike=1.0), "Logistic: slope_unlike= is now slope_negative=."),
         (lambda: nf.models.build("small", width=8), "build: width= is now embedding_dim=."),
+        (
+            lambda: nf.batches.violations(torch.eye(2), torch.arange(2), near=0.5, min_negative_distance=1.0),
+            "violations: near= is now max_positive_distance=.",
+        ),
         (lambda: nf.models.build("small", neck=True), "build: neck= is now bn_neck=."),
         (lambda: nf.models.build("small", normalise=True), "build: normalise= is now normalize=."),
     ],

@@ -48,6 +48,8 @@ KEYWORDS = {
     "normalise": "normalize",
     "width": "embedding_dim",
     "neck": "bn_neck",
+    "near": "max_positive_distance",
+    "far": "min_negative_distance",
 }
 """Keywords of constructors and functions."""
 KEYWORDS_OF = {"Margin": {"threshold": "beta"}}

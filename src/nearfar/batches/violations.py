@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
+from nearfar._utils.renamed import new_keywords
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.relations.relation import Relation
 from nearfar.similarity import NegEuclidean, Similarity
@@ -24,8 +25,8 @@ class Violations:
 
     Attributes:
         share: the share of all pairs that violate their bound (0 where there are no pairs).
-        positive: the share of positive pairs that are farther apart than `near`.
-        negative: the share of negative pairs that are nearer than `far`.
+        positive: the share of positive pairs that are farther apart than `max_positive_distance`.
+        negative: the share of negative pairs that are nearer than `min_negative_distance`.
         positive_excess: by how much the violating positive pairs are too far apart, on average.
         negative_excess: by how much the violating negative pairs are too near, on average.
         positive_pairs: how many positive pairs there are.
@@ -41,9 +42,15 @@ class Violations:
     negative_pairs: int
 
 
+@new_keywords
 @torch.no_grad()
 def violations(
-    embeddings: Tensor, labels: Tensor | Relation, *, near: float, far: float, similarity: Similarity | None = None
+    embeddings: Tensor,
+    labels: Tensor | Relation,
+    *,
+    max_positive_distance: float,
+    min_negative_distance: float,
+    similarity: Similarity | None = None,
 ) -> Violations:
     """Count pairs that violate their bound: positive pairs farther apart than ε₊, negative pairs nearer than ε₋.
 
@@ -54,17 +61,18 @@ def violations(
     Args:
         embeddings: [n, d].
         labels: [n] integers, or a square `Relation`.
-        near: ε₊, the largest distance allowed for a positive pair.
-        far: ε₋, the smallest distance allowed for a negative pair.
+        max_positive_distance: ε₊, the largest distance allowed for a positive pair.
+        min_negative_distance: ε₋, the smallest distance allowed for a negative pair.
         similarity: defines the distance; `NegEuclidean` (of unit rows) by default.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
-    >>> violations(x, torch.tensor([0, 0, 1]), near=0.5, far=0.8).share  # 1.41 is too far, 0.63 too near, 0.89 is well
+    >>> y = torch.tensor([0, 0, 1])  # distances: 1.41 is too far, 0.63 too near, 0.89 is well
+    >>> violations(x, y, max_positive_distance=0.5, min_negative_distance=0.8).share
     0.6666666666666666
     """
     check_embeddings("violations", "embeddings", embeddings)
-    check_positive("violations", "near", near, zero=True)
-    check_positive("violations", "far", far, zero=True)
+    check_positive("violations", "max_positive_distance", max_positive_distance, zero=True)
+    check_positive("violations", "min_negative_distance", min_negative_distance, zero=True)
     relation = _relation(embeddings, labels)
     similarity = similarity or NegEuclidean()
     rows, _ = similarity.prepared(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)))
@@ -76,7 +84,10 @@ def violations(
         tile = relation.tile(part, slice(None))
         distance = similarity.distance(similarity.scores(rows[part], rows))
         for side, (there, excess) in enumerate(
-            ((tile.positive > 0, distance - near), (tile.negative > 0, far - distance))
+            (
+                (tile.positive > 0, distance - max_positive_distance),
+                (tile.negative > 0, min_negative_distance - distance),
+            )
         ):
             broken = there & ~(excess <= 0)  # a NaN counts and shows
             by = torch.where(broken, excess, 0.0).double().sum()

@@ -66,7 +66,7 @@ def describe(loss: type) -> tuple[str, str, str]:
         if parameter.name not in common
     ]
     one_line = " ".join(algebra.removeprefix("Algebra:").split())
-    return " ".join(paragraphs[0].split()), one_line, ", ".join(defaults)
+    return " ".join(paragraphs[1].split()), one_line, ", ".join(defaults)
 
 
 @app.command()

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
-from nearfar._utils.progress import Progress
 from nearfar.data._cache import cached, default_folder
 
 if TYPE_CHECKING:
@@ -158,6 +157,8 @@ def _draw(fonts: Sequence[Path], progress: bool, among: Container[int] = range(0
     spread = np.unique(np.concatenate([list(chars) for chars in maps]), return_counts=True)
     codes: NDArray[np.int64] = spread[0][spread[1] >= FEWEST]
     pictures = np.zeros((len(fonts), len(codes), SIZE, SIZE), dtype=np.uint8)
+    from nearfar._utils.progress import Progress  # it brings rich, which reading the data does not need
+
     with Progress("drawing glyphs, font faces", len(fonts), shown=progress) as bar:
         for face in range(len(fonts)):
             _draw_face(opened[face], maps[face], codes, pictures[face])

@@ -20,9 +20,11 @@ __all__ = ["HAP2S", "GeneralizedLifted", "LiftedStructure", "MultiSimilarity"]
 
 
 class LiftedStructure(RobustLoss):
-    """mean over positive pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊².
+    """Lifted structure: each positive pair against the negatives of both of its ends.
 
-    The lifted structure loss (Can et al. 2019; Oh Song et al.).
+        mean over positive pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²
+
+    Can et al. 2019; Oh Song et al..
 
     Algebra: Linear x KL(1) x anchor_sign, joined by `LiftedLink`, on Euclidean distance of unit rows. The link reads
     both ends of a pair, so it is the one that mixes rows. Qi et al. 2020 calls `GeneralizedLifted` by this name. Under
@@ -37,6 +39,11 @@ class LiftedStructure(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.LiftedStructure()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '2.517'
     """
 
     among_representatives = True
@@ -64,7 +71,11 @@ class LiftedStructure(RobustLoss):
 
 
 class GeneralizedLifted(RobustLoss):
-    """mean over anchors of  [ log Σ_{P_i} e^{d_ij} + log Σ_{N_i} e^{m-d_ik} ]₊   (Qi et al. 2020, eq. 3, as "LS").
+    """Generalized lifted structure: all positives of an anchor against all of its negatives.
+
+        mean over anchors of  [ log Σ_{P_i} e^{d_ij} + log Σ_{N_i} e^{m-d_ik} ]₊
+
+    Qi et al. 2020, eq. 3, as "LS".
 
     Algebra: Linear x KL(1) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows.
 
@@ -78,6 +89,11 @@ class GeneralizedLifted(RobustLoss):
 
     Relations: equals pytorch-metric-learning's default. Qi et al.'s form is `as_in_paper`; its λ cancels, so it has
     none. `DroKLGrouped(gamma=1)` has the same gradient under the conditions stated there.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.GeneralizedLifted()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '1.459'
     """
 
     listed_once = True
@@ -110,9 +126,11 @@ class GeneralizedLifted(RobustLoss):
 
 
 class MultiSimilarity(RobustLoss):
-    """mean over anchors of  (1/α) log(1 + Σ_{P_i} e^{-α(s-λ)}) + (1/β) log(1 + Σ_{N_i} e^{β(s-λ)}).
+    """Multi-similarity loss: soft maxima over the positives and over the negatives of each anchor.
 
-    The multi-similarity loss (Qi et al. 2020, eq. 2).
+        mean over anchors of  (1/α) log(1 + Σ_{P_i} e^{-α(s-λ)}) + (1/β) log(1 + Σ_{N_i} e^{β(s-λ)})
+
+    Qi et al. 2020, eq. 2.
 
     Algebra: Linear x (KL(1/α), KL(1/β)) with the zero member x anchor_sign, added, on cosine, with its miner.
 
@@ -129,6 +147,11 @@ class MultiSimilarity(RobustLoss):
     Relations: equals pytorch-metric-learning's loss with its miner (or without, for None). It is `DroKLGrouped` with an
     unhinged loss, the zero member and two temperatures; with the hinge, as Qi et al. 2020 derives it, one gets two
     thresholds λ ± m (docs/papers/qi-2020.md).
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.MultiSimilarity()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.389'
     """
 
     listed_once = True
@@ -161,9 +184,11 @@ class MultiSimilarity(RobustLoss):
 
 
 class HAP2S(RobustLoss):
-    """mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant.
+    """Hard-aware point-to-set loss: a batch-hard triplet loss with soft weights, held constant.
 
-    Hard-aware point-to-set (Qi et al. 2020, eq. 30; Yu et al.).
+        mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant
+
+    Qi et al. 2020, eq. 30; Yu et al..
 
     Algebra: Linear x DetachedWeights(KL(γ)) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows. The
     value is not the antiderivative of the gradient (`exact_gradient` is False).
@@ -181,6 +206,11 @@ class HAP2S(RobustLoss):
 
     Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma, zero="keep")` with a linear pair
     loss on the same similarity (Qi et al. 2020 drops the hinge; docs/papers/qi-2020.md).
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.HAP2S()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.301'
     """
 
     def __init__(

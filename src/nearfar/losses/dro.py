@@ -19,7 +19,11 @@ Zero = Literal["keep", "drop"]
 
 
 class DroWorst(RobustLoss):
-    """max over all pairs of l: the whole simplex as uncertainty set (Qi et al. 2020, section 3.1).
+    """The single worst pair loss of the batch.
+
+        max over all pairs of l: the whole simplex as uncertainty set
+
+    Qi et al. 2020, section 3.1.
 
     Algebra: pair x Worst x batch, on cosine. Sensitive to a single wrong label; `DroTopK` is its steadier neighbor.
 
@@ -30,6 +34,11 @@ class DroWorst(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: `DroTopK(k=.5)` (one ordered pair), `DroKL(gamma→0)`, `DroChiSquare(rho≥n(n-1)/2)`.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.DroWorst()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.700'
     """
 
     def __init__(
@@ -50,7 +59,11 @@ class DroWorst(RobustLoss):
 
 
 class DroTopK(RobustLoss):
-    """the mean of the K largest pair losses of the batch (Qi et al. 2020, DRO-TopK).
+    """Top-K: the mean of the K largest pair losses of the batch, so that easy pairs do not drown the rest.
+
+        mean of the K largest pair losses of the batch
+
+    Qi et al. 2020, DRO-TopK.
 
     Algebra: pair x TopK(K) x batch, on cosine.
 
@@ -66,6 +79,11 @@ class DroTopK(RobustLoss):
 
     Relations: k ≥ all pairs is the mean (`BinomialDeviance` with `Logistic`); k = ½ is `DroWorst`. The paper's printed
     domain y ∈ {0, 1} gives negative pairs no gradient; ±1 is meant (docs/papers/qi-2020.md).
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.DroTopK(k=2)(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.600'
     """
 
     def __init__(
@@ -94,7 +112,9 @@ class DroTopK(RobustLoss):
 
 
 class DroTopKPN(RobustLoss):
-    """(1/K) (top K/2 positive + top K/2 negative losses).
+    """Top-K per sign: the K/2 largest losses of positive pairs and the K/2 largest of negative pairs.
+
+        (1/K) (top K/2 positive + top K/2 negative losses)
 
     DRO-TopK-PN of Qi et al. 2020, divided by K as text and code do.
 
@@ -109,6 +129,11 @@ class DroTopKPN(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: the mean of `RobustLoss(over=TopK(k/2), groups="sign")`'s two sides where both have K/2 pairs.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.DroTopKPN(k=4)(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.325'
     """
 
     def __init__(
@@ -137,7 +162,11 @@ class DroTopKPN(RobustLoss):
 
 
 class DroKL(RobustLoss):
-    """γ log mean e^{l/γ} over the pairs with loss: p* = softmax(l/γ)  (Qi et al. 2020, DRO-KL).
+    """Soft hard mining: pairs weighted by a softmax of their losses over the whole batch.
+
+        γ log mean e^{l/γ} over the pairs with loss: p* = softmax(l/γ)
+
+    Qi et al. 2020, DRO-KL.
 
     Algebra: pair x KL(γ) x batch, on cosine.
 
@@ -152,6 +181,11 @@ class DroKL(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: γ→0 is `DroWorst`, γ→∞ the mean.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.DroKL()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.603'
     """
 
     def __init__(
@@ -185,7 +219,11 @@ class DroKL(RobustLoss):
 
 
 class DroKLGrouped(RobustLoss):
-    """mean over anchors of  γ log mean_{P_i} e^{l/γ} + γ log mean_{N_i} e^{l/γ}  (Qi et al. 2020, eq. 7).
+    """Soft hard mining per anchor: the positives and the negatives of an anchor each weighted by a softmax.
+
+        mean over anchors of  γ log mean_{P_i} e^{l/γ} + γ log mean_{N_i} e^{l/γ}
+
+    Qi et al. 2020, eq. 7.
 
     Algebra: pair x KL(γ) x anchor_sign, added, on cosine.
 
@@ -202,6 +240,11 @@ class DroKLGrouped(RobustLoss):
     cosine wherever that one's hinge is active, and F = L_LS + Σ(2m - log P_i - log N_i). Linear pairs, zero="keep" and
     the zero member make it `MultiSimilarity`. The paper's weights (7) hold only for margins above 1 + λ
     (docs/papers/qi-2020.md).
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.DroKLGrouped()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.650'
     """
 
     def __init__(
@@ -227,7 +270,9 @@ class DroKLGrouped(RobustLoss):
 
 
 class DroChiSquare(RobustLoss):
-    """max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds.
+    """The mean pair loss plus a penalty on the variance of the losses.
+
+        max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds
 
     Qi et al. 2020, section 3.1.
 
@@ -243,6 +288,11 @@ class DroChiSquare(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: ρ = 0 is the mean, ρ ≥ n(n-1)/2 is `DroWorst`.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.DroChiSquare(rho=1.0)(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.331'
     """
 
     def __init__(

@@ -72,7 +72,9 @@ class _Proxies(Composed):
 
 
 class ProxyNCA(_Proxies):
-    """mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors.
+    """Proxy-NCA: cross-entropy of each row over one learned proxy per class.
+
+        mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors
 
     Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies. (The paper leaves
     the own proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
@@ -86,6 +88,10 @@ class ProxyNCA(_Proxies):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default for equal proxies.
+
+    >>> import nearfar as nf
+    >>> tuple(nf.losses.ProxyNCA(classes=3, dim=2).proxies.shape)
+    (3, 2)
     """
 
     def __init__(
@@ -111,7 +117,9 @@ class ProxyNCA(_Proxies):
 
 
 class ProxyAnchor(_Proxies):
-    """(1/|C₊|) Σ_c log(1 + Σ_{y_i=c} e^{-a(s-δ)}) + (1/|C|) Σ_c log(1 + Σ_{y_i≠c} e^{a(s+δ)}),  C₊: classes present.
+    """Proxy-Anchor: each class's learned proxy against all rows of the batch, hard rows weighted more.
+
+        (1/|C₊|) Σ_c log(1 + Σ_{y_i=c} e^{-a(s-δ)}) + (1/|C|) Σ_c log(1 + Σ_{y_i≠c} e^{a(s+δ)}),  C₊: classes present
 
     Algebra: Linear(margin=δ, scale=a) x KL(1) with the zero member x anchor_sign, added with a denominator per sign;
     rows are the proxies, columns the batch, on cosine.
@@ -126,6 +134,10 @@ class ProxyAnchor(_Proxies):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default for equal proxies.
+
+    >>> import nearfar as nf
+    >>> tuple(nf.losses.ProxyAnchor(classes=3, dim=2).proxies.shape)
+    (3, 2)
     """
 
     swapped = True
@@ -155,7 +167,9 @@ class ProxyAnchor(_Proxies):
 
 
 class ArcFace(_Proxies):
-    """mean over rows of the cross-entropy of logits c·cos θ, the own class's turned by a margin: c·cos(θ + m).
+    """ArcFace: softmax over classes with an angular margin on the own class.
+
+        mean over rows of the cross-entropy of logits c·cos θ, the own class's turned by a margin: c·cos(θ + m)
 
     Algebra: AngularMargin x KL(1) x anchor_sign, one softplus per positive pair, rows against class vectors, on cosine.
 
@@ -170,6 +184,10 @@ class ArcFace(_Proxies):
 
     Relations: equals pytorch-metric-learning's for equal class vectors and the margin in degrees. With margin=0 it is
     the normalized softmax.
+
+    >>> import nearfar as nf
+    >>> tuple(nf.losses.ArcFace(classes=3, dim=2).proxies.shape)
+    (3, 2)
     """
 
     def __init__(

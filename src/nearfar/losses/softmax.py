@@ -23,7 +23,9 @@ __all__ = ["Circle", "NPair", "NTXent", "SupCon"]
 
 
 class NTXent(RobustLoss):
-    """mean over positive pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) )   (InfoNCE).
+    """NT-Xent (InfoNCE): cross-entropy of each positive against the negatives of its anchor.
+
+        mean over positive pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) )
 
     Algebra: Linear(1/τ) x KL(1) x anchor_sign, one softplus per positive pair, on cosine.
 
@@ -37,6 +39,11 @@ class NTXent(RobustLoss):
 
     Relations: equals pytorch-metric-learning's default. On `Dot` with temperature=1 and one positive of each class as
     the reference it is N-pair. `SupCon` lets the other positives compete too.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.NTXent()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '3.585'
     """
 
     def __init__(
@@ -63,7 +70,11 @@ class NTXent(RobustLoss):
 
 
 class SupCon(RobustLoss):
-    """mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ   (Khosla et al.).
+    """Supervised contrastive loss: cross-entropy over all pairs of an anchor, averaged over its positives.
+
+        mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ
+
+    Khosla et al..
 
     Algebra: Linear(1/τ) x Mean on the positive side, Identity(1/τ) x KL(1) over everyone on the other, x anchor_sign,
     added, on cosine. "Mean of logarithms" needs no special case: the logarithm of the denominator is the same for all.
@@ -77,6 +88,11 @@ class SupCon(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default. With one positive an anchor it is `NTXent`.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.SupCon()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '2.533'
     """
 
     listed_once = True
@@ -106,7 +122,11 @@ class SupCon(RobustLoss):
 
 
 class Circle(RobustLoss):
-    """mean over anchors of  log(1 + Σ_{P_i} e^{l_ij} · Σ_{N_i} e^{l_ik})  with self-paced scores l   (Sun et al.).
+    """Circle loss: pairs far from their goal get larger weights.
+
+        mean over anchors of  log(1 + Σ_{P_i} e^{l_ij} · Σ_{N_i} e^{l_ik})  with self-paced scores l
+
+    Sun et al..
 
     Algebra: CircleScore x KL(1) x anchor_sign, joined by softplus, on cosine. The pacing factors are held constant, so
     the gradient is not that of the value (`exact_gradient` is False).
@@ -121,6 +141,11 @@ class Circle(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.Circle()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '53.147'
     """
 
     listed_once = True
@@ -149,7 +174,11 @@ class Circle(RobustLoss):
 
 
 class NPair(Composed):
-    """mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²   (Sohn; Can et al. 2019).
+    """N-pair loss: one anchor and one positive per class, cross-entropy against the positives of the other classes.
+
+        mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²
+
+    Sohn; Can et al. 2019.
 
     Algebra: Linear x KL(1) x anchor_sign, one softplus per positive pair, on the raw dot product, over the rectangle of
     one anchor (the class's first row) against one positive (its second) per class. Under a relation with
@@ -164,6 +193,11 @@ class NPair(Composed):
 
     Relations: with l2=0 and `Dot(normalize=True)` it is pytorch-metric-learning's default.
     `NTXent(similarity=Dot(), temperature=1)` uses every pair.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.NPair()(embeddings, torch.tensor([0, 0, 1, 1])):.2f}"
+    '0.70'
     """
 
     def __init__(

@@ -23,7 +23,9 @@ Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 
 
 class Triplet(RobustLoss):
-    """mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ.
+    """Triplet margin loss: a positive must be nearer to its anchor than a negative, by a margin.
+
+        mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ
 
     Xu et al. 2022; Jaffe 2020, eq. 6 and 9; Can et al. 2019, eq. 3.2.
 
@@ -50,6 +52,11 @@ class Triplet(RobustLoss):
 
     Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ)
     is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest". At the end of `anneal` it is the plain loss, exactly.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.Triplet()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.149'
     """
 
     def __init__(
@@ -129,7 +136,9 @@ def _anneal(given: int | Anneal | None, mining: Mining) -> Anneal | None:
 
 
 class Angular(RobustLoss):
-    """mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α.
+    """Angular loss: limits the angle at the negative of each triplet.
+
+        mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α
 
     Algebra: Identity x KL(1) with the zero member x positive, on cosine. The score of a triplet needs ⟨x_p, x_n⟩ as
     well. Under a relation with representatives the anchors are the other rows, and p and n are representatives.
@@ -143,6 +152,11 @@ class Angular(RobustLoss):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default on unit rows; there the negatives are not normalized.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.Angular()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.919'
     """
 
     anchors = "others"

@@ -317,7 +317,10 @@ def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, sho
             found[f"{word} map_at_r"] = scores.map_at_r
             checkpointer.offer(state, moment.step, scores.recall[1])
         found["violation"] = violation(
-            moment.embeddings, moment.labels, near=plan.max_positive_distance, far=plan.min_negative_distance
+            moment.embeddings,
+            moment.labels,
+            max_positive_distance=plan.max_positive_distance,
+            min_negative_distance=plan.min_negative_distance,
         )
         show.scores(moment.step, found)
     state.machine.wait_for_everyone()

@@ -116,6 +116,10 @@ def _absent(samples: Samples, rows: Labels) -> tuple[str, ...]:
     return tuple(samples.names[row] for row in np.setdiff1d(np.arange(len(samples)), rows).tolist())
 
 
-def violation(x: Tensor, labels: Tensor, *, near: float, far: float) -> float:
+def violation(x: Tensor, labels: Tensor, *, max_positive_distance: float, min_negative_distance: float) -> float:
     """The share of pairs that violate their constraint, which a projection should lower."""
-    return float(violations(x, labels, near=near, far=far).share)
+    return float(
+        violations(
+            x, labels, max_positive_distance=max_positive_distance, min_negative_distance=min_negative_distance
+        ).share
+    )
