@@ -1,4 +1,4 @@
-"""Which pairs share one set of weights: the batch, one sign, one anchor, one positive, or one triplet."""
+"""Groupings: which pairs share one set of weights (the batch, a sign, an anchor, a positive pair, all triplets)."""
 
 from nearfar.groups.groupings import Anchor, AnchorSign, Balanced, Batch, Grouping, Problem, Product, Sign
 from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets

@@ -1,9 +1,9 @@
-"""Groups: which pairs share one set of weights. A grouping splits pairs into problems and joins their values.
+"""Groupings: which pairs share one set of weights. A grouping splits pairs into problems and joins their values.
 
-    split(pairs)  ->  problems: losses [g, n] with a measure, one group a row, and the set that weighs them
+    split(pairs)  ->  problems: losses [g, n] with a measure, one group per row, and the set that weights them
     join(values)  ->  the loss
 
-Engines and `explain` both work on the problems, so a value and the weights behind it can never come apart.
+Engines and `explain` use the same problems, so a loss value and its explanation are always consistent.
 """
 
 from __future__ import annotations
@@ -51,10 +51,17 @@ REDUCTIONS: tuple[str, ...] = ("mean", "sum", "nonzero", "none")
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Groups that one set weighs: losses and measure [g, n], and the shape the flat members came from.
+    """The groups that one uncertainty set weights: their losses, and which members are present.
 
-    `counts` [g] says how much each group counts in a reduction over groups, where that is not told elsewhere, and
-    `positive` (as the losses, or broadcast to them) which members are judged as positive pairs, where each is one pair.
+    Args:
+        over: the set.
+        losses: [g, n], one group per row.
+        measure: [g, n] mask or weights of the members.
+        shape: shape of the members before they were flattened to [g, n].
+        orders: how often each unordered pair occurs in a group.
+        cap: [g] upper limit on the measure that carries weight, or None.
+        counts: weight of each group in the reduction over groups, if `Grouping.terms` needs it; else None.
+        positive: which members are positive pairs, broadcastable to the losses, if each member is one pair; else None.
     """
 
     over: UncertaintySet
@@ -67,30 +74,30 @@ class Problem:
     positive: Tensor | None = None
 
     def value(self) -> Tensor:
-        """F [g]."""
+        """Worst-case value F [g] of each group."""
         return self.over.value(self.losses, self.measure, orders=self.orders, cap=self.cap)
 
     def weights(self) -> Tensor:
-        """p* in the shape the members came from."""
+        """Weights p*, in the original `shape` of the members."""
         found = self.over.weights(self.losses, self.measure, orders=self.orders, cap=self.cap)
         return found.reshape(self.shape)
 
     def dual(self) -> Tensor:
-        """The leading dual variable [g]."""
+        """First dual variable [g] of each group."""
         return self.over.dual(self.losses, self.measure, orders=self.orders, cap=self.cap)[0]
 
     def stream(self, cap: Cap | None = None) -> Stream | None:
-        """What finds the dual of these groups if their members come chunk by chunk; None where their set has none."""
+        """A solver for these groups if their members arrive chunk by chunk; None if their set has none."""
         return self.over.stream(len(self.losses), self.losses.detach(), self.orders, cap)
 
     def taken(self) -> Tensor:
-        """How much measure [g] the weight may rest on."""
+        """Total measure [g] that may carry weight."""
         return self.over.taken(self.losses, self.measure, orders=self.orders, cap=self.cap)
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """The factors of a loss: what an engine multiplies. Pair losses and sets may differ per sign."""
+    """The factors of a loss, as an engine evaluates them. Pair losses and sets may differ between the signs."""
 
     similarity: Similarity
     positive: PairLoss
@@ -99,19 +106,19 @@ class Product:
     over_negative: UncertaintySet
     groups: Grouping
     link: Link | None
-    """None: the two values of an anchor are added."""
+    """Combines the two values of an anchor; None adds them."""
     miner: Miner | None
     reduction: Reduction
     everyone: bool
-    """The wide side of each anchor holds all its pairs (a softmax denominator), not the negative ones only."""
+    """Whether the negative group of each anchor contains all its pairs (a softmax denominator)."""
 
     @property
     def wants_columns(self) -> bool:
-        """Whether the link also reads the negative value of each reference."""
+        """Whether the link also uses the negative value of each column."""
         return self.link is not None and self.link.wants_columns
 
     def joined(self, sides: Sides) -> tuple[Terms, ...]:
-        """Terms of the two sides of each anchor: joined by the link, or added where there is none."""
+        """Combine the positive and negative values of each anchor by the link, or add them if there is none."""
         if self.link is None:
             return (Terms(sides.positive + sides.negative, sides.anchors),)
         terms: tuple[Terms, ...] = self.link(sides)
@@ -119,13 +126,13 @@ class Product:
 
     @property
     def parts(self) -> tuple[Part | None, ...]:
-        """All of them."""
+        """All factors, in the order in which they are applied."""
         pairs, sets = (self.positive, self.negative), (self.over_positive, self.over_negative)
         return self.similarity, *pairs, *sets, self.groups, self.link, self.miner
 
     @property
     def draws(self) -> bool:
-        """Whether pairs are drawn at random."""
+        """Whether a set or the miner draws pairs at random."""
         return any(x.draws for x in (self.over_positive, self.over_negative, self.miner) if x is not None)
 
 
@@ -135,52 +142,52 @@ Values = tuple[Tensor, ...]
 
 
 class Taking(Protocol):
-    """Exposes the total weight [g] that a set may use: a problem, or a stream of one."""
+    """Exposes the total measure [g] that may carry weight: a `Problem`, or a `Stream`."""
 
     def taken(self) -> Tensor: ...  # noqa: D102
 
 
 class Grouping(Part, ABC):
-    """One way to say which pairs compete for the same weights.
+    """Base class: which pairs share one set of weights.
 
-    A grouping ends either in one value an anchor (`per_anchor`: it writes `terms`) or in one number (`merge`).
+    A subclass implements `split` and either `terms` (with `per_anchor`: one value per anchor) or `merge` (one number).
     """
 
     shortcuts = ("strips",)
     per_anchor: bool = False
-    """Values are one an anchor, so that a reduction over anchors makes sense."""
+    """Whether there is one value per anchor, which a reduction over anchors then combines."""
     needs: Needs = "any"
-    """The pairs without which an anchor teaches nothing."""
+    """The pairs that an anchor must have to contribute to the loss."""
     takes_triplets: bool = False
-    """An explicit list of triplets is used as a list, not as the pairs it holds."""
+    """Whether an explicit list of triplets is used as it is, not as the pairs it contains."""
     strips: bool = False
-    """`split` may be given some of the rows at a time: groups lie in one row, or streams can follow them."""
+    """Whether `split` may be called on some rows at a time: groups lie within a row, or have streams."""
 
     def check(self, positive: UncertaintySet, negative: UncertaintySet) -> None:
-        """Refuse sets that cannot weigh these groups, in one sentence."""
+        """Raise ValueError if the sets cannot weight these groups."""
 
     @abstractmethod
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:
-        """The problems to solve."""
+        """Split the pairs into the problems to solve."""
 
     def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
-        """The problems of a strip, a part at a time where each pair has several members; `most` entries a part."""
+        """The problems of a strip, in parts of at most `most` entries if a pair has several members (triplets)."""
         yield self.split(product, pairs)
 
     def streams(self, problems: Problems) -> tuple[Stream | None, ...]:
-        """One stream a problem, for groups that reach over the whole batch."""
+        """One stream per problem, for groups that span the whole batch."""
         return tuple(problem.stream() for problem in problems)
 
     def terms(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
-        """What is reduced over anchors."""
+        """The terms that the reduction over anchors combines."""
         return ()
 
     def merge(self, values: Values, solved: Sequence[Taking]) -> Tensor:
-        """One number of the problems' values [1]."""
+        """Combine the values [1] of the problems into one number."""
         return values[0][0]
 
     def join(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> Tensor:
-        """The loss from the problems' values."""
+        """The loss, from the values of the problems."""
         if not self.per_anchor:
             return self.merge(values, problems)
         parts = [reduce(terms, product.reduction) for terms in self.terms(product, pairs, problems, values)]
@@ -188,7 +195,7 @@ class Grouping(Part, ABC):
 
 
 class Batch(Grouping, swift=True):
-    """All pairs of the batch, positive and negative together, share one p."""
+    """One group of all pairs of the batch: positive and negative pairs share the weights."""
 
     strips = True
 
@@ -199,7 +206,7 @@ class Batch(Grouping, swift=True):
 
 
 class Sign(Grouping, swift=True):
-    """All positive pairs share one p, all negative pairs another; the two values are added."""
+    """Two groups: all positive pairs, and all negative pairs of the batch; their values are added."""
 
     strips = True
 
@@ -211,9 +218,12 @@ class Sign(Grouping, swift=True):
 
 
 class Balanced(Grouping, swift=True):
-    """As `Sign`, but the negative side takes no more than the positive side, and the value is the mean over the taken.
+    """Two groups like `Sign`, but the negative group uses at most as many pairs as the positive one.
 
-    This is Qi et al.'s TopK-PN with its code's rule for batches short of positive pairs.
+        F = (K₊F₊ + K₋F₋) / (K₊ + K₋),    K₋ ≤ K₊
+
+    with K₊ and K₋ the numbers of pairs that carry weight. This is TopK-PN of Qi et al. 2020, with the rule of its code
+    for batches with few positive pairs.
     """
 
     needs = "positive"
@@ -239,7 +249,7 @@ class Balanced(Grouping, swift=True):
 
 
 class Anchor(Grouping, swift=True):
-    """All pairs of one anchor, positive and negative together, share one p."""
+    """One group per anchor: all its positive and negative pairs share the weights."""
 
     per_anchor = True
     strips = True
@@ -255,13 +265,13 @@ class Anchor(Grouping, swift=True):
 
 
 class AnchorSign(Grouping, swift=True):
-    """The positives of an anchor share one p, its negatives (or all its pairs) another; a link joins the two values."""
+    """Two groups per anchor: its positive pairs, and its negative (or all) pairs; a link combines the two values."""
 
     per_anchor = True
     strips = True
 
     def halves(self, product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
-        """The positive and the wide side of each anchor."""
+        """The problems of the positive pairs and of the negative (or all) pairs of each anchor."""
         wide = _union(pairs) if product.everyone else pairs.negative
         return (
             _rows(product.over_positive, product.positive(pairs.scores, +1), pairs.positive),
@@ -293,11 +303,12 @@ class AnchorSign(Grouping, swift=True):
 
 
 def turned(wide: Problem) -> Problem:
-    """The same pairs, one group per reference."""
+    """Transpose a problem: the same pairs, one group per column."""
     return _rows(wide.over, wide.losses.T, wide.measure.T)
 
 
 def _by_sign(product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
+    """One problem of all positive pairs, and one of all negative pairs."""
     orders = pairs.relation.orders
     yes = torch.ones(1, 1, dtype=torch.bool, device=pairs.scores.device)
     positive = _flat(product.over_positive, product.positive(pairs.scores, +1), pairs.positive, orders)
@@ -312,27 +323,30 @@ def _together(product: Product, pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
 
 
 def _union(pairs: ScoredPairs) -> Tensor:
+    """Measure [n, m] of positive and negative pairs together."""
     if pairs.positive.dtype == pairs.negative.dtype == torch.bool:
         return pairs.positive | pairs.negative
     return pairs.positive.to(pairs.scores.dtype) + pairs.negative.to(pairs.scores.dtype)
 
 
 def _rows(over: UncertaintySet, losses: Tensor, measure: Tensor) -> Problem:
+    """A problem with one group per row of losses [n, m]."""
     return Problem(over, losses, measure, tuple(losses.shape))
 
 
 def _flat(over: UncertaintySet, losses: Tensor, measure: Tensor, orders: Orders) -> Problem:
+    """A problem with one group of all losses [n, m]."""
     return Problem(over, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape), orders)
 
 
 def tally(terms: Terms, how: Reduction) -> tuple[Tensor, Tensor]:
-    """Numerator and denominator, one number each, of "mean", "nonzero" and "sum": parts of a batch add up to the whole.
+    """Numerator and denominator of a reduction; those of parts of a batch add up to those of the whole.
 
-    With "none" they are one a row, [n].
+    One number each for "mean", "nonzero" and "sum"; one per row, [n], for "none".
     """
     weight = terms.measure.to(terms.values.dtype)
     if how == "nonzero":
-        # ~(v <= 0): a NaN counts and shows
+        # ~(v <= 0): NaN counts and propagates
         weight = weight * ~(terms.values.detach() <= 0)
     values = terms.values * weight
     if how == "none":
@@ -342,5 +356,5 @@ def tally(terms: Terms, how: Reduction) -> tuple[Tensor, Tensor]:
 
 
 def reduce(terms: Terms, how: Reduction) -> Tensor:
-    """One number of the terms: their mean, sum, or mean over the terms above zero; "none" gives one a row, [n]."""
+    """Reduce terms to their mean, their sum, the mean of those above 0 ("nonzero"), or one value per row ("none")."""
     return over(*tally(terms, how))

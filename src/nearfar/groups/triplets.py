@@ -1,7 +1,8 @@
-"""Groups of triplets: `Positive` (one p per positive pair) and `Triplets` (one p for all triplets of the batch).
+"""Groupings of triplets: `Positive` (one group per positive pair) and `Triplets` (one group of all triplets).
 
-A triplet (a, p, n) is a negative pair judged against a positive one: the negative pair loss sees s_an - s_ap instead of
-s_an. Positive pairs are gathered into P columns, P the most that any row has, so that a batch costs n·P·m and not n·m².
+A triplet (a, p, n) compares a negative pair with a positive pair: the negative pair loss is applied to s_an - s_ap
+instead of s_an. Positive pairs are gathered into P columns, with P the maximum per row, so that a batch costs n·P·m
+instead of n·m².
 """
 
 from __future__ import annotations
@@ -33,50 +34,58 @@ __all__ = [
 ]
 
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(s_an, s_ap, s_pn) -> the score that the negative pair loss judges."""
+"""(s_an, s_ap, s_pn) -> the score of a triplet, to which the negative pair loss is applied."""
 
 
 def difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
-    """s_an - s_ap: by how much the negative is nearer than the positive."""
+    """Score s_an - s_ap: by how much the negative is more similar to the anchor than the positive."""
     return s_an - s_ap
 
 
 def nearest_difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
-    """max(s_an, s_pn) - s_ap: the negative judged from the nearer end of the positive pair ("swap")."""
+    """Score max(s_an, s_pn) - s_ap: the negative against the nearer of anchor and positive ("swap")."""
     return torch.maximum(s_an, s_pn) - s_ap
 
 
 @dataclass(frozen=True)
 class AngularScore(Part, swift=True):
-    """4t(s_an + s_pn) - 2(1+t) s_ap with t = tan²α: what is left of the angle at the negative."""
+    """Score of the angular loss, 4t(s_an + s_pn) - 2(1+t) s_ap with t = tan²α: bounds the angle at the negative.
+
+    Args:
+        tan2: t = tan²α.
+    """
 
     tan2: float
 
     def __call__(self, s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
-        """The score of each triplet."""
+        """Score of each triplet."""
         return 4 * self.tan2 * (s_an + s_pn) - 2 * (1 + self.tan2) * s_ap
 
 
 @dataclass(frozen=True)
 class SemiHardBand(Part, swift=True):
-    """Triplets whose negative is farther than the positive, but by less than the margin: -m < s_an - s_ap < 0."""
+    """Semi-hard triplets: the negative is farther than the positive, by less than the margin: -m < s_an - s_ap < 0.
+
+    Args:
+        margin: m.
+    """
 
     margin: float
 
     def __call__(self, score: Tensor) -> Tensor:
-        """Which triplets lie in the band."""
+        """Which triplets are semi-hard, from their scores."""
         return (score < 0) & (score > -self.margin)
 
 
 @dataclass(frozen=True, eq=False)
 class Rule(Part, swift=True):
-    """What makes a triplet count.
+    """How a triplet is scored, and which triplets count.
 
     Args:
-        compare: what the negative pair loss sees of a triplet.
-        keep: which triplets enter, told from that score without gradient (semi-hard), or None for all.
-        wants_reference: `compare` reads s_pn, the score between positive and negative.
-        balanced: an anchor's i-th positive pair meets only its i-th hardest negative pair.
+        compare: the score of a triplet, to which the negative pair loss is applied.
+        keep: selects triplets by that score, without gradient (semi-hard); None for all.
+        wants_reference: whether `compare` uses s_pn, the score between positive and negative.
+        balanced: the i-th positive pair of an anchor forms a triplet with its i-th hardest negative pair only.
     """
 
     compare: Compare = difference
@@ -90,13 +99,22 @@ class Rule(Part, swift=True):
         return self.some(product, pairs, real, place, self.ranks(pairs), 0)
 
     def ranks(self, pairs: ScoredPairs) -> Tensor | None:
-        """The rank of each negative pair, where the rule asks for it."""
+        """Hardness rank [n, m] of each negative pair, if the rule is balanced; else None."""
         return hardness(pairs) if self.balanced else None
 
     def some(
         self, product: Product, pairs: ScoredPairs, real: Tensor, place: Tensor, ranks: Tensor | None, first: int
     ) -> tuple[Tensor, Tensor]:
-        """Losses and measure [n, p, m] of the triplets of some positive pairs [n, p], each row's from `first` on."""
+        """Losses and measure [n, p, m] of the triplets of some positive pairs.
+
+        Args:
+            product: the factors of the loss.
+            pairs: scores and measures of all pairs.
+            real: [n, p] measure of the positive pairs; 0 for padding.
+            place: [n, p] their columns.
+            ranks: see `ranks`.
+            first: index of the first of these positive pairs among those of its row.
+        """
         s_ap = pairs.scores.gather(1, place)[:, :, None]
         if self.wants_reference and pairs.relation.anchors == "representatives":
             raise ValueError(
@@ -114,7 +132,10 @@ class Rule(Part, swift=True):
         return product.negative(score, -1), self._kept(score, measure)
 
     def parts(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Losses, measure [n, p, m] and the positive pairs' own measure [n, p], p at a time so that n·p·m <= most."""
+        """Losses and measure [n, p, m] of all triplets, and the measure [n, p] of the positive pairs, in parts.
+
+        Each part contains so many positive pairs p per row that n·p·m <= `most`.
+        """
         real, place = positives(pairs)
         ranks = self.ranks(pairs)
         step = max(1, most // max(1, pairs.scores.numel()))
@@ -133,31 +154,33 @@ class Rule(Part, swift=True):
         return product.negative(score, -1), self._kept(score, torch.ones_like(score, dtype=torch.bool))
 
     def _kept(self, score: Tensor, measure: Tensor) -> Tensor:
+        """Measure of the triplets that `keep` selects."""
         if self.keep is None:
             return measure
-        keep = self.keep(score.detach()) | torch.isnan(score.detach())  # a NaN must stay in and show
+        keep = self.keep(score.detach()) | torch.isnan(score.detach())  # NaN is kept and propagates
         return _where(measure, keep)
 
 
 def _where(measure: Tensor, keep: Tensor) -> Tensor:
+    """A mask or weights, with 0 where `keep` is false."""
     return measure & keep if measure.dtype == torch.bool else measure * keep
 
 
 def hardness(pairs: ScoredPairs) -> Tensor:
-    """The rank [n, m] of each negative pair of a row, 0 for the hardest; what is no negative pair comes last."""
+    """Hardness rank [n, m] of each negative pair within its row, 0 for the hardest; other pairs are ranked last."""
     order = hidden(pairs.scores.detach(), pairs.negative).argsort(dim=1, descending=True, stable=True)
     return order.argsort(dim=1)
 
 
 def positives(pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
-    """The measure [n, P] and the column [n, P] of each row's positive pairs, padded by columns of measure 0."""
+    """Measure [n, P] and columns [n, P] of the positive pairs of each row, padded with columns of measure 0."""
     count = max(1, pairs.relation.width(pairs.positive))
     place = (pairs.positive > 0).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :count]
     return pairs.positive.gather(1, place), place
 
 
 class Positive(Grouping, swift=True):
-    """One group per positive pair (a, p): the negative pairs of a, judged against p; reduced over positive pairs."""
+    """One group per positive pair (a, p): its triplets with all negatives of a; reduced over positive pairs."""
 
     per_anchor = True
     needs = "both"
@@ -173,7 +196,7 @@ class Positive(Grouping, swift=True):
 
     def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:  # noqa: D102
         for losses, measure, real in self.rule.parts(product, pairs, most):
-            # within a group the positive pair is given: its weight counts once, in the reduction
+            # the weight of the positive pair counts in the reduction, not within its group
             shape = tuple(losses.shape)
             if real.dtype != torch.bool:
                 measure = _where(pairs.negative[:, None, :].expand(shape), measure > 0)
@@ -185,12 +208,12 @@ class Positive(Grouping, swift=True):
         self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values
     ) -> tuple[Terms, ...]:
         counts = problems[0].counts
-        assert counts is not None  # noqa: S101 - `split` told them
+        assert counts is not None  # noqa: S101 - set by `split`
         return (Terms(values[0].reshape(counts.shape), counts),)
 
 
 class Triplets(Grouping, swift=True):
-    """One group of all triplets of the batch, or of those on an explicit list."""
+    """One group of all triplets of the batch, or of an explicit list of triplets."""
 
     needs = "both"
     takes_triplets = True
@@ -213,4 +236,5 @@ class Triplets(Grouping, swift=True):
 
 
 def _together(product: Product, losses: Tensor, measure: Tensor) -> Problem:
+    """A problem with one group of all triplets."""
     return Problem(product.over_negative, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape))

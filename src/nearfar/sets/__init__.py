@@ -1,4 +1,4 @@
-"""Uncertainty sets: which weights the worst case may choose from. Each file opens with the problem it solves."""
+"""Uncertainty sets: the weights that the worst case over a group of losses may choose from."""
 
 from typing import Never
 
@@ -26,5 +26,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Never:
-    """Only what is not there is asked here."""
+    """Raise an error that suggests the current name of a renamed set."""
     raise no_such_name("nearfar.sets", name)

@@ -1,20 +1,21 @@
-"""What every uncertainty set is: a problem over weights, its dual, its weights, its value.
+"""The base class of uncertainty sets: the worst-case weighted mean of the losses of a group, and its weights.
 
     F(l) = max over p in U of  Σ pᵢ lᵢ  (- penalty)          one such problem per group (row)
 
-Losses come as l [g, n], one group a row, with a base measure w [g, n]: a boolean mask, or weights where an integer
-weight means the pair is there that many times. Members with w = 0 are absent. An empty group has value 0, weights 0.
+Losses are l [g, n], one group per row, with a base measure w [g, n]: a boolean mask, or weights, where an integer
+weight k means that the pair counts k times. Members with w = 0 are absent. An empty group has value 0 and weights 0.
 
-A set gives three things (`l`, `w` already hold the zero member and lack the dropped members; absent members have l =
-0):
+A set implements three methods. Their `l` and `w` include the zero member and exclude dropped members; absent members
+have l = 0.
 
-    dual(l, w)        a few numbers per group from which the weights follow, no gradient
-    weights(l, w, dual)   p* elementwise, no gradient
-    value(l, w)       F [g], whose gradient in l is p* (Danskin), twice differentiable where F is
+    dual(l, w)              a few numbers per group that determine the weights, no gradient
+    weights(l, w, dual)     p* elementwise, no gradient
+    value(l, w)             F [g], whose gradient in l is p* (Danskin), twice differentiable where F is
 
-and, for groups that are too large to be in memory at once, a `stream` (stream.py) that is told them chunk by chunk.
+Groups too large for memory are solved by a `stream` (stream.py), which receives their members chunk by chunk.
 
-Emptiness is always told by the measure, never by comparing losses: a comparison is false for NaN and would hide it.
+Whether a group is empty is decided by the measure, never by comparing losses: a comparison with NaN is false and would
+hide it.
 """
 
 from __future__ import annotations
@@ -38,19 +39,21 @@ __all__ = ["Cap", "Dual", "Orders", "Solved", "Stream", "Support", "UncertaintyS
 
 Orders = Tensor | int
 Cap = Callable[[], Tensor]
-"""The most a group may take [g], asked for when a sweep is over."""
+"""Returns the upper limit [g] on the measure that carries weight; called at the end of a sweep."""
 Dual = tuple[Tensor, ...]
-"""Tensors [g]; the first is the leading variable, the one `explain` shows."""
+"""Dual variables, tensors [g]; the first is the one that `explain` shows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """What `solve_` leaves behind: p* is what now stands in place of the losses, times `scale`.
+    """Result of `solve_`: the value of each group, and how to read the weights off the overwritten losses.
+
+        p* = scale · (what the losses were overwritten with)
 
     Args:
         value: [g] F.
         scale: [g], 0 for an empty group.
-        place: [g] where all the weight rests on one member: its column; the losses then stand as they were.
+        place: [g] column of the one member that has all the weight, or None. If given, the losses are unchanged.
     """
 
     value: Tensor
@@ -60,11 +63,13 @@ class Solved:
 
 @dataclass(frozen=True, eq=False)
 class UncertaintySet(Part, ABC):
-    """A set U of weights over the members of a group.
+    """Base class: a set U of weights over the members of a group, and the worst case over it.
+
+        F(l) = max over p in U of  Σ pᵢ lᵢ  (- penalty)
 
     Args:
         zero: "drop" leaves members without loss (l <= 0) out of the group, as Qi et al. 2020 does; "keep" lets them
-            damp the rest.
+            share the weight.
         zero_member: add one member whose loss is always 0 (multi-similarity's "1 +" inside the logarithm).
     """
 
@@ -73,13 +78,13 @@ class UncertaintySet(Part, ABC):
 
     shortcuts = ("stream", "solve_")
     exact_gradient = True
-    """False where the value is not the antiderivative of the gradient (weights held constant, or drawn)."""
+    """False if the value is not the antiderivative of the gradient (weights held constant, or drawn at random)."""
     draws = False
-    """Members are drawn at random."""
+    """Whether members are drawn at random."""
 
     def __post_init__(self) -> None:
         check_choice(type(self).__name__, "zero", self.zero, ("keep", "drop"))
-        for entry in fields(self):  # a NumPy number becomes a plain one, which torch takes everywhere
+        for entry in fields(self):  # NumPy scalars become floats, which torch accepts everywhere
             value = getattr(self, entry.name)
             if isinstance(value, Real) and type(value).__module__ == "numpy":
                 object.__setattr__(self, entry.name, float(value))
@@ -87,10 +92,13 @@ class UncertaintySet(Part, ABC):
     def value(
         self, losses: Tensor, measure: Tensor | None = None, *, orders: Orders = 1, cap: Tensor | None = None
     ) -> Tensor:
-        """F [g] of losses [g, n].
+        """Worst-case value F [g] of losses [g, n].
 
-        `orders` says how often each unordered pair stands in a group (a TopK counts unordered pairs), and `cap` [g] the
-        most it may take; other sets ignore both.
+        Args:
+            losses: [g, n], one group per row.
+            measure: [g, n] mask or weights of the members; None for all.
+            orders: how often each unordered pair occurs in a group; only TopK, which counts unordered pairs, uses it.
+            cap: [g] upper limit on the measure that carries weight; only TopK uses it.
         """
         l, w = self._members(losses, measure)
         return self._value(l, w, self._mass(l, w, orders, cap))
@@ -98,7 +106,7 @@ class UncertaintySet(Part, ABC):
     def dual(
         self, losses: Tensor, measure: Tensor | None = None, *, orders: Orders = 1, cap: Tensor | None = None
     ) -> Dual:
-        """The dual variables, each [g]."""
+        """Dual variables of the groups, each [g]; arguments as in `value`."""
         with torch.no_grad():
             l, w = self._members(losses, measure)
             return self._dual(l, w, self._mass(l, w, orders, cap))
@@ -112,26 +120,28 @@ class UncertaintySet(Part, ABC):
         orders: Orders = 1,
         cap: Tensor | None = None,
     ) -> Tensor:
-        """Weights p* [g, n]: not negative, summing to 1 over a group and its zero member, 0 over an empty group."""
+        """Weights p* [g, n]: nonnegative, with sum 1 over a group and its zero member, or 0 for an empty group."""
         with torch.no_grad():
             l, w = self._members(losses, measure)
             dual = self._dual(l, w, self._mass(l, w, orders, cap)) if dual is None else dual
             return self._weights(l, w, dual)[:, : losses.shape[1]]
 
     def taken(self, losses: Tensor, measure: Tensor, *, orders: Orders = 1, cap: Tensor | None = None) -> Tensor:
-        """How much measure [g] of each group the weight may rest on."""
+        """Total measure [g] of each group that may carry weight."""
         with torch.no_grad():
             l, w = self._members(losses, measure)
             return self._mass(l, w, orders, cap)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream | None:
-        """What finds the dual of members that come chunk by chunk; None where nobody has written it for this set."""
+        """A solver for groups whose members arrive chunk by chunk; None if this set has none."""
         return None
 
     def solve_(self, l: Tensor, size: Tensor) -> Solved | None:
-        """Value and weights of groups [g, n] at once, the weights in place of the losses; None where it is not written.
+        """Value and weights of groups in one pass, overwriting the losses; None if this set does not implement it.
 
-        Absent members hold -inf, and `size` [g] counts the others. Every member counts once.
+        Args:
+            l: [g, n] losses, -inf for absent members; overwritten with unscaled weights. Every member counts once.
+            size: [g] number of members present.
         """
         return None
 
@@ -139,18 +149,18 @@ class UncertaintySet(Part, ABC):
         return self._limit(total(w, l), orders, cap)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """How much of a group's measure `size` [g] the weight may rest on."""
+        """Measure that may carry weight, out of a group's measure `size` [g]."""
         return size
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         w = torch.ones_like(losses, dtype=torch.bool) if measure is None else measure
         if self.zero == "drop":
-            # ~(l <= 0) and not l > 0: a NaN stays a member and shows
+            # ~(l <= 0) instead of l > 0: NaN stays a member and propagates
             alive = ~(losses.detach() <= 0)
             w = w & alive if w.dtype == torch.bool else w * alive
-        if losses.shape[1] == 0:  # no members at all: one that is absent keeps every reduction defined
+        if losses.shape[1] == 0:  # no members: add an absent one, so that every reduction is defined
             losses, w = pad(losses, (0, 1)), pad(w, (0, 1))
-        losses = hidden(losses, w, 0.0)  # whatever an absent member holds, inf and NaN too, ends here
+        losses = hidden(losses, w, 0.0)  # removes inf and NaN of absent members
         return (pad(losses, (0, 1)), pad(w, (0, 1), value=1)) if self.zero_member else (losses, w)
 
     @abstractmethod
@@ -160,21 +170,21 @@ class UncertaintySet(Part, ABC):
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor: ...
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        """Σ p*l with p* held constant: right as it stands where F is piecewise linear; smooth sets say more."""
+        """Σ p*l with p* held constant: exact for piecewise linear F; smooth sets override it."""
         with torch.no_grad():
             p = self._weights(l, w, self._dual(l, w, mass))
-        # a present NaN shows even where its weight is 0, because 0·NaN is NaN
+        # the NaN of a present member propagates even if its weight is 0, because 0·NaN is NaN
         return (p * l).sum(dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Support:
-    """The few members that hold all the weight of a group [1, n]: which they are (in the order they came), how much.
+    """The few members of a group [1, n] that carry all its weight: their indices and weights.
 
     Args:
         place: [k] index in order of arrival.
         weights: [k] p*.
-        tag: [k] what was told of each when it came.
+        tag: [k] the tag passed to `Stream.add` with each member.
     """
 
     place: Tensor
@@ -183,12 +193,20 @@ class Support:
 
 
 class Stream(ABC):
-    """What a set keeps of g groups while their members pass by."""
+    """Base class: solves g groups whose members arrive chunk by chunk, in one or more sweeps over all chunks.
+
+    Args:
+        over: the set.
+        groups: g.
+        like: a tensor of the losses' dtype and device.
+        orders: see `UncertaintySet.value`.
+        cap: see `UncertaintySet.value`; a function, because the limit may depend on another stream.
+    """
 
     constant = False
-    """The value is Σ p*l with p* held constant, to be summed by who sweeps once more."""
+    """Whether the value is Σ p*l with p* held constant, which the caller sums in one more sweep."""
     ranks: ProcessGroup = ALONE
-    """Who else is told members of the same groups."""
+    """The processes that hold other members of the same groups."""
 
     def __init__(self, over: UncertaintySet, groups: int, like: Tensor, orders: Orders, cap: Cap | None) -> None:
         self.over = over
@@ -200,7 +218,7 @@ class Stream(ABC):
         self._fresh = True
 
     def add(self, losses: Tensor, measure: Tensor, tag: Tensor | None = None) -> None:
-        """One chunk [g, c]; `tag` [g, c] is handed back with the members that matter, where a set keeps any."""
+        """Add a chunk [g, c] of members; `tag` [g, c] is returned with those in `support`."""
         if self._fresh:
             self._fresh = False
             self._start()
@@ -215,7 +233,7 @@ class Stream(ABC):
         self._add(l, w, tag)
 
     def turn(self) -> bool:
-        """End a sweep; whether another is wanted."""
+        """End a sweep, merge over processes, and return whether another sweep is needed."""
         if self.ranks.world > 1:
             if not self.sweep:
                 self.size.copy_(self.ranks.sum(self.size))
@@ -225,21 +243,21 @@ class Stream(ABC):
         return self._turn()
 
     def weights(self, losses: Tensor, measure: Tensor) -> Tensor:
-        """p* [g, c] of a chunk, after the last sweep."""
+        """Weights p* [g, c] of a chunk, after the last sweep."""
         l, w = self._members(losses, measure)
         return self._weights(l, w)
 
     def taken(self) -> Tensor:
-        """How much measure [g] the weight may rest on; known after the first sweep."""
+        """Total measure [g] that may carry weight; known after the first sweep."""
         return self.over._limit(self.size.to(self.like.dtype), self._orders, None if self._cap is None else self._cap())
 
     def support(self) -> Support | None:
-        """The members that hold all the weight, where they are few and known."""
+        """The members that carry all the weight; None if they are many or unknown."""
         return None
 
     def _members(self, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
         if self.over.zero == "drop":
-            alive = ~(losses <= 0)  # a NaN stays a member and shows
+            alive = ~(losses <= 0)  # NaN stays a member and propagates
             measure = measure & alive if measure.dtype == torch.bool else measure * alive
         return hidden(losses, measure, 0.0), measure
 
@@ -248,27 +266,27 @@ class Stream(ABC):
         return torch.full((len(self.size),), value, dtype=dtype, device=self.like.device)
 
     def _narrow(self, x: Tensor) -> Tensor:
-        """A result [g] in the type of the losses, 0 for an empty group."""
+        """Cast a result [g] to the dtype of the losses, with 0 for empty groups."""
         return torch.where(self.size == 0, 0.0, x).to(self.like.dtype)
 
     @abstractmethod
     def _start(self) -> None:
-        """Begin a sweep."""
+        """Reset the accumulators at the beginning of a sweep."""
 
     @abstractmethod
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        """Members of one chunk: absent ones hold l = 0 and w = 0."""
+        """Accumulate a chunk; absent members have l = 0 and w = 0."""
 
     @abstractmethod
     def _merge(self, ranks: ProcessGroup) -> None:
-        """At the end of a sweep: what was kept of it becomes that of all ranks together."""
+        """Merge the accumulators of all processes at the end of a sweep."""
 
     def _turn(self) -> bool:
         return False
 
     @abstractmethod
     def value(self) -> Tensor:
-        """F [g], after the last sweep."""
+        """Worst-case value F [g], after the last sweep."""
 
     @abstractmethod
     def _weights(self, l: Tensor, w: Tensor) -> Tensor: ...

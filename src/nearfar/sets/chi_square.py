@@ -1,4 +1,4 @@
-"""The chi-square ball: mean plus a variance penalty where the closed form holds, and the exact answer beyond it."""
+"""The chi-square ball: mean plus a variance penalty where the closed form holds, and the exact solution elsewhere."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ __all__ = ["ChiSquare"]
 
 @dataclass(frozen=True, eq=False)
 class ChiSquare(UncertaintySet, swift=True):
-    """max Σpᵢlᵢ over p ≥ 0, Σp = 1, ½ Σ qᵢ(pᵢ/qᵢ - 1)² ≤ ρ/n, with q = w/W and n = W (Qi et al. 2020, section 3.1).
+    """Chi-square ball: weights that rise linearly with the loss; the value is the mean plus a variance penalty.
 
-    The optimum tilts linearly on an active set A of the largest losses and is 0 below it:
-
-        pᵢ = wᵢ (1/W_A + t (lᵢ - m_A)),   t = √((s - 1/W_A) / V_A),   s = 1/n + 2ρ/n²
+        U  = {p ≥ 0, Σp = 1, ½ Σ qᵢ(pᵢ/qᵢ - 1)² ≤ ρ/n},    q = w/W,  n = W
+        pᵢ = wᵢ (1/W_A + t (lᵢ - m_A)) on A, 0 elsewhere,    t = √((s - 1/W_A) / V_A),   s = 1/n + 2ρ/n²
         F  = m_A + √((s - 1/W_A) V_A)
 
-    with m_A the mean and V_A the sum of squares about it on A. A = everyone gives mean + √(2ρ·Var/n), the form Qi et
-    al. 2020 prints; it holds iff 2ρ(mean - min)² ≤ n·Var and is too large otherwise (docs/papers/qi-2020.md). A is the
-    longest prefix of the sorted losses whose smallest weight is not negative: O(n log n), and exact.
+    The active set A contains the largest losses; W_A, m_A and V_A are its measure, mean and centered sum of squares. It
+    is the longest prefix of the sorted losses without a negative weight: O(n log n), and exact. If A contains all
+    members, F = mean + √(2ρ·Var/n), the closed form of Qi et al. 2020, section 3.1. That form holds if and only if
+    2ρ(mean - min)² ≤ n·Var, and is too large otherwise (docs/papers/qi-2020.md).
 
     Args:
-        rho: ρ ≥ 0. 0 is Mean; ρ ≥ n(n-1)/2 is Worst.
+        rho: ρ ≥ 0, the radius.
+
+    Relations: ρ = 0 is Mean; ρ ≥ n(n-1)/2 is Worst.
 
     >>> round(ChiSquare(1.0).value(torch.tensor([[0.0, 1.0]])).item(), 6)  # mean ½ + √(2·1·¼/2) = 1, where Worst begins
     1.0
@@ -52,7 +54,7 @@ class ChiSquare(UncertaintySet, swift=True):
         floor = self._floor(l, w)
         mean, base, energy, room = self._moments(l, w, floor)
         slope = over(root(room), root(energy))
-        # pᵢ = wᵢ·slope·(lᵢ - η)₊; where nothing is tilted (slope 0) η is the floor itself
+        # pᵢ = wᵢ·slope·(lᵢ - η)₊; if the weights are uniform (slope 0), η is the floor
         eta = torch.where(slope > 0, mean - over(base, slope), floor)
         return eta + top, floor, mean, base, slope, top
 
@@ -64,7 +66,7 @@ class ChiSquare(UncertaintySet, swift=True):
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         with torch.no_grad():
-            # about the mean, not the top: a value far below the largest loss must not be a difference of large numbers
+            # centered at the mean, not at the maximum: a value far below the largest loss would cancel
             middle = over(weighted(l, w).sum(dim=1), total(w, l))
         l = l - middle[:, None]
         with torch.no_grad():
@@ -73,25 +75,25 @@ class ChiSquare(UncertaintySet, swift=True):
         return middle + mean + root(room * energy)
 
     def _room(self, size: Tensor, whole: Tensor) -> Tensor:
-        """How much Σ pᵢ²/wᵢ may exceed the 1/W_A of the flat p on A: s - 1/W_A, for W_A = size and n = whole."""
-        # 1/n - 1/W_A as one quotient: their difference would drown 2ρ/n² in rounding, and is exactly 0 when A is all
+        """Slack s - 1/W_A of the constraint at uniform weights on A, for W_A = `size` and n = `whole`."""
+        # 1/n - 1/W_A as one quotient: exactly 0 if A contains all; a difference would lose 2ρ/n² to rounding
         return over(2 * self.rho - over(whole * (whole - size), size), whole * whole)
 
     def _moments(self, l: Tensor, w: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """On A = {l ≥ floor}: mean m_A, 1/W_A, V_A (0 where it is rounding only) and s - 1/W_A."""
-        # ~(l < floor): a NaN stays in the set and shows
+        """Mean m_A, 1/W_A, V_A (0 if it is rounding error) and s - 1/W_A on A = {l ≥ floor}, each [g]."""
+        # ~(l < floor): NaN stays in the set and propagates
         active = w * ~(l.detach() < floor[:, None])
         size = total(active, l)
         mean = over(weighted(l, active).sum(dim=1), size)
         energy = weighted((l - mean[:, None]) ** 2, active).sum(dim=1)
         grain = 16 * torch.finfo(l.dtype).eps * hidden(l.detach(), active, 0.0).abs().amax(dim=1)
-        # an energy that overflows is not rounding, though the grain overflows with it
+        # an overflow of the energy is not rounding error, although the tolerance overflows too
         rounding = (energy <= size * grain**2) & torch.isfinite(energy)
         energy = torch.where(rounding, torch.zeros_like(energy), energy)
         return mean, over(torch.ones_like(size), size), energy, self._room(size, total(w, l)).clamp_min(0.0)
 
     def _floor(self, l: Tensor, w: Tensor) -> Tensor:
-        """The smallest active loss: the last z_k with 1/W_k + t_k (z_k - m_k) ≥ 0; the largest loss if none."""
+        """Smallest loss of A [g]: the last sorted z_k with 1/W_k + t_k (z_k - m_k) ≥ 0, or the largest loss if none."""
         ranked, order = hidden(l, w).sort(dim=1, descending=True)
         mass = w.gather(1, order).to(torch.float64)
         top = ranked[:, :1]
@@ -111,11 +113,12 @@ class ChiSquare(UncertaintySet, swift=True):
 
 
 class _ChiSquareStream(DualStream):
-    """The active set by elimination: solve on A, drop what got a negative weight, sweep again until nothing is dropped.
+    """Stream of `ChiSquare`: finds the active set A by elimination, starting from all members.
 
-    On any A that holds the right one, the solution's η lies at or below the right η, so nothing is dropped that should
-    stay. One sweep where the closed form holds. Whether all groups are done is read from the device after each sweep.
-    η is kept as its distance from the largest loss: between two losses that nearly tie there it has no place else.
+    Each sweep solves on A and drops the members with a negative weight, until none is dropped; one sweep if the closed
+    form holds. For any A that contains the optimal one, η is at most the optimal η, so no active member is dropped.
+    Whether all groups have converged is read from the device after each sweep. η is stored relative to the largest
+    loss, because it may lie between two losses that are nearly tied there.
     """
 
     over: ChiSquare
@@ -126,7 +129,7 @@ class _ChiSquareStream(DualStream):
         self._moments = Moments(len(self.size), self.like)
 
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        # ~(l < eta): a NaN stays in the set and shows
+        # ~(l < eta): NaN stays in the set and propagates
         self._moments.add(l, w * ~(l - self._top[:, None] < self._eta[:, None]) if self.sweep else w)
 
     def _merge(self, ranks: ProcessGroup) -> None:

@@ -1,4 +1,4 @@
-"""Sets around the base measure told by entropy: `KL` (a penalty) and `KLBall` (a radius)."""
+"""Entropic sets: the KL divergence from the base measure as a penalty (`KL`) or as a constraint (`KLBall`)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ __all__ = ["KL", "KLBall", "log_average", "log_partition"]
 
 
 def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
-    """Log Σ wᵢ e^{lᵢ/γ} per group [g] of measure `size`; 0 for an empty one, with a gradient of 0 instead of NaN."""
+    """Log partition function log Σ wᵢ e^{lᵢ/γ} of each group, [g].
+
+    An empty group (`size` [g] = Σ wᵢ = 0) has the value 0, and a gradient of 0 instead of NaN.
+    """
     z = l / gamma
     if w.dtype != torch.bool:
         z = z + torch.where(w > 0, w, 1.0).log()
     empty = size == 0
-    # an empty row is a row of zeros: its log-sum-exp is finite and then thrown away
+    # the row of an empty group is set to zeros, so that its log-sum-exp, which is discarded, is finite
     z = hidden(z, (w > 0 if w.dtype != torch.bool else w) | empty[:, None])
     return torch.where(empty, 0.0, torch.logsumexp(z, dim=1))
 
 
 def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
-    """Log Σ (wᵢ/W) e^{lᵢ/γ} per group [g] of losses <= 0 and measure W = `size`: right however large γ is.
+    """Logarithm of the mean exponential, log Σ (wᵢ/W) e^{lᵢ/γ}, of each group, [g]; accurate for any γ.
 
-    The value is `log_mean`'s; derivatives of every order are those of the plain logarithm, which lose nothing.
+    Losses must be <= 0, and W = `size` [g]. The value is that of `log_mean`; derivatives of every order are those of
+    `log_partition`, which do not cancel.
     """
     plain = log_partition(l, w, gamma, size)
     with torch.no_grad():
@@ -42,16 +46,17 @@ def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Te
 
 @dataclass(frozen=True, eq=False)
 class KL(UncertaintySet, swift=True):
-    """max over Σp = 1 of Σpᵢlᵢ - γ·KL(p ‖ w/W):  F = γ·log Σ (wᵢ/W) e^{lᵢ/γ},  p* = softmax(l/γ).
+    """KL penalty: softmax weights, and a log-sum-exp of the losses (DRO-KL of Qi et al. 2020).
 
-    DRO-KL of Qi et al. 2020.
+        F  = max over p ≥ 0, Σp = 1 of  Σ pᵢlᵢ - γ·KL(p ‖ w/W)  =  γ·log Σ (wᵢ/W) e^{lᵢ/γ}
+        p*ᵢ ∝ wᵢ e^{lᵢ/γ}, the softmax of l/γ
 
     Args:
-        gamma: γ, the price of leaving the base measure; →0 is Worst, →∞ is Mean.
+        gamma: γ, the temperature: the strength of the penalty.
         normalized: False drops the constant -γ·log W, so that F = γ·log Σ wᵢ e^{lᵢ/γ} (entropy instead of KL).
 
-    Relations: with `zero_member` and a linear pair loss, per anchor and sign, it is multi-similarity; not normalized
-    and over {violation, 0} it is the smoothed hinge of Jaffe 2020.
+    Relations: γ→0 is Worst, γ→∞ is Mean. With `zero_member` and a linear pair loss, per anchor and sign, it is
+    multi-similarity; not normalized and over {violation, 0} it is the smoothed hinge of Jaffe 2020.
 
     >>> KL(0.5).weights(torch.tensor([[0.0, 1.0]]))
     tensor([[0.1192, 0.8808]])
@@ -68,11 +73,11 @@ class KL(UncertaintySet, swift=True):
         return self.soft_(l, size)
 
     def soft_(self, l: Tensor, size: Tensor, *, held: bool = False) -> Solved:
-        """As `solve_`; with `held` the value is Σ p*l instead of F."""
+        """Softmax weights in place of the losses, as `solve_`; with `held` the value is Σ p*l instead of F."""
         count = size
         if self.zero == "drop":
             count = torch.sign(l).clamp_min_(0.0).sum(dim=1) if self.normalized else size
-            torch.threshold_(l, 0.0, -math.inf)  # the comparison keeps a NaN
+            torch.threshold_(l, 0.0, -math.inf)  # threshold_ keeps NaN
         top = l.amax(dim=1)
         empty = (size == 0) | (top == -math.inf)
         if self.zero_member:
@@ -109,7 +114,7 @@ class KL(UncertaintySet, swift=True):
         return over(raw, raw.sum(dim=1, keepdim=True))
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        top, z = centered(l, w, mass)  # the mass is that of all members
+        top, z = centered(l, w, mass)  # mass = total measure of the group
         if self.normalized:
             return top + self.gamma * log_average(z, w, self.gamma, mass)
         return top + self.gamma * log_partition(z, w, self.gamma, mass)
@@ -117,14 +122,19 @@ class KL(UncertaintySet, swift=True):
 
 @dataclass(frozen=True, eq=False)
 class KLBall(UncertaintySet, swift=True):
-    """max Σpᵢlᵢ over KL(p ‖ w/W) ≤ ρ:  F = min over γ > 0 of γρ + γ·log Σ (wᵢ/W) e^{lᵢ/γ}.
+    """KL ball: the worst case over all weights within a KL divergence ρ of the base measure.
 
-    The radius is met by the temperature γ at which softmax(l/γ) lies on the sphere: one root in one dimension, found
-    by bisection in log γ and polished by Newton's method, a fixed number of steps (no read of the data). One more
-    Newton step, this time differentiable, carries dγ/dl, so that second derivatives are right too.
+        U = {p ≥ 0, Σp = 1, KL(p ‖ w/W) ≤ ρ}
+        F = min over γ > 0 of  γρ + γ·log Σ (wᵢ/W) e^{lᵢ/γ},    p* = softmax(l/γ)
+
+    γ is the temperature at which KL(p* ‖ w/W) = ρ. It is found by bisection in log γ and then Newton's method, in a
+    fixed number of steps that do not synchronize with the device. One more, differentiable Newton step supplies dγ/dl,
+    so that second derivatives are exact too.
 
     Args:
-        rho: ρ ≥ 0. 0 is Mean; from log(W / measure of the largest losses) on it is Worst.
+        rho: ρ ≥ 0, the radius.
+
+    Relations: ρ = 0 is Mean; ρ ≥ log(W / measure of the members tied at the largest loss) is Worst.
     """
 
     rho: float = 0.1
@@ -137,7 +147,7 @@ class KLBall(UncertaintySet, swift=True):
         return KLBallStream(self, groups, like, orders, cap, self.rho)
 
     def _temperature(self, l: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """γ [g], where the whole weight goes to the largest loss, and where nothing can be tilted."""
+        """Temperature γ [g], the groups whose solution is `Worst` [g], and the groups whose solution is `Mean` [g]."""
         top = hidden(l, w).amax(dim=1)
         spread = top - hidden(l, w, math.inf).amin(dim=1)
         ties = total(w * (l == top[:, None]), l)
@@ -179,7 +189,7 @@ class KLBall(UncertaintySet, swift=True):
         with torch.no_grad():
             gamma, corner, flat = self._temperature(l, w)
             slope = _divergence_slope(l, w, gamma)
-            # near-ties below the resolution of γ leave no root and no slope to step along
+            # near-ties below the resolution of γ leave no root, and no slope for a Newton step
             met = (_divergence(l, w, gamma) - self.rho).abs() <= 1e-3 * gamma * slope.abs()
             usable = ~flat & ~corner & (slope < 0) & met
             slope = torch.where(usable, slope, 1.0)
@@ -193,19 +203,19 @@ class KLBall(UncertaintySet, swift=True):
 
 
 def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
-    """Softmax(z/γ) [g, n] under the measure w."""
+    """Weights softmax(z/γ) [g, n] with respect to the measure w."""
     norm = log_partition(z, w, gamma[:, None], total(w, z))
     return weighted(torch.exp(hidden(z / gamma[:, None], w) - norm[:, None]), w)
 
 
 def _divergence(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
-    """KL(softmax(z/γ) ‖ w/W) per group."""
+    """Divergence KL(softmax(z/γ) ‖ w/W) of each group, [g]."""
     p = _soft(z, w, gamma)
     return (p * z).sum(dim=1) / gamma - log_average(z, w, gamma[:, None], total(w, z))
 
 
 def _divergence_slope(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
-    """d/dγ of `_divergence` = -Var_p(z) / γ³."""
+    """Derivative of `_divergence` in γ: -Var_p(z) / γ³, [g]."""
     p = _soft(z, w, gamma)
     mean = (p * z).sum(dim=1, keepdim=True)
     return -(p * (z - mean) ** 2).sum(dim=1) / gamma**3

@@ -1,4 +1,4 @@
-"""Sets with corners: `Mean`, `Worst` and `TopK`, whose value is a (weighted) mean of the largest losses."""
+"""Polyhedral sets `Mean`, `Worst` and `TopK`: the value is a (weighted) mean of the largest losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ __all__ = ["Mean", "TopK", "Worst", "first_two"]
 
 @dataclass(frozen=True, eq=False)
 class Mean(UncertaintySet, swift=True):
-    """U = {w/W}: one point, so F = Σ wᵢlᵢ / W, the plain mean.
+    """Mean: every member has the same weight, in proportion to its measure.
+
+        U = {w/W},    F = Σ wᵢlᵢ / W
 
     Relations: KL(γ→∞), TopK(fraction=1), ChiSquare(0).
 
@@ -37,16 +39,19 @@ class Mean(UncertaintySet, swift=True):
         return over(w.to(l.dtype), dual[0][:, None])
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        # absent members hold 0 already
+        # losses of absent members are 0 already
         return over((l if w.dtype == torch.bool else l * w).sum(dim=1), mass)
 
 
 @dataclass(frozen=True, eq=False)
 class Worst(UncertaintySet, swift=True):
-    """U = {p ≥ 0, Σp = 1}: all weight may go anywhere, so F = max l (hard mining).
+    """Worst case: the largest loss has all the weight (hard mining); ties share it evenly.
 
-    Xu et al. 2022, and Qi et al. 2020, section 3.1. Ties share the weight. Relations: KL(γ→0), TopK(1), ChiSquare(ρ ≥
-    n(n-1)/2).
+        U = {p ≥ 0, Σp = 1},    F = max l
+
+    Xu et al. 2022; Qi et al. 2020, section 3.1.
+
+    Relations: KL(γ→0), TopK(1), ChiSquare(ρ ≥ n(n-1)/2).
 
     >>> Worst().weights(torch.tensor([[1.0, 3.0, 3.0]]))
     tensor([[0.0000, 0.5000, 0.5000]])
@@ -63,7 +68,7 @@ class Worst(UncertaintySet, swift=True):
             return Solved(value, scale / l.copy_(share).sum(dim=1))
         if not bool(((behind == top) & there).any()):
             return Solved(value, scale, place)
-        l.copy_(l == top[:, None])  # ties share
+        l.copy_(l == top[:, None])  # ties share the weight
         return Solved(value, scale / l.sum(dim=1))
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
@@ -80,14 +85,14 @@ class Worst(UncertaintySet, swift=True):
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         if w.dtype != torch.bool:
             return super()._value(l, w, mass)
-        # amax sends its gradient to ties in equal shares, as `_weights` does, in fewer passes
+        # amax splits its gradient evenly between ties, as `_weights` does, in fewer passes
         return torch.where(total(w, l) == 0, 0.0, hidden(l, w).amax(dim=1))
 
 
 def first_two(l: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest entry of each row, its column, and the largest of the others.
+    """The largest entry of each row, its column, and the second largest entry.
 
-    By the maxima of sixteen parts of a row: one plain pass, where a maximum with its place takes four times as long.
+    Takes the maxima over 16 parts of a row first, in one pass: an argmax over the row takes four times as long.
     """
     width = l.shape[1] // 16
     if width < 16:
@@ -107,16 +112,19 @@ def first_two(l: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class TopK(UncertaintySet, swift=True):
-    """U = {Σp = 1, 0 ≤ pᵢ ≤ wᵢ/K}: F = the mean of the K largest losses (Qi et al. 2020 DRO-TopK; CVaR).
+    """Top-K: the K largest losses share the weight evenly (DRO-TopK of Qi et al. 2020; CVaR).
 
-    K need not be whole: the last loss then counts in part. K above the number of members means all of them. Members
-    tied at the threshold share what is left equally, so the weights do not depend on the order of the samples.
+        U = {Σp = 1, 0 ≤ pᵢ ≤ wᵢ/K}
+        F = mean of the K largest losses = min over t of t + Σ wᵢ(lᵢ-t)₊ / K
+
+    If K is not an integer, the last loss counts in part; if K exceeds the number of members, all of them count. Members
+    tied at the threshold t share the remaining weight evenly, so the weights do not depend on the order of the samples.
 
     Args:
-        k: how many members, counted by their measure.
-        fraction: or which share of the measure, in (0, 1]; CVaR at level 1 - fraction.
+        k: K, the number of members, counted by their measure. Give either `k` or `fraction`.
+        fraction: K as a fraction of the measure, in (0, 1]; CVaR at level 1 - fraction.
 
-    Relations: TopK(1) = Worst, TopK(fraction=1) = Mean. Dual: min over t of t + Σ wᵢ(lᵢ-t)₊ / K.
+    Relations: TopK(1) = Worst, TopK(fraction=1) = Mean.
 
     >>> TopK(2.5).value(torch.tensor([[4.0, 1.0, 3.0, 2.0]]))
     tensor([3.2000])
@@ -141,7 +149,7 @@ class TopK(UncertaintySet, swift=True):
         return TopKStream(self, groups, like, orders, cap, most)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """K of each group: k·orders entries (k counts unordered pairs) or a fraction, never more than there is."""
+        """K of each group: k·orders entries (k counts unordered pairs) or a fraction, at most the total measure."""
         if self.k is None:
             mass = size * float(self.fraction or 1)
         else:
@@ -149,7 +157,7 @@ class TopK(UncertaintySet, swift=True):
         return mass if cap is None else torch.minimum(mass, cap)
 
     def _most(self, n: int) -> int:
-        """The most entries that can be asked for, known without looking at the data: 2k covers both orders."""
+        """Upper bound on K that does not depend on the data: 2k, for both orders of each pair."""
         return min(n, math.ceil(2 * self.k if self.k is not None else n * float(self.fraction or 1)))
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
@@ -160,7 +168,7 @@ class TopK(UncertaintySet, swift=True):
         return threshold, over(k - above, ties), k
 
     def _threshold(self, l: Tensor, w: Tensor, k: Tensor) -> Tensor:
-        """The loss at which the mass k, spent on the largest losses first, runs out."""
+        """The K-th largest loss of each group, counted by measure."""
         masked = hidden(l, w)
         if w.dtype == torch.bool and self._most(l.shape[1]) < l.shape[1]:
             largest = masked.topk(self._most(l.shape[1]), dim=1).values

@@ -1,4 +1,4 @@
-"""Weights known up to one factor while members still come: `Mean` and `KL` over a batch in a single sweep."""
+"""Online solvers: value and weights of one group over the whole batch in a single sweep (`ChiSquare`: two)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ __all__ = ["Online", "OnlineKL", "OnlineMean", "Variance", "online"]
 
 
 class Online(ABC):
-    """One group whose losses, never negative, come strip by strip."""
+    """Base class: solves one group in a single sweep, whose nonnegative losses arrive strip by strip.
+
+    Weights are known during the sweep up to one common factor ("raw" weights); `finish` returns that factor.
+    """
 
     absent: float
-    """What an absent member holds."""
+    """The loss that marks an absent member."""
     even: bool = False
-    """Raw weights are 1 and are not written."""
+    """Whether all raw weights are 1, in which case they are not written."""
     vanishes: bool = False
-    """Members without loss have next to no raw weight."""
+    """Whether members without loss have a negligible raw weight."""
 
     def __init__(self, of: UncertaintySet, like: Tensor) -> None:
         self.drop = of.zero == "drop"
@@ -36,22 +39,28 @@ class Online(ABC):
 
     @abstractmethod
     def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:
-        """Losses become raw weights, in place; what all raw weights so far must be multiplied by, or None.
+        """Add a strip of losses and overwrite them with raw weights.
 
-        `members` counts those present; `free` is a buffer like the losses, where there is one to spare.
+        Args:
+            l: losses of the strip.
+            members: number of members present.
+            free: an unused buffer of the shape of the losses, or None.
+
+        Returns:
+            The factor by which all earlier raw weights must be multiplied, or None for 1.
         """
 
     @abstractmethod
     def merge(self, ranks: ProcessGroup) -> Tensor | None:
-        """Take in what all ranks have absorbed; what this rank's raw weights must be multiplied by, or None."""
+        """Merge with all other processes; returns the factor for this process's raw weights, or None for 1."""
 
     @abstractmethod
     def finish(self) -> tuple[Tensor, Tensor]:
-        """The value, and the factor that makes raw weights p*."""
+        """The value F, and the factor that turns raw weights into p*."""
 
 
 class OnlineMean(Online):
-    """Raw weights are 1, so that the slope of a loss is its gradient already."""
+    """Online `Mean`: all raw weights are 1."""
 
     absent = 0.0
     even = True
@@ -74,7 +83,7 @@ class OnlineMean(Online):
 
 
 class OnlineKL(Online):
-    """Raw weights e^{(l - largest so far)/γ}."""
+    """Online `KL`: raw weights are e^{(l - largest so far)/γ}."""
 
     absent = -math.inf
 
@@ -82,7 +91,7 @@ class OnlineKL(Online):
         super().__init__(of, like)
         self._orders = orders
         self._gamma, self._normalized, self.vanishes = of.gamma, of.normalized, self.drop
-        self._top = torch.zeros_like(self.size)  # losses are not negative: 0 is as good a start as any
+        self._top = torch.zeros_like(self.size)  # a lower bound, since losses are nonnegative
         self._sum, self._rise = torch.zeros_like(self.size), torch.zeros_like(self.size)
 
     def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:  # noqa: D102
@@ -105,7 +114,7 @@ class OnlineKL(Online):
         return shrink
 
     def _lift(self, top: Tensor) -> Tensor:
-        """Take the sums about a larger loss; what raw weights so far must be multiplied by."""
+        """Rescale the sums to a new maximum `top`; returns the factor for earlier raw weights."""
         down = (self._top - top) / self._gamma
         self._top, shrink = top, torch.exp(down)
         self._sum, self._rise = self._sum * shrink, self._rise * shrink + self.size * torch.expm1(down)
@@ -120,7 +129,13 @@ class OnlineKL(Online):
 
 
 def online(of: UncertaintySet, like: Tensor, orders: int) -> Online | None:
-    """The single-sweep form of a set, where it has one; each member that comes stands `orders` times in its group."""
+    """The online solver of a set, or None if it has none.
+
+    Args:
+        of: the set.
+        like: a tensor of the losses' dtype and device.
+        orders: how often each member added counts in the group (2 if only one order of each pair is swept).
+    """
     if of.zero_member:
         return None
     if exactly(of, Mean):
@@ -129,12 +144,14 @@ def online(of: UncertaintySet, like: Tensor, orders: int) -> Online | None:
 
 
 class Variance:
-    """The chi-square ball where its closed form holds: two sweeps, moments and then weights that are linear in l.
+    """Two-sweep solver of `ChiSquare` where its closed form holds: first the moments, then weights linear in l.
+
+        F = mean + √(2ρ·Var/n)
 
     Args:
         of: the set.
-        like: a tensor of the losses' type.
-        orders: how often each member stands in the group.
+        like: a tensor of the losses' dtype and device.
+        orders: how often each member added counts in the group.
     """
 
     absent = 0.0
@@ -148,17 +165,17 @@ class Variance:
         self._slope = self._start = self._value = self.size
 
     def look(self, l: Tensor, members: Tensor | float) -> None:
-        """A strip of the first sweep."""
+        """Add a strip of the first sweep to the moments."""
         self.size = self.size + (torch.sign(l).sum() if self._drop else members)
         self._sum = self._sum + l.sum(dim=-1).sum(dtype=torch.float64)
         self._squares = self._squares + l.square().sum(dim=-1).sum(dtype=torch.float64)
 
     def merge(self, ranks: ProcessGroup) -> None:
-        """The moments of all ranks."""
+        """Sum the moments of all processes."""
         self.size, self._sum, self._squares = ranks.sum(torch.stack([self.size, self._sum, self._squares]))
 
     def ready(self) -> bool:
-        """Whether the closed form holds for losses of 0 and more: no weight below 0 even there (told by a read)."""
+        """Whether the closed form holds: no weight is negative even at a loss of 0. Synchronizes with the device."""
         n = self.size * self._orders
         mean = over(self._sum, self.size)
         energy = ((self._squares - self._sum * mean) * self._orders).clamp_min(0.0)
@@ -169,10 +186,10 @@ class Variance:
         return bool((self._start >= 0) & (energy > 1e-6 * self._squares))
 
     def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:
-        """A strip of the second sweep: losses become weights, in place."""
+        """Overwrite the losses of a strip of the second sweep with weights."""
         l.mul_(self._slope.to(l.dtype)).add_(self._start.to(l.dtype))
         return None
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        """The value, and the factor that makes raw weights p*."""
+        """The value F, and the factor that turns raw weights into p* (1)."""
         return self._value, torch.ones_like(self._value)

@@ -1,4 +1,4 @@
-"""The K largest of members that come chunk by chunk: by keeping them, or by reading off the digits of the K-th."""
+"""The stream of `TopK`: selects the K largest losses chunk by chunk, by keeping them or by a radix search."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from nearfar.sets.stream import DualStream
 __all__ = ["KEPT", "Digits", "Largest", "TopKStream"]
 
 KEPT = 2**17
-"""So many members are kept at most; a larger K is found digit by digit, in a few sweeps."""
-
-
+"""Maximum number of members kept; for a larger K, the threshold is found by a radix search in a few sweeps."""
 STRETCH = 16
-"""Members that are judged together by the largest of them."""
+"""Members per block that are rejected together if the largest of them is too small."""
 MANY = 2**14
-"""From so many members on a chunk is judged in stretches."""
+"""Smallest chunk that is filtered by such blocks."""
 
 
 class Largest:
-    """The `count` largest members of each group so far, and how many of all so far are tied with the last of them.
+    """Running top-k: the `count` largest members of each group so far, and the number tied with the smallest of them.
 
-    A tie beyond the last place kept is not kept itself, but it is counted: while the last value stays, new ties are
-    added; when it rises, whatever equals the new one is among those kept or in the chunk that raised it. What does not
-    exceed `bottom` is neither kept nor counted.
+    Ties that do not fit are counted without being kept: while the smallest kept value stays, new ties are added; when
+    it rises, all members equal to the new one are among those kept or in the current chunk.
+
+    Args:
+        groups: g.
+        count: members kept per group.
+        like: a tensor of the losses' dtype and device.
+        bottom: members that do not exceed it are neither kept nor counted.
     """
 
     def __init__(self, groups: int, count: int, like: Tensor, bottom: float = -torch.inf) -> None:
@@ -40,11 +43,11 @@ class Largest:
         self._everyone: tuple[Tensor, Tensor] | None = None
 
     def add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        """One chunk [g, c] under a mask."""
+        """Add a chunk [g, c] of members with a mask."""
         self.look(hidden(l, w), tag)
 
     def look(self, masked: Tensor, tag: Tensor | None = None) -> None:
-        """One chunk [g, c] whose absent members hold -inf."""
+        """Add a chunk [g, c] in which absent members are -inf."""
         start, self.seen = self.seen, self.seen + masked.shape[1]
         place = None
         if readable(masked) and len(masked) == 1 and masked.shape[1] >= MANY:
@@ -65,17 +68,17 @@ class Largest:
         self.tag = torch.cat([self.tag, tags], dim=1).gather(1, kept.indices)
 
     def _promising(self, masked: Tensor) -> Tensor:
-        """The members [k] of a chunk that reach the last of those kept, or what must become the last (a read).
+        """Indices [k] of the members of a chunk that may be among the K largest; synchronizes with the device.
 
-        Members are looked at sixteen at a time, by the largest of them. The K-th largest of these maxima has K members
-        at or above it, so nothing below it can be among the K largest.
+        Compares the maxima of blocks of 16 members. The K-th largest of these maxima has K members at or above it, so
+        nothing below it can be among the K largest.
         """
         blocks = len(masked) // MANY
         most = masked[: blocks * MANY].view(blocks, STRETCH, -1).amax(dim=1)
         floor, count = self.values[0, -1], self.values.shape[1]
         if most.numel() >= count:
             floor = torch.maximum(floor, most.reshape(-1).topk(count, sorted=False).values.amin())
-        # a NaN is promising
+        # negated comparisons keep NaN
         block, column = (~(most < floor) & ~(most <= self.bottom)).nonzero(as_tuple=True)
         first = block * MANY + column
         inside = (first[:, None] + torch.arange(0, MANY, MANY // STRETCH, device=masked.device)).reshape(-1)
@@ -85,36 +88,36 @@ class Largest:
         return place[~(values < floor) & ~(values <= self.bottom)]
 
     def threshold(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss [g] at which k runs out, how much lies above it, and how much is tied there."""
+        """The k-th largest loss [g], the number of members above it, and the number tied with it."""
         values, ties = self._everyone or (self.values, self.ties)
         last = (torch.ceil(k).long() - 1).clamp(0, values.shape[1] - 1)
         found = values.gather(1, last[:, None])
         return found[:, 0], (values > found).sum(dim=1), _tied(values, ties, found)
 
     def merge(self, ranks: ProcessGroup) -> None:
-        """Thresholds are from now on those of all ranks' members; what is kept stays this rank's own."""
+        """Use the members of all processes for thresholds; the members kept remain those of this process."""
         values, ties = ranks.gather(self.values), ranks.gather(self.ties)
         largest = values.transpose(0, 1).flatten(1).topk(values.shape[2], dim=1).values
         at_last = torch.stack([_tied(*mine, largest[:, -1:]) for mine in zip(values, ties, strict=True)])
         self._everyone = largest, at_last.sum(dim=0)
 
     def complete(self, threshold: Tensor) -> bool:
-        """Whether each of this rank's members tied at the threshold [g] is kept, and none is NaN (a read)."""
+        """Whether all of this process's members tied at the threshold [g] are kept and none is NaN; synchronizes."""
         tied = (self.values == threshold[:, None]).sum(dim=1)
         known = tied == _tied(self.values, self.ties, threshold[:, None])
         return bool(known.all()) and not bool(torch.isnan(self.values).any())
 
 
 def _tied(values: Tensor, ties: Tensor, at: Tensor) -> Tensor:
-    """How many members [g] equal `at` [g, 1], of the largest kept [g, k] and `ties` that equal the last of them."""
+    """Number of members [g] equal to `at` [g, 1], given the kept values [g, k] and the ties [g] with the last one."""
     return torch.where(at[:, 0] > values[:, -1], (values == at).sum(dim=1), ties)
 
 
 class Digits:
-    """The K-th largest member of each group, digit by digit of its bits: one sweep a digit, whatever K is.
+    """Radix search for the K-th largest member of each group: one sweep per digit of its bits, whatever K is.
 
-    Floats of one sign are ordered like their bits read as integers. A sweep counts the measure of each next digit among
-    the members that agree with the digits found so far.
+    Floats of one sign are ordered like their bits read as integers. Each sweep builds a histogram of the next digit
+    over the members that agree with the digits found so far.
     """
 
     def __init__(self, groups: int, like: Tensor) -> None:
@@ -127,11 +130,11 @@ class Digits:
         self.counts = torch.zeros(groups, 2**self.width, dtype=torch.float64, device=like.device)
 
     def _flip(self, key: Tensor) -> Tensor:
-        """Bits as ordered integers, or back: of a negative number all bits but the sign are turned over."""
+        """Map float bits to integers of the same order, or back: flips all bits but the sign of negative numbers."""
         return torch.bitwise_xor(key, (key >> (self.bits - 1)) & (2 ** (self.bits - 1) - 1))
 
     def add(self, l: Tensor, w: Tensor) -> None:
-        """One chunk [g, c]."""
+        """Add a chunk [g, c] to the histograms."""
         integer = torch.int64 if self.bits == 64 else torch.int32
         key = self._flip((l + 0.0).view(integer))  # -0.0 + 0.0 = 0.0: equal losses have equal bits
         digit = key >> self.shift
@@ -141,20 +144,20 @@ class Digits:
             agrees = digit >> self.width == self.prefix[:, None]
             w = w & agrees if w.dtype == torch.bool else w * agrees
             digit = digit & (2**self.width - 1)
-        if len(l) == 1 and w.dtype == torch.bool and readable(l):  # a third of the time; a GPU would have to wait
+        if len(l) == 1 and w.dtype == torch.bool and readable(l):  # a third of the time, but a GPU would synchronize
             chosen = torch.where(w, digit, 2**self.width)[0]
             self.counts[0] += torch.bincount(chosen, minlength=2**self.width + 1)[:-1]
         else:
             self.counts.scatter_add_(1, digit.long(), w.to(torch.float64))
 
     def merge(self, ranks: ProcessGroup) -> None:
-        """The counts of all ranks."""
+        """Sum the histograms of all processes."""
         self.counts = ranks.sum(self.counts)
 
     def turn(self, k: Tensor) -> bool:
-        """Fix one more digit; whether there are more."""
+        """Determine the next digit of the k-th largest; returns whether more digits are left."""
         tail = self.counts.flip(1).cumsum(dim=1).flip(1)
-        # k may be rounded above all there is
+        # rounding may put k above the total measure
         wanted = torch.minimum(k.to(torch.float64) * (1 - 1e-12), self.above + tail[:, 0])
         enough = self.above[:, None] + tail >= wanted[:, None]
         digit = (enough.sum(dim=1) - 1).clamp_min(0)[:, None]
@@ -169,7 +172,7 @@ class Digits:
         return self.shift >= 0
 
     def threshold(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss [g] at which k runs out, how much lies above it, and how much is tied there."""
+        """The k-th largest loss [g], the measure above it, and the measure tied with it."""
         assert self.prefix is not None  # noqa: S101 - a turn was taken
         key = self._flip(self.prefix)
         found = key.view(torch.float64) if self.bits == 64 else key.to(torch.int32).view(torch.float32)
@@ -177,7 +180,10 @@ class Digits:
 
 
 class TopKStream(DualStream):
-    """TopK's threshold: of the largest members where they are few and count once each, else digit by digit."""
+    """Stream of `TopK`: keeps the largest members if they are few and unweighted, else uses a radix search.
+
+    `most` is the largest number of members that may carry weight, or None if unknown.
+    """
 
     constant = True
 
@@ -221,7 +227,7 @@ class TopKStream(DualStream):
         return False
 
     def support(self) -> Support | None:
-        """The largest members, where every one that is tied at the threshold is among them (told by a read)."""
+        """The K largest members; None unless all members tied at the threshold are kept (synchronizes)."""
         kept = self._kept
         if kept is None or len(self.size) > 1 or self.over.zero_member or not readable(kept.values):
             return None
@@ -236,8 +242,8 @@ class TopKStream(DualStream):
         return Support(kept.place[0, chosen], part[0, chosen], kept.tag[0, chosen])
 
     def value(self) -> Tensor:
-        """The mean of the K largest; only where they are kept."""
-        assert self._kept is not None  # noqa: S101 - asked with a support only
+        """Mean of the K largest losses; only if they are kept."""
+        assert self._kept is not None  # noqa: S101 - called only if there is a support
         threshold, share, k = self.dual
         values = self._kept.values
         part = (values > threshold[:, None]).to(k.dtype) + share[:, None] * (values == threshold[:, None])

@@ -1,4 +1,4 @@
-"""Softmax weights of members that come chunk by chunk: the streams of `KL` and `KLBall`."""
+"""Streaming softmax weights: the streams of `KL` and `KLBall`, for members that arrive chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ from nearfar.sets.moments import Moments
 __all__ = ["LOWEST", "KLBallStream", "KLStream", "flat_rise", "gentle", "log_mean"]
 
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
-"""Exponents below come near numbers with fewer digits, for which a processor takes thirty times as long."""
+"""Smallest exponents: below, exp gives subnormal numbers, on which a processor is thirty times slower."""
 
 
 def gentle(z: Tensor) -> Tensor:
-    """Exponential of z ≤ 0, held above the range that is slow and next to nothing."""
+    """Exponential of z ≤ 0, clamped at `LOWEST` so that no result is subnormal."""
     return torch.exp(z.clamp_min(LOWEST[z.dtype]))
 
 
 def log_mean(log: Tensor, rise: Tensor, size: Tensor) -> Tensor:
-    """Log of a mean of exponentials, from log Σ w eᶻ, Σ w(eᶻ - 1) and Σ w.
+    """Logarithm of a mean of exponentials, accurate also if the mean is near 1.
 
-    The mean is near 1 where γ is large beside the losses: its logarithm, which γ is then multiplied by, would keep none
-    of its digits, but what the mean has above 1 keeps them all.
+        log (Σ w eᶻ / Σ w)  =  log1p(rise / size)
+
+    If γ is large compared with the losses, the mean is near 1, and log Σ w eᶻ - log Σ w would cancel all its digits.
+
+    Args:
+        log: log Σ w eᶻ.
+        rise: Σ w(eᶻ - 1).
+        size: Σ w.
     """
     above = over(rise, size)
     flat = above > -0.5
@@ -35,10 +41,13 @@ def log_mean(log: Tensor, rise: Tensor, size: Tensor) -> Tensor:
 
 
 def flat_rise(z: Tensor, members: Tensor) -> Tensor | None:
-    """Σ (eᶻ - 1) of the members of groups [g, n]; None where no group is so flat that it is needed.
+    """Sum of eᶻ - 1 over the members of each group, for `log_mean`; None if no group needs it.
 
-    Exponents z <= 0 are held above `LOWEST`, where absent ones stand; `members` [g] counts the others. Where the mean
-    of z is below -1 the plain logarithm is right to a rounding of the losses themselves.
+    No group needs it if the mean of z is below -1 in all: the plain logarithm is then accurate.
+
+    Args:
+        z: [g, n] exponents <= 0, clamped at `LOWEST`, which is also the value of absent members.
+        members: [g] number of members present.
     """
     lowest = LOWEST[z.dtype]
     if readable(z) and not bool((z.sum(dim=1) - lowest * (z.shape[1] - members) > -members).any()):
@@ -48,7 +57,10 @@ def flat_rise(z: Tensor, members: Tensor) -> Tensor | None:
 
 
 class KLStream(Stream):
-    """Running log-sum-exp: the largest loss so far, and Σ w e^{(l - largest)/γ}, with and without its Σ w."""
+    """Stream of `KL`: a running log-sum-exp, relative to the largest loss so far.
+
+    Accumulates Σ w e^{(l - largest)/γ} and, for the normalized value, Σ w (e^{(l - largest)/γ} - 1) and Σ w.
+    """
 
     def __init__(
         self,
@@ -81,8 +93,8 @@ class KLStream(Stream):
         self._sum, self._rise, self._seen = ranks.sum(torch.stack([self._sum, self._rise, self._seen])).unbind()
 
     def _lift(self, top: Tensor) -> Tensor:
-        """Take the sums about a larger loss; what that is where there is one, else 0."""
-        level = torch.where(top == -torch.inf, 0.0, top)  # nothing has come yet: any finite level will do
+        """Rescale the sums to a new maximum `top`; returns it, with 0 for groups without members."""
+        level = torch.where(top == -torch.inf, 0.0, top)  # no members yet: any finite level will do
         down = (self._top.double() - level.double()) / self._gamma
         self._sum = self._sum * torch.exp(down)
         self._rise = self._rise * torch.exp(down) + self._seen * torch.expm1(down)
@@ -99,9 +111,10 @@ class KLStream(Stream):
 
 
 class KLBallStream(Stream):
-    """The temperature γ on the sphere of radius ρ: moments first, then Newton's method in log γ, one sweep a step.
+    """Stream of `KLBall`: finds the temperature γ by Newton's method in log γ, one sweep per step.
 
-    Whether all groups have arrived is read from the device after each sweep; five to ten sweeps are usual.
+    The first sweep collects moments for the initial guess; five to ten sweeps are usual. Whether all groups have
+    converged is read from the device after each sweep.
     """
 
     def __init__(
@@ -151,20 +164,21 @@ class KLBallStream(Stream):
         at = self._gamma.log()
         outside = divergence > self._rho
         self._low, self._high = torch.where(outside, at, self._low), torch.where(outside, self._high, at)
-        # Newton on log D against log γ, which is a straight line of slope -2 for large γ
+        # Newton on log D as a function of log γ, which is a line of slope -2 for large γ
         step = over((torch.where(divergence > 0, divergence, 1.0) / max(self._rho, 1e-300)).log() * divergence, spread)
         new = at + torch.where(divergence > 0, step, math.inf)
         inside = (new > self._low) & (new < self._high)
-        # what the divergence's own rounding moves γ by is as near as one can come
+        # tolerance: the change of γ that the rounding of the divergence causes
         near = (new - at).abs() < 1e-13 + over(torch.full_like(at, 32 * torch.finfo(torch.float64).eps), spread)
         new = torch.where(inside, new, (self._low + self._high) / 2)
         done = self._still | near | (self._high - self._low < 1e-14)
         self._gamma = torch.where(done, self._gamma, new.exp())
         self._norm, self._log = norm, log
-        # the last sweep must have been taken with the γ that stays
+        # the last sweep must use the final γ
         return not bool(done.all()) and self.sweep < 100
 
     def _begin(self) -> bool:
+        """Set the bracket and the first guess of γ from the moments; returns whether any group needs a search."""
         found = self._moments
         self._level = torch.where(self.size == 0, 0.0, found.top)
         spread = self._level - torch.where(self.size == 0, 0.0, found.least)

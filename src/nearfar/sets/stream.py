@@ -1,16 +1,16 @@
-"""Streams: the dual of a group told chunk by chunk, so that its members need never be in memory at once.
+"""Streams: solve groups chunk by chunk, so that their members are never in memory all at once.
 
     stream = over.stream(groups, like)
     wanted = True
-    while wanted:                              one sweep over all chunks, or as many as the set needs
+    while wanted:                              one or more sweeps over all chunks, as the set needs
         for l, w in chunks:
             stream.add(l, w)
         wanted = stream.turn()
     p = stream.weights(l, w)                   elementwise: any chunk, in any order
 
-With several processes each tells its own chunks, and `turn` merges what they found (`ranks`): all then know the same.
+With several processes (`ranks`), each adds its own chunks, and `turn` merges the results, so that all have the same.
 
-Chunks are l [g, c] with a measure w [g, c], c of the members of each of g groups. Sums are kept in float64: a float32
+Chunks are l [g, c] with a measure w [g, c]: c members of each of g groups. Sums are accumulated in float64: a float32
 running sum over 16 million pairs loses five digits.
 """
 
@@ -31,7 +31,7 @@ __all__ = ["DualStream", "HeldStream", "MeanStream", "WorstStream", "both"]
 
 
 class MeanStream(Stream):
-    """Running Σ w and Σ wl."""
+    """Stream of `Mean`: running Σ w and Σ wl."""
 
     def _start(self) -> None:
         self._sum = self._full(0.0, wide=True)
@@ -50,7 +50,7 @@ class MeanStream(Stream):
 
 
 class WorstStream(Stream):
-    """Running maximum, and the measure of the members tied there."""
+    """Stream of `Worst`: running maximum, and the measure of the members tied at it."""
 
     def _start(self) -> None:
         self._top = self._full(-torch.inf)
@@ -75,7 +75,12 @@ class WorstStream(Stream):
 
 
 class HeldStream(Stream):
-    """Another set's weights with the value Σ p*l, p* held constant; `height` is what that set sees of a loss."""
+    """Stream with the weights of another stream and the value Σ p*l, p* held constant.
+
+    Args:
+        inner: the stream that determines the weights.
+        height: transformation of the losses before `inner` receives them; None for the losses themselves.
+    """
 
     constant = True
 
@@ -110,7 +115,7 @@ class HeldStream(Stream):
 
 
 class DualStream(Stream):
-    """A stream that ends in the set's own dual, from which the set's own weights follow elementwise."""
+    """Base class of streams that compute the set's dual variables, from which the set's `_weights` follow."""
 
     dual: Dual = ()
 
@@ -122,6 +127,6 @@ class DualStream(Stream):
 
 
 def both(outer: UncertaintySet, inner: UncertaintySet) -> UncertaintySet:
-    """`inner` with what `outer`, which wraps it, says of zeros and of the zero member as well."""
+    """Copy of `inner` with the `zero` and `zero_member` options of its wrapper `outer` merged in."""
     zero: Literal["keep", "drop"] = "drop" if "drop" in (outer.zero, inner.zero) else "keep"
     return replace(inner, zero=zero, zero_member=outer.zero_member or inner.zero_member)

@@ -1,4 +1,4 @@
-"""Weights used in another way: held constant (`DetachedWeights`), drawn (`Sampled`), and two from papers' code."""
+"""Sets that wrap another set (`DetachedWeights`, `Sampled`), and weightings that are no worst case over a set."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ __all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "draw"]
 
 @dataclass(frozen=True, eq=False)
 class DetachedWeights(UncertaintySet, swift=True):
-    """F = Σ pᵢlᵢ with p = `of`'s weights held constant: the value HAP2S reports.
+    """Detached weights: the weights of another set, held constant in the value (HAP2S reports this value).
 
-    The gradient is that of `of` (Σ p dl); the value exceeds its F by the penalty: it is not the antiderivative.
+        F = Σ pᵢlᵢ    with p = weights of `of`, without gradient
+
+    The gradient Σ pᵢ dlᵢ is that of `of`. The value exceeds the F of `of` by its penalty, so it is not the
+    antiderivative of the gradient.
+
+    Args:
+        of: the set that determines the weights.
     """
 
     of: UncertaintySet
@@ -56,10 +62,17 @@ class DetachedWeights(UncertaintySet, swift=True):
 
 @dataclass(frozen=True, eq=False)
 class Sampled(UncertaintySet, swift=True):
-    """F̂ = the mean loss of `samples` members drawn WITH replacement from `of`'s weights.
+    """Sampled weights: the mean loss of members drawn with replacement from the weights of another set.
 
-    Qi et al. 2020, after DRO-KL. Unbiased for the gradient: E[Σ p̂ dl] = Σ p* dl. (Without replacement it is biased.)
-    E[F̂] = Σ p*l. Draws come from torch's generator of the losses' device, so `torch.manual_seed` fixes them.
+        F̂ = Σ p̂ᵢlᵢ,    p̂ = counts of the draws / samples,    draws ~ p* of `of`
+        E[F̂] = Σ p*ᵢlᵢ,    E[Σ p̂ᵢ dlᵢ] = Σ p*ᵢ dlᵢ
+
+    The gradient is unbiased (without replacement it would not be). Qi et al. 2020 sample from DRO-KL in this way.
+    Draws use torch's generator of the losses' device, so `torch.manual_seed` fixes them.
+
+    Args:
+        of: the set that determines the weights.
+        samples: number of draws per group.
     """
 
     of: UncertaintySet
@@ -93,10 +106,14 @@ class Sampled(UncertaintySet, swift=True):
 
 
 def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
-    """How often each member [g, n] comes up in `samples` draws with replacement from p [g, n].
+    """Draw members with replacement and count how often each is drawn, [g, n].
 
-    A row of zeros gives none. `wanted` [g, 1] counts only so many of a row's draws, for rows that want different
-    numbers. By inverting the cumulative sum: `torch.multinomial` stops at 2²⁴ members, a batch of 4,096.
+    Inverts the cumulative sum of p: `torch.multinomial` is limited to 2²⁴ members, the pairs of a batch of 4,096.
+
+    Args:
+        p: [g, n] weights; a row of zeros gives no draws.
+        samples: number of draws per row.
+        wanted: [g, 1] number of a row's draws that count, if rows differ; None for all.
     """
     heights = p.to(torch.float64).cumsum(dim=1)
     end = heights[:, -1:]
@@ -108,17 +125,19 @@ def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
 
 
 SOFTMAX = KL(1.0)
-"""Made once: `torch.compile` of torch 2.11 cannot make a set while it traces."""
+"""A module constant, because `torch.compile` of torch 2.11 cannot construct a set while tracing."""
 
 
 @dataclass(frozen=True, eq=False)
 class PowerWeights(UncertaintySet, swift=True):
-    """Weights p ∝ w (1 + l/a)^b, the polynomial weighting of HAP2S.
+    """Power weights: weights that are a power of the loss, the polynomial weighting of HAP2S.
 
-    Not a worst case over any set: only the weights are defined; the value is Σ pl with p held constant.
+        pᵢ ∝ wᵢ (1 + lᵢ/a)^b,    F = Σ pᵢlᵢ with p held constant
+
+    This is no worst case over a set: only the weights are defined.
 
     Args:
-        shift: a; 1 for distances, -1 for negated ones.
+        shift: a; 1 for distances, -1 for negated distances.
         power: b.
     """
 
@@ -143,14 +162,16 @@ class PowerWeights(UncertaintySet, swift=True):
 
 @dataclass(frozen=True, eq=False)
 class CalibratedKL(UncertaintySet, swift=True):
-    """Weights p ∝ w (e^{l/γ} - 1) on the `keep` largest losses.
+    """Calibrated KL: exponential weights that are 0 for members without loss, on the largest losses only.
 
-    Qi et al.'s code draws from these, while its text says softmax. A member without loss gets no weight. Where no
-    member has any loss the weights are uniform, as there.
+        pᵢ ∝ wᵢ (e^{lᵢ/γ} - 1)  on the `keep` largest losses,    F = Σ pᵢlᵢ with p held constant
+
+    The code of Qi et al. 2020 samples from these weights, although the text says softmax. If no member has a loss, the
+    weights are uniform, as in that code.
 
     Args:
-        gamma: γ.
-        keep: how many members keep their weight (the code's 4K).
+        gamma: γ, the temperature.
+        keep: number of members that keep their weight (4K in the code).
     """
 
     gamma: float = 0.1
@@ -170,7 +191,7 @@ class CalibratedKL(UncertaintySet, swift=True):
         return top, floor, self._raw(l, w, top, floor).sum(dim=1), total(w, l)
 
     def _raw(self, l: Tensor, w: Tensor, top: Tensor, floor: Tensor) -> Tensor:
-        """(e^{l/γ} - 1)·e^{-top/γ} = (1 - e^{-l/γ})·e^{(l - top)/γ}: nothing overflows, no γ costs digits."""
+        """Unscaled weights (e^{l/γ} - 1)·e^{-top/γ} = (1 - e^{-l/γ})·e^{(l - top)/γ}, without overflow for any γ."""
         raw = torch.expm1(-l / self.gamma) * -torch.exp((l - top[:, None]) / self.gamma)
         return weighted(raw, w * (l >= floor[:, None]) * (l > 0))
 
