@@ -1,4 +1,4 @@
-"""Engines: the same numbers at different costs. `dense` is the readable reference that all others are held to."""
+"""Engines: evaluate a loss and its gradient; `dense` is the reference, `tiled` needs less memory and time."""
 
 from nearfar.engines.dense import dense_pairs, dense_value
 from nearfar.engines.tiled import Tiling, check_tiled, tiled_value, untiled, worth_tiling

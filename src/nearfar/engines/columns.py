@@ -1,4 +1,4 @@
-"""Links that read the negative value of a pair's both ends (lifted structure): rows, then columns, then the link."""
+"""Sweeps for links that use the negative values of both samples of a pair, row and column (lifted structure)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ __all__ = ["Ends", "by_columns"]
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """The negative value of each row [n] and column [m], and the stream that knows the columns' weights."""
+    """Negative values of rows and columns.
+
+    Args:
+        rows: [n] negative value of each row.
+        cols: [m] negative value of each column.
+        has_cols: [m] whether a column has a negative pair.
+        stream: computes the weights within the columns.
+    """
 
     rows: Tensor
     cols: Tensor
@@ -29,12 +36,18 @@ class Ends:
     stream: Stream
 
 
-def by_columns(strips: Strips, ask: Ask, grad_output: Tensor | None = None) -> Made:
-    """Three sweeps: the ends' values; the link and its slopes in them; all gradients together.
+def by_columns(strips: Strips, new_slopes: Ask, grad_output: Tensor | None = None) -> Made:
+    """Value and gradient of the loss, in three sweeps.
 
-    `grad_output` [n] are the cotangents of values that are not reduced. A link that mixes rows gives one term.
+    The first computes the negative values of rows and columns, the second the link and its gradient in these values,
+    the third the gradient in the embeddings. The link must give one term.
+
+    Args:
+        strips: the strips of the call.
+        new_slopes: creates an empty gradient.
+        grad_output: [n] gradient of the values if they are not reduced, else None.
     """
-    ends, slopes = _ends(strips), ask()
+    ends, slopes = _ends(strips), new_slopes()
     at_rows, at_cols = torch.zeros_like(ends.rows), torch.zeros_like(ends.cols)
     counted, single = Counted(), strips.product.reduction == "none"
     for here in strips:
@@ -58,12 +71,14 @@ def by_columns(strips: Strips, ask: Ask, grad_output: Tensor | None = None) -> M
 
 
 def _halves(strips: Strips, pairs: ScoredPairs) -> tuple[Problem, Problem]:
+    """The problems of the positive and of the negative pairs of each row."""
     groups = strips.product.groups
-    assert exactly(groups, AnchorSign)  # noqa: S101 - only its links read columns
+    assert exactly(groups, AnchorSign)  # noqa: S101 - other groupings have no columns
     return groups.halves(strips.product, pairs)
 
 
 def _ends(strips: Strips) -> Ends:
+    """First sweep (or sweeps, as the set needs): negative values of all rows and columns."""
     values = list[Tensor]()
     stream: Stream | None = None
     has_cols = torch.zeros(len(strips.cols), dtype=torch.bool, device=strips.cols.device)
@@ -77,7 +92,7 @@ def _ends(strips: Strips) -> Ends:
                 values.append(wide.value())
                 has_cols |= present(seen.measure)
             stream = seen.stream() if stream is None else stream
-            assert stream is not None  # noqa: S101 - `untiled` said so before
+            assert stream is not None  # noqa: S101 - checked by `untiled`
             stream.ranks = strips.ranks
             stream.add(seen.losses, seen.measure)
         wanted = stream is not None and stream.turn()
@@ -86,6 +101,7 @@ def _ends(strips: Strips) -> Ends:
 
 
 def _column_values(strips: Strips, stream: Stream) -> Tensor:
+    """Negative values [m] of the columns; sweeps again if the set holds its weights constant."""
     if not stream.constant:
         return stream.value()
     value = torch.zeros_like(stream.size)
@@ -98,7 +114,7 @@ def _column_values(strips: Strips, stream: Stream) -> Tensor:
 
 
 def _linked(strips: Strips, pairs: ScoredPairs, ends: Ends, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerator and denominator of a strip's terms, from the ends' values of its rows and of all columns."""
+    """Numerator and denominator of a strip's terms, from the negative values of its rows [t] and all columns [m]."""
     positive, _ = _halves(strips, pairs)
     sides = Sides(
         positive=positive.value(),
@@ -116,12 +132,14 @@ def _linked(strips: Strips, pairs: ScoredPairs, ends: Ends, rows: Tensor, cols: 
 
 
 def _aimed(top: Tensor, bottom: Tensor, grad_output: Tensor | None, here: slice) -> Tensor:
+    """The scalar to differentiate: the numerator, or the unreduced values times `grad_output`."""
     return top.sum() if grad_output is None else (over(top, bottom) * grad_output[here]).sum()
 
 
 def _gradients(
     strips: Strips, slopes: Slopes, ends: Ends, at: tuple[Tensor, Tensor], grad_output: Tensor | None
 ) -> None:
+    """Last sweep: add the gradient in the embeddings; `at` is dF in the negative values of rows and columns."""
     at_rows, at_cols = at
     for here in strips:
         with torch.enable_grad():

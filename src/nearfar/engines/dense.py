@@ -1,7 +1,7 @@
-"""The dense engine: every score at once, plain autograd. The reference for all others.
+"""The dense engine: the whole score matrix and autograd; the reference for all other engines.
 
-No step reads data back to the host, branches on it or has a shape that depends on it, so it compiles into one graph
-and never stalls a GPU. Double backward works.
+No step synchronizes with the device, branches on data or has a data-dependent shape, so that `torch.compile` gives one
+graph. Double backward works.
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ def dense_pairs(
     *,
     once: bool = False,
 ) -> ScoredPairs:
-    """All scores [n, m] of prepared rows [n, d] and cols [m, d], with the pairs that count after mining.
+    """Scores [n, m] of all pairs, and the measures of the pairs that count after mining.
 
-    `once`: a pair that `indices` list several times counts once.
+    Args:
+        product: the factors of the loss.
+        rows: [n, d] prepared queries.
+        cols: [m, d] prepared references.
+        relation: which pairs are positive and which are negative.
+        indices: explicit index tuple of a miner, or None.
+        once: count a pair once even if `indices` lists it several times.
     """
     positive, negative = measures(relation.dense(), rows)
     triplets = None
@@ -60,18 +66,18 @@ def dense_pairs(
 
 
 def measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The base measures of the positive and of the negative pairs; weights come in the type of the embeddings."""
+    """Base measures of the positive and negative pairs: masks, or weights in the dtype of `like`."""
     positive, negative = tile.positive, tile.negative
     return (positive, negative) if positive.dtype == torch.bool else (positive.to(like.dtype), negative.to(like.dtype))
 
 
 def kept(product: Product, pairs: ScoredPairs) -> ScoredPairs:
-    """What the product's miner keeps of these pairs."""
+    """Apply the miner of the loss; pairs with NaN scores are always kept."""
     if product.miner is None:
         return pairs
     with torch.no_grad():
         kept: ScoredPairs = product.miner(pairs)
-        # every comparison with NaN is false, so a miner drops it; it must stay in and show
+        # comparisons with NaN are false, so that a miner would drop it; it must propagate
         broken = torch.isnan(pairs.scores)
         positive, negative = (
             torch.where(broken, pairs.positive, kept.positive),
@@ -81,6 +87,6 @@ def kept(product: Product, pairs: ScoredPairs) -> ScoredPairs:
 
 
 def dense_value(product: Product, pairs: ScoredPairs) -> Tensor:
-    """The loss of these pairs: split into problems, solve each, join."""
+    """The loss of scored pairs: split them into problems, solve each, join the values."""
     problems = product.groups.split(product, pairs)
     return product.groups.join(product, pairs, problems, tuple(problem.value() for problem in problems))

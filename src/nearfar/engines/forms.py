@@ -1,4 +1,4 @@
-"""Scores written into a buffer, and slopes brought back from scores to products in place: what a strip costs least."""
+"""In-place kernels of the fast paths: scores, losses and slopes written into buffers, and gradients of scores."""
 
 from __future__ import annotations
 
@@ -27,32 +27,36 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Form(ABC):
-    """A similarity of prepared rows against the prepared columns `cols` [m, d]."""
+    """Base class: in-place scores and gradients of a similarity, a function of the inner product ⟨x, y⟩.
+
+    Args:
+        cols: [m, d] prepared columns.
+    """
 
     cols: Tensor
 
     spends = False
-    """`descend_` uses the scores up."""
+    """Whether `descend_` overwrites the scores."""
 
     @abstractmethod
     def scores(self, rows: Tensor, out: Tensor, first: int = 0) -> Tensor:
-        """Scores [t, m] of rows [t, d] against the columns from `first` on, written into `out`."""
+        """Write the scores [t, m - first] of rows [t, d] and the columns from `first` on into `out`."""
 
     @abstractmethod
     def descend_(self, slope: Tensor, scores: Tensor) -> Tensor:
-        """dF/ds becomes dF/d⟨x, y⟩, in place; the scores are used up where the form says so."""
+        """Turn dF/ds into dF/d⟨x, y⟩, in place; overwrites the scores if `spends`."""
 
     def pull_(self, total: Tensor, slope: Tensor, mine: Tensor, others: Tensor) -> None:
-        """Add what slopes dF/d⟨x, y⟩ [t, u] mean for rows `mine` [t, d], met by `others` [u, d]."""
+        """Back-propagate dF/d⟨x, y⟩ [t, u] of `mine` [t, d] and `others` [u, d] to `mine`, added to `total` [t, d]."""
         total.addmm_(slope, others)
 
     def directions(self, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """Where a slope pulls rows [t, d] and single columns cols [t, P, d] of theirs, [t, P, d] each."""
+        """Gradients of ⟨x, y⟩ in rows [t, d] and in P columns of each, cols [t, P, d]; broadcastable to [t, P, d]."""
         return cols, rows[:, None, :]
 
 
 class Plain(Form):
-    """s = ⟨x, y⟩."""
+    """Inner product: s = ⟨x, y⟩ (also the cosine of unit rows)."""
 
     def scores(self, rows: Tensor, out: Tensor, first: int = 0) -> Tensor:  # noqa: D102
         return torch.mm(rows, self.cols[first:].T, out=out)
@@ -63,10 +67,13 @@ class Plain(Form):
 
 @dataclass(frozen=True, eq=False)
 class SquaredDistance(Form):
-    """s = -|x - y|² of unit rows, wherever their origin was put: a slope pulls a row toward a column, not along it."""
+    """Negative squared distance: s = -|x - y|² of unit rows, possibly translated.
+
+    Gradients are taken along y - x instead of y, which is independent of the origin.
+    """
 
     longer: Tensor = field(init=False)
-    """[m, d+2] columns (2y, -1, -|y|²), whose product with rows (x, |x|², 1) is the score."""
+    """[m, d+2] extended columns (2y, -1, -|y|²), whose product with rows (x, |x|², 1) is the score."""
 
     def __post_init__(self) -> None:
         y = self.cols
@@ -90,17 +97,17 @@ class SquaredDistance(Form):
 
 @dataclass(frozen=True, eq=False)
 class Distance(SquaredDistance):
-    """s = -|x - y| of unit rows; ds/d⟨x, y⟩ = 1/|x - y|, and 0 at distance 0."""
+    """Negative distance: s = -|x - y| of unit rows; ds/d⟨x, y⟩ = 1/|x - y|, and 0 at distance 0."""
 
     spends = True
     signs: list[Tensor] = field(default_factory=list)
-    """A buffer as large as the first strip."""
+    """A buffer for the signs of the scores, allocated on first use."""
 
     def scores(self, rows: Tensor, out: Tensor, first: int = 0) -> Tensor:  # noqa: D102
         return super().scores(rows, out, first).clamp_max_(0.0).neg_().sqrt_().neg_()
 
     def descend_(self, slope: Tensor, scores: Tensor) -> Tensor:  # noqa: D102
-        # sign(s)/s = 1/|s|; where s is 0 the sign is, and a small number in its place keeps the quotient finite
+        # 1/|s| = sign(s)/s; at s = 0 the sign is 0, and the clamp keeps the quotient finite
         if not self.signs or self.signs[0].numel() < scores.numel():
             self.signs[:] = [torch.empty_like(scores).reshape(-1)]
         slope.mul_(torch.sign(scores, out=self.signs[0][: scores.numel()].view(scores.shape)))
@@ -116,13 +123,13 @@ FORMS: dict[type[Similarity], type[Form]] = {
 
 
 def form_of(similarity: Similarity) -> type[Form] | None:
-    """The form of a similarity, where there is one."""
+    """The form of a similarity, or None if it has none."""
     form = FORMS.get(type(similarity))
     return form if form is Plain or similarity.normalize else None
 
 
 def corner(pair: PairLoss) -> tuple[Tensor | float, float] | None:
-    """Start c and power p of a negative pair loss [s + c]₊^p with p 1 or 2, else None."""
+    """Offset c and power p of a negative pair loss [s + c]₊^p with p = 1 or 2, else None."""
     if exactly(pair, Hinge) and not pair.smooth:
         start = pair.margin - pair.start
         # in float64: a float32 offset must not round the start under float64 scores
@@ -133,13 +140,13 @@ def corner(pair: PairLoss) -> tuple[Tensor | float, float] | None:
 
 
 def plain_hinge(pair: PairLoss) -> bool:
-    """Whether a negative pair loss is a hinge with its corner."""
+    """Whether a negative pair loss is a hinge [s + c]₊ without smoothing."""
     found = corner(pair)
     return found is not None and found[1] == 1
 
 
 def write_losses(pair: PairLoss, scores: Tensor, out: Tensor) -> Tensor:
-    """Losses of negative pairs, written into `out`."""
+    """Write the losses of negative pairs into `out`."""
     found = corner(pair)
     if found is None:
         return out.copy_(pair(scores, -1))
@@ -148,11 +155,11 @@ def write_losses(pair: PairLoss, scores: Tensor, out: Tensor) -> Tensor:
 
 
 def write_slopes(pair: PairLoss, scores: Tensor, losses: Tensor, out: Tensor) -> Tensor:
-    """dl/ds of negative pairs, written into `out`."""
+    """Slopes dl/ds of negative pairs, written into `out` if the loss is [s + c]₊^p."""
     found = corner(pair)
     if found is None:
         slope = pair.slope(scores, -1)
-        assert isinstance(slope, Tensor)  # noqa: S101 - lines are not written here
+        assert isinstance(slope, Tensor)  # noqa: S101 - linear losses are excluded by the callers
         return slope
     if found[1] == 1:
         return torch.sign(losses, out=out).clamp_min_(0.0)
@@ -160,5 +167,6 @@ def write_slopes(pair: PairLoss, scores: Tensor, losses: Tensor, out: Tensor) ->
 
 
 def _excess(scores: Tensor, start: Tensor | float, out: Tensor) -> Tensor:
+    """Write [s + c]₊ into `out`, with c = `start`."""
     start = start.to(out.dtype) if isinstance(start, Tensor) else start
     return torch.add(scores, start, out=out).relu_()

@@ -1,7 +1,7 @@
-"""Groups of the whole batch with plain labels: sorted by label, in place, and each unordered pair once when square.
+"""Fast path for groups of the whole batch with plain labels: in place, and each unordered pair once if square.
 
-Rows and columns are sorted by label, so the positive pairs of a row are a run of columns. A batch that is its own
-reference is swept over the columns behind each strip's first row: half of the matrix, whose members count double.
+Rows and columns are sorted by label, so that the positive pairs of a row are consecutive columns. If the columns are
+the rows, each strip starts at the column of its first row: half of the matrix, in which each pair counts twice.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["Start", "Strip", "Sums", "by_halves", "halves"]
 
 WHOLE: tuple[type[Grouping], ...] = (Batch, Sign, Balanced)
 FLAT: tuple[type[PairLoss], ...] = (Hinge, Logistic, Squared)
-"""Pair losses that are never negative, and flat where they are 0."""
+"""Pair losses that are nonnegative and have slope 0 where they are 0."""
 
 
 def halves(product: Product, relation: Relation) -> bool:
-    """Whether this way can do a loss: what it asks of each factor."""
+    """Whether this fast path supports a loss: checks each factor."""
     if (
         not exactly(product.groups, *WHOLE)
         or relation.plain_labels() is None
@@ -49,18 +49,31 @@ def halves(product: Product, relation: Relation) -> bool:
     ):
         return False
     if product.positive is not product.negative and any(True for pair in _both(product) for _ in pair.parameters()):
-        return False  # one sum serves one threshold, that of both signs
+        return False  # the gradient of a threshold is one sum over both signs
     sides = ((product.positive, product.over_positive), (product.negative, product.over_negative))
     return all(exactly(pair, *FLAT) and solver(of, torch.zeros(1), 1) is not None for pair, of in sides)
 
 
 def _both(product: Product) -> tuple[PairLoss, PairLoss]:
+    """The pair losses of positive and negative pairs."""
     return product.positive, product.negative
 
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """Some rows of the half: scores, losses and a free buffer [t, u], positive pairs [t, P] by their columns in it."""
+    """A block of rows of the half matrix.
+
+    Args:
+        rows: the t sorted rows.
+        first: the first of the u sorted columns.
+        scores: [t, u].
+        losses: [t, u] negative pair loss of every entry.
+        free: [t, u] unused buffer.
+        place: [t, P] columns near each row's own class, relative to `first`.
+        positive: [t, P] which of them are positive pairs to be counted here.
+        absent: [t, P] which of them have the row's label but are not counted here.
+        near: [t, P] their scores.
+    """
 
     rows: slice
     first: int
@@ -74,20 +87,20 @@ class Strip:
 
 
 Start = tuple[int, slice, int]
-"""The number of a strip's first member, its rows, and its first column."""
+"""Index of a strip's first entry in order of arrival, its rows, and its first column."""
 
 
 @lru_cache(maxsize=4)
 def _corners(tall: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """1 above the diagonal and 0 elsewhere; 0 above the diagonal and -inf elsewhere."""
+    """Two masks [tall, tall]: 1 above the diagonal and 0 elsewhere; 0 above the diagonal and -inf elsewhere."""
     upper = torch.ones(tall, tall, dtype=dtype, device=device).triu(1)
     return upper, torch.where(upper > 0, 0.0, -math.inf).to(dtype)
 
 
 class Sums:
-    """A gradient that grows: of sorted rows and columns, and of a learned threshold λ.
+    """Accumulated gradient of the sorted rows and columns, and of a learned threshold λ.
 
-    λ moves every loss as -s does, so that its gradient is -Σ dF/ds.
+    Losses depend on s - λ, so that the gradient in λ is -Σ dF/ds.
     """
 
     def __init__(self, rows: Tensor, cols: Tensor) -> None:
@@ -95,24 +108,24 @@ class Sums:
         self.learned = rows.new_zeros(())
 
     def shrink(self, by: Tensor | None) -> None:
-        """Multiply all that was added so far."""
+        """Multiply the accumulated gradient by a factor; None for 1."""
         if by is not None:
             for total in (self.rows, self.cols, self.learned):
                 total.mul_(by.to(total.dtype))
 
 
 class _Half:
-    """One call: rows and columns sorted by label, buffers, and the strips of the half."""
+    """State of one call: rows and columns sorted by label, buffers, and the strips of the half matrix."""
 
     def __init__(self, strips: Strips, slopes: Slopes) -> None:
         labels, form = strips.relation.plain_labels(), form_of(strips.product.similarity)
-        assert labels is not None  # noqa: S101 - `halves` said so
+        assert labels is not None  # noqa: S101 - checked by `halves`
         assert form is not None  # noqa: S101
         self.product, self.slopes, self.square = strips.product, slopes, strips.relation.square
-        # a strip's own corner is swept whole: strips that are low beside the matrix waste less of it
+        # the square block at the start of a strip is computed in full: low strips waste less
         least = 2048 if strips.rows.is_cuda else 256
         tall = strips.wanted if strips.given else min(strips.wanted, max(least, len(strips.cols) // 16))
-        if strips.ranks.world > 1:  # a long strip and a short one for each
+        if strips.ranks.world > 1:  # at least two strips for each process, to balance long and short ones
             tall = min(tall, -(-len(strips.rows) // (2 * strips.ranks.world)))
         self.ranks, self.cuts = strips.ranks, cuts(len(strips.rows), tall, strips.ranks)
         self.tall = max(here.stop - here.start for here in self.cuts)
@@ -133,7 +146,7 @@ class _Half:
         n, m = len(self.rows), len(self.form.cols)
         for here in self.cuts:
             if self.square and 0 < here.start == n - 1:
-                continue  # the last row has met all others
+                continue  # all pairs of the last row have been seen
             first = here.start if self.square else 0
             shape = (here.stop - here.start, m - first)
             scores = self.form.scores(self.rows[here], self.buffer[: shape[0] * shape[1]].view(shape), first)
@@ -144,6 +157,7 @@ class _Half:
             yield Strip(here, first, scores, losses, third, place, positive, run & ~positive, near)
 
     def _narrow(self, here: slice, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns near each row's class, which have its label, and which are positive pairs, [t, P] each."""
         start, end, m = self.runs.start[here, None], self.runs.end[here, None], len(self.form.cols)
         width = min(self.runs.width, m - first)
         place = start.clamp(first, m - width) + torch.arange(width, device=start.device)
@@ -152,13 +166,13 @@ class _Half:
         return place - first, run, run & (place > row) if self.square else run
 
     def members(self, strip: Strip) -> tuple[Tensor, Tensor]:
-        """How many positive and negative pairs a strip holds."""
+        """Number of positive and of negative pairs in a strip."""
         t, u = strip.losses.shape
         positive = strip.positive.sum()
         return positive, (t * u - t * (t + 1) // 2 if self.square else t * u) - positive
 
     def fill_(self, x: Tensor, strip: Strip, near: Tensor, absent: float) -> Tensor:
-        """`near` [t, P] in place of positive pairs, `absent` in place of what is no pair."""
+        """Overwrite x [t, u] with `near` [t, P] at positive pairs, and with `absent` at entries that are no pair."""
         if self.square:
             t = len(x)
             if absent:
@@ -169,7 +183,7 @@ class _Half:
         return x.scatter_(1, strip.place, torch.where(strip.positive, near, torch.where(strip.absent, absent, old)))
 
     def pull(self, strip: Strip, slope: Tensor, sums: Sums) -> None:
-        """Add the gradient of dF/ds [t, u]."""
+        """Back-propagate dF/ds [t, u] of a strip to `sums`."""
         sums.learned -= slope.sum()
         slope = self.form.descend_(slope, strip.scores)
         rows, cols = self.rows[strip.rows], self.form.cols[strip.first :]
@@ -177,7 +191,7 @@ class _Half:
         self.form.pull_(sums.cols[strip.first :], slope.T, cols, rows)
 
     def pull_near(self, strip: Strip, slope: Tensor, sums: Sums) -> None:
-        """Add the gradient of dF/ds [t, P] of positive pairs."""
+        """Back-propagate dF/ds [t, P] of the positive pairs of a strip to `sums`."""
         sums.learned -= slope.sum()
         slope = self.form.descend_(slope, strip.near)
         place = strip.place + strip.first
@@ -187,7 +201,7 @@ class _Half:
         sums.cols.index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))
 
     def merge(self, found: Solver, sums: Sums | None) -> None:
-        """Let a solver take in what all ranks found: after the first look those that need one, else after the last."""
+        """Merge a solver over processes: after its first sweep if it needs two (`sums` None), else after its last."""
         if self.ranks.world == 1 or isinstance(found, Online) == (sums is None):
             return
         by = found.merge(self.ranks)
@@ -195,7 +209,7 @@ class _Half:
             sums.shrink(by)
 
     def gather(self, sums: Sums, scale: Tensor) -> None:
-        """Hand a gradient over, times `scale`, in the order the rows and columns came."""
+        """Add a gradient times `scale` to the result, with rows and columns in their original order."""
         scale = scale.to(self.rows.dtype)
         found = (self.by_row, sums.rows), (self.runs.order, sums.cols)
         for total, (order, part) in zip(self.slopes.sums[:2], found, strict=True):
@@ -206,7 +220,7 @@ class _Half:
                 total += sums.learned * scale
 
     def support(self, starts: list[Start], place: Tensor, weights: Tensor, *, near: bool) -> Support:
-        """Pairs named by their place in the strips (`near`: among positive pairs), as pairs of rows and columns."""
+        """Map members, by their index in order of arrival (`near`: among positive pairs), to flat indices i·m + j."""
         i, j = torch.zeros_like(place), torch.zeros_like(place)
         for offset, here, first in starts:
             columns = self._narrow(here, first)[0] if near else None
@@ -218,25 +232,25 @@ class _Half:
         return Support(i * len(self.form.cols) + j, weights, self.labels[0][i] == self.labels[1][j])
 
 
-def by_halves(strips: Strips, ask: Ask) -> Made | None:
-    """Value and gradient; None if ties or a boundary solution need the generic path."""
-    slopes = ask()
+def by_halves(strips: Strips, new_slopes: Ask) -> Made | None:
+    """Value and gradient of the loss; None if ties or a boundary solution need the general path."""
+    slopes = new_slopes()
     half = _Half(strips, slopes)
     value = _together(half, strips) if exactly(strips.product.groups, Batch) else _apart(half, strips)
     return None if value is None else (value.to(strips.rows.dtype), slopes.sums)
 
 
 def _wide(half: _Half, strip: Strip, absent: float, *, together: bool) -> tuple[Tensor, Tensor]:
-    """Losses [t, u] of the wide side, ready for a solver, and how many members it has."""
+    """Losses [t, u] of the negative (`together`: all) pairs of a strip, `absent` elsewhere, and their number."""
     positive, negative = half.members(strip)
     near = half.product.positive(strip.near, +1) if together else torch.full_like(strip.near, absent)
     return half.fill_(strip.losses, strip, near, absent), positive + negative if together else negative
 
 
 def _weigh(half: _Half, strip: Strip, found: Online | Variance, sums: Sums, *, together: bool) -> None:
-    """Let a solver turn a strip's losses into weights, and add their gradient."""
+    """Turn the losses of a strip into weights by a solver, and add their gradient to `sums`."""
     pairs = half.product
-    # where a hinge is flat such weights are nothing, so that its slope of 1 may stand everywhere
+    # weights vanish where a hinge is 0, so that its slope may be taken as 1 everywhere
     flat = found.vanishes and plain_hinge(pairs.negative)
     dl_ds = None
     if half.slopes.any and not flat:
@@ -257,7 +271,7 @@ def _weigh(half: _Half, strip: Strip, found: Online | Variance, sums: Sums, *, t
 
 
 def _weigh_near(half: _Half, strip: Strip, found: Online | Variance, sums: Sums) -> None:
-    """The same for a group of the positive pairs alone."""
+    """Like `_weigh`, for a group of positive pairs only."""
     losses = torch.where(strip.positive, half.product.positive(strip.near, +1), found.absent)
     sums.shrink(found.absorb_(losses, strip.positive.sum()))
     dl_ds = half.product.positive.slope(strip.near, +1)
@@ -268,9 +282,9 @@ def _weigh_near(half: _Half, strip: Strip, found: Online | Variance, sums: Sums)
 
 
 def _together(half: _Half, strips: Strips) -> Tensor | None:
-    """Positive and negative pairs in one group."""
+    """Value of one group of all pairs, and its gradient; None if the general path is needed."""
     found = solver(half.product.over_positive, strips.rows, 2 if half.square else 1)
-    assert found is not None  # noqa: S101 - `halves` said so
+    assert found is not None  # noqa: S101 - checked by `halves`
     if isinstance(found, Few | Variance):
         starts = list[Start]()
         for strip in half:
@@ -294,7 +308,7 @@ def _together(half: _Half, strips: Strips) -> Tensor | None:
 def _named(
     half: _Half, strips: Strips, solved: Named, starts: list[Start], *, near: bool, share: Tensor | None = None
 ) -> Tensor:
-    """The value of a group whose weight rests on few pairs, and its gradient."""
+    """Value of a group in which few pairs carry the weight; adds its gradient times `share`."""
     value, place, weights = solved
     if half.slopes.any:
         share = torch.ones_like(value[0]) if share is None else share
@@ -303,10 +317,10 @@ def _named(
 
 
 def _apart(half: _Half, strips: Strips) -> Tensor | None:
-    """A group of the positive pairs and a group of the negative ones."""
+    """Value of a group of positive pairs and one of negative pairs; None if the general path is needed."""
     orders, product = 2 if half.square else 1, half.product
     near, wide = solver(product.over_positive, strips.rows, orders), solver(product.over_negative, strips.rows, orders)
-    assert near is not None  # noqa: S101 - `halves` said so
+    assert near is not None  # noqa: S101 - checked by `halves`
     assert wide is not None  # noqa: S101
     starts = _first_look(half, near, wide)
     balanced = exactly(product.groups, Balanced)
@@ -330,7 +344,7 @@ def _apart(half: _Half, strips: Strips) -> Tensor | None:
 
 
 def _first_look(half: _Half, near: Solver, wide: Solver) -> tuple[list[Start], list[Start]]:
-    """The sweep of those solvers that must see all members before they can weigh any."""
+    """First sweep of the solvers that need all losses before they can compute weights."""
     starts: tuple[list[Start], list[Start]] = [], []
     if not isinstance(near, Few | Variance) and not isinstance(wide, Few | Variance):
         return starts
@@ -349,7 +363,7 @@ def _first_look(half: _Half, near: Solver, wide: Solver) -> tuple[list[Start], l
 
 
 def _second_look(half: _Half, near: Solver, wide: Solver) -> tuple[Tensor, Tensor]:
-    """The sweep that weighs; solvers that name few pairs need none."""
+    """The sweep that computes weights and gradients; solvers that select few pairs skip it."""
     values = [half.rows.new_zeros((), dtype=torch.float64) for _ in range(2)]
     sums = [Sums(half.rows, half.form.cols) for _ in range(2)]
     if isinstance(near, Few) and isinstance(wide, Few):

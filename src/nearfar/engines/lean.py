@@ -1,8 +1,8 @@
-"""Anchors with plain labels: no masks, few passes over a strip, weights and gradient in place.
+"""Fast path for per-anchor groups (`AnchorSign`) with plain labels: no masks, weights and gradient in place.
 
-A row has a wide side (its negative columns, or everyone), which is a strip in a buffer, and a narrow one (its positive
-columns, [t, P]), on which pair loss, set and link are plain autograd. What the general way (sweeps.py) does in forty
-passes over a strip is done here in about ten.
+The negative (or all) pairs of the rows are a strip [t, m] in a buffer, called the wide side. The positive pairs are
+gathered into [t, P], the narrow side, where pair loss, set and link use autograd. This takes about ten passes over a
+strip; the general path (sweeps.py) takes forty.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nearfar.sets.entropic import KL
 __all__ = ["by_runs", "leans", "line_of"]
 
 FEW = 16
-"""With so many columns a row at most, gradients go column by column instead of through a product."""
+"""Largest number of columns per row whose gradients are computed one by one instead of by a matrix product."""
 
 
 def leans(product: Product, relation: Relation) -> bool:
-    """Whether the lean way can do this loss: what it asks of each factor."""
+    """Whether this fast path supports a loss: checks each factor."""
     link, over = product.link, product.over_negative
     if not exactly(product.groups, AnchorSign) or relation.plain_labels() is None:
         return False
@@ -43,7 +43,7 @@ def leans(product: Product, relation: Relation) -> bool:
     if line is None and not isinstance(product.negative.slope(torch.zeros(1, 1), -1), Tensor):
         return False
     if product.miner is not None:
-        # the miner's interval is one of losses: a rising line, and weights that need no count
+        # needs an increasing linear pair loss, so that the miner selects an interval of losses, and no normalization
         mined = exactly(product.miner, MultiSimilarity) and line is not None and not product.everyone
         if not mined or not exactly(over, KL) or over.normalized or over.zero == "drop":
             return False
@@ -51,22 +51,22 @@ def leans(product: Product, relation: Relation) -> bool:
 
 
 def line_of(product: Product) -> tuple[float, float] | None:
-    """Slope and height at 0 of a negative pair loss that is a rising line, else None."""
+    """Slope and intercept of the negative pair loss if it is linear and increasing, else None."""
     slope = product.negative.slope(torch.zeros(1, 1), -1)
     if not isinstance(slope, float | int) or slope <= 0:
         return None
     return float(slope), float(product.negative(torch.zeros((), dtype=torch.float64), -1))
 
 
-def by_runs(strips: Strips, ask: Ask) -> Made:
-    """Value and gradient in one sweep."""
-    work = _Lean(strips, Sorted(strips, ask()))
+def by_runs(strips: Strips, new_slopes: Ask) -> Made:
+    """Value and gradient of the loss, in one sweep."""
+    work = _Lean(strips, Sorted(strips, new_slopes()))
     value, share = shared(strips, [work.strip(here) for here in strips])
     return value.to(strips.rows.dtype), work.sorted.finished(share)
 
 
 class _Lean:
-    """One call: buffers, and what is known of its factors."""
+    """State of one call: buffers, and properties of the factors."""
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         self.rows, self.product, self.sorted, self.slopes = strips.rows, strips.product, sorted, sorted.slopes
@@ -79,7 +79,7 @@ class _Lean:
         self.anchors = strips.had_positive | strips.had_negative
 
     def strip(self, here: slice) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of the terms of a strip, whose gradient is added."""
+        """Numerator and denominator of the terms of a strip; adds their gradient."""
         rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
         scores = self.form.scores(rows, self.buffer[: len(rows)])
         near = scores.gather(1, narrow.place)
@@ -87,7 +87,7 @@ class _Lean:
         positive, size, has_negative = self._mined(losses, near, narrow)
         dl_ds = self._dl_ds(losses)
         solved = self.product.over_negative.solve_(losses, size)
-        assert solved is not None  # noqa: S101 - `leans` said so
+        assert solved is not None  # noqa: S101 - checked by `leans`
         with torch.enable_grad():
             near, wide = near.requires_grad_(), solved.value.requires_grad_()
             top, bottom = self._linked(here, near, wide, positive, has_negative)
@@ -100,7 +100,7 @@ class _Lean:
         return top.detach(), bottom
 
     def _losses(self, scores: Tensor, narrow: Narrow) -> Tensor:
-        """Losses [t, m] of the wide side, -inf where a pair is not of it."""
+        """Losses [t, m] of the wide side, -inf for pairs that do not belong to it."""
         if self.hinge and self.spare is not None:
             losses: Tensor = write_losses(self.product.negative, scores, self.spare[: len(scores)])
         elif self.line is None:
@@ -114,17 +114,17 @@ class _Lean:
         return losses.scatter_(1, narrow.place, torch.where(absent, -math.inf, losses.gather(1, narrow.place)))
 
     def _dl_ds(self, losses: Tensor) -> Tensor | float | None:
-        """dl/ds of a line or a hinge, told from its losses; None for other pair losses."""
+        """Slope dl/ds of a linear pair loss or a hinge, from its losses; None for other pair losses."""
         if self.line is not None:
             return self.line[0]
         if not self.hinge or not self.slopes.any:
             return None
         if self.product.over_negative.zero == "drop":
-            return 1.0  # where it is 0 the weight is
+            return 1.0  # pairs with slope 0 have weight 0
         return torch.sign(losses).clamp_min_(0.0)
 
     def _mined(self, losses: Tensor, near: Tensor, narrow: Narrow) -> tuple[Tensor, Tensor, Tensor]:
-        """Positive pairs [t, P] that the miner keeps, the size of the wide side, and whether any of it is negative."""
+        """Positive pairs [t, P] after mining, number of pairs on the wide side [t], and whether one is negative [t]."""
         negative = losses.shape[1] - narrow.run.sum(dim=1)
         size = negative + narrow.positive.sum(dim=1) if self.product.everyone else negative
         miner = self.product.miner
@@ -137,7 +137,7 @@ class _Lean:
         worst = torch.where(narrow.positive, near, math.inf).amin(dim=1)
         able = narrow.positive.any(dim=1)
         floor = torch.where(able, slope * (worst - miner.epsilon) + start, 1e30)
-        # below the floor becomes -inf in two cheap passes; a comparison and a fill would take thirty times as long
+        # sets losses below the floor to -inf; a comparison and a masked fill would take thirty times as long
         torch.threshold_(losses.sub_(floor[:, None]), 0.0, -math.inf).add_(floor[:, None])
         some = able & (negative > 0) & ~(top <= floor)
         return positive, torch.where(some, size, 0).to(losses.dtype), some
@@ -145,6 +145,7 @@ class _Lean:
     def _linked(
         self, here: slice, near: Tensor, wide: Tensor, positive: Tensor, has_negative: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Numerator and denominator of a strip's terms, from positive scores [t, P] and wide values [t]."""
         product = self.product
         losses = product.positive(near, +1)
         sides = Sides(
@@ -169,7 +170,12 @@ class _Lean:
     ) -> None:
         """Add the gradient of a strip.
 
-        `wide` holds scores, raw weights and dl/ds [t, m]; `near` columns, scores and dF/ds [t, P] of positive pairs.
+        Args:
+            here: rows of the strip.
+            wide: scores, unscaled weights and dl/ds of the wide side, [t, m] each.
+            solved: its values, and the scale of its weights.
+            near: columns, scores and dF/ds of the positive pairs, [t, P] each.
+            by_wide: [t] dF / d value of the wide side.
         """
         (scores, losses, dl_ds), (place, at, by_pair) = wide, near
         factor = (by_wide * solved.scale)[:, None]
@@ -179,7 +185,7 @@ class _Lean:
             if scores is losses and self.line is not None:
                 there = (there - self.line[1]) / self.line[0]
             dl_ds = self.line[0] if self.line is not None else self.product.negative.slope(there, -1)
-            assert dl_ds is not None  # noqa: S101 - `leans` said so
+            assert dl_ds is not None  # noqa: S101 - checked by `leans`
             place, at = torch.cat([place, chosen], dim=1), torch.cat([at, there], dim=1)
             by_pair = torch.cat([by_pair, factor * dl_ds], dim=1)
             slope = losses.zero_() if place.shape[1] > FEW else None
@@ -187,7 +193,7 @@ class _Lean:
             slope = self.form.descend_(losses.mul_(factor * dl_ds), scores)
         else:
             dl_ds = self.product.negative.slope(scores, -1) if dl_ds is None else dl_ds
-            assert isinstance(dl_ds, Tensor)  # noqa: S101 - a falling line is not written
+            assert isinstance(dl_ds, Tensor)  # noqa: S101 - decreasing linear losses are not supported
             slope = self.form.descend_(losses.mul_(factor).mul_(dl_ds), scores)
         by_pair = self.form.descend_(by_pair, at)
         if slope is None:

@@ -1,4 +1,4 @@
-"""The angular loss with plain labels: each positive pair (a, p) is a row x_a + x_p, swept against all columns.
+"""Fast path for the angular loss with plain labels: each positive pair (a, p) is treated as one row x_a + x_p.
 
 l_n = 4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩          n·P rows of m products; memory of a strip
 """
@@ -25,7 +25,7 @@ __all__ = ["by_angles", "leans_on_angles"]
 
 
 def leans_on_angles(product: Product, relation: Relation) -> bool:
-    """Whether this way can do a loss: what it asks of each factor."""
+    """Whether this fast path supports a loss: checks each factor."""
     groups = product.groups
     if not exactly(groups, Positive) or not exactly(groups.rule.compare, AngularScore):
         return False
@@ -38,9 +38,9 @@ def leans_on_angles(product: Product, relation: Relation) -> bool:
     return product.over_negative.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
 
 
-def by_angles(strips: Strips, ask: Ask) -> Made:
-    """Value and gradient in one sweep."""
-    work = _Angles(strips, Sorted(strips, ask()))
+def by_angles(strips: Strips, new_slopes: Ask) -> Made:
+    """Value and gradient of the loss, in one sweep."""
+    work = _Angles(strips, Sorted(strips, new_slopes()))
     parts = Counted()
     for here in strips:
         narrow = work.sorted.runs.narrow(here)
@@ -53,11 +53,11 @@ def by_angles(strips: Strips, ask: Ask) -> Made:
 
 
 class _Angles:
-    """One call: a buffer, and the numbers of the score."""
+    """State of one call: a buffer, and the coefficients of the score."""
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         line, groups = line_of(strips.product), strips.product.groups
-        assert exactly(groups, Positive)  # noqa: S101 - `leans_on_angles` said so
+        assert exactly(groups, Positive)  # noqa: S101 - checked by `leans_on_angles`
         assert exactly(groups.rule.compare, AngularScore)  # noqa: S101
         assert line is not None  # noqa: S101
         tan2 = groups.rule.compare.tan2
@@ -66,14 +66,14 @@ class _Angles:
         self.buffer = strips.rows.new_empty(strips.tall, len(strips.cols))
 
     def pairs(self, anchor: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of some positive pairs (rows, sorted columns) [k]; their gradient is added."""
+        """Numerator and denominator of k positive pairs, given as rows and sorted columns [k]; adds their gradient."""
         x, y, cols = self.rows[anchor], self.sorted.form.cols[positive], self.sorted.form.cols
         rows = self.sides * (x + y)
         losses = torch.mm(rows, cols.T, out=self.buffer[: len(rows)])
         losses.add_(self.base * (x * y).sum(dim=1, keepdim=True) + self.start)
         size = self._hide(losses, anchor)
         solved = self.product.over_negative.solve_(losses, size)
-        assert solved is not None  # noqa: S101 - `leans_on_angles` said so
+        assert solved is not None  # noqa: S101 - checked by `leans_on_angles`
         with torch.enable_grad():
             value = solved.value.requires_grad_()
             top, bottom = tally(Terms(value, torch.ones_like(value)), self.product.reduction)
@@ -91,13 +91,14 @@ class _Angles:
         return top.detach(), bottom
 
     def _hide(self, losses: Tensor, anchor: Tensor) -> Tensor:
-        """Mask all but the negatives of the anchors by -inf, and count those left [k]."""
+        """Set all entries but the negatives of each anchor to -inf, in place; returns the number of negatives [k]."""
         narrow = self.sorted.runs.narrow(anchor)
         near = losses.gather(1, narrow.place)
         losses.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near))
         return (losses.shape[1] - narrow.run.sum(dim=1)).to(losses.dtype)
 
     def _add(self, side: int, place: Tensor, part: Tensor) -> None:
+        """Add gradients `part` [k, d] to the rows (side 0) or sorted columns (side 1) at `place` [k]."""
         total = self.sorted.cols if side else self.sorted.slopes.sums[0]
         if total is not None:
             total.index_add_(0, place, part)

@@ -1,8 +1,8 @@
-"""Lifted structure with plain labels and no reference: a pair's both ends are rows, so two sweeps and no columns.
+"""Fast path for lifted structure with plain labels and no reference: both samples of a pair are rows.
 
-v_i = γ log Σ_k e^{l_ik/γ}                             first sweep
-a_i = dF/dv_i, from the link on positive pairs [t, P]     between, a strip of rows at a time
-dF/dl_ik = a_i e^{(l_ik - v_i)/γ} + a_k e^{(l_ik - v_k)/γ}     second sweep; symmetric, so one product does both ends
+v_i = γ log Σ_k e^{l_ik/γ}                                     first sweep
+a_i = dF/dv_i, from the link on positive pairs [t, P]          then, strip by strip
+dF/dl_ik = a_i e^{(l_ik - v_i)/γ} + a_k e^{(l_ik - v_k)/γ}     second sweep; symmetric, so one product is enough
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["by_ends", "leans_on_ends"]
 
 
 def leans_on_ends(product: Product, relation: Relation) -> bool:
-    """Whether this way can do a loss: what it asks of each factor."""
+    """Whether this fast path supports a loss: checks each factor."""
     over = product.over_negative
     if not exactly(product.groups, AnchorSign) or not product.wants_columns or product.miner is not None:
         return False
@@ -39,13 +39,13 @@ def leans_on_ends(product: Product, relation: Relation) -> bool:
     line, similarity = line_of(product), product.similarity
     if not exactly(product.link, LiftedLink) or form_of(similarity) is None or line is None:
         return False
-    # the ends' values must not lie so far apart that e to their difference overflows
+    # bounds v_i - v_k, so that the exponential of the difference cannot overflow
     return similarity.normalize and line[0] <= 10 * over.gamma
 
 
-def by_ends(strips: Strips, ask: Ask) -> Made:
-    """Value and gradient."""
-    work = _Ends(strips, Sorted(strips, ask()))
+def by_ends(strips: Strips, new_slopes: Ask) -> Made:
+    """Value and gradient of the loss, in two sweeps."""
+    work = _Ends(strips, Sorted(strips, new_slopes()))
     for here in strips:
         work.look(here)
     work.values = strips.ranks.sum(work.values)
@@ -58,11 +58,11 @@ def by_ends(strips: Strips, ask: Ask) -> Made:
 
 
 class _Ends:
-    """One call: buffers, the value of each end, and what each is pulled by."""
+    """State of one call: buffers, the negative value v of each row, and the gradient a in it."""
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         over, line = strips.product.over_negative, line_of(strips.product)
-        assert exactly(over, KL)  # noqa: S101 - `leans_on_ends` said so
+        assert exactly(over, KL)  # noqa: S101 - checked by `leans_on_ends`
         assert line is not None  # noqa: S101
         self.sorted, self.rows, self.product, self.over, self.line = sorted, strips.rows, strips.product, over, line
         self.scores, self.losses, self.both = (strips.rows.new_empty(sorted.shape) for _ in range(3))
@@ -72,7 +72,7 @@ class _Ends:
         self.pulls = torch.zeros_like(self.values)
 
     def _wide(self, here: slice) -> tuple[Tensor, Tensor, Narrow]:
-        """Scores and losses [t, m] of a strip, -inf where a pair is not negative."""
+        """Scores and losses [t, m] of a strip, -inf for pairs that are not negative, and its positive columns."""
         rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
         scores = self.sorted.form.scores(rows, self.scores[: len(rows)])
         losses = torch.mul(scores, self.line[0], out=self.losses[: len(rows)]).add_(self.line[1])
@@ -80,12 +80,12 @@ class _Ends:
         return scores, losses.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near)), narrow
 
     def look(self, here: slice) -> None:
-        """The values of a strip's ends."""
+        """First sweep: negative values of the rows of a strip."""
         losses = self._wide(here)[1]
         self.values[here] = self.over.solve_(losses, self.has[here].to(losses.dtype)).value
 
     def link(self, here: slice) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of a strip's terms; the pulls at both ends and of the positive pairs are added."""
+        """Numerator and denominator of a strip's terms; adds the gradients of positive pairs and of negative values."""
         rows, narrow, form = self.rows[here], self.sorted.runs.narrow(here), self.sorted.form
         other = self.sorted.runs.order[narrow.place]
         cols = form.cols[narrow.place]
@@ -115,7 +115,7 @@ class _Ends:
         return top.detach(), bottom
 
     def pull(self, here: slice) -> None:
-        """Add the gradient of a strip's negative pairs; by symmetry a row's part as a column is its part as a row."""
+        """Second sweep: add the gradient of a strip's negative pairs, to its rows only but doubled, by symmetry."""
         total = self.sorted.slopes.sums[0]
         if total is None:
             return

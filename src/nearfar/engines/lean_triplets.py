@@ -1,7 +1,7 @@
-"""All and semi-hard triplets with plain labels: one pass over a strip per positive, O(n·m·P) time, memory of a strip.
+"""Fast path for all or semi-hard triplets with plain labels: O(n·m·P) time, memory of one strip.
 
-A positive's score is a height from which the whole row is judged: l = [s_an - s_ap + m]₊. What a strip's slopes lose
-along a row is what that positive gains.
+Each pass over a strip compares all negatives with one positive per row: l = [s_an - s_ap + m]₊. The gradient in s_ap
+is minus the sum of the gradients in s_an.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["by_triplets", "leans_on_triplets"]
 
 
 def leans_on_triplets(product: Product, relation: Relation) -> bool:
-    """Whether this way can do a loss: what it asks of each factor."""
+    """Whether this fast path supports a loss: checks each factor."""
     groups, pair, mean = product.groups, product.negative, product.over_negative
     if not exactly(groups, Triplets) or relation.plain_labels() is None or product.miner is not None:
         return False
@@ -42,9 +42,9 @@ def leans_on_triplets(product: Product, relation: Relation) -> bool:
     return band == pair.margin - pair.start and not pair.smooth
 
 
-def by_triplets(strips: Strips, ask: Ask) -> Made:
-    """Value and gradient in one sweep."""
-    work = _Triplets(strips, Sorted(strips, ask()))
+def by_triplets(strips: Strips, new_slopes: Ask) -> Made:
+    """Value and gradient of the loss, in one sweep."""
+    work = _Triplets(strips, Sorted(strips, new_slopes()))
     parts = [work.strip(here) for here in strips]
     mine = torch.stack([torch.stack(x).sum(dtype=torch.float64) for x in zip(*parts, strict=True)])
     total, count = strips.ranks.sum(mine).unbind()
@@ -53,27 +53,27 @@ def by_triplets(strips: Strips, ask: Ask) -> Made:
 
 
 class _Triplets:
-    """One call: buffers, and how a loss is made of a strip."""
+    """State of one call: buffers, and parameters of the hinge."""
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         product = strips.product
-        assert exactly(product.groups, Triplets)  # noqa: S101 - `leans_on_triplets` said so
+        assert exactly(product.groups, Triplets)  # noqa: S101 - checked by `leans_on_triplets`
         assert exactly(product.negative, Hinge)  # noqa: S101
         self.sorted, self.rows = sorted, strips.rows
         self.margin, self.smooth = product.negative.margin - product.negative.start, product.negative.smooth
         self.band = product.groups.rule.keep is not None
-        # of plain triplets every one counts; else those with a loss, which are as many as have a slope
+        # whether all triplets count; else those with a loss do, which are those with a slope
         self.every = product.over_negative.zero == "keep" and not self.band
         self.scores, self.losses, self.slope = (strips.rows.new_empty(sorted.shape) for _ in range(3))
 
     def strip(self, here: slice) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of a strip's triplets, and how many count; their gradient is added."""
+        """Sum of the losses of a strip's triplets, and number of triplets that count; adds their gradient."""
         rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
         t = len(rows)
         scores = self.sorted.form.scores(rows, self.scores[:t])
         near = scores.gather(1, narrow.place)
         scores.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near))
-        # from so high a positive nothing has a loss; all such come last
+        # padding has score inf, so that no triplet with it has a loss; it is sorted last
         heights, order = torch.where(narrow.positive, near, math.inf).sort(dim=1)
         slope, by_pair = self.slope[:t].zero_(), torch.zeros_like(near)
         total, count = rows.new_zeros((), dtype=torch.float64), rows.new_zeros((), dtype=torch.float64)
@@ -93,13 +93,13 @@ class _Triplets:
         return total, count
 
     def _judge(self, scores: Tensor, height: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of all negatives against one positive a row, and their slopes [t, m] in `out`."""
+        """Sum of the losses of all negatives with one positive per row, and their slopes [t, m] in `out`."""
         if self.smooth:
             torch.add(scores, self.margin - height, out=out).mul_(1 / self.smooth)
             total = self.smooth * torch.nn.functional.softplus(out, threshold=40.0).sum(dim=1).sum(dtype=torch.float64)
             return total, out.sigmoid_()
         if self.band:
-            # 0 < s_ap - s_an < m, told by the difference itself so that ties stay ties
+            # 0 < s_ap - s_an < m, decided by the difference itself, so that ties are exact
             torch.threshold_(torch.sub(height, scores, out=out), 0.0, self.margin)
             out.neg_().add_(self.margin).relu_()
         else:

@@ -1,4 +1,4 @@
-"""Runs: with the columns sorted by label, the positive columns of a row stand side by side, and no mask is needed."""
+"""Columns sorted by label: the positive columns of a row are then consecutive (a run), and no mask is needed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Narrow", "Runs", "Sorted"]
 
 @dataclass(frozen=True, eq=False)
 class Narrow:
-    """The columns near each of t rows' own class.
+    """The positive columns of t rows, padded to P columns per row.
 
     Args:
-        place: [t, P] sorted columns, all different within a row.
-        run: [t, P] the column has the row's label (it may be the row itself).
-        positive: [t, P] the column is a positive and not the row itself.
+        place: [t, P] indices of sorted columns, all different within a row.
+        run: [t, P] whether the column has the row's label (it may be the row itself).
+        positive: [t, P] whether the column is a positive of the row, and not the row itself.
     """
 
     place: Tensor
@@ -33,9 +33,9 @@ class Runs:
     """Where each row's class begins and ends among the columns sorted by label.
 
     Attributes:
-        order: [m] the columns in the order of their labels.
-        width: P, the size of the largest class among the columns; read from the device, once.
-        itself: 1 where a row is one of its class's columns, else 0.
+        order: [m] indices of the columns, sorted by label.
+        width: P, the largest number of columns with a row's label; synchronizes with the device once.
+        itself: 1 if each row is also one of the columns, else 0.
     """
 
     def __init__(self, relation: Relation, labels: tuple[Tensor, Tensor]) -> None:
@@ -52,7 +52,7 @@ class Runs:
         self._last = len(col) - self.width
 
     def narrow(self, here: slice | Tensor) -> Narrow:
-        """The columns of the classes of the rows `here`, a slice or indices."""
+        """The positive columns of the rows `here`, a slice or indices."""
         start, end = self.start[here][:, None], self.end[here][:, None]
         place = start.clamp(max=self._last) + torch.arange(self.width, device=start.device)
         run = (place >= start) & (place < end)
@@ -60,7 +60,7 @@ class Runs:
         return Narrow(place, run, positive)
 
     def has_negative(self) -> Tensor:
-        """Which rows [n] have a column of another label."""
+        """Which rows [n] have a negative column."""
         return self.end - self.start < len(self.order)
 
     def has_positive(self) -> Tensor:
@@ -69,19 +69,20 @@ class Runs:
 
 
 class Sorted:
-    """One call with its columns sorted by label: scores by strips, and the gradient as it grows.
+    """State of one call with columns sorted by label: scores in strips, and the accumulated gradient.
 
     Attributes:
-        rows: [n, d] as they came.
-        form: the similarity, against the sorted columns.
-        runs: where each row's class stands.
-        slopes: what is asked for.
-        shape: of the largest strip.
+        rows: [n, d] in their original order.
+        form: the similarity with the sorted columns.
+        runs: the positive columns of each row.
+        slopes: the accumulated gradient of rows and parameters.
+        cols: [m, d] the accumulated gradient of the sorted columns, or None if it is not needed.
+        shape: shape of the largest strip.
     """
 
     def __init__(self, strips: Strips, slopes: Slopes) -> None:
         labels, form = strips.relation.plain_labels(), form_of(strips.product.similarity)
-        assert labels is not None  # noqa: S101 - who comes here has asked
+        assert labels is not None  # noqa: S101 - checked by the caller
         assert form is not None  # noqa: S101
         self.rows, self.slopes = strips.rows, slopes
         self.runs = Runs(strips.relation, labels)
@@ -91,20 +92,20 @@ class Sorted:
         strips.had_positive, strips.had_negative = self.runs.has_positive(), self.runs.has_negative()
 
     def finished(self, share: Tensor) -> list[Tensor | None]:
-        """The gradient of the whole, times `share`, columns in their own order again."""
+        """The accumulated gradient times `share`, with columns in their original order."""
         if self.cols is not None and self.slopes.sums[1] is not None:
             self.slopes.sums[1][self.runs.order] = self.cols
         return self.slopes.scaled(share)
 
     def many(self, here: slice, slope: Tensor) -> None:
-        """Add the gradient of dF/d⟨x, y⟩ [t, m]."""
+        """Back-propagate dF/d⟨x, y⟩ [t, m] of the rows `here` and all columns."""
         if self.slopes.sums[0] is not None:
             self.form.pull_(self.slopes.sums[0][here], slope, self.rows[here], self.form.cols)
         if self.cols is not None:
             self.form.pull_(self.cols, slope.T, self.form.cols, self.rows[here])
 
     def few(self, here: slice, place: Tensor, slope: Tensor) -> None:
-        """Add the gradient of dF/d⟨x, y⟩ [t, P] at the columns `place` [t, P]."""
+        """Back-propagate dF/d⟨x, y⟩ [t, P] of the rows `here` and the columns `place` [t, P]."""
         by_row, by_col = self.form.directions(self.rows[here], self.form.cols[place])
         if self.slopes.sums[0] is not None:
             self.slopes.sums[0][here] += torch.bmm(slope[:, None, :], by_row)[:, 0]

@@ -1,4 +1,4 @@
-"""Solvers: what a set does with the losses of a whole batch that come strip by strip, each pair counting once."""
+"""Solvers of one group over the whole batch, whose losses arrive strip by strip, each pair once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ __all__ = ["Few", "Named", "Solver", "solver"]
 
 
 class Few:
-    """The largest members of a group and nothing else: TopK and Worst."""
+    """Solver of `TopK` and `Worst`: keeps the largest losses, which carry all the weight.
+
+    Args:
+        of: the set.
+        like: a tensor of the losses' dtype and device.
+    """
 
     absent = -math.inf
 
@@ -31,28 +36,28 @@ class Few:
         self.ranks = ALONE
 
     def look(self, l: Tensor, members: Tensor | float) -> None:
-        """A strip."""
+        """Add a strip of losses, -inf for absent pairs, with its number of members."""
         self.size += torch.sign(l).clamp_min(0.0).sum() if self.of.zero == "drop" else members
         self.kept.look(l.reshape(1, -1))
 
     def merge(self, ranks: ProcessGroup) -> None:
-        """What all ranks have seen."""
+        """Merge with all other processes."""
         self.ranks = ranks
         self.size = ranks.sum(self.size)
         self.kept.merge(ranks)
 
     def taken(self) -> Tensor:
-        """How many members [1] hold the weight."""
+        """Number of members [1] that carry weight."""
         size = self.size[None]
         return self.of._limit(size, 1, None) if exactly(self.of, TopK) else size.clamp_max(1.0)
 
     @property
     def seen(self) -> int:
-        """How many entries have come."""
+        """Number of entries added so far."""
         return self.kept.seen
 
     def solved(self, cap: Tensor | None) -> Named | None:
-        """The value [1], places and weights [k]; None where a tie above 0 reaches beyond those kept."""
+        """Value [1], and indices and weights [k] of the selected members; None if ties above 0 were not all kept."""
         k = self.taken() if cap is None else torch.minimum(self.taken(), cap)
         threshold, above, ties = self.kept.threshold(k)
         values = self.kept.values
@@ -60,7 +65,7 @@ class Few:
         if not self.ranks.all_agree(whole, values):
             return None
         tied = values == threshold[:, None]
-        # pairs without loss need not be known: they add nothing, and are flat
+        # pairs without loss can be left out: their value and slope are 0
         share = over(k - above, ties)
         part = over((values > threshold[:, None]) + share[:, None] * tied, k[:, None]) * (values > 0)
         value = self.ranks.sum((values * part).sum(dim=1))
@@ -70,11 +75,11 @@ class Few:
 
 Solver = Online | Variance | Few
 Named = tuple[Tensor, Tensor, Tensor]
-"""The value [1], and the places and weights [k] of the few members that hold the weight."""
+"""Value [1], and indices (in order of arrival) and weights [k] of the few members that carry the weight."""
 
 
 def solver(of: UncertaintySet, like: Tensor, orders: int) -> Solver | None:
-    """What solves a set here, or None."""
+    """The solver of a set, or None if it has none; `orders` is how often each pair added counts."""
     if of.zero_member:
         return None
     if exactly(of, Worst):

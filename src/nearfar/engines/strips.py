@@ -1,7 +1,7 @@
-"""Strips: a few whole rows of the score matrix at a time, with the pairs of each that count, and gradients summed up.
+"""Strips: the score matrix in blocks of whole rows, with their pairs, and gradients summed over blocks.
 
-A strip holds whole anchors, so that miners and groups of one anchor see all they need; what reaches further is told
-to streams (nearfar.sets.stream), strip by strip. Memory is that of a strip: O(m · tall).
+A strip contains all pairs of its anchors, so that miners and per-anchor groups work on one strip; larger groups use
+streams (nearfar.sets.stream). The memory is that of one strip: O(m · tall).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from nearfar.relations.relation import EVERYTHING, Relation
 __all__ = ["ENTRIES", "LEAN", "Slopes", "Strips", "cut", "gradient", "height"]
 
 ENTRIES = 2**18
-"""Numbers in a strip where each pass over it makes a new one: a megabyte of float32, forty at a time."""
+"""Entries of a strip if operations allocate: 1 MB of float32, of which about forty exist at a time."""
 LEAN = 2**21
-"""Numbers in a strip that is worked on in place."""
+"""Entries of a strip if operations work in place."""
 WIDER = 2**4
-"""A GPU takes strips so many times as large: below, starting its kernels takes longer than running them."""
+"""Factor by which strips are larger on a GPU, where launching kernels would otherwise take most of the time."""
 
 
 def height(columns: int, tile: int | None, entries: int, device: torch.device) -> int:
-    """Rows in a strip; never fewer than 16 by itself, because narrower products are slow."""
+    """Number of rows in a strip: `tile` if given, else what fits `entries`, but at least 16 (64 on a GPU)."""
     if tile is not None:
         return tile
     if device.type == "cuda":
@@ -41,13 +41,13 @@ def height(columns: int, tile: int | None, entries: int, device: torch.device) -
 
 
 class Strips:
-    """The rows of one loss call, strip by strip, as often as one needs to look at them.
+    """The rows of one call of a loss in strips; iterating over it is one sweep.
 
     Attributes:
-        rows: [n, d] prepared queries, without a graph.
-        cols: [m, d] prepared references, without a graph.
-        ranks: who else sweeps strips of this call; this process sweeps its own alone.
-        had_positive: [n] rows that had a positive pair before any mining; known after the first sweep.
+        rows: [n, d] prepared queries, detached.
+        cols: [m, d] prepared references, detached.
+        ranks: the processes that share this call; each sweeps its own strips only.
+        had_positive: [n] whether a row had a positive pair before mining; known after the first sweep.
         had_negative: [n] likewise for negative pairs.
     """
 
@@ -76,7 +76,7 @@ class Strips:
         self._state: State | None = None
 
     def __iter__(self) -> Iterator[slice]:
-        """The strips of one sweep; a miner that draws draws the same again in every sweep."""
+        """The row slices of one sweep; resets the random state, so that a miner draws the same in every sweep."""
         if self.product.miner is not None:
             self._state = self._state or states(self.rows.device)
             set_states(self._state, self.rows.device)
@@ -86,11 +86,11 @@ class Strips:
         """Map positions in a sweep to flat indices i·m + j."""
         if self.ranks.world == 1:
             return place
-        came = torch.cat([torch.arange(here.start, here.stop, device=place.device) for here in self.cuts])
-        return came[place // len(self.cols)] * len(self.cols) + place % len(self.cols)
+        swept_rows = torch.cat([torch.arange(here.start, here.stop, device=place.device) for here in self.cuts])
+        return swept_rows[place // len(self.cols)] * len(self.cols) + place % len(self.cols)
 
     def whole(self, parts: list[Tensor]) -> Tensor:
-        """Values [n] of all rows, from those of the strips that were swept."""
+        """Assemble values [n] of all rows, from those of this process's strips."""
         if self.ranks.world == 1:
             return torch.cat(parts)
         found = parts[0].new_zeros(len(self.rows))
@@ -99,7 +99,7 @@ class Strips:
         return self.ranks.sum(found)
 
     def pairs(self, here: slice, rows: Tensor, cols: Tensor) -> ScoredPairs:
-        """Scores [t, m] of `rows` [t, d], those of the strip `here`, and the pairs that count after mining."""
+        """Scores [t, m] of the strip `here`, whose embeddings are `rows` [t, d], and its pairs after mining."""
         positive, negative = measures(self.relation.tile(here, EVERYTHING), rows)
         had_positive, had_negative = present(positive), present(negative)
         self.had_positive[here], self.had_negative[here] = had_positive, had_negative
@@ -122,17 +122,17 @@ class Strips:
         )
 
     def plain(self, here: slice) -> ScoredPairs:
-        """The pairs of a strip without any graph."""
+        """The pairs of a strip, without an autograd graph."""
         return self.pairs(here, self.rows[here], self.cols)
 
 
 class Slopes:
-    """The gradient of one number in rows [n, d], columns [m, d] and parameters, summed over strips.
+    """Gradient of a scalar in the rows [n, d], columns [m, d] and parameters, summed over strips.
 
     Args:
-        strips: what is swept.
-        params: what else is learned.
-        wants: which of rows, columns and parameters are asked for.
+        strips: the strips of the call.
+        params: learned parameters of the loss.
+        wants: which gradients are needed: of the rows, of the columns, and of each parameter.
     """
 
     def __init__(self, strips: Strips, params: tuple[Tensor, ...], wants: tuple[bool, ...]) -> None:
@@ -145,13 +145,14 @@ class Slopes:
 
     @cached_property
     def _form(self) -> Form | None:
+        """In-place scores and gradients of the similarity; None if it has no such form."""
         form = form_of(self.strips.product.similarity)
         return None if form is None else form(self.strips.cols)
 
     def pairs(self, here: slice) -> ScoredPairs:
-        """The pairs of a strip, their rows and columns the ends of a graph.
+        """The pairs of a strip, with rows and columns as leaves of the autograd graph.
 
-        Scores are part of it only where their similarity has no form: else `through` brings slopes back in place.
+        The scores belong to the graph only if the similarity has no form; else `through` differentiates them in place.
         """
         rows, cols = self.strips.rows[here].detach(), self.strips.cols.detach()
         rows, cols = rows.requires_grad_(self.wants[0]), cols.requires_grad_(self.wants[1])
@@ -163,11 +164,11 @@ class Slopes:
 
     @property
     def any(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether any gradient is needed."""
         return any(self.wants)
 
     def add(self, where: tuple[slice | Tensor, slice | Tensor], found: tuple[Tensor | None, ...]) -> None:
-        """Sum up a part of the gradient: of some rows, of some columns, of the parameters."""
+        """Add partial gradients `found` of the rows and columns at `where`, and of the parameters."""
         for place, (total, part) in enumerate(zip(self.sums, found, strict=True)):
             if total is None or part is None:
                 continue
@@ -181,7 +182,7 @@ class Slopes:
                 total[there] += part
 
     def note(self, value: Tensor, leaf: ScoredPairs) -> None:
-        """Remember the slope of `value` in the scores of `leaf`, whose graph ends there, and add the rest of it."""
+        """Accumulate d value / d scores of `leaf` for `through`, and add the gradients in columns and parameters."""
         slope, *rest = gradient(value, (leaf.scores, leaf.cols, *self.params), retain=True)
         if slope is not None:
             self._slope = slope if self._slope is None else self._slope + slope
@@ -196,7 +197,7 @@ class Slopes:
             found = gradient(pairs.scores, (pairs.rows, pairs.cols, *self.params), slope, retain=True)
             self.add((here, EVERYTHING), found)
             return
-        # a slope may be one number, spread; another slope may need the scores that a form uses up
+        # contiguous: the slope may be an expanded scalar; clone: another `Slopes` may need the scores
         scores = pairs.scores.clone() if self._form.spends else pairs.scores
         slope = self._form.descend_(slope.contiguous(), scores)
         if self.sums[0] is not None:
@@ -205,21 +206,21 @@ class Slopes:
             self._form.pull_(self.sums[1], slope.T, self.strips.cols, self.strips.rows[here])
 
     def scaled(self, by: Tensor) -> list[Tensor | None]:
-        """All sums times a number."""
+        """The accumulated gradients times a scalar."""
         return [None if x is None else x * by.to(x.dtype) for x in self.sums]
 
 
 def gradient(
     value: Tensor, inputs: tuple[Tensor, ...], cotangent: Tensor | None = None, *, retain: bool = False
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of `value` in those inputs that ask for one; None for the others."""
-    asked = [x for x in inputs if x.requires_grad]
-    if not asked or not value.requires_grad:
+    """Gradient of `value` in the inputs that require one; None for the others."""
+    leaves = [x for x in inputs if x.requires_grad]
+    if not leaves or not value.requires_grad:
         return (None,) * len(inputs)
-    found = iter(torch.autograd.grad(value, asked, cotangent, retain_graph=retain, allow_unused=True))
+    found = iter(torch.autograd.grad(value, leaves, cotangent, retain_graph=retain, allow_unused=True))
     return tuple(next(found) if x.requires_grad else None for x in inputs)
 
 
 def cut(pairs: ScoredPairs) -> ScoredPairs:
-    """The same pairs, their scores a leaf: what is made of them stops there."""
+    """The same pairs with detached scores that require a gradient, so that back-propagation stops there."""
     return replace(pairs, scores=pairs.scores.detach().requires_grad_())

@@ -1,6 +1,6 @@
-"""How a loss is swept: groups of one anchor in one sweep, groups that reach over the batch by streams.
+"""General path of the tiled engine: per-anchor groups in one sweep, groups of the whole batch by streams.
 
-Each function gives the value and, where asked for, its gradient, made while a strip is at hand.
+`by_rows` and `by_streams` return the value and, if needed, the gradient, which is computed strip by strip.
 """
 
 from __future__ import annotations
@@ -21,30 +21,34 @@ from nearfar.sets.base import Stream, Support
 __all__ = ["Ask", "Counted", "Gradient", "Made", "by_rows", "by_streams", "few", "running", "shared"]
 
 Gradient = list[Tensor | None]
-"""In rows, columns and parameters; None where nobody asked."""
+"""Gradients of rows, columns and parameters; None for those that are not needed."""
 Made = tuple[Tensor, Gradient]
+"""Value and gradient of a loss."""
 Ask = Callable[[], Slopes]
-"""Makes an empty gradient to sum up."""
+"""Creates an empty gradient, to which strips are added."""
 Counted = list[tuple[Tensor, Tensor]]
-"""Numerator and denominator of each of a link's terms."""
+"""Numerator and denominator of each term of a loss."""
 
 
-def by_rows(strips: Strips, ask: Ask, grad_output: Tensor | None = None) -> Made:
-    """Groups that lie in one row: value and gradient in one sweep.
+def by_rows(strips: Strips, new_slopes: Ask, grad_output: Tensor | None = None) -> Made:
+    """Value and gradient for groups within one row, in one sweep.
 
-    `grad_output` [n] are the cotangents of values that are not reduced; without it they get no gradient.
+    Args:
+        strips: the strips of the call.
+        new_slopes: creates an empty gradient.
+        grad_output: [n] gradient of unreduced values; without it, they get no gradient.
     """
     product, slopes = strips.product, list[Slopes]()
     single, values, so_far = product.reduction == "none", list[Tensor](), Counted()
     for here in strips:
-        first = slopes[0] if slopes else ask()
+        first = slopes[0] if slopes else new_slopes()
         with torch.set_grad_enabled(first.any and (not single or grad_output is not None)):
             pairs = first.pairs(here)
             leaf = cut(pairs) if torch.is_grad_enabled() else pairs
             share = None if grad_output is None else over(grad_output[here], _bottom(product, pairs, strips.most))
             counted = Counted()
             for part in _parts(product, leaf, strips.most):
-                slopes = slopes or [first, *(ask() for _ in part[1:])]
+                slopes = slopes or [first, *(new_slopes() for _ in part[1:])]
                 counted = _sum(counted, [(top.detach(), bottom) for top, bottom in part])
                 if torch.is_grad_enabled():
                     for slope, (top, _) in zip(slopes, part, strict=True):
@@ -63,7 +67,7 @@ def by_rows(strips: Strips, ask: Ask, grad_output: Tensor | None = None) -> Made
 
 
 def shared(strips: Strips, parts: Counted) -> tuple[Tensor, Tensor]:
-    """The value of the whole batch from the numerators and denominators of its parts, and what a numerator counts."""
+    """Value of the whole batch from the numerators and denominators of its parts, and its derivative in a numerator."""
     mine = torch.stack([torch.stack(x).sum(dim=0, dtype=torch.float64) for x in zip(*parts, strict=True)])
     top, bottom = strips.ranks.sum(mine).unbind()
     share = torch.ones_like(top) if strips.product.reduction == "sum" else over(torch.ones_like(top), bottom)
@@ -71,13 +75,14 @@ def shared(strips: Strips, parts: Counted) -> tuple[Tensor, Tensor]:
 
 
 def _parts(product: Product, pairs: ScoredPairs, most: int) -> Iterator[Counted]:
+    """Numerators and denominators of the terms of a strip, in parts of at most `most` entries."""
     for problems in product.groups.blocks(product, pairs, most):
         values = tuple(problem.value() for problem in problems)
         yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
 
 
 def _bottom(product: Product, pairs: ScoredPairs, most: int) -> Tensor:
-    """The denominators [t] of values that are not reduced, before their gradient is asked for."""
+    """Denominators [t] of unreduced values, which their gradient needs in advance."""
     with torch.no_grad():
         counted = Counted()
         for part in _parts(product, pairs, most):
@@ -86,38 +91,40 @@ def _bottom(product: Product, pairs: ScoredPairs, most: int) -> Tensor:
 
 
 def running(so_far: Counted, part: Counted) -> Counted:
-    """Numerators and denominators of the strips so far, in float64.
+    """Running sums of numerators and denominators over strips, in float64.
 
-    Not a list of them: small tensors that stay, between large ones that go, tear the memory of a process apart.
+    Keeping a list of small tensors instead would fragment the memory, as large ones are freed around them.
     """
     return _sum(so_far, [(top.double(), bottom.double()) for top, bottom in part])
 
 
 def _sum(so_far: Counted, part: Counted) -> Counted:
+    """Add numerators and denominators, term by term."""
     if not so_far:
         return part
     return [(a + c, b + d) for (a, b), (c, d) in zip(so_far, part, strict=True)]
 
 
 def _added(found: list[Gradient]) -> Gradient:
+    """Sum of several gradients."""
     return [None if parts[0] is None else torch.stack(parts).sum(dim=0) if len(parts) > 1 else parts[0]
             for parts in zip(*found, strict=True)]  # fmt: skip
 
 
-def by_streams(strips: Strips, ask: Ask) -> Made:
-    """Groups that reach over the batch: sweeps until every stream knows its dual, then one that applies the weights.
+def by_streams(strips: Strips, new_slopes: Ask) -> Made:
+    """Value and gradient for groups of the whole batch: sweeps until every stream has converged, then applies weights.
 
-    A stream that can name the few pairs which hold all the weight needs no second look at the others.
+    If a stream knows the few pairs that carry all the weight, the sweep that applies the weights is skipped for it.
     """
-    groups, slopes = strips.product.groups, ask()
+    groups, slopes = strips.product.groups, new_slopes()
     streams, paired = _duals(strips)
-    known = paired and form_of(strips.product.similarity) is not None  # of which a score can be had pair by pair
+    known = paired and form_of(strips.product.similarity) is not None  # scores can be computed pair by pair
     supports = [stream.support() if known else None for stream in streams]
     leaves = tuple(torch.zeros(1, dtype=strips.rows.dtype, device=strips.rows.device).requires_grad_() for _ in streams)
     factors: tuple[Tensor, ...] = leaves
     if slopes.any:
         with torch.enable_grad():
-            # merging is linear: the values do not matter
+            # merging is linear: its gradient does not depend on the values
             factors = torch.autograd.grad(groups.merge(leaves, streams), leaves)
     again = [k for k, stream in enumerate(streams) if supports[k] is None and (slopes.any or stream.constant)]
     sums = _weigh(strips, slopes, streams, factors, again) if again else {}
@@ -132,7 +139,7 @@ def by_streams(strips: Strips, ask: Ask) -> Made:
 
 
 def _duals(strips: Strips) -> tuple[tuple[Stream, ...], bool]:
-    """The streams after their last sweep, and whether each of their members is one pair, in the order of the rows."""
+    """Streams after their last sweep, and whether each member is one pair (so that indices map to rows and columns)."""
     groups, product = strips.product.groups, strips.product
     streams, paired, wanted = tuple[Stream, ...](), False, [0]
     while wanted:
@@ -155,7 +162,7 @@ def _duals(strips: Strips) -> tuple[tuple[Stream, ...], bool]:
 def _weigh(
     strips: Strips, slopes: Slopes, streams: tuple[Stream, ...], factors: tuple[Tensor, ...], again: list[int]
 ) -> dict[int, Tensor]:
-    """Apply the weights: Σ p*l of each stream in `again`, and its gradient."""
+    """Sweep that applies the weights: Σ p*l of each stream in `again`; adds its gradient times its factor."""
     sums = {k: torch.zeros((), dtype=torch.float64, device=strips.rows.device) for k in again}
     for here in strips:
         with torch.set_grad_enabled(slopes.any):
@@ -172,14 +179,15 @@ def _weigh(
 
 
 def _weighted(problems: Problems, streams: tuple[Stream, ...], k: int) -> Tensor:
+    """Weighted sum Σ p*l of problem k of a strip."""
     losses = problems[k].losses
-    # as in a whole group: an absent member is 0, and a present NaN shows even where its weight is 0
+    # absent members are 0; the NaN of a present one propagates even if its weight is 0
     there = torch.where(problems[k].measure > 0, losses, 0.0)
     return (streams[k].weights(losses.detach(), problems[k].measure) * there).sum()
 
 
 def few(strips: Strips, slopes: Slopes, support: Support, factor: Tensor) -> None:
-    """The gradient of a few pairs, without the product of all: d numbers a pair."""
+    """Add the gradient of a few pairs, computed pair by pair, without the score matrix."""
     product, width = strips.product, len(strips.cols)
     i, j = support.place // width, support.place % width
     with torch.enable_grad():

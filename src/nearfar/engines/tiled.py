@@ -1,8 +1,8 @@
-"""The tiled engine: the dense engine's numbers in memory of O(m · tile); no n x m matrix of scores, masks or slopes.
+"""The tiled engine: the loss in strips of rows, with O(m · tile) memory instead of n x m matrices.
 
-The gradient is made in the forward sweep, while a strip of rows is at hand, and scaled in `backward`; values that are
-not reduced to one number are swept again there. Reads of the data: on a CPU where they save work (see the sets'
-streams), on a GPU after each sweep of the chi-square and KL-ball sets and for the width of triplets.
+The gradient is computed in the forward pass, strip by strip, and scaled in `backward`; unreduced values are swept again
+there. Values are read from the device: on a CPU where this saves work (see the sets' streams), on a GPU after each
+sweep of the chi-square and KL-ball sets and for the width of triplets.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ LEAN_WAYS: tuple[tuple[Callable[[Product, Relation], bool], Way], ...] = (
     (leans_on_angles, by_angles),
     (leans_on_ends, by_ends),
 )
-"""Each says whether it can do a loss, of which no other can."""
+"""Fast paths, each with the function that checks whether it supports a loss; at most one supports any loss."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tiling:
-    """One call of a loss for the tiled engine.
+    """Arguments of one call of the tiled engine.
 
     Args:
-        owner: whom messages name.
-        product: the loss.
-        relation: which rows form positive pairs.
-        tile: rows in a strip, or None for a height that suits the cache.
-        twice: a second derivative falls back on the dense engine instead of being refused.
+        owner: name of the loss in error messages.
+        product: the factors of the loss.
+        relation: which pairs are positive and which are negative.
+        tile: rows per strip, or None to choose by cache size.
+        twice: compute second derivatives by the dense engine instead of raising an error.
         ranks: the processes that share the strips.
     """
 
@@ -63,7 +63,7 @@ class Tiling:
     ranks: ProcessGroup = ALONE
 
     def params(self) -> tuple[Tensor, ...]:
-        """What is learned besides the embeddings: thresholds of pair losses, links, similarities."""
+        """Learned parameters of the loss: those of the similarity, the pair losses and the link."""
         product = self.product
         parts = (product.similarity, product.positive, product.negative, product.link)
         modules = [part for part in parts if part is not None]
@@ -74,42 +74,51 @@ class Tiling:
     def made(
         self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None
     ) -> tuple[Made, Strips]:
-        """The value and its gradient in what is wanted of rows, columns and parameters; of all ranks together."""
+        """Value and gradient of the loss over all processes, and the strips that were swept.
+
+        Args:
+            rows: [n, d] prepared queries.
+            cols: [m, d] prepared references.
+            wants: which gradients are needed: of the rows, of the columns, and of each parameter.
+            grad_output: [n] gradient of unreduced values; None in the forward pass.
+        """
         (value, slopes), strips = self._swept(rows, cols, wants, grad_output)
         if self.ranks.world > 1:
             strips.had_positive, strips.had_negative = self.ranks.any(
                 torch.stack([strips.had_positive, strips.had_negative])
             )
             if self.relation.square and slopes[0] is not None and slopes[1] is not None:
-                slopes = [slopes[0] + slopes[1], None, *slopes[2:]]  # rows and columns are one tensor: talk once
+                slopes = [slopes[0] + slopes[1], None, *slopes[2:]]  # rows and columns are one tensor: communicate once
             slopes = [None if slope is None else self.ranks.sum(slope) for slope in slopes]
         return (value, slopes), strips
 
     def _swept(
         self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None
     ) -> tuple[Made, Strips]:
-        """The same of this process's strips: the value of all, the gradient of its own."""
+        """Like `made`, with the gradient of this process's strips only (the value is that of all)."""
         params = self.params()
         strips, lean = (
             Strips(self.product, rows, cols, self.relation, self.tile, entries, self.ranks)
             for entries in (ENTRIES, LEAN)
         )
 
-        def ask() -> Slopes:
+        def new_slopes() -> Slopes:
             return Slopes(strips, params, wants)
 
         way = lean_way(self.product, self.relation)
-        made = None if way is None or not bounded(rows, cols) else way(lean, ask)
+        made = None if way is None or not bounded(rows, cols) else way(lean, new_slopes)
         if made is not None:
             return made, lean
         if not self.product.groups.per_anchor:
-            return by_streams(strips, ask), strips
+            return by_streams(strips, new_slopes), strips
         if exactly(self.product.groups, AnchorSign) and self.product.wants_columns:
-            return by_columns(strips, ask, grad_output), strips
-        return by_rows(strips, ask, grad_output), strips
+            return by_columns(strips, new_slopes, grad_output), strips
+        return by_rows(strips, new_slopes, grad_output), strips
 
 
 class _Value(torch.autograd.Function):
+    """Autograd function of the tiled engine: the gradient is computed in `forward` and scaled in `backward`."""
+
     @staticmethod
     def forward(ctx: Any, tiling: Tiling, found: list[Tensor], rows: Tensor, cols: Tensor, *params: Tensor) -> Tensor:
         wants = ctx.needs_input_grad[2:]
@@ -133,41 +142,41 @@ class _Value(torch.autograd.Function):
 
 
 def _again(tiling: Tiling, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient once more, with a graph of its own, so that it can be differentiated again."""
+    """The gradient by the dense engine, with an autograd graph, for second derivatives."""
     if not tiling.twice:
         raise RuntimeError(
             f'{tiling.owner}: engine="tiled" has no second derivative, which create_graph=True asks for; '
             'use engine="dense".'
         )
-    # views: of a batch that is its own reference both are one tensor, and each must get its own part
+    # views: rows and columns may be the same tensor, but need separate gradients
     inputs = tuple(x.view_as(x) for x in inputs[:2]) + inputs[2:]
     rows, cols = inputs[:2]
     value = dense_value(tiling.product, dense_pairs(tiling.product, rows, cols, tiling.relation, None))
-    asked = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad(value, asked, grad_output, create_graph=True, allow_unused=True))
+    leaves = [x for x in inputs if x.requires_grad]
+    found = iter(torch.autograd.grad(value, leaves, grad_output, create_graph=True, allow_unused=True))
     return tuple(next(found) if x.requires_grad else None for x in inputs)
 
 
 def tiled_value(tiling: Tiling, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of prepared rows [n, d] and cols [m, d], and which rows [n] had a positive and a negative pair."""
+    """The loss of prepared rows [n, d] and cols [m, d], and which rows [n] have a positive and a negative pair."""
     check_tiled(tiling.owner, tiling.product)
     found: list[Tensor] = []
     params = tiling.params()
-    if not torch.is_grad_enabled():  # then nothing is asked for, of what is learned neither
+    if not torch.is_grad_enabled():  # no gradients are needed, not of the parameters either
         rows, cols, params = rows.detach(), cols.detach(), tuple(p.detach() for p in params)
     value: Tensor = _Value.apply(tiling, found, rows, cols, *params)  # type: ignore[no-untyped-call]
     return value, found[0], found[1]
 
 
 def check_tiled(owner: str, product: Product) -> None:
-    """Refuse what cannot be swept in strips, in one sentence."""
+    """Raise ValueError if a loss cannot be evaluated in strips."""
     why = untiled(product)
     if why is not None:
         raise ValueError(f'{owner}: engine="tiled" cannot serve this loss, because {why}; use engine="dense".')
 
 
 def untiled(product: Product) -> str | None:
-    """Why a product cannot be swept in strips, or None where it can."""
+    """The reason why a loss cannot be evaluated in strips, or None if it can."""
     done = touched(product.parts)
     if done is not None:
         return done
@@ -187,22 +196,22 @@ def untiled(product: Product) -> str | None:
 
 
 FEW, MANY = 2**18, 2**24
-"""Pairs from which, on a CPU, the lean ways are faster than dense, and from which the general one is."""
+"""Numbers of pairs from which a fast path, and the general path, are faster than the dense engine on a CPU."""
 GPU_FEW, GPU_MANY = 2**26, 2**30
-"""The same on a GPU, where a small dense matrix costs less than starting kernels strip by strip."""
+"""The same on a GPU, where launching kernels for each strip costs more than a small dense matrix."""
 
 
 def lean_way(product: Product, relation: Relation) -> Way | None:
-    """The lean way of a loss whose parts are all swift, where there is one."""
+    """The fast path for a loss, or None if there is none or a factor does not allow one."""
     if not swift(product.parts):
         return None
     return next((way for can, way in LEAN_WAYS if can(product, relation)), None)
 
 
 def bounded(rows: Tensor, cols: Tensor) -> bool:
-    """Whether no score of prepared rows and columns, nor a power of one, can overflow or be NaN (told by a read).
+    """Whether no score of prepared rows and columns, nor a power of one, can overflow or be NaN; synchronizes.
 
-    The lean ways are written for numbers; the general one runs dense's own code, in which what is none shows.
+    Fast paths assume finite numbers; the general path runs the code of the dense engine, which propagates NaN and inf.
     """
     both = (rows,) if cols is rows else (rows, cols)
     reach = torch.stack([torch.linalg.vector_norm(x, dim=1).amax() for x in both]).amax()
@@ -210,10 +219,10 @@ def bounded(rows: Tensor, cols: Tensor) -> bool:
 
 
 def worth_tiling(product: Product, relation: Relation, ranks: ProcessGroup = ALONE) -> bool:
-    """Whether strips are faster than one dense matrix; told by the number of pairs, and whether a lean way is there.
+    """Whether the tiled engine is faster than the dense one, by the number of pairs and the fast paths available.
 
-    Several ranks share strips, but each would make the whole matrix. Other devices than CPU and CUDA were not measured:
-    there `engine="tiled"` must be asked for.
+    Several processes share the strips, while each would compute the whole dense matrix. Devices other than CPU and CUDA
+    were not measured: the answer is False, and `engine="tiled"` must be set explicitly.
     """
     pairs, device = relation.shape[0] * relation.shape[1], relation.device.type
     if ranks.world > 1:

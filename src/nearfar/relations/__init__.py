@@ -1,4 +1,4 @@
-"""Which pairs are positive and which negative: `Relation`, its options, representatives, and index tuples."""
+"""Relations: which pairs are positive and which are negative, from labels, a matrix, or index tuples."""
 
 from nearfar.relations.relation import Relation, Tile
 

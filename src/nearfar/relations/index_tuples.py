@@ -1,4 +1,4 @@
-"""Index tuples, the pair lists of pytorch-metric-learning's miners: checked, and turned into base measures."""
+"""Index tuples: the lists of pairs or triplets that pytorch-metric-learning's miners return, as base measures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ __all__ = ["check_indices", "indexed"]
 
 
 def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> tuple[Tensor, Tensor]:
-    """Base measures of the positive and negative pairs in a PML index tuple: how often each is listed, [n, m].
+    """Count how often an index tuple lists each positive and each negative pair, [n, m] and [n, m].
 
     Args:
         indices: (anchor, positive, negative), or (anchor, positive, anchor, negative).
         shape: (n, m).
-        once: a pair that is listed several times counts once.
+        once: count a pair once even if it is listed several times.
     """
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
 
     def listed(rows: Tensor, cols: Tensor) -> Tensor:
+        """Number of times [n, m] that each pair is listed."""
         each = torch.ones(len(rows), device=rows.device)
         flat = torch.zeros(shape[0] * shape[1], device=rows.device)
         flat = flat.index_add(0, rows.long() * shape[1] + cols.long(), each).reshape(shape)
@@ -30,7 +31,7 @@ def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool =
 
 
 def check_indices(owner: str, indices: tuple[Tensor, ...], shape: tuple[int, int]) -> None:
-    """Demand three or four 1-D integer tensors of matching lengths that point inside the batch."""
+    """Raise ValueError unless `indices` are 3 or 4 1-D integer tensors of matching lengths, inside the batch."""
     if not isinstance(indices, tuple | list) or len(indices) not in (3, 4):
         raise ValueError(
             f"{owner}: the third argument takes a miner's index tuple, (anchor, positive, negative) or "
@@ -52,5 +53,6 @@ def check_indices(owner: str, indices: tuple[Tensor, ...], shape: tuple[int, int
 
 
 def _inside(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> bool:
+    """Whether all indices are in range; synchronizes with the device."""
     low = min(int(rows.min()), int(cols.min()))
     return low >= 0 and int(rows.max()) < shape[0] and int(cols.max()) < shape[1]

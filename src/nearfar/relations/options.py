@@ -1,4 +1,4 @@
-"""What every relation may be told besides who is a positive: which sample a row is, what it counts, and by how much."""
+"""Options shared by all relations: sample ids, weights, representatives; and their validation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RelationOptions", "check_ids", "check_weights", "count_orders"]
 
 @dataclass(frozen=True, eq=False)
 class RelationOptions:
-    """What every constructor of a relation also takes; see `Relation.from_labels`."""
+    """The options common to the constructors of `Relation`; see `Relation.from_labels`."""
 
     ids: Tensor | None = None
     ref_ids: Tensor | None = None
@@ -26,7 +26,7 @@ class RelationOptions:
     reference_starts_with_batch: bool = False
 
     def gathered(self, rows: Join, cols: Join, square: bool) -> RelationOptions:
-        """The same of the rows and columns of all ranks; a width that one rank knew is not kept."""
+        """The options for the rows and columns of all processes; `width`, which holds for one, is dropped."""
         if self.weights is not None and self.weights.ndim == 2:
             raise ValueError(
                 "Distributed: pair weights [n, m] say nothing of pairs across ranks; give sample weights [n] instead."
@@ -47,13 +47,13 @@ class RelationOptions:
 def check_ids(
     shape: tuple[int, int], square: bool, ids: Tensor | None, ref_ids: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Demand an id of each row and column, or of none."""
+    """Validate sample ids: one for each row and column, or none. Returns them, or None if they are not needed."""
     if square and ref_ids is not None:
         raise ValueError(
             "Relation: ref_ids came without a reference; pass ref_labels (or ref_emb) too, or leave it out."
         )
     if square:
-        return None, None  # position already says which row is which
+        return None, None  # without a reference, positions identify the samples
     if (ids is None) != (ref_ids is None):
         raise ValueError("Relation: ids and ref_ids belong together, but only one of them came; pass both or neither.")
     if ids is not None and ref_ids is not None and (len(ids), len(ref_ids)) != shape:
@@ -67,7 +67,7 @@ def check_ids(
 def check_weights(
     shape: tuple[int, int], square: bool, weights: Tensor | None, ref_weights: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Demand weights of samples or pairs that are finite and not negative."""
+    """Validate sample or pair weights: finite and nonnegative. Returns the weights of rows and columns."""
     if weights is None:
         if ref_weights is not None:
             raise ValueError("Relation: ref_weights came without weights; pass both, or neither.")
@@ -90,7 +90,10 @@ def check_weights(
 
 
 def count_orders(ids: Tensor | None, ref_ids: Tensor | None) -> int | Tensor:
-    """2 where the reference holds exactly the query samples, told on the device so that nothing is read."""
+    """How often each unordered pair occurs: 2 if the reference contains exactly the query samples, else 1.
+
+    Computed on the device, without synchronization.
+    """
     if ids is None or ref_ids is None or len(ids) != len(ref_ids):
         return 1
     return 1 + (ids.sort().values == ref_ids.sort().values).all().to(torch.int64)

@@ -1,9 +1,9 @@
-"""`Relation` says which pairs are positive and which negative: from labels, multi-hot labels, or a given matrix.
+"""`Relation`: which pairs are positive and which are negative, from labels, multi-hot labels, or a matrix.
 
-A relation is asked tile by tile (rows i0:i1 against columns j0:j1), so that no n x m mask need ever exist. Rows are
-queries; columns are the same samples (no reference given: `square`) or a reference set (a memory, a gallery, other
-ranks). A sample is never paired with itself: told by position when square, by equal ids with a reference, and never
-by whether two tensors are the same object.
+Masks are computed tile by tile (rows i0:i1, columns j0:j1), so that no n x m mask is needed. Rows are queries; columns
+are the same samples (`square`: no reference) or a reference set (a memory, a gallery, other processes). A sample is
+never paired with itself. It is recognized by its position if square, by equal ids with a reference, and never by
+whether two tensors are the same object.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ EVERYTHING = slice(None)
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """What a relation says about t rows against u columns.
+    """The masks of a relation for t rows and u columns.
 
     Args:
-        same: [t, u] positive where true.
-        valid: [t, u] pairs that count at all (not a sample with itself, nothing ignored).
-        weight: [t, u] how much each pair counts, or None for once each.
+        same: [t, u] whether a pair is positive.
+        valid: [t, u] whether a pair counts at all (not a sample with itself, no ignored label).
+        weight: [t, u] pair weights, or None if every pair counts once.
     """
 
     same: Tensor
@@ -54,18 +54,17 @@ class Tile:
 
 
 class Relation(ABC):
-    """Positive, negative or no matter, for n query rows against m reference rows.
+    """Which pairs of n query rows and m reference rows are positive, negative, or ignored.
 
-    Make one with `from_labels`, `from_multilabel` or `from_matrix`, and pass it wherever labels are taken.
+    Construct one by `from_labels`, `from_multilabel` or `from_matrix`, and pass it to a loss in place of labels.
 
     Attributes:
         shape: (n, m).
-        square: no reference was given: columns are the rows themselves.
-        orders: 2 where each unordered pair stands in both orders (square, or a reference that holds exactly the same
-            samples by id), else 1 (also with representatives); a number or a 0-dim tensor.
-        anchors: with representatives, whose rows are anchors: "representatives" or "others"; else None.
-        reference_starts_with_batch: the first n columns are the rows themselves, told by position, with others behind
-            them (a memory).
+        square: whether the columns are the rows themselves (no reference).
+        orders: 2 if each unordered pair occurs in both orders (square, or a reference with exactly the same samples by
+            id), else 1 (also with representatives); a number or a 0-dim tensor.
+        anchors: which rows are anchors if representatives are marked: "representatives" or "others"; else None.
+        reference_starts_with_batch: whether the first n columns are the rows themselves, followed by others (a memory).
 
     >>> relation = Relation.from_labels(torch.tensor([0, 0, 1]))
     >>> relation.dense().positive.int()
@@ -74,13 +73,7 @@ class Relation(ABC):
             [0, 0, 0]], dtype=torch.int32)
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        device: torch.device,
-        square: bool,
-        given: RelationOptions,
-    ) -> None:
+    def __init__(self, shape: tuple[int, int], device: torch.device, square: bool, given: RelationOptions) -> None:
         self.shape = shape
         self.device = device
         self.square = square
@@ -98,7 +91,7 @@ class Relation(ABC):
         self._among: tuple[Tensor, Tensor] | None = None
         self.orders: int | Tensor = 2 if square else count_orders(self._ids, self._ref_ids)
         if given.projection is not None or given.reference_starts_with_batch:
-            self.orders = 1  # a pair stands in the row of its anchor alone; of a memory none stands twice
+            self.orders = 1  # with representatives or a memory, each pair occurs once
 
     @property
     def anchors(self) -> Anchors | None:
@@ -107,15 +100,15 @@ class Relation(ABC):
 
     @property
     def weighted(self) -> bool:
-        """Whether some pairs count more than others."""
+        """Whether pairs or samples have weights."""
         return self._weights is not None
 
     def projected(self, anchors: Anchors, *, among: bool = False) -> Relation:
-        """The same relation as a loss wants it: see `from_labels`; without representatives nothing changes.
+        """The relation with another choice of anchors; the same relation if there are no representatives.
 
         Args:
-            anchors: "representatives": their rows against the others; "others": the rows of the others against them.
-            among: pairs of representatives of different classes count too, whatever was said before.
+            anchors: "representatives" (their rows, with the others as columns) or "others" (the reverse).
+            among: also count pairs of representatives of different classes, whatever the constructor was given.
         """
         if self._projection is None:
             return self
@@ -124,7 +117,7 @@ class Relation(ABC):
         return seen
 
     def gathered(self, rows: Join, cols: Join) -> Relation:
-        """The relation of all ranks' rows and columns together; each callable joins a tensor of every rank."""
+        """The relation of the rows and columns of all processes; `rows` and `cols` concatenate their tensors."""
         raise ValueError(
             f"Distributed: {self!r} says nothing of rows on other ranks; give labels, or a relation of labels."
         )
@@ -149,24 +142,23 @@ class Relation(ABC):
         among_representatives: bool = False,
         reference_starts_with_batch: bool = False,
     ) -> Relation:
-        """Positive when the labels are equal.
+        """A relation in which pairs with equal labels are positive.
 
         Args:
             labels: [n] integers.
-            ref_labels: [m] integers of the reference rows, or None for the rows themselves.
-            ids: [n] integers that say which sample a row is; with a reference, equal ids are the same sample, unpaired.
-            ref_ids: [m] likewise for the reference.
-            ignore: rows and columns with this label take part in no pair.
-            weights: [n, m] pair weights, or [n] sample weights (a pair counts their product).
-            ref_weights: [m] sample weights of the reference, where `weights` is [n].
-            width: the most positive columns any row has, where the caller knows (triplets on a GPU are leaner for it).
-            representatives: [n] boolean, rows that stand for their class (Can et al. 2019): each pair must join one of
-                them to a row that is none. They are the anchors; in `NPair` and `Angular` the others are.
-            ref_representatives: [m] likewise for the reference.
-            among_representatives: negative pairs of two representatives count too (Can et al. 2019, eq. 4.2; its Alg. 1
-                has none). `LiftedStructure` always has them.
-            reference_starts_with_batch: the first n reference rows are the rows themselves: no row is paired with its
-                own.
+            ref_labels: [m] integers of the reference rows, or None if the columns are the rows themselves.
+            ids: [n] integer sample ids; with a reference, rows with equal ids are the same sample and form no pair.
+            ref_ids: [m] sample ids of the reference.
+            ignore: rows and columns with this label form no pairs.
+            weights: [n, m] pair weights, or [n] sample weights (the weight of a pair is their product).
+            ref_weights: [m] sample weights of the reference, if `weights` is [n].
+            width: the largest number of positive columns in a row, if known (saves memory for triplets on a GPU).
+            representatives: [n] boolean, rows that represent their class (Can et al. 2019): each pair then contains
+                one representative. They are the anchors, except in `NPair` and `Angular`.
+            ref_representatives: [m] boolean, likewise for the reference.
+            among_representatives: also count negative pairs of two representatives (Can et al. 2019, eq. 4.2, but not
+                Alg. 1). `LiftedStructure` always counts them.
+            reference_starts_with_batch: the first n reference rows are the rows themselves and not paired with them.
         """
         check_class_numbers("Relation.from_labels", "labels", labels)
         if ref_labels is not None:
@@ -187,7 +179,7 @@ class Relation(ABC):
         weights: Tensor | None = None,
         ref_weights: Tensor | None = None,
     ) -> Relation:
-        """Positive when two samples share a label; hot [n, c] holds 0 and 1 (or booleans), ref_hot [m, c]."""
+        """A relation in which samples with a common label are positive; hot [n, c] and ref_hot [m, c] are 0 or 1."""
         for name, x in (("hot", hot), ("ref_hot", ref_hot)):
             if x is not None:
                 check_tensor("Relation.from_multilabel", name, x)
@@ -213,12 +205,12 @@ class Relation(ABC):
         weights: Tensor | None = None,
         ref_weights: Tensor | None = None,
     ) -> Relation:
-        """Positive where a boolean matrix same [n, m] says so.
+        """A relation whose positive pairs are given by a boolean matrix.
 
         Args:
-            same: [n, m] boolean.
-            valid: [n, m] boolean, pairs that count; None for all.
-            square: columns are the rows themselves, so the diagonal is left out; False for a reference.
+            same: [n, m] boolean, which pairs are positive.
+            valid: [n, m] boolean, which pairs count; None for all.
+            square: the columns are the rows themselves, so the diagonal is left out; False for a reference.
             ids: see `from_labels`.
             ref_ids: see `from_labels`.
             weights: see `from_labels`.
@@ -240,17 +232,19 @@ class Relation(ABC):
         return _Matrix(same, valid, square, RelationOptions(ids, ref_ids, weights, ref_weights))
 
     @abstractmethod
-    def _same(self, rows: slice, cols: slice) -> Tensor: ...
+    def _same(self, rows: slice, cols: slice) -> Tensor:
+        """Which pairs [t, u] of a tile are positive, a sample with itself included."""
 
     def _known(self, rows: slice, cols: slice) -> Tensor | None:
+        """Which pairs [t, u] of a tile are not ignored; None for all."""
         return None
 
     def plain_labels(self) -> tuple[Tensor, Tensor] | None:
-        """Labels of rows [n] and columns [m], where these (and position, when square) say everything; else None."""
+        """Labels of rows [n] and columns [m], if they (and positions) determine the relation; else None."""
         return None
 
     def tile(self, rows: slice, cols: slice) -> Tile:
-        """The answer for rows i0:i1 against columns j0:j1; memory is that of the tile alone."""
+        """The masks for rows i0:i1 and columns j0:j1; needs the memory of the tile only."""
         same = self._same(rows, cols)
         valid = ~self._itself(rows, cols)
         known = self._known(rows, cols)
@@ -262,11 +256,11 @@ class Relation(ABC):
         return Tile(same, valid, self._weight(rows, cols))
 
     def dense(self) -> Tile:
-        """The whole n x m answer: the one method that makes it."""
+        """The masks of all n x m pairs."""
         return self.tile(EVERYTHING, EVERYTHING)
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """Measure of the positive and of the negative pairs of each row, [n] and [n], swept in strips of rows."""
+        """Total measure of the positive and of the negative pairs of each row, [n] and [n]; computed in strips."""
         strips = [(tile.positive.sum(dim=1), tile.negative.sum(dim=1)) for tile in self._strips()]
         if not strips:
             empty = torch.zeros(0, dtype=torch.int64, device=self.device)
@@ -279,17 +273,17 @@ class Relation(ABC):
         return (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, n, tall))
 
     def width(self, positive: Tensor) -> int:
-        """The most positives any row of the measure `positive` has: read on a CPU, else what was given, else m."""
-        told = self.shape[1] if self._width is None else min(self._width, self.shape[1])
+        """Maximum number of positives per row of the measure `positive`: counted on a CPU, else `width`, else m."""
+        limit = self.shape[1] if self._width is None else min(self._width, self.shape[1])
         if not readable(positive) or not positive.numel():
-            return told
+            return limit
         widest = int((positive > 0).sum(dim=1).amax())
-        if told < widest:
+        if limit < widest:
             raise ValueError(
-                f"Relation: width is {told}, but a row has {widest} positive columns; raise it, or leave it "
+                f"Relation: width is {limit}, but a row has {widest} positive columns; raise it, or leave it "
                 "out on a CPU."
             )
-        return widest if self._width is None else told
+        return widest if self._width is None else limit
 
     def _itself(self, rows: slice, cols: slice) -> Tensor:
         n, m = self.shape
@@ -298,7 +292,7 @@ class Relation(ABC):
         return self._is_itself(here[:, None], there[None, :])
 
     def _is_itself(self, row: Tensor, col: Tensor) -> Tensor:
-        """Whether a row and a column are the same sample, for indices that broadcast."""
+        """Whether a row and a column are the same sample, for broadcastable indices."""
         if self.square:
             return row == col
         if self._ids is None or self._ref_ids is None:
@@ -308,7 +302,7 @@ class Relation(ABC):
                 else torch.zeros_like(row == col)
             )
         same = self._ids[row] == self._ref_ids[col]
-        # of the rows themselves position tells, of the others ids do
+        # the first n columns are compared by position, the others by id
         return torch.where(col < self.shape[0], row == col, same) if self.reference_starts_with_batch else same
 
     def _weight(self, rows: slice, cols: slice) -> Tensor | None:
@@ -316,7 +310,7 @@ class Relation(ABC):
             return None
         if self._weights.ndim == 2:
             return self._weights[rows, cols]
-        assert self._ref_weights is not None  # noqa: S101 - _check_weights saw to it
+        assert self._ref_weights is not None  # noqa: S101 - ensured by `check_weights`
         return self._weights[rows, None] * self._ref_weights[None, cols]
 
     def __repr__(self) -> str:
@@ -325,6 +319,8 @@ class Relation(ABC):
 
 
 class _Labels(Relation):
+    """Relation of integer labels; see `Relation.from_labels`."""
+
     def __init__(self, labels: Tensor, ref_labels: Tensor | None, ignore: int | None, given: RelationOptions) -> None:
         self._row = labels
         self._col = labels if ref_labels is None else ref_labels
@@ -349,7 +345,7 @@ class _Labels(Relation):
         (row, rank), (col, order) = self._row.sort(stable=True), self._col.sort(stable=True)
         first = torch.cat([torch.ones_like(row[:1], dtype=torch.bool), row[1:] != row[:-1]])
         anchors = torch.zeros_like(first).index_put((rank,), first)
-        # the class's anchor, for each column; a class without a row has none
+        # position of the anchor of each column's class; not every class has one
         at = torch.searchsorted(row, col).clamp(max=max(n - 1, 0))
         good = (row[at] == col) & ~self._is_itself(rank[at], order) if n else torch.zeros_like(col, dtype=torch.bool)
         if self._ignore is not None:
@@ -357,7 +353,7 @@ class _Labels(Relation):
         so_far = good.cumsum(dim=0)
         before = torch.cat([so_far.new_zeros(1), so_far])[torch.searchsorted(col, col)]
         positive = torch.zeros_like(good).index_put((order,), good & (so_far - before == 1))
-        # made anew, because `torch.compile` of torch 2.11 traces no `copy`
+        # constructed anew, because `torch.compile` of torch 2.11 cannot trace `copy`
         seen = _Labels(self._row, None if self.square else self._col, self._ignore, self._given)
         seen._projection = self._projection
         seen._among = anchors, positive | ~positive.any()
@@ -373,6 +369,8 @@ class _Labels(Relation):
 
 
 class _MultiLabel(Relation):
+    """Relation of multi-hot labels; see `Relation.from_multilabel`."""
+
     def __init__(self, hot: Tensor, ref_hot: Tensor | None, given: RelationOptions) -> None:
         # float: integer matrix products do not exist on a GPU; counts of shared labels stay exact below 2^24
         self._row = (hot != 0).float()
@@ -388,6 +386,8 @@ class _MultiLabel(Relation):
 
 
 class _Matrix(Relation):
+    """Relation of a boolean matrix; see `Relation.from_matrix`."""
+
     def __init__(self, same: Tensor, valid: Tensor | None, square: bool, given: RelationOptions) -> None:
         self._matrix = same
         self._valid = valid

@@ -1,4 +1,4 @@
-"""`RepresentativeMask`: which pairs there are when some rows stand for their classes (Can et al. 2019, section 4)."""
+"""Class representatives: restricts the pairs to those with a representative (Can et al. 2019, section 4)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Anchors", "Join", "RepresentativeMask", "check_projection"]
 
 Anchors = Literal["representatives", "others"]
 Join = Callable[[Tensor], Tensor]
-"""Puts the tensors [n, ...] of several processes one behind the other."""
+"""Concatenates the tensors [n, ...] of several processes."""
 
 
 @dataclass(frozen=True, eq=False)
 class RepresentativeMask:
-    """Each pair joins a representative to a row that is none, and stands once, in the row of its anchor.
+    """Restricts pairs to those of a representative and another sample, each once, in the row of its anchor.
 
     Args:
-        rows: [n] boolean, the representatives among the rows.
-        cols: [m] boolean, the representatives among the columns.
-        anchors: whose rows are anchors.
-        among: negative pairs of two representatives are there too, where these are the anchors.
+        rows: [n] boolean, which rows are representatives.
+        cols: [m] boolean, which columns are representatives.
+        anchors: whether the rows of the representatives or those of the others are the anchors.
+        among: also allow negative pairs of two representatives, if these are the anchors.
     """
 
     rows: Tensor
@@ -35,21 +35,21 @@ class RepresentativeMask:
     among: bool = False
 
     def allowed(self, rows: slice, cols: slice, same: Tensor) -> Tensor:
-        """Which pairs [t, u] of a tile there are; `same` says which are positives."""
+        """Which pairs [t, u] of a tile are allowed; `same` [t, u] marks the positive ones."""
         row, col = self.rows[rows, None], self.cols[None, cols]
         if self.anchors == "others":
             return ~row & col
         return row & (~col | ~same) if self.among else row & ~col
 
     def gathered(self, rows: Join, cols: Join) -> RepresentativeMask:
-        """That of all ranks' rows and columns."""
+        """The mask for the rows and columns of all processes."""
         return replace(self, rows=rows(self.rows), cols=cols(self.cols))
 
 
 def check_projection(
     labels: Tensor, ref_labels: Tensor | None, rows: Tensor | None, cols: Tensor | None, among: bool
 ) -> RepresentativeMask | None:
-    """The projection of `Relation.from_labels`, its masks checked; None where no representatives came."""
+    """Validate the masks of `Relation.from_labels`; returns None if there are no representatives."""
     owner = "Relation.from_labels"
     if rows is None and cols is None and not among:
         return None

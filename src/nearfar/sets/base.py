@@ -146,6 +146,7 @@ class UncertaintySet(Part, ABC):
         return None
 
     def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        """Total measure [g] that may carry weight, of members already prepared by `_members`."""
         return self._limit(total(w, l), orders, cap)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
@@ -153,6 +154,7 @@ class UncertaintySet(Part, ABC):
         return size
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Losses and measure [g, n] with `zero` and `zero_member` applied; absent members have l = 0."""
         w = torch.ones_like(losses, dtype=torch.bool) if measure is None else measure
         if self.zero == "drop":
             # ~(l <= 0) instead of l > 0: NaN stays a member and propagates
@@ -164,10 +166,12 @@ class UncertaintySet(Part, ABC):
         return (pad(losses, (0, 1)), pad(w, (0, 1), value=1)) if self.zero_member else (losses, w)
 
     @abstractmethod
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual: ...
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
+        """Dual variables, each [g], of prepared members [g, n]; `mass` [g] is the measure that may carry weight."""
 
     @abstractmethod
-    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor: ...
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        """Weights p* [g, n] of prepared members, elementwise from the dual variables."""
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         """Σ p*l with p* held constant: exact for piecewise linear F; smooth sets override it."""
@@ -228,6 +232,7 @@ class Stream(ABC):
         self._take(*self._members(losses, measure), tag)
 
     def _take(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        """Accumulate a prepared chunk, and count its measure in the first sweep."""
         if not self.sweep:
             self.size += total(w, self.size)
         self._add(l, w, tag)
@@ -256,12 +261,14 @@ class Stream(ABC):
         return None
 
     def _members(self, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and measure [g, c] of a chunk with `zero` applied; absent members have l = 0."""
         if self.over.zero == "drop":
             alive = ~(losses <= 0)  # NaN stays a member and propagates
             measure = measure & alive if measure.dtype == torch.bool else measure * alive
         return hidden(losses, measure, 0.0), measure
 
     def _full(self, value: float, *, wide: bool = False) -> Tensor:
+        """A constant tensor [g], in the dtype of the losses, or in float64 if `wide`."""
         dtype = torch.float64 if wide else self.like.dtype
         return torch.full((len(self.size),), value, dtype=dtype, device=self.like.device)
 
@@ -282,6 +289,7 @@ class Stream(ABC):
         """Merge the accumulators of all processes at the end of a sweep."""
 
     def _turn(self) -> bool:
+        """Update the solution after a sweep; returns whether another sweep is needed."""
         return False
 
     @abstractmethod
@@ -289,4 +297,5 @@ class Stream(ABC):
         """Worst-case value F [g], after the last sweep."""
 
     @abstractmethod
-    def _weights(self, l: Tensor, w: Tensor) -> Tensor: ...
+    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
+        """Weights p* [g, c] of a prepared chunk, elementwise."""

@@ -157,6 +157,7 @@ class PowerWeights(UncertaintySet, swift=True):
         return SOFTMAX._weights(self._height(l), w, dual)
 
     def _height(self, l: Tensor) -> Tensor:
+        """Logarithm of the power, b·log(1 + l/a), whose softmax gives the weights."""
         return self.power * torch.log1p(l / self.shift)
 
 
