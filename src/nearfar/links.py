@@ -17,7 +17,7 @@ __all__ = ["Add", "HingeLink", "LiftedLink", "Link", "PerPositive", "Sides", "So
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """What a link may read of n anchors.
+    """The values, losses and masks of n anchors that a link reads.
 
     Args:
         positive: [n] value of each anchor's positive group, 0 where empty.
@@ -52,11 +52,11 @@ class Terms:
 
 
 class Link(Part, nn.Module, ABC):
-    """Joins the two sides of each anchor. Plain autograd: a link may be learnable."""
+    """Joins the positive and the negative value of each anchor; plain autograd, so a link may hold parameters."""
 
     shortcuts = ("strips",)
     strips: bool = False
-    """An anchor's terms are told by its own sides (and the columns) alone, so that some anchors may come at a time."""
+    """The terms of an anchor depend on its own values (and the columns) only, so anchors may be processed in parts."""
     both: bool = True
     """An anchor needs both sides to say anything; False where one alone already pulls or pushes."""
     wants_columns: bool = False
@@ -73,7 +73,7 @@ class Link(Part, nn.Module, ABC):
 
 
 class Add(Link, swift=True):
-    """v = positive + negative.
+    """Add the two values of an anchor, v = positive + negative, with options.
 
     Args:
         both: anchors with one side only count 0 instead of that side.
@@ -94,7 +94,7 @@ class Add(Link, swift=True):
 
 
 class HingeLink(Link, swift=True):
-    """v = [positive + negative + m]₊, or its smoothing with μ = `smooth` (batch-hard, HAP2S, generalized lifted)."""
+    """A hinge on the sum, v = [positive + negative + m]₊ (batch-hard, HAP2S, generalized lifted); or a softplus."""
 
     strips = True
 
@@ -109,7 +109,7 @@ class HingeLink(Link, swift=True):
 
 
 class SoftplusLink(Link, swift=True):
-    """v = log(1 + e^{positive + negative}) (circle)."""
+    """A softplus of the sum, v = log(1 + e^{positive + negative}) (circle loss)."""
 
     strips = True
 

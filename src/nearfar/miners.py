@@ -114,7 +114,7 @@ def _narrow(measure: Tensor, by: Tensor) -> Tensor:
 
 
 class Miner(Part, nn.Module, ABC):
-    """Keeps some of the pairs. The scores it sees carry no gradient."""
+    """Chooses the pairs that enter a loss, from scores without gradient."""
 
     both: bool = False
     """A row without positive or without negative pairs keeps none."""
@@ -127,9 +127,11 @@ class Miner(Part, nn.Module, ABC):
 
 
 class MultiSimilarity(Miner, swift=True):
-    """Keep positive s < max of the row's negative + ε, and negative s > min of the row's positive - ε.
+    """Keep the pairs of an anchor that are out of order, up to a slack: the miner of the multi-similarity loss.
 
-    The miner of the multi-similarity loss. A row without positive or without negative pairs keeps none.
+        positive: s < max of the anchor's negatives + ε        negative: s > min of the anchor's positives - ε
+
+    A row without positive or without negative pairs keeps none.
 
     Args:
         epsilon: ε, the slack.
@@ -163,7 +165,9 @@ class Hard(Miner, swift=True):
 
 
 class SemiHard(Miner, swift=True):
-    """Keep negative pairs with λ - m < s < λ: near, but beyond the score λ that stands for the positive.
+    """Keep the semi-hard negatives: less similar than a threshold λ that stands for the positive, by less than m.
+
+        λ - m < s < λ
 
     Qi et al. 2020, section 4.2.2. All positive pairs stay. (Semi-hard triplets compare with each positive:
     `nf.losses.Triplet(mining="semihard")`.)
@@ -254,5 +258,5 @@ class DistanceWeighted(Miner, swift=True):
 
 
 def __getattr__(name: str) -> Never:
-    """Only what is not there is asked here."""
+    """Name the new name where an old one is asked for."""
     raise no_such_name("nearfar.miners", name)

@@ -1,4 +1,4 @@
-"""Pair losses l(s, sign): what one pair costs, elementwise. sign is +1 for positive and -1 for negative.
+"""Pair losses l(s, sign): the cost of one pair from its score s; sign is +1 for positive and -1 for negative pairs.
 
 A new pair loss is a subclass with a `forward`; nothing else is needed. `slope` (dl/ds in closed form) is optional:
 engines that make gradients by hand use it to skip a pass, and a test holds it to autograd.
@@ -48,7 +48,9 @@ class PairLoss(Part, nn.Module, ABC):
 
 
 class Hinge(PairLoss, swift=True):
-    """l = [m + sign·(λ - s)]₊, the margin loss on a score.
+    """Hinge on a score: a pair costs nothing once it is on the right side of a threshold by a margin.
+
+        l = [m + sign·(λ - s)]₊
 
     Qi et al. 2020, section 3; y must be ±1, the print says 0/1. With `smooth` = μ > 0 it is μ·softplus(x/μ), the
     log-sum-exp smoothing of max(x, 0) (Jaffe 2020, eq. 9-12), which exceeds it by at most μ·log 2.
@@ -78,7 +80,7 @@ class Hinge(PairLoss, swift=True):
 
     @property
     def threshold(self) -> Tensor | float:
-        """λ as it stands: where it started, plus what was learned."""
+        """The present threshold λ: its starting value plus what was learned."""
         return self.start if self.offset is None else self.start + self.offset
 
     def _excess(self, s: Tensor, sign: int) -> Tensor:
@@ -106,7 +108,9 @@ def smooth_hinge(x: Tensor, smooth: float) -> Tensor:
 
 
 class Logistic(PairLoss, swift=True):
-    """Binomial deviance: (2/β)·log(1+e^{-β(s-λ)}) positive, (2/α)·log(1+e^{α(s-λ)}) negative.
+    """Binomial deviance: a smooth hinge on a score, with a slope for each sign.
+
+        l = (2/β)·log(1+e^{-β(s-λ)}) positive,  (2/α)·log(1+e^{α(s-λ)}) negative
 
     Qi et al. 2020, section 4.
 
@@ -142,7 +146,9 @@ class Logistic(PairLoss, swift=True):
 
 
 class Squared(PairLoss, swift=True):
-    """Contrastive loss on a distance d = -s: [d - m₊]₊^power positive, [m₋ - d]₊^power negative.
+    """The contrastive loss of a distance d = -s: positives are pulled within m₊, negatives pushed beyond m₋.
+
+        l = [d - m₊]₊^power positive,  [m₋ - d]₊^power negative
 
     Can et al. 2019, eq. 3.1.
 
@@ -175,7 +181,9 @@ class Squared(PairLoss, swift=True):
 
 
 class Linear(PairLoss, swift=True):
-    """l = c·(m + sign·(λ - s)), the hinge without its hinge: what log-sum-exp losses are built from.
+    """A cost that is linear in the score: what log-sum-exp losses such as multi-similarity are built from.
+
+        l = c·(m + sign·(λ - s))
 
     Args:
         threshold: λ.
@@ -202,7 +210,7 @@ class Linear(PairLoss, swift=True):
 
 
 class Identity(PairLoss, swift=True):
-    """l = c·s whatever the sign: the denominators of softmax losses, where positive pairs compete too."""
+    """The scaled score itself, l = c·s for both signs: the denominator of softmax losses."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -220,7 +228,9 @@ class Identity(PairLoss, swift=True):
 
 
 class CircleScore(PairLoss, swift=True):
-    """Circle loss's self-paced score: -γ[1+m-s]₊(s-(1-m)) positive, γ[s+m]₊(s-m) negative, brackets held constant.
+    """The logits of circle loss, in which pairs far from their goal get larger weights.
+
+        l = -γ[1+m-s]₊(s-(1-m)) positive,  γ[s+m]₊(s-m) negative,  the brackets held constant
 
     The brackets are weights, not part of what is differentiated, so the gradient is not that of the value.
 
@@ -253,7 +263,9 @@ class CircleScore(PairLoss, swift=True):
 
 
 class AngularMargin(PairLoss, swift=True):
-    """ArcFace's logits: -c·cos(θ+m) positive, c·cos θ negative, for a cosine s = cos θ.
+    """The logits of ArcFace: an angular margin on the own class, for a cosine s = cos θ.
+
+        l = -c·cos(θ+m) positive,  c·cos θ negative
 
     Past θ = π - m the cosine would rise again; the line cos θ - m·sin m continues it downwards, as is usual.
 
@@ -287,5 +299,5 @@ class AngularMargin(PairLoss, swift=True):
 
 
 def __getattr__(name: str) -> Never:
-    """Only what is not there is asked here."""
+    """Name the new name where an old one is asked for."""
     raise no_such_name("nearfar.pairs", name)

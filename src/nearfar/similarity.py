@@ -45,7 +45,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In float64, which Apple's GPUs alone do not have."""
+    """Convert to float64, except on Apple's GPUs, which have none."""
     return x if x.device.type == "mps" else x.double()
 
 
@@ -64,10 +64,10 @@ CROWD = 64.0
 
 
 def origin(x: Tensor) -> Tensor:
-    """One of the rows x [n, d] in the midst of them, where most lie near each other but far from 0; else 0.
+    """Choose a new origin [d] for rows x [n, d]: a central row if most rows are near each other but far from 0, else 0.
 
-    A row and not the mean: equal rows then stand at 0 exactly, and a few that lie elsewhere do not pull it away. Rows
-    that are not finite have no say.
+    A row rather than the mean, so that equal rows end at exactly 0 and a few distant rows do not move it. Rows that are
+    not finite are ignored.
     """
     finite = torch.isfinite(x).all(dim=1, keepdim=True)
     x = torch.where(finite, x, 0.0)
@@ -95,7 +95,7 @@ class Similarity(Part, nn.Module, ABC):
         self.normalize = normalize
 
     def prepare(self, x: Tensor) -> Tensor:
-        """What each row goes through once, before any product: [n, d] -> [n, d]."""
+        """Transform each row once, before any product: [n, d] -> [n, d]."""
         return unit(x) if self.normalize else x
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Similarity(Part, nn.Module, ABC):
 
 
 class Cosine(Similarity, swift=True):
-    """s = ⟨x, y⟩ / (|x| |y|).
+    """Cosine similarity, s = ⟨x, y⟩ / (|x| |y|).
 
     >>> Cosine()(torch.tensor([[3.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
     tensor([[1., 0.]])
@@ -159,7 +159,7 @@ class Cosine(Similarity, swift=True):
 
 
 class Dot(Similarity, swift=True):
-    """s = ⟨x, y⟩, of raw rows by default."""
+    """Dot product, s = ⟨x, y⟩, of rows as they are by default."""
 
     norms = False
 
@@ -178,7 +178,7 @@ class Dot(Similarity, swift=True):
 
 
 class NegEuclidean(Similarity, swift=True):
-    """s = -|x - y|, of unit rows by default.
+    """Negated Euclidean distance, s = -|x - y|, of unit rows by default.
 
     >>> NegEuclidean()(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
     tensor([[-1.4142, -2.0000]])
@@ -194,7 +194,7 @@ class NegEuclidean(Similarity, swift=True):
 
 
 class NegSquaredEuclidean(Similarity, swift=True):
-    """s = -|x - y|², of unit rows by default."""
+    """Negated squared Euclidean distance, s = -|x - y|², of unit rows by default."""
 
     shifts = True
 
@@ -206,9 +206,9 @@ class NegSquaredEuclidean(Similarity, swift=True):
 
 
 class Called(Similarity):
-    """A similarity that says all in its `forward`: rows are handed to it as they came.
+    """Wraps a similarity that must be called as a whole, because its `forward` is custom or has hooks.
 
-    Losses prepare rows once and score them in parts, which passes by a `forward` of one's own and its hooks.
+    Losses otherwise prepare rows once and score them in parts, which would bypass `forward`.
     """
 
     def __init__(self, of: Similarity) -> None:
@@ -230,7 +230,7 @@ class Called(Similarity):
 
 
 def called(similarity: Similarity) -> Similarity:
-    """The similarity as a loss uses it: in parts, or as a whole where somebody wrote or hooked its `forward`."""
+    """Return the similarity, wrapped in `Called` if its `forward` is custom or has hooks."""
     own = type(similarity).forward is not Similarity.forward or "forward" in similarity.__dict__
     hooked = any(getattr(similarity, name) for name in HOOKS)
     return Called(similarity) if own or hooked else similarity

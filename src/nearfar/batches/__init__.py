@@ -13,5 +13,5 @@ __all__ = ["HardClasses", "MPerClass", "Proximal", "Representatives", "Violation
 
 
 def __getattr__(name: str) -> Never:
-    """Only what is not there is asked here."""
+    """Name the new name where an old one is asked for."""
     raise no_such_name("nearfar.batches", name)
