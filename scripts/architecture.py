@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -87,6 +88,7 @@ def imported(name: str, path: Path, known: Mapping[str, Path]) -> set[str]:
     return found - {name}
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     """Module -> the modules it imports; the front door `nearfar` itself is left out."""
     known = modules()
