@@ -24,8 +24,9 @@ endef
 demo: $(READY)
 	$(BIN)/nearfar demo --overwrite
 
+# One thread a worker: two that spin on small matrices beside another worker take four times the processor.
 test: check browser
-	$(BIN)/python -m pytest -n $(WORKERS) --durations=10
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -65,7 +66,7 @@ faults: $(READY)  # kills, races, full disks, damaged files; SEED=7 repeats a ru
 	$(BIN)/python tests/faults.py $(if $(SEED),--seed $(SEED))
 
 docs: $(READY)
-	$(BIN)/python -m pytest -q $(DOCTESTS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -n $(WORKERS) $(DOCTESTS)
 
 # The pages and the reference as a site in build/site, to be opened from disk: no broken link, no missing reference.
 site: $(READY)
