@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from PIL import Image
 from runs import config, journal, tiny
 from shell import run
@@ -68,8 +69,17 @@ def test_memory_of_parameters_is_exact(tmp_path):
     assert memory.total == sum((memory.weights, memory.optimizer, memory.gradients, memory.network, memory.loss))
 
 
-def test_memory_of_activations_grows_with_the_batch_and_shrinks_with_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("nearfar.train.processes._has_device", lambda: False)  # a GPU's allocator rounds up
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Accelerate keeps the device of its first use; a GPU's allocator rounds up."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr("nearfar.train.processes._has_device", lambda: False)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_memory_of_activations_grows_with_the_batch_and_shrinks_with_chunks(tmp_path):
     batches = {"name": "MPerClass", "classes": 8, "samples": 4}
     groups = {"name": "small", "embedding_dim": 4, "group_norms": True}
     settings = replace(small(batches=batches), model=config(model=groups).model)
