@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, Self, TypeVar
 
 Given = ParamSpec("Given")
@@ -86,11 +86,12 @@ def new_keyword(owner: str, name: str, known: Iterable[str]) -> str | None:
     return new if name not in words and new in words else None
 
 
-def refuse_keywords(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError if a given keyword has a new name."""
-    words = set(known)
-    for name in given:
-        new = new_keyword(owner, name, words)
+def refuse_keywords(owner: str, given: Iterable[str], function: Callable[..., object]) -> None:
+    """Raise TypeError if a given keyword has a new name that the function takes."""
+    suspects = [name for name in given if name in KEYWORDS or name in KEYWORDS_OF.get(owner, ())]
+    known = inspect.signature(function).parameters if suspects else ()  # parts are made in training steps too
+    for name in suspects:
+        new = new_keyword(owner, name, known)
         if new is not None:
             raise TypeError(f"{owner}: {name}= is now {new}=.")
 
@@ -117,18 +118,16 @@ class NewKeywords:
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check the keywords, then create the object as usual."""
-        if given:
-            refuse_keywords(cls.__name__, given, inspect.signature(cls.__init__).parameters)
+        refuse_keywords(cls.__name__, given, cls.__init__)
         return super().__new__(cls)
 
 
 def new_keywords(function: Callable[Given, Made]) -> Callable[Given, Made]:
     """Decorate a function so that an old keyword is an error that names the new one."""
-    known: Mapping[str, object] = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def checked(*args: Given.args, **given: Given.kwargs) -> Made:
-        refuse_keywords(function.__name__, given, known)
+        refuse_keywords(function.__name__, given, function)
         return function(*args, **given)
 
     return checked

@@ -272,38 +272,36 @@ class RobustLoss(Loss):
         if 0 in call.shape:
             self._warn(call, relation, None)
             return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
-        rows, cols = self._prepared(call)
-        if self._tiles(call, relation):
+        product = self.product
+        rows, cols = _prepared(call, product)
+        if self._tiles(call, relation, product):
             twice = self.engine != "tiled" and call.ranks is None
-            tiling = Tiling(self.owner, self.product, relation, self.tile, twice, call.ranks or ALONE)
+            tiling = Tiling(self.owner, product, relation, self.tile, twice, call.ranks or ALONE)
             value, had_positive, had_negative = tiled_value(tiling, rows, cols)
             self._warn(call, relation, Had(had_positive, had_negative))
             return value
         # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
-        ranks = call.ranks if self.product.draws else None
+        ranks = call.ranks if product.draws else None
         with nullcontext() if ranks is None else ranks.same_draws(rows.device):
-            pairs = dense_pairs(self.product, rows, cols, relation, call.indices, once=self.listed_once)
+            pairs = dense_pairs(product, rows, cols, relation, call.indices, once=self.listed_once)
             self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
-            return dense_value(self.product, pairs)
+            return dense_value(product, pairs)
 
     def _explanation(self, call: Call) -> Explanation:
         relation = self._relation(call)
         if 0 in call.shape:
             self._warn(call, relation, None)
             return unexplained(_zero(call))
-        rows, cols = self._prepared(call)
-        pairs = dense_pairs(self.product, rows, cols, relation, call.indices, once=self.listed_once)
+        product = self.product
+        rows, cols = _prepared(call, product)
+        pairs = dense_pairs(product, rows, cols, relation, call.indices, once=self.listed_once)
         self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
-        return explain(self.product, pairs)
+        return explain(product, pairs)
 
     def _relation(self, call: Call) -> Relation:
         return call.relation().projected(self.anchors, among=self.among_representatives)
 
-    def _prepared(self, call: Call) -> tuple[Tensor, Tensor]:
-        dtype, similarity = _work_type(call), called(self.similarity)
-        return similarity.prepared(call.embeddings.to(dtype), None if call.ref_emb is None else call.ref_emb.to(dtype))
-
-    def _tiles(self, call: Call, relation: Relation) -> bool:
+    def _tiles(self, call: Call, relation: Relation, product: Product) -> bool:
         """Whether this call goes to the tiled engine."""
         if self.engine == "tiled":
             if call.indices is not None:
@@ -311,12 +309,12 @@ class RobustLoss(Loss):
                     f'{self.owner}: an index tuple is a matrix of weights to engine="tiled", which makes none; '
                     'use engine="dense", or a miner.'
                 )
-            return dealt(call, self.product)
+            return dealt(call, product)
         if self.engine != "auto" or call.indices is not None or torch.compiler.is_compiling():
             return False
-        if not worth_tiling(self.product, relation, call.ranks or ALONE) or not dealt(call, self.product):
+        if not worth_tiling(product, relation, call.ranks or ALONE) or not dealt(call, product):
             return False
-        return untiled(self.product) is None
+        return untiled(product) is None
 
     def _warn(self, call: Call, relation: Relation, had: Had | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
@@ -382,6 +380,12 @@ def _reason(had: Had) -> str:
 def dealt(call: Call, product: Product) -> bool:
     """Whether strips can be dealt out: each rank gets some, and no draw depends on who sweeps which."""
     return call.ranks is None or (not product.draws and len(call.embeddings) >= call.ranks.world)
+
+
+def _prepared(call: Call, product: Product) -> tuple[Tensor, Tensor]:
+    """Rows [n, d] and references [m, d] as the similarity's `scores` takes them."""
+    dtype, ref_emb = _work_type(call), call.ref_emb
+    return product.similarity.prepared(call.embeddings.to(dtype), None if ref_emb is None else ref_emb.to(dtype))
 
 
 def _work_type(call: Call) -> torch.dtype:
