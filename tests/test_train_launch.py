@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from runs import tiny
 
+from nearfar.cli.main import main
 from nearfar.train import fit, load, processes
 
 CONFIG = """
@@ -106,3 +108,12 @@ def test_all_who_count_must_agree():
         ((2, 0), (2, 1), (2, 0)),
     ):
         assert not processes.Counts(group, accelerate, environment).agree
+
+
+def test_the_command_leaves_its_group_before_it_ends(tmp_path, monkeypatch):
+    """Python aborts a rank whose gloo threads are still there when another one's connection closes."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    monkeypatch.setattr(sys, "argv", ["nearfar", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert not dist.is_initialized()

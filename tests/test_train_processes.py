@@ -18,12 +18,14 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from runs import DATA, config
+from nearfar._utils.process_group import close
 from nearfar.train import fit
 settings, folder, data = json.loads(sys.argv[2]), Path(sys.argv[3]), DATA[sys.argv[4]]
 seen = []
 look = lambda moment: seen.append(moment.indices.tolist())
 fit(config(**settings), folder, data=data(), callbacks=[look], **json.loads(sys.argv[5]))
 folder.with_name(f"{folder.name}-{os.environ['RANK']}.json").write_text(json.dumps(seen))
+close()
 """
 
 
@@ -130,8 +132,9 @@ def fail(moment):
 
 try:
     fit(config(), Path(sys.argv[2]), data=DATA["tiny"](), callbacks=[fail])
-except (RuntimeError, ValueError) as problem:
-    sys.exit(str(problem))
+except (KeyError, RuntimeError, ValueError) as problem:
+    print(problem, file=sys.stderr, flush=True)
+    os._exit(1)  # at once: gloo's threads may abort a rank that is taken apart while another one's connection closes
 """
 
 

@@ -82,6 +82,16 @@ def several(group: Any = None) -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
+def close() -> None:
+    """Leave the gloo group of this process, if it has one: its threads must end before Python takes them apart.
+
+    A rank that ends without this may be aborted (SIGABRT) when another one's connection closes meanwhile. Other
+    backends are left alone: theirs wait for ranks that may be gone.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+
+
 class Group(ProcessGroup):
     """The processes of a `torch.distributed` group.
 

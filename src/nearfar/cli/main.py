@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from nearfar._utils.console import Terminal, guard_streams, say
+from nearfar._utils.process_group import close
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training
 from nearfar.cli.commands.shared import one_sentence
@@ -112,4 +113,7 @@ bench.register(app)
 def main() -> None:
     """Entry point of the `nearfar` command."""
     guard_streams()
-    app()
+    try:
+        app()
+    finally:
+        close()
