@@ -82,6 +82,44 @@ def test_slope_is_the_derivative(name, sign):
 
 @cases
 @signs
+def test_form_is_the_loss_and_its_derivative(name, sign):
+    pair, _ = CASES[name]
+    form = pair.form(sign)
+    if form is None:
+        assert name.startswith("angular")
+        assert sign > 0
+        return
+    s = scores().requires_grad_()
+    value = pair(s, sign)
+    (wanted,) = torch.autograd.grad(value.sum(), s, retain_graph=True)
+    torch.testing.assert_close(form.value(s), value, atol=1e-13, rtol=1e-13)
+    torch.testing.assert_close(form.slope(s.detach()).detach(), wanted, atol=1e-13, rtol=1e-13)
+    if form.offset is not None:
+        (learned,) = torch.autograd.grad(value.sum(), form.offset)
+        torch.testing.assert_close((form.by_offset / form.a * wanted).sum(), learned, atol=1e-12, rtol=1e-12)
+
+
+def test_forms_are_not_inherited():
+    class Twice(P.Linear):
+        def forward(self, s, sign):
+            return 2 * super().forward(s, sign)
+
+    assert P.Linear().form(1) is not None
+    assert Twice().form(1) is None
+    assert P.Squared(power=0.5).form(1) is None  # infinite slope at 0
+    assert {nf.similarity.Cosine.form, nf.similarity.Dot.form} == {"dot"}
+    assert nf.similarity.NegEuclidean.form == "distance"
+    assert nf.similarity.NegSquaredEuclidean.form == "squared"
+    assert type("Own", (nf.similarity.Cosine,), {}).form is None
+    assert {name: part.scope for name, part in GROUPS.items()} == {name: name for name in GROUPS}
+    assert type("Own", (nf.groups.Batch,), {}).scope is None
+    assert type("Own", (nf.sets.KL,), {})(0.1).fold() is None
+    assert nf.sets.DetachedWeights(nf.sets.KL(0.1, zero="drop")).fold() is None
+    assert nf.sets.DetachedWeights(nf.sets.KL(0.1)).fold().held
+
+
+@cases
+@signs
 def test_exact_gradient_means_what_it_says(name, sign):
     pair, _ = CASES[name]
     s = scores().requires_grad_()

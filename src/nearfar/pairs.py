@@ -1,14 +1,16 @@
 """Pair losses l(s, sign): the cost of one pair from its score s; sign is +1 for positive and -1 for negative pairs.
 
-A new pair loss is a subclass with a `forward`; nothing else is needed. `slope` (dl/ds in closed form) is optional:
-engines that make gradients by hand use it to skip a pass, and a test holds it to autograd.
+A new pair loss is a subclass with a `forward`; nothing else is needed. `slope` (dl/ds in closed form) and `form` (the
+whole loss as a few numbers, which a kernel can compute) are optional: engines that make gradients by hand use them, and
+tests hold them to autograd.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Never
+from dataclasses import dataclass
+from typing import Literal, Never
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +27,72 @@ __all__ = [
     "Identity",
     "Linear",
     "Logistic",
+    "PairForm",
     "PairLoss",
     "Squared",
     "smooth_hinge",
 ]
 
 
+@dataclass(frozen=True, eq=False)
+class PairForm:
+    """A pair loss of one sign as numbers: what a kernel needs to compute it and its slope.
+
+        z = a·s + b + k·offset
+        l = c·z "line",  c·[z]₊^power "power",  c·log(1+e^z) "softplus",  c·[z]₊·(s - center) "pace", [z]₊ held constant
+
+    Args:
+        shape: which of these.
+        a: factor of the score.
+        b: constant.
+        scale: c.
+        power: exponent of "power".
+        center: of "pace".
+        offset: a learned number, or None.
+        by_offset: k; dl/doffset = (k/a)·dl/ds.
+    """
+
+    shape: Literal["line", "power", "softplus", "pace"]
+    a: float
+    b: float
+    scale: float = 1.0
+    power: float = 1.0
+    center: float = 0.0
+    offset: Tensor | None = None
+    by_offset: float = 0.0
+
+    def _inside(self, s: Tensor) -> Tensor:
+        z = self.a * s + self.b
+        return z if self.offset is None else z + self.by_offset * self.offset
+
+    def value(self, s: Tensor) -> Tensor:
+        """Losses of scores s."""
+        z = self._inside(s)
+        if self.shape == "line":
+            return self.scale * z
+        if self.shape == "softplus":
+            return self.scale * softplus(z, threshold=40.0)
+        if self.shape == "pace":
+            return self.scale * torch.relu(z) * (s - self.center)
+        return self.scale * (torch.relu(z) if self.power == 1 else torch.relu(z) ** self.power)
+
+    def slope(self, s: Tensor) -> Tensor:
+        """dl/ds of scores s."""
+        z = self._inside(s)
+        if self.shape == "line":
+            return torch.full_like(s, self.scale * self.a)
+        if self.shape == "softplus":
+            return self.scale * self.a * torch.sigmoid(z)
+        if self.shape == "pace":
+            return self.scale * torch.relu(z)
+        rise = (z > 0).to(s.dtype) if self.power == 1 else self.power * torch.relu(z) ** (self.power - 1)
+        return self.scale * self.a * rise
+
+
 class PairLoss(Part, nn.Module, ABC):
     """An elementwise loss of one pair's score. Scores are similarities: larger = more similar."""
 
-    shortcuts = ("slope",)
+    shortcuts = ("slope", "form")
     exact_gradient: bool = True
     """False where part of the loss is held constant on purpose, so that value and gradient do not match."""
 
@@ -44,6 +102,10 @@ class PairLoss(Part, nn.Module, ABC):
 
     def slope(self, s: Tensor, sign: int) -> Tensor | float | None:
         """dl/ds in closed form: a tensor like s, a float where it is constant, None to leave it to autograd."""
+        return None
+
+    def form(self, sign: int) -> PairForm | None:
+        """The loss of one sign as numbers; None where it has no such form."""
         return None
 
 
@@ -95,6 +157,11 @@ class Hinge(PairLoss, swift=True):
         x = self._excess(s, sign)
         return -sign * (torch.sigmoid(x / self.smooth) if self.smooth else (x > 0).to(s.dtype))
 
+    def form(self, sign: int) -> PairForm:  # noqa: D102
+        c, b = self.smooth or 1.0, self.margin + sign * self.start
+        shape: Literal["power", "softplus"] = "softplus" if self.smooth else "power"
+        return PairForm(shape, -sign / c, b / c, c, offset=self.offset, by_offset=sign / c)
+
     def extra_repr(self) -> str:  # noqa: D102
         smooth = f", smooth={self.smooth}" if self.smooth else ""
         threshold = self.threshold.item() if isinstance(self.threshold, Tensor) else self.threshold
@@ -141,6 +208,10 @@ class Logistic(PairLoss, swift=True):
     def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return -2 * sign * torch.sigmoid(-sign * self._steepness(sign) * (s - self.threshold))
 
+    def form(self, sign: int) -> PairForm:  # noqa: D102
+        c = self._steepness(sign)
+        return PairForm("softplus", -sign * c, sign * c * self.threshold, 2 / c)
+
     def extra_repr(self) -> str:  # noqa: D102
         return f"threshold={self.threshold}, slope_positive={self.slope_positive}, slope_negative={self.slope_negative}"
 
@@ -176,6 +247,11 @@ class Squared(PairLoss, swift=True):
         x = self._excess(s, sign)
         return -sign * ((x > 0).to(s.dtype) if self.power == 1 else self.power * x ** (self.power - 1))
 
+    def form(self, sign: int) -> PairForm | None:  # noqa: D102
+        if self.power < 1:  # the slope is infinite where the loss begins
+            return None
+        return PairForm("power", -sign, -self.pos_margin if sign > 0 else self.neg_margin, power=self.power)
+
     def extra_repr(self) -> str:  # noqa: D102
         return f"pos_margin={self.pos_margin}, neg_margin={self.neg_margin}, power={self.power}"
 
@@ -205,6 +281,9 @@ class Linear(PairLoss, swift=True):
     def slope(self, s: Tensor, sign: int) -> float:  # noqa: D102
         return -sign * self.scale
 
+    def form(self, sign: int) -> PairForm:  # noqa: D102
+        return PairForm("line", -sign * self.scale, self.scale * (self.margin + sign * self.threshold))
+
     def extra_repr(self) -> str:  # noqa: D102
         return f"threshold={self.threshold}, margin={self.margin}, scale={self.scale}"
 
@@ -222,6 +301,9 @@ class Identity(PairLoss, swift=True):
 
     def slope(self, s: Tensor, sign: int) -> float:  # noqa: D102
         return self.scale
+
+    def form(self, sign: int) -> PairForm:  # noqa: D102
+        return PairForm("line", self.scale, 0.0)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"scale={self.scale}"
@@ -258,6 +340,10 @@ class CircleScore(PairLoss, swift=True):
     def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return -sign * self.scale * self._pace(s, sign)
 
+    def form(self, sign: int) -> PairForm:  # noqa: D102
+        m = self.margin
+        return PairForm("pace", -sign, 1 + m if sign > 0 else m, -sign * self.scale, center=1 - m if sign > 0 else m)
+
     def extra_repr(self) -> str:  # noqa: D102
         return f"margin={self.margin}, scale={self.scale}"
 
@@ -293,6 +379,9 @@ class AngularMargin(PairLoss, swift=True):
 
     def slope(self, s: Tensor, sign: int) -> float | None:  # noqa: D102
         return self.scale if sign < 0 else None
+
+    def form(self, sign: int) -> PairForm | None:  # noqa: D102
+        return PairForm("line", self.scale, 0.0) if sign < 0 else None
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"margin={self.margin}, scale={self.scale}"

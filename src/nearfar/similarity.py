@@ -12,6 +12,7 @@ other; `prepared` then moves the origin among them, which changes no distance an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -84,11 +85,13 @@ class Similarity(Part, nn.Module, ABC):
         normalize: divide every row by its Euclidean norm first.
     """
 
-    shortcuts = ("norms", "shifts")
+    shortcuts = ("norms", "shifts", "form")
     norms: bool = True
     """`finish` reads the norms; False where a score is the product itself."""
     shifts: bool = False
     """Scores tell differences of rows alone, so that one vector may be taken off all of them."""
+    form: Literal["dot", "squared", "distance"] | None = None
+    """A score is the product, -|x - y|² or -|x - y|; None where it is none of them."""
 
     def __init__(self, *, normalize: bool = True) -> None:
         super().__init__()
@@ -147,6 +150,7 @@ class Cosine(Similarity, swift=True):
     """
 
     norms = False
+    form = "dot"
 
     def __init__(self) -> None:
         super().__init__(normalize=True)
@@ -162,6 +166,7 @@ class Dot(Similarity, swift=True):
     """Dot product, s = ⟨x, y⟩, of rows as they are by default."""
 
     norms = False
+    form = "dot"
 
     def __init__(self, *, normalize: bool = False) -> None:
         super().__init__(normalize=normalize)
@@ -185,6 +190,7 @@ class NegEuclidean(Similarity, swift=True):
     """
 
     shifts = True
+    form = "distance"
 
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
         return -root(rows + cols - 2 * dot)
@@ -197,6 +203,7 @@ class NegSquaredEuclidean(Similarity, swift=True):
     """Negated squared Euclidean distance, s = -|x - y|², of unit rows by default."""
 
     shifts = True
+    form = "squared"
 
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
         return 2 * dot - rows - cols

@@ -153,7 +153,7 @@ class Grouping(Part, ABC):
     A subclass implements `split` and either `terms` (with `per_anchor`: one value per anchor) or `merge` (one number).
     """
 
-    shortcuts = ("strips",)
+    shortcuts = ("strips", "scope")
     per_anchor: bool = False
     """Whether there is one value per anchor, which a reduction over anchors then combines."""
     needs: Needs = "any"
@@ -162,6 +162,8 @@ class Grouping(Part, ABC):
     """Whether an explicit list of triplets is used as it is, not as the pairs it contains."""
     strips: bool = False
     """Whether `split` may be called on some rows at a time: groups lie within a row, or have streams."""
+    scope: str | None = None
+    """The name of the built-in grouping whose groups these are; None for any other."""
 
     def check(self, positive: UncertaintySet, negative: UncertaintySet) -> None:
         """Raise ValueError if the sets cannot weight these groups."""
@@ -198,6 +200,7 @@ class Batch(Grouping, swift=True):
     """One group of all pairs of the batch: positive and negative pairs share the weights."""
 
     strips = True
+    scope = "batch"
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         losses, measure = _together(product, pairs)
@@ -209,6 +212,7 @@ class Sign(Grouping, swift=True):
     """Two groups: all positive pairs, and all negative pairs of the batch; their values are added."""
 
     strips = True
+    scope = "sign"
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         return _by_sign(product, pairs)
@@ -228,6 +232,7 @@ class Balanced(Grouping, swift=True):
 
     needs = "positive"
     strips = True
+    scope = "balanced"
 
     def check(self, positive: UncertaintySet, negative: UncertaintySet) -> None:  # noqa: D102
         if not isinstance(positive, TopK) or not isinstance(negative, TopK):
@@ -253,6 +258,7 @@ class Anchor(Grouping, swift=True):
 
     per_anchor = True
     strips = True
+    scope = "anchor"
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         losses, measure = _together(product, pairs)
@@ -269,6 +275,7 @@ class AnchorSign(Grouping, swift=True):
 
     per_anchor = True
     strips = True
+    scope = "anchor_sign"
 
     def halves(self, product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
         """The problems of the positive pairs and of the negative (or all) pairs of each anchor."""

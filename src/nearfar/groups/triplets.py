@@ -185,6 +185,7 @@ class Positive(Grouping, swift=True):
     per_anchor = True
     needs = "both"
     strips = True
+    scope = "positive"
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = Rule() if rule is None else rule
@@ -218,6 +219,7 @@ class Triplets(Grouping, swift=True):
     needs = "both"
     takes_triplets = True
     strips = True
+    scope = "triplets"
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = Rule() if rule is None else rule

@@ -35,7 +35,7 @@ from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.shortcuts import Part
 from nearfar._utils.tensors import hidden, total
 
-__all__ = ["Cap", "Dual", "Orders", "Solved", "Stream", "Support", "UncertaintySet"]
+__all__ = ["Cap", "Dual", "Fold", "Orders", "Solved", "Stream", "Support", "UncertaintySet"]
 
 Orders = Tensor | int
 Cap = Callable[[], Tensor]
@@ -62,6 +62,23 @@ class Solved:
 
 
 @dataclass(frozen=True, eq=False)
+class Fold:
+    """How the members of a group come down to a few numbers, for engines that make weights by hand.
+
+    Args:
+        kind: "exp": weights w·e^{l/γ}; "sum": w; "max": all at the largest loss; "top": the K largest.
+        gamma: γ of "exp".
+        normalized: whether γ·log Σw is taken off the value of "exp".
+        held: the value is Σ p*l with p* held constant.
+    """
+
+    kind: Literal["exp", "sum", "max", "top"]
+    gamma: float = 1.0
+    normalized: bool = True
+    held: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class UncertaintySet(Part, ABC):
     """Base class: a set U of weights over the members of a group, and the worst case over it.
 
@@ -76,7 +93,7 @@ class UncertaintySet(Part, ABC):
     zero: Literal["keep", "drop"] = field(default="keep", kw_only=True)
     zero_member: bool = field(default=False, kw_only=True)
 
-    shortcuts = ("stream", "solve_")
+    shortcuts = ("stream", "solve_", "fold")
     exact_gradient = True
     """False if the value is not the antiderivative of the gradient (weights held constant, or drawn at random)."""
     draws = False
@@ -143,6 +160,10 @@ class UncertaintySet(Part, ABC):
             l: [g, n] losses, -inf for absent members; overwritten with unscaled weights. Every member counts once.
             size: [g] number of members present.
         """
+        return None
+
+    def fold(self) -> Fold | None:
+        """How members are reduced, apart from `zero` and `zero_member`; None if it is none of the kinds of `Fold`."""
         return None
 
     def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.tensors import centered, hidden, log_of, over, total, weighted
-from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
+from nearfar.sets.base import Cap, Dual, Fold, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.linear import Worst
 from nearfar.sets.soft import LOWEST, KLBallStream, KLStream, flat_rise, log_mean
 
@@ -71,6 +71,9 @@ class KL(UncertaintySet, swift=True):
 
     def solve_(self, l: Tensor, size: Tensor) -> Solved:  # noqa: D102
         return self.soft_(l, size)
+
+    def fold(self) -> Fold:  # noqa: D102
+        return Fold("exp", self.gamma, self.normalized)
 
     def soft_(self, l: Tensor, size: Tensor, *, held: bool = False) -> Solved:
         """Softmax weights in place of the losses, as `solve_`; with `held` the value is Σ p*l instead of F."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.tensors import hidden, over, readable, total
-from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
+from nearfar.sets.base import Cap, Dual, Fold, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.selection import TopKStream
 from nearfar.sets.stream import MeanStream, WorstStream
 
@@ -28,6 +28,9 @@ class Mean(UncertaintySet, swift=True):
     >>> Mean().value(torch.tensor([[1.0, 3.0]]))
     tensor([2.])
     """
+
+    def fold(self) -> Fold:  # noqa: D102
+        return Fold("sum")
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         return MeanStream(self, groups, like, orders, cap)
@@ -70,6 +73,9 @@ class Worst(UncertaintySet, swift=True):
             return Solved(value, scale, place)
         l.copy_(l == top[:, None])  # ties share the weight
         return Solved(value, scale / l.sum(dim=1))
+
+    def fold(self) -> Fold:  # noqa: D102
+        return Fold("max")
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         return WorstStream(self, groups, like, orders, cap)
@@ -143,6 +149,9 @@ class TopK(UncertaintySet, swift=True):
             check_positive("TopK", "k", self.k)
         elif self.fraction is not None and not 0 < self.fraction <= 1:
             raise ValueError(f"TopK: fraction must lie in (0, 1], but came as {self.fraction!r}.")
+
+    def fold(self) -> Fold:  # noqa: D102
+        return Fold("top")
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         most = None if self.k is None else math.ceil(2 * self.k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar._utils.shortcuts import check_part, exactly
 from nearfar._utils.tensors import hidden, over, total, weighted
-from nearfar.sets.base import Cap, Dual, Orders, Solved, Stream, UncertaintySet
+from nearfar.sets.base import Cap, Dual, Fold, Orders, Solved, Stream, UncertaintySet
 from nearfar.sets.entropic import KL
 from nearfar.sets.stream import HeldStream, both
 
@@ -42,6 +42,10 @@ class DetachedWeights(UncertaintySet, swift=True):
         if not exactly(self.of, KL) or self.zero == "drop" or self.zero_member:
             return None
         return self.of.soft_(l, size, held=True)
+
+    def fold(self) -> Fold | None:  # noqa: D102
+        found = None if (self.of.zero, self.of.zero_member) != (self.zero, self.zero_member) else self.of.fold()
+        return None if found is None else replace(found, held=True)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream | None:  # noqa: D102
         inner = both(self, self.of).stream(groups, like, orders, cap)
