@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from thresholds_cases import table_of
 from torch import Tensor
 
-from nearfar.engines import tiled
+from nearfar.engines import thresholds
 
 ENGINES = ("dense", "tiled", "auto", "lean")
 """Engines, and two of "auto": strips from the first pair on, and strips where a lean way is there, else dense."""
@@ -72,13 +73,13 @@ def laid(x: Tensor, how: str) -> Tensor:
 @contextmanager
 def engine(name: str) -> Iterator[str]:
     """The package's engine of that name, its thresholds moved so that small batches reach it."""
-    before = tiled.FEW, tiled.MANY
+    before = thresholds.TABLE
     try:
         if name in ("auto", "lean"):
-            tiled.FEW, tiled.MANY = 1, 1 if name == "auto" else 2**60
+            thresholds.use(table_of(1, 1 if name == "auto" else 2**60))
         yield "auto" if name == "lean" else name
     finally:
-        tiled.FEW, tiled.MANY = before
+        thresholds.use(before)
 
 
 @contextmanager

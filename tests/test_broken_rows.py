@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from table import CLASSES, DIM, IDS, ROWS
+from thresholds_cases import table_of
 
 import nearfar as nf
 
@@ -38,8 +39,7 @@ KINDS = ("all NaN", "one NaN", "one infinity", "overflow", "one overflow")
 def _unchecked(monkeypatch):
     """As on a device whose values are not read, and with "auto" in strips from the first pair on."""
     monkeypatch.setattr("nearfar._utils.tensors._check_finite", lambda *given: None)
-    monkeypatch.setattr("nearfar.engines.tiled.FEW", 1)
-    monkeypatch.setattr("nearfar.engines.tiled.MANY", 1)
+    monkeypatch.setattr("nearfar.engines.thresholds.TABLE", table_of(1, 1))
 
 
 def values(make, embeddings, labels, **more):

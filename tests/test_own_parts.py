@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from own_parts import ANCHORS, CASES, DRAWN, EXAMPLES, Case, family, leaves, other, robust
+from thresholds_cases import table_of
 
 import nearfar as nf
 from nearfar import links
@@ -42,8 +43,7 @@ def on(loss, engine, tile=None):
 
 
 def thresholds(monkeypatch, few, many):
-    monkeypatch.setattr("nearfar.engines.tiled.FEW", few)
-    monkeypatch.setattr("nearfar.engines.tiled.MANY", many)
+    monkeypatch.setattr("nearfar.engines.thresholds.TABLE", table_of(few, many))
 
 
 def check(loss, monkeypatch, given=None, more=()):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.shortcuts import exactly, nested, swift, touched
+from nearfar.engines import thresholds
 from nearfar.engines.columns import by_columns
 from nearfar.engines.dense import dense_pairs, dense_value
 from nearfar.engines.halves import by_halves, halves
@@ -195,10 +196,8 @@ def untiled(product: Product) -> str | None:
     return None
 
 
-FEW, MANY = 2**18, 2**24
-"""Numbers of pairs from which a fast path, and the general path, are faster than the dense engine on a CPU."""
-GPU_FEW, GPU_MANY = 2**26, 2**30
-"""The same on a GPU, where launching kernels for each strip costs more than a small dense matrix."""
+SHARED = 2**18
+"""Number of pairs from which several processes share the strips, rather than compute the dense matrix each."""
 
 
 def lean_way(product: Product, relation: Relation) -> Way | None:
@@ -219,15 +218,16 @@ def bounded(rows: Tensor, cols: Tensor) -> bool:
 
 
 def worth_tiling(product: Product, relation: Relation, ranks: ProcessGroup = ALONE) -> bool:
-    """Whether the tiled engine is faster than the dense one, by the number of pairs and the fast paths available.
+    """Whether the tiled engine is faster than the dense one, by the number of pairs and the measured thresholds.
 
-    Several processes share the strips, while each would compute the whole dense matrix. Devices other than CPU and CUDA
-    were not measured: the answer is False, and `engine="tiled"` must be set explicitly.
+    Several processes share the strips, while each would compute the whole dense matrix. Devices that are not in the
+    table were not measured: the answer is False, and `engine="tiled"` must be set explicitly.
     """
-    pairs, device = relation.shape[0] * relation.shape[1], relation.device.type
+    pairs = relation.shape[0] * relation.shape[1]
     if ranks.world > 1:
-        return pairs >= FEW
-    if device not in ("cpu", "cuda"):
+        return pairs >= SHARED
+    known = thresholds.TABLE.get(relation.device.type)
+    if known is None or pairs < known.least["tiled"]:
         return False
-    few, many = (FEW, MANY) if device == "cpu" else (GPU_FEW, GPU_MANY)
-    return pairs >= many or (pairs >= few and lean_way(product, relation) is not None)
+    scope = thresholds.GENERAL if lean_way(product, relation) is None else thresholds.scope_of(product)
+    return pairs >= known.pairs(scope, "tiled")
