@@ -128,7 +128,7 @@ def test_a_round_longer_than_patience_stands_alone():
 def test_the_median_is_taken_after_the_first_round(monkeypatch):
     ticks = iter([100.0, 1.0, 3.0, 2.0])  # the first is a warm-up
 
-    def rounds(steps, e, y, clock):
+    def rounds(steps, e, y, clock, failed):
         yield "limit", next(ticks)
 
     monkeypatch.setattr(timing, "_round", rounds)

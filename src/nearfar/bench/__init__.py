@@ -8,7 +8,8 @@
 
 from nearfar.bench.memory import Limits, Peak, Task, peak
 from nearfar.bench.pages import report, write
-from nearfar.bench.study import Cell, Plan, Row, exponent, growth, measure
+from nearfar.bench.results import Cell, Row, exponent, growth
+from nearfar.bench.study import DeviceLostError, Plan, measure, offered
 from nearfar.bench.subjects import PEER, SUBJECTS, Subject
 from nearfar.bench.timing import Patience
 
@@ -16,6 +17,7 @@ __all__ = [
     "PEER",
     "SUBJECTS",
     "Cell",
+    "DeviceLostError",
     "Limits",
     "Patience",
     "Peak",
@@ -26,6 +28,7 @@ __all__ = [
     "exponent",
     "growth",
     "measure",
+    "offered",
     "peak",
     "report",
     "write",

@@ -51,11 +51,14 @@ def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any
 
 
 def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
-    sizes = [row.rows for row in rows]
-    ax.plot(sizes, [1e3 * row.limit for row in rows], color=GRAY, linestyle="--", linewidth=1, label="two products")
-    for name, points in (("nearfar", _points(rows, who, "seconds")), ("PML", _points(rows, PEER, "seconds"))):
-        _curve(ax, [(size, 1e3 * value) for size, value in points], name)
-    _failure(ax, rows, [(size, 1e3 * value) for size, value in _points(rows, PEER, "seconds")])
+    for precision, some in _by_precision(rows).items():
+        limits = [(row.rows, 1e3 * row.limit) for row in some if row.limit]
+        _line(ax, limits, {"color": GRAY, "linestyle": "--", "linewidth": 1, "label": "two products"}, precision, rows)
+        _curve(ax, [(size, 1e3 * value) for size, value in _points(some, who, "seconds")], "nearfar", precision, rows)
+    rows = _first(rows)
+    theirs = [(size, 1e3 * value) for size, value in _points(rows, PEER, "seconds")]
+    _curve(ax, theirs, "PML")
+    _failure(ax, rows, theirs)
     if SUBJECTS[rows[0].loss].peer is None:
         ax.text(0.04, 0.94, "not in PML", transform=ax.transAxes, fontsize=8, color=THEIRS, va="top")
     ax.set_title(rows[0].loss, fontsize=10)
@@ -63,10 +66,12 @@ def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
 
 
 def _memory(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
-    sizes = [row.rows for row in rows]
+    sizes = sorted({row.rows for row in rows})
     ax.plot(sizes, [4 * n * n / 2**20 for n in sizes], color=GRAY, linestyle=":", linewidth=1, label="one B x B matrix")
+    for precision, some in _by_precision(rows).items():
+        _curve(ax, list(_points(some, who, "megabytes")), "nearfar", precision, rows)
+    rows = _first(rows)
     theirs = list(_points(rows, PEER, "megabytes"))
-    _curve(ax, list(_points(rows, who, "megabytes")), "nearfar")
     _curve(ax, theirs, "PML")
     _failure(ax, rows, theirs)
     _frame(ax, "MB at the peak" if first else "")
@@ -80,10 +85,34 @@ def _points(rows: Sequence[Row], who: str, what: str) -> Iterator[tuple[int, flo
             yield row.rows, value
 
 
-def _curve(ax: Any, points: Sequence[tuple[float, float]], name: str) -> None:
+def _by_precision(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.precision, []).append(row)
+    return found
+
+
+def _first(rows: Sequence[Row]) -> list[Row]:
+    """The rows in the first precision, in which PML is drawn."""
+    return [row for row in rows if row.precision == rows[0].precision]
+
+
+def _curve(
+    ax: Any, points: Sequence[tuple[float, float]], name: str, precision: str = "", rows: Sequence[Row] = ()
+) -> None:
+    color, mark = (OURS, "o") if name == "nearfar" else (THEIRS, "s")
+    style = {"color": color, "marker": mark, "markersize": 3.5, "linewidth": 1.4, "label": name}
+    _line(ax, points, style, precision, rows)
+
+
+def _line(
+    ax: Any, points: Sequence[tuple[float, float]], style: dict[str, Any], precision: str, rows: Sequence[Row]
+) -> None:
+    """Draw a curve; one that is not in the first precision is paler and says so."""
+    if points and rows and precision != rows[0].precision:
+        style = {**style, "alpha": 0.45, "label": f"{style['label']}, {precision}"}
     if points:
-        color, mark = (OURS, "o") if name == "nearfar" else (THEIRS, "s")
-        ax.plot(*zip(*points, strict=True), color=color, marker=mark, markersize=3.5, linewidth=1.4, label=name)
+        ax.plot(*zip(*points, strict=True), **style)
 
 
 def _failure(ax: Any, rows: Sequence[Row], before: Sequence[tuple[float, float]]) -> None:
@@ -127,4 +156,5 @@ def _share_heights(axes: Any, rows: Sequence[Row]) -> None:
 def _below(setting: Mapping[str, Any]) -> str:
     config, versions = setting["config"], setting["versions"]
     software = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
-    return f"{setting['device']}, {config['threads']} thread(s), d = {config['width']}; {software}"
+    threads = f", {config['threads']} thread(s)" if config.get("device", "cpu") == "cpu" else ""
+    return f"{setting['device']}{threads}, d = {config['width']}; {software}"

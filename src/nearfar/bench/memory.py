@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nearfar.bench.subjects import PEER, SUBJECTS, Step, backward, batch, our_step, peer_step
-from nearfar.bench.timing import clock_of
+from nearfar.bench.timing import clock_of, reason
 
 __all__ = ["Limits", "Peak", "Task", "peak", "peak_on_gpu"]
 
@@ -48,11 +48,12 @@ class Task:
 
     Args:
         name: name of the subject.
-        engine: "auto", "dense", "tiled", "compiled", or "PML".
+        engine: "auto", "dense", "tiled", "fused", "compiled", or "PML".
         rows: B.
         width: d.
         threads: threads of PyTorch.
         device: "cpu" or "cuda".
+        precision: of the embeddings.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Task:
     width: int
     threads: int = 1
     device: str = "cpu"
+    precision: str = "float32"
 
     def step(self, rows: int | None = None) -> Step:
         """The loss for a number of rows."""
@@ -124,9 +126,9 @@ def _child(task: Task, limits: Limits, tell: Connection) -> None:
 
 def _in_child(task: Task, limits: Limits, tell: Connection) -> Peak:
     few = min(WARM_ROWS, task.rows)
-    backward(task.step(few), *batch(few, task.width))  # what is loaded once does not count
+    backward(task.step(few), *batch(few, task.width, precision=task.precision))  # what is loaded once does not count
     step = task.step()
-    e, y = batch(task.rows, task.width)
+    e, y = batch(task.rows, task.width, precision=task.precision)
     e.grad = torch.zeros_like(e)
     tell.send(READY)
     _bounded(limits)
@@ -163,7 +165,7 @@ def _caught(measured: Callable[[], Peak]) -> Peak:
         try:
             return measured()
         except Exception as error:  # whatever a loss raises is a finding
-            return Peak(failed=_reason(error))
+            return Peak(failed=reason(error))
 
 
 def _bounded(limits: Limits) -> None:
@@ -199,11 +201,3 @@ def _highest() -> float:
 def _resident(key: str) -> float:
     line = next(x for x in STATUS.read_text(encoding="utf-8").splitlines() if x.startswith(f"{key}:"))
     return int(line.split()[1]) / 1024
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).lower()
-    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
-        return "memory"
-    said = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {said[0]}".rstrip(": ")[:160]

@@ -1,21 +1,27 @@
-"""Output of results: a line per row while it runs, and JSON, Markdown and a PNG at the end."""
+"""Output of results: a line per row and JSON while it runs, Markdown and a PNG at the end."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nearfar._utils.files import write_text
 from nearfar.bench.figure import draw
 from nearfar.bench.study import Cell, Plan, Row, about, growth
-from nearfar.bench.subjects import PEER
+from nearfar.bench.subjects import PEER, PRECISIONS, SUBJECTS
 
-__all__ = ["as_json", "growth_table", "line", "markdown", "record", "report", "setting", "table", "write"]
+__all__ = ["as_json", "contest", "growth_table", "keep", "known", "line", "markdown", "record", "report", "setting",
+           "table", "write"]  # fmt: skip
 
 AUTO = "auto"
 """The default engine, which is not mentioned."""
+USUAL = "float32"
+"""The default precision, likewise."""
+SAME = ("width", "threads", "engines")
+"""What must be the same for two runs to be one."""
 HEAD = ("loss", "B", "ms", "x limit", "PML / ours", "MB", "PML MB")
 
 
@@ -27,10 +33,13 @@ def line(row: Row, who: str) -> str:
     'SupCon                      1,024 rows      5.0 ms    2.5 x limit   PML 3.0 x as long     17 MB   PML 96 MB'
     """
     mine, theirs = row.cells[who], row.cells.get(PEER)
-    head = f"{row.loss if who == AUTO else f'{row.loss}, {who}':<24} {row.rows:>8,} rows"
+    name = ", ".join([row.loss, *([who] if who != AUTO else []), *([row.precision] if row.precision != USUAL else [])])
+    head = f"{name:<24} {row.rows:>8,} rows"
     if mine.seconds is None:
         return f"{head}   failed: {mine.failed}"
     text = f"{head} {_ms(mine):>8} ms {_number(row.x_limit(who)):>6} x limit"
+    if mine.launches is not None:
+        text += f" {mine.launches:>5} launches"
     if theirs is None:
         return f"{text}{'':<23}{_mb(mine):>6} MB"
     if theirs.seconds is None:
@@ -50,6 +59,18 @@ def table(rows: Iterable[Row], who: str) -> str:
     return markdown(HEAD, lines)
 
 
+def contest(rows: Iterable[Row]) -> str:
+    """A Markdown table with a line for each engine and for PML; a failure is named in place of the time."""
+    head = ("loss", "B", "precision", "engine", "ms", "x limit", "PML / it", "launches", "MB")
+    lines = [
+        (row.loss, f"{row.rows:,}", row.precision, who, _ms(cell), _number(row.x_limit(who)),
+         _number(None if who == PEER else row.over(PEER, who)), _count(cell), _mb(replace(cell, failed="")))
+        for row in rows
+        for who, cell in row.cells.items()
+    ]  # fmt: skip
+    return markdown(head, lines)
+
+
 def growth_table(rows: Sequence[Row], who: str) -> str:
     """A Markdown table of the exponents of time and memory against B."""
     found = growth(rows, who)
@@ -65,14 +86,14 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def report(rows: Sequence[Row], plan: Plan) -> str:
     """The whole report in Markdown."""
-    known, who = about(plan), plan.engines[0]
-    missing = known["versions"]["pytorch-metric-learning"] is None
+    told, who = about(plan), plan.engines[0]
+    missing = told["versions"]["pytorch-metric-learning"] is None
+    threads = f", {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.device == "cpu" else ""
     parts = [
-        f"# nearfar bench: {known['device']}, {plan.threads} thread{'s' * (plan.threads > 1)}, d = {plan.width}",
-        setting(plan, known["versions"]),
+        f"# nearfar bench: {told['device']}{threads}, d = {plan.width}",
+        setting(plan, told["versions"]),
         "pytorch-metric-learning (PML) is not installed: its columns are empty." if missing else "",
-        table(rows, who),
-        *(f'## engine="{other}"\n\n{table(rows, other)}' for other in plan.engines[1:]),
+        table(rows, who) if len(plan.engines) == len(plan.precisions) == 1 and not plan.launches else contest(rows),
         f"## Growth\n\nSlopes on logarithmic axes, from 4,096 rows on or over the three largest sizes.\n\n"
         f"{growth_table(rows, who)}",
     ]
@@ -83,11 +104,17 @@ def setting(plan: Plan, versions: Mapping[str, Any]) -> str:
     """A paragraph about how it was measured."""
     software = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
     clock = "CPU seconds" if plan.device == "cpu" and plan.threads == 1 else "by the clock"
+    alone, most = ", in a process of its own", f"{plan.limits.megabytes:,.0f} MB"
+    if plan.device != "cpu":
+        alone, most = ", as CUDA counts", "the device has"
+    counted = (
+        " Launches: kernels that a step starts on a GPU, operators that it calls on a CPU." if plan.launches else ""
+    )
     return (
-        f"Forward and backward, four rows a class, float32; contestants in turns, medians of up to "
-        f"{plan.patience.rounds} rounds ({clock}). x limit: over the time of `(E @ E.T) @ E`. MB: peak of a step "
-        f"beyond the embeddings and their gradient, in a process of its own. A step failed where it wanted more than "
-        f"{plan.limits.megabytes:,.0f} MB (memory) or {plan.limits.seconds:,.0f} s (time). {software}."
+        f"Forward and backward, four rows a class, {', '.join(plan.precisions)}; contestants in turns, medians of up "
+        f"to {plan.patience.rounds} rounds ({clock}). x limit: over the time of `(E @ E.T) @ E` in the same precision. "
+        f"MB: peak of a step beyond the embeddings and their gradient{alone}. A step failed where it wanted more than "
+        f"{most} (memory) or {plan.limits.seconds:,.0f} s (time).{counted} {software}."
     )
 
 
@@ -108,10 +135,39 @@ def as_json(found: Mapping[str, Any]) -> str:
 def write(folder: Path, rows: Sequence[Row], plan: Plan, name: str = "bench") -> list[Path]:
     """Write `bench.json`, `bench.md` and `bench.png`, and return their paths."""
     files = [folder / f"{name}.{kind}" for kind in ("json", "md", "png")]
-    write_text(files[0], as_json(record(rows, plan)))
+    rows = keep(files[0], rows, plan)
     write_text(files[1], report(rows, plan))
     draw(files[2], rows, plan.engines[0], setting=about(plan))
     return files
+
+
+def keep(file: Path, rows: Iterable[Row], plan: Plan) -> list[Row]:
+    """Write the JSON of the rows so far, completely or not at all, and return them in the order of tables."""
+    names, precisions = list(SUBJECTS), list(PRECISIONS)
+    kept = sorted(rows, key=lambda row: (names.index(row.loss), precisions.index(row.precision), row.rows))
+    write_text(file, as_json(record(kept, plan)))
+    return kept
+
+
+def known(file: Path, plan: Plan) -> list[Row]:
+    """The rows of an earlier run, to go on from; ValueError if it was of another machine, width or software."""
+    if not file.exists():
+        return []
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        rows = [Row.from_dict(each) for each in told["results"]]
+        before = {key: told[key] for key in ("device", "versions")} | {key: told["config"][key] for key in SAME}
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise ValueError(f"bench: {file} holds no results to resume; name another folder with --out.") from None
+    mine = about(plan)
+    now = _plain({key: mine[key] for key in ("device", "versions")} | {key: mine["config"][key] for key in SAME})
+    for key, value in now.items():
+        if before[key] != value:
+            raise ValueError(
+                f"bench: {file} cannot be resumed: its {key} was {before[key]!r}, and is {value!r} now; name another "
+                "folder with --out."
+            )
+    return rows
 
 
 def _plain(value: Any) -> Any:
@@ -131,6 +187,10 @@ def _ms(cell: Cell) -> str:
 
 def _mb(cell: Cell) -> str:
     return (cell.failed or "-") if cell.megabytes is None else f"{cell.megabytes:,.0f}"
+
+
+def _count(cell: Cell) -> str:
+    return "-" if cell.launches is None else f"{cell.launches:,}"
 
 
 def _peer(row: Row, number: str) -> str:

@@ -1,11 +1,12 @@
-"""A benchmark: each loss at each size, its time beside PML's and the two-product limit, its memory, and growth."""
+"""A benchmark: each loss at each size, its time beside PML's and the two-product limit, its memory and launches."""
 
 from __future__ import annotations
 
-import math
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,15 +15,32 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.progress import Watch
+from nearfar.bench.launches import launches
 from nearfar.bench.memory import Limits, Peak, Task, peak, peak_on_gpu
-from nearfar.bench.subjects import PEER, Step, Subject, backward, batch, chosen
-from nearfar.bench.timing import LIMIT, Patience, taking_turns, threads
+from nearfar.bench.pace import Pace
+from nearfar.bench.results import Cell, Row, exponent, growth
+from nearfar.bench.subjects import (
+    PEER,
+    PRECISIONS,
+    SUBJECTS,
+    Step,
+    Subject,
+    backward,
+    batch,
+    chosen,
+    matmul,
+    our_step,
+)
+from nearfar.bench.timing import LIMIT, Patience, reason, taking_turns, threads
 
-__all__ = ["Cell", "Plan", "Row", "Watch", "about", "exponent", "growth", "measure", "peer_version"]
+__all__ = ["Cell", "DeviceLostError", "Plan", "Row", "Watch", "about", "exponent", "growth", "measure", "offered",
+           "peer_version"]  # fmt: skip
 
-ENGINES = ("auto", "dense", "tiled", "compiled")
-FIT_FROM, FIT_LEAST = 4096, 3
-"""Growth is fitted from this number of rows, where every loss is tiled, or over the three largest sizes."""
+ENGINES = ("auto", "dense", "tiled", "fused", "compiled")
+
+
+class DeviceLostError(RuntimeError):
+    """The device answers no longer, such as after an illegal access: only another process can go on."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,9 @@ class Plan:
         memory: whether to measure peak memory; without it, only the time limit can stop PML.
         patience: rounds and time of the timing.
         limits: limits of one step; what exceeds them is marked as failed, and larger sizes are not tried.
+        precisions: of the embeddings: "float32", "tf32" (float32 with TF32 products), "bf16", "fp16", "float64".
+        launches: the most rows for which launches are counted; 0 for never.
+        seconds: begin nothing that is not expected to end within this time; None for no end.
     """
 
     losses: tuple[str, ...] = ()
@@ -52,6 +73,9 @@ class Plan:
     memory: bool = True
     patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=Limits)
+    precisions: tuple[str, ...] = ("float32",)
+    launches: int = 0
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         chosen(self.losses)
@@ -64,142 +88,133 @@ class Plan:
                 raise ValueError(f"bench: {name} must be at least 1, but came as {value}.")
         for engine in self.engines:
             check_choice("bench", "engine", engine, ENGINES)
+        for precision in self.precisions:
+            check_choice("bench", "precision", precision, PRECISIONS)
         check_choice("bench", "device", self.device, ("cpu", "cuda"))
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("bench: device is 'cuda', but PyTorch sees no GPU here; leave --device out.")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The result of one engine or PML at one size: median seconds, peak megabytes, or why it failed."""
+def offered(device: str, engines: Iterable[str] = ("auto", "dense", "tiled", "fused")) -> tuple[str, ...]:
+    """The engines with which a loss runs on a device: it is asked, by a call with a few rows.
 
-    seconds: float | None = None
-    megabytes: float | None = None
-    failed: str = ""
-
-
-CELL = tuple(each.name for each in fields(Cell))
-
-
-@dataclass(frozen=True)
-class Row:
-    """One loss at one size.
-
-    Attributes:
-        loss: its name.
-        rows: B.
-        width: d.
-        threads: threads of PyTorch.
-        limit: seconds of the two products.
-        rounds: the number of rounds behind the medians.
-        cells: results by engine, and "PML".
+    >>> offered("cpu")[:3]
+    ('auto', 'dense', 'tiled')
     """
-
-    loss: str
-    rows: int
-    width: int
-    threads: int
-    limit: float
-    rounds: int
-    cells: Mapping[str, Cell]
-
-    def x_limit(self, who: str) -> float | None:
-        """Time relative to that of the two products."""
-        return _ratio(self._seconds(who), self.limit)
-
-    def over(self, who: str, base: str) -> float | None:
-        """Time relative to that of another engine or PML; None if one is missing."""
-        return _ratio(self._seconds(who), self._seconds(base))
-
-    def _seconds(self, who: str) -> float | None:
-        return self.cells[who].seconds if who in self.cells else None
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Row:
-        """Build from the result of `to_dict`."""
-        cells = {who: Cell(**{key: cell[key] for key in CELL}) for who, cell in found["cells"].items()}
-        return cls(**{**found, "cells": cells})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the ratios."""
-        ratios = {who: {**asdict(cell), "x_limit": self.x_limit(who)} for who, cell in self.cells.items()}
-        return {**asdict(self), "cells": ratios}
+    return tuple(engine for engine in engines if not _refused(SUBJECTS["MultiSimilarity"], engine, device))
 
 
-def measure(plan: Plan, watch: Watch = lambda what, done, total: None) -> Iterator[Row]:
-    """Measure every loss at every size, from small to large; `watch` is called with progress messages."""
+def _refused(subject: Subject, engine: str, device: str) -> str:
+    """Why a loss does not run with an engine on a device, in one line, or ""."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            backward(our_step(subject, 16, 32, engine, device), *batch(16, 32, device))
+        except Exception as error:  # whatever it says
+            return reason(error)
+    # an engine that another one stands in for is not there
+    return next((str(each.message) for each in said if engine in str(each.message)), "")
+
+
+def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Iterable[Row] = ()) -> Iterator[Row]:
+    """Measure every loss at every size, from small to large; `watch` is called with progress messages.
+
+    Args:
+        plan: what to measure.
+        watch: called as watch(what, done, total).
+        known: rows of an earlier run, which are not measured again.
+
+    Raises:
+        DeviceLostError: a step broke the device; the row with its failure came before.
+    """
     contestants = plan.engines + ((PEER,) if plan.peers and peer_version() else ())
+    work = [
+        (subject, rows, precision)
+        for rows in sorted(set(plan.sizes))
+        for subject in chosen(plan.losses)
+        for precision in plan.precisions
+    ]
+    pace = Pace(plan.limits.seconds, plan.seconds, time.monotonic)
+    had = {row.key: row for row in known}
     with threads(plan.threads):
-        subjects, sizes = list(chosen(plan.losses)), sorted(set(plan.sizes))
-        for number, subject in enumerate(subjects):
-            failed: dict[str, str] = {}
-            for place, rows in enumerate(sizes):
-                watch(
-                    f"measuring {subject.name}, {rows:,} rows", number * len(sizes) + place, len(subjects) * len(sizes)
+        for place, (subject, rows, precision) in enumerate(work):
+            if (subject.name, rows, precision) in had:
+                pace.note(had[subject.name, rows, precision])
+                continue
+            watch(f"measuring {subject.name}, {rows:,} rows, {precision}", place, len(work))
+            mine = [who for who in contestants if who != PEER or subject.peer is not None]
+            if not pace.fits(subject.name, rows, precision, mine):
+                continue
+            row = _row(plan, subject, rows, precision, mine, pace)
+            pace.note(row)
+            yield row
+            if not _alive(plan.device):
+                raise DeviceLostError(
+                    f"bench: the device was lost at {subject.name}, {rows:,} rows; go on with --resume."
                 )
-                mine = [who for who in contestants if who != PEER or subject.peer is not None]
-                yield _row(plan, subject, rows, mine, failed)
 
 
-def _row(plan: Plan, subject: Subject, rows: int, contestants: Iterable[str], failed: dict[str, str]) -> Row:
-    """Measure one row; failures are added to `failed` and not tried again at larger sizes."""
-    cells: dict[str, Cell] = {}
+def _row(plan: Plan, subject: Subject, rows: int, precision: str, contestants: Iterable[str], pace: Pace) -> Row:
+    """Measure one row; a contestant that fails has a word for it, and the others go on."""
+    cells = {who: Cell(failed=pace.failed(subject.name, rows, precision, who)) for who in contestants}
+    made = Row(subject.name, rows, plan.width, plan.threads, None, 0, cells, precision)
+    if pace.failed(subject.name, rows, precision, LIMIT):
+        return replace(made, cells={who: Cell(failed=cell.failed or "time") for who, cell in cells.items()})
     steps: dict[str, Step] = {}
-    e, y = batch(rows, plan.width, plan.device)
-    for who in contestants:
-        task = Task(subject.name, who, rows, plan.width, plan.threads, plan.device)
-        took = Peak(failed=failed.get(who, ""))
-        if not took.failed:
-            steps[who] = task.step()
-            took = _took(plan, task, steps[who], e, y)
-        # a step that takes so long is not taken again: its time is that of the process which measured its memory
-        long = took.seconds is not None and took.seconds > plan.patience.seconds
-        cells[who] = Cell(took.seconds if long else None, took.megabytes, took.failed)
-        if took.failed or long:
-            steps.pop(who, None)
-        if took.failed:
-            failed.setdefault(who, f"{took.failed} at {rows:,}")
-    timed = taking_turns(steps, e, y, plan.patience)
-    cells = {who: replace(cell, seconds=timed.seconds.get(who, cell.seconds)) for who, cell in cells.items()}
-    return Row(subject.name, rows, plan.width, plan.threads, timed.seconds[LIMIT], timed.rounds, cells)
+    with matmul(precision):
+        try:
+            e, y = batch(rows, plan.width, plan.device, precision)
+        except (RuntimeError, MemoryError) as error:  # not even the embeddings
+            return replace(made, cells={who: Cell(failed=reason(error)) for who in cells})
+        for who, cell in cells.items():
+            if not cell.failed:
+                task = Task(subject.name, who, rows, plan.width, plan.threads, plan.device, precision)
+                cells[who] = _cell(plan, task, steps, e, y)
+        failed: dict[str, str] = {}
+        timed = taking_turns(steps, e, y, plan.patience, failed)
+    for who in steps:
+        cells[who] = replace(cells[who], seconds=timed.seconds.get(who), failed=failed.get(who, ""))
+    return replace(made, limit=timed.seconds.get(LIMIT), rounds=timed.rounds, cells=cells)
+
+
+def _cell(plan: Plan, task: Task, steps: dict[str, Step], e: Tensor, y: Tensor) -> Cell:
+    """Memory and launches of one contestant; it is added to the `steps` that are to be timed if it did not fail."""
+    if not _alive(plan.device):
+        return Cell(failed="device lost")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a loss warns of is not what is measured
+        try:
+            step = task.step()
+            took = _took(plan, task, step, e, y)
+            if took.failed:
+                return Cell(failed=took.failed)
+            # a step that takes so long is not taken again: its time is that of the one which measured its memory
+            if took.seconds is not None and took.seconds > plan.patience.seconds:
+                return Cell(took.seconds, took.megabytes)
+            counted = launches(step, e, y) if task.rows <= plan.launches else None
+        except Exception as error:  # whatever a loss raises is a finding
+            return Cell(failed=reason(error))
+    steps[task.engine] = step
+    return Cell(None, took.megabytes, "", counted)
 
 
 def _took(plan: Plan, task: Task, step: Step, e: Tensor, y: Tensor) -> Peak:
-    if plan.device == "cuda":
-        return peak_on_gpu(step, e, y)
     if task.engine == "compiled":
         backward(step, e, y)  # compilation is no part of a round
-    return peak(task, plan.limits) if plan.memory else Peak()
+    if not plan.memory:
+        return Peak()
+    return peak_on_gpu(step, e, y) if plan.device == "cuda" else peak(task, plan.limits)
 
 
-def exponent(points: Iterable[tuple[int, float | None]]) -> float | None:
-    """The slope of log value against log rows by least squares; None with fewer than three points.
-
-    >>> exponent([(4096, 1.0), (8192, 4.0), (16384, 16.0)])
-    2.0
-    """
-    there = sorted((rows, value) for rows, value in points if value is not None and value > 0)
-    large = [point for point in there if point[0] >= FIT_FROM]
-    there = large if len(large) >= FIT_LEAST else there[-FIT_LEAST:]
-    if len(there) < FIT_LEAST:
-        return None
-    x, y = [math.log2(rows) for rows, _ in there], [math.log2(value) for _, value in there]
-    middle = sum(x) / len(x)
-    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
-
-
-def growth(rows: Iterable[Row], who: str) -> dict[str, dict[str, float | None]]:
-    """The growth of time and memory of each loss with B: their exponents."""
-    by_loss: dict[str, list[Row]] = {}
-    for row in rows:
-        by_loss.setdefault(row.loss, []).append(row)
-    return {
-        loss: {
-            "time": exponent((row.rows, row.cells[who].seconds) for row in each if who in row.cells),
-            "memory": exponent((row.rows, row.cells[who].megabytes) for row in each if who in row.cells),
-        }
-        for loss, each in by_loss.items()
-    }
+def _alive(device: str) -> bool:
+    """Whether the device still answers."""
+    if device != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def peer_version() -> str | None:
@@ -226,7 +241,3 @@ def about(plan: Plan) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b

@@ -8,7 +8,8 @@ counterpart. A miner is timed inside a loss, because it runs there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -22,7 +23,9 @@ from nearfar._utils.checks import nearest
 from nearfar.similarity import Dot
 
 __all__ = [
+    "EACH",
     "PEER",
+    "PRECISIONS",
     "SUBJECTS",
     "Make",
     "Peer",
@@ -31,6 +34,7 @@ __all__ = [
     "backward",
     "batch",
     "chosen",
+    "matmul",
     "our_step",
     "peer_step",
 ]
@@ -45,6 +49,16 @@ PEER = "PML"
 """The name of pytorch-metric-learning in place of an engine."""
 EACH = 4
 """Rows per class in the batches."""
+PRECISIONS = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float64": torch.float64,
+}
+"""Precisions of embeddings; "tf32" is float32 whose products may use TF32."""
+DRAWN_HERE = 2**24
+"""Numbers up to which embeddings are drawn on the CPU, so that every device has the same."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +162,25 @@ def chosen(names: Iterable[str]) -> list[Subject]:
     return [SUBJECTS[name] for name in wanted] or [each for each in SUBJECTS.values() if each.usual]
 
 
-def batch(rows: int, width: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def batch(rows: int, width: int, device: str = "cpu", precision: str = "float32") -> tuple[Tensor, Tensor]:
     """Random embeddings [rows, width] that require a gradient, and shuffled labels [rows], four per class."""
     generator = torch.Generator().manual_seed(0)
     labels = (torch.arange(rows) // EACH)[torch.randperm(rows, generator=generator)].clamp(max=_classes(rows) - 1)
-    e = torch.randn(rows, width, generator=generator)
-    return e.to(device).requires_grad_(), labels.to(device)
+    if rows * width > DRAWN_HERE:
+        generator = torch.Generator(device).manual_seed(0)
+    e = torch.randn(rows, width, generator=generator, device=generator.device)
+    return e.to(device, PRECISIONS[precision]).requires_grad_(), labels.to(device)
+
+
+@contextmanager
+def matmul(precision: str) -> Iterator[None]:
+    """Allow TF32 products of float32 within the block, or not."""
+    setting = torch.backends.cuda.matmul
+    before, setting.allow_tf32 = setting.allow_tf32, precision == "tf32"
+    try:
+        yield
+    finally:
+        setting.allow_tf32 = before
 
 
 def peer_step(subject: Subject, rows: int, width: int, device: str = "cpu") -> Step:

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from nearfar.bench.subjects import Step, backward
 
-__all__ = ["LIMIT", "Patience", "Timed", "clock_of", "products", "taking_turns", "threads"]
+__all__ = ["LIMIT", "Patience", "Timed", "clock_of", "products", "reason", "taking_turns", "threads"]
 
 LIMIT = "limit"
 """The name of the two products `(E @ E.T) @ E`."""
 WHOLE = {"cpu": 8192, "cuda": 32768}
 """Rows up to which the two products hold all scores; beyond, strips of rows are as fast and need less memory."""
+STRIP = 2**30
+"""The most scores of such a strip."""
 SMALL = 2048
 
 
@@ -43,7 +45,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Timed:
-    """Median seconds of each step, and the number of rounds."""
+    """Median seconds of each step that did not fail, and the number of rounds."""
 
     seconds: Mapping[str, float]
     rounds: int
@@ -52,12 +54,22 @@ class Timed:
 def products(e: Tensor) -> None:
     """The two matrix products (E Eᵀ) E that every pairwise loss of E [n, d] needs."""
     whole = WHOLE[e.device.type]
-    for rows in torch.split(e, len(e) if len(e) <= whole else whole // 8):
+    for rows in torch.split(e, len(e) if len(e) <= whole else max(1, min(whole // 8, STRIP // len(e)))):
         (rows @ e.T) @ e
 
 
-def taking_turns(steps: dict[str, Step], e: Tensor, y: Tensor, patience: Patience) -> Timed:
-    """Time forward and backward of each step, and of the two products, in turns."""
+def taking_turns(
+    steps: dict[str, Step], e: Tensor, y: Tensor, patience: Patience, failed: dict[str, str] | None = None
+) -> Timed:
+    """Time forward and backward of each step, and of the two products, in turns.
+
+    Args:
+        steps: by name.
+        e: [n, d] embeddings.
+        y: [n] labels.
+        patience: for how long.
+        failed: where to note why a step failed, which has no other turn then; without it the error is raised.
+    """
     clock = clock_of(e.device.type, torch.get_num_threads())
     found: dict[str, list[float]] = {name: [] for name in (LIMIT, *steps)}
     begin = time.perf_counter()
@@ -68,24 +80,56 @@ def taking_turns(steps: dict[str, Step], e: Tensor, y: Tensor, patience: Patienc
                 break
             # in alternating order: the first step finds the cache of another, and must not always be the same one
             order = dict(reversed(steps.items())) if turn % 2 else steps
-            for name, seconds in _round(order, e, y, clock):
+            for name, seconds in _round(order, e, y, clock, failed):
                 found[name].append(seconds)
-    kept = {name: all_of[1:] or all_of for name, all_of in found.items()}
-    return Timed({name: statistics.median(each) for name, each in kept.items()}, len(kept[LIMIT]))
+    kept = {name: all_of[1:] or all_of for name, all_of in found.items() if all_of and name not in (failed or ())}
+    rounds = max((len(all_of) for all_of in kept.values()), default=0)
+    return Timed({name: statistics.median(each) for name, each in kept.items()}, rounds)
 
 
-def _round(steps: dict[str, Step], e: Tensor, y: Tensor, clock: Callable[[], float]) -> Iterator[tuple[str, float]]:
+def _round(
+    steps: Mapping[str, Step], e: Tensor, y: Tensor, clock: Callable[[], float], failed: dict[str, str] | None
+) -> Iterator[tuple[str, float]]:
+    for name in (LIMIT, *steps):
+        if failed is not None and name in failed:
+            continue
+        try:
+            seconds = _limit(e, clock) if name == LIMIT else _turn(steps[name], e, y, clock)
+        except Exception as error:  # whatever a loss raises is a finding
+            if failed is None:
+                raise
+            failed[name] = reason(error)
+            continue
+        yield name, seconds
+
+
+def _limit(e: Tensor, clock: Callable[[], float]) -> float:
     with torch.no_grad():
         if len(e) <= SMALL:  # what came before has cleared the cache, and the smallest step would pay for it
             products(e)
         start = clock()
         products(e)
-    yield LIMIT, clock() - start
-    for name, step in steps.items():
-        e.grad = None
-        start = clock()
-        backward(step, e, y)
-        yield name, clock() - start
+    return clock() - start
+
+
+def _turn(step: Step, e: Tensor, y: Tensor, clock: Callable[[], float]) -> float:
+    e.grad = None
+    start = clock()
+    backward(step, e, y)
+    return clock() - start
+
+
+def reason(error: BaseException) -> str:
+    """Why a step failed: a word for memory, else one line.
+
+    >>> reason(MemoryError()), reason(ValueError("no such luck"))
+    ('memory', 'ValueError: no such luck')
+    """
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
+        return "memory"
+    said = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {said[0]}".rstrip(": ")[:160]
 
 
 def clock_of(device: str, threads: int) -> Callable[[], float]:

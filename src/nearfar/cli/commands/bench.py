@@ -1,21 +1,27 @@
-"""`nearfar bench`: measure time and memory of the losses on this machine."""
+"""`nearfar bench`: measure time and memory of the losses on this machine, or calibrate `engine="auto"` for it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nearfar._utils.console import say
+from nearfar._utils.files import write_text
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.completion import loss_names
 from nearfar.cli.commands.shared import one_sentence
 
 if TYPE_CHECKING:
-    from nearfar.bench import Plan
+    from nearfar.bench import Plan, Row
 
 __all__ = ["bench", "numbers", "planned", "register"]
+
+SIZES = {"cpu": (128, 512, 2048, 8192), "cuda": (128, 512, 2048, 8192, 32768, 131072, 262144, 1048576)}
+CALIBRATED = {"cpu": (128, 256, 512, 1024, 2048, 4096), "cuda": (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)}
+QUICK = (128, 1024)
 
 
 def bench(
@@ -25,48 +31,127 @@ def bench(
             help="A loss or miner by its name in the tables; several times for several.", autocompletion=loss_names
         ),
     ] = None,
-    sizes: Annotated[str | None, typer.Option(help="Rows of a batch, with commas; else 128 to 8192.")] = None,
-    width: Annotated[int, typer.Option(help="Numbers in an embedding.", min=1)] = 128,
+    sizes: Annotated[
+        str | None, typer.Option(help="Rows of a batch, with commas; else 128 to 8192, on a GPU to 1048576.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Numbers in an embedding; 128, on a GPU 512.", min=1)] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch on a CPU.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    engines: Annotated[
+        str | None, typer.Option(help="Engines, with commas; else auto, on a GPU all there are.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Of the embeddings: float32, tf32, bf16, fp16, with commas; on a GPU float32,bf16."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and bench.png.")] = Path("nearfar-bench"),
     quick: Annotated[bool, typer.Option(help="Small sizes and few rounds: seconds in place of minutes.")] = False,
+    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would end after this.", min=0)] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the bench.json in the folder.")] = False,
+    calibrate: Annotated[bool, typer.Option(help="Measure from how many pairs each engine is the fastest.")] = False,
 ) -> None:
     """Time the losses, and measure their memory, beside pytorch-metric-learning and the two-product limit."""
     with one_sentence("bench"):
-        from nearfar.bench import measure, write
-        from nearfar.bench.pages import line
-        from nearfar.bench.study import peer_version
-
-        plan = planned(tuple(loss or ()), sizes, width, threads, device, quick=quick)
+        plan = planned(
+            tuple(loss or ()), sizes, width, threads, device, quick=quick, engines=engines, precision=precision,
+            seconds=seconds, calibrate=calibrate,
+        )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
-        if peer_version() is None:
-            say("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
-        rows = []
-        with Progress("measuring") as watch:
-            for row in measure(plan, watch):
-                rows.append(row)
-                for engine in plan.engines:
-                    say(line(row, engine))
-        for file in write(out, rows, plan):
+        rows = _measured(plan, out / ("calibration.json" if calibrate else "bench.json"), resume=resume)
+        if not rows:
+            raise ValueError("nothing was measured in the time that there was; give more --seconds.")
+        for file in _calibration(out, rows, plan) if calibrate else _pages(out, rows, plan):
             say(f"written: {file}")
 
 
-def planned(losses: tuple[str, ...], sizes: str | None, width: int, threads: int, device: str, *, quick: bool) -> Plan:
-    """Build the plan from the options."""
-    from nearfar.bench import Limits, Patience, Plan
+def _measured(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
+    """Measure, say each row, and keep the rows in the file as they come."""
+    from nearfar.bench import measure
+    from nearfar.bench.pages import keep, known, line
+    from nearfar.bench.study import peer_version
 
-    usual = (128, 1024) if quick else (128, 512, 2048, 8192)
-    return Plan(
+    if plan.peers and peer_version() is None:
+        say("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
+    rows = known(file, plan) if resume else []
+    with Progress("measuring") as watch:
+        for row in measure(plan, watch, rows):
+            rows.append(row)
+            keep(file, rows, plan)
+            for engine in plan.engines:
+                say(line(row, engine))
+    return rows
+
+
+def _pages(out: Path, rows: list[Row], plan: Plan) -> list[Path]:
+    from nearfar.bench import write
+
+    return write(out, rows, plan)
+
+
+def _calibration(out: Path, rows: list[Row], plan: Plan) -> list[Path]:
+    """Fit the thresholds, say them, and write the table."""
+    from nearfar.bench.calibration import BAR, calibrated, table_text
+    from nearfar.engines import thresholds
+
+    fit = calibrated(rows, plan)
+    for scope, engines in fit.thresholds.scopes.items():
+        told = ", ".join(f"{engine} from {pairs:,} pairs" for engine, pairs in engines.items()) or "not measured"
+        ratio, loss, size = fit.worst.get(scope, (1.0, "", 0))
+        worst = f"; at worst {ratio:.2f} of the best engine's time ({loss}, {size:,} rows)" if ratio > BAR else ""
+        say(f"{scope:<9} {told}{worst}")
+    file = out / thresholds.FILE
+    write_text(file, table_text(fit, plan.device, thresholds.read()))
+    return [out / "calibration.json", file]
+
+
+def planned(
+    losses: tuple[str, ...],
+    sizes: str | None,
+    width: int | None,
+    threads: int,
+    device: str,
+    *,
+    quick: bool,
+    engines: str | None = None,
+    precision: str | None = None,
+    seconds: float | None = None,
+    calibrate: bool = False,
+) -> Plan:
+    """Build the plan from the options."""
+    from nearfar.bench import Limits, Patience, Plan, offered
+    from nearfar.bench.calibration import LOSSES
+
+    gpu = device == "cuda"
+    usual = QUICK if quick else (CALIBRATED if calibrate else SIZES).get(device, QUICK)
+    plan = Plan(
         losses=losses,
         sizes=usual if sizes is None else numbers(sizes),
-        width=width,
+        width=width or (512 if gpu else 128),
         threads=threads,
         device=device,
-        engines=("auto",) if device == "cpu" else ("dense", "compiled", "tiled"),
-        patience=Patience(3, 0.5) if quick else Patience(9, 4.0),
-        limits=Limits(4096, 1) if quick else Limits(4096, 10),
+        engines=words(engines) or ("auto",),
+        patience=Patience(3, 0.5) if quick else Patience(25, 1.0) if gpu else Patience(9, 4.0),
+        limits=Limits(4096, 1) if quick else Limits(4096, 30 if gpu else 10),
+        precisions=words(precision) or (("float32", "bf16") if gpu and not calibrate else ("float32",)),
+        launches=8192 if gpu else 0,
+        seconds=seconds,
     )
+    if calibrate:
+        few = Patience(3, 0.5) if quick else Patience(7, 1.0)
+        plan = replace(plan, losses=losses or LOSSES, patience=few, peers=False, memory=False, launches=0)
+    if engines is None and (gpu or calibrate):
+        there = offered(device)
+        plan = replace(plan, engines=tuple(each for each in there if each != "auto") if calibrate else there)
+    return plan
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    """Parse names separated by commas.
+
+    >>> words("dense, tiled"), words(None)
+    (('dense', 'tiled'), ())
+    """
+    return tuple(part.strip() for part in text.split(",")) if text else ()
 
 
 def numbers(text: str) -> tuple[int, ...]:

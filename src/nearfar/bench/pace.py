@@ -1,0 +1,58 @@
+"""How long a step will take, from smaller sizes: what cannot end within its limit, or within the run, is not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from nearfar.bench.results import Row
+from nearfar.bench.timing import LIMIT
+
+__all__ = ["Pace"]
+
+REPEATS = 5
+"""Steps of a contestant that are expected in a row, with warm-up and the step that measures memory."""
+
+
+class Pace:
+    """What earlier rows say about later ones; a step of four times the pairs is expected to take four times as long.
+
+    Args:
+        step: seconds that one step may take.
+        total: seconds that the run may take, or None.
+        clock: a monotonic clock in seconds.
+    """
+
+    def __init__(self, step: float, total: float | None, clock: Callable[[], float]) -> None:
+        self.step, self.total, self.clock, self.start = step, total, clock, clock()
+        self._took: dict[tuple[str, str, str], tuple[int, float]] = {}
+        self._failed: dict[tuple[str, str, str], str] = {}
+
+    def note(self, row: Row) -> None:
+        """Learn from a row."""
+        for who, cell in row.cells.items():
+            key = row.loss, row.precision, who
+            if cell.seconds is not None:
+                self._took[key] = row.rows, cell.seconds
+            elif cell.failed and key not in self._failed:
+                self._failed[key] = cell.failed if " at " in cell.failed else f"{cell.failed} at {row.rows:,}"
+        if row.limit is not None:
+            self._took["", row.precision, LIMIT] = row.rows, row.limit
+
+    def failed(self, loss: str, rows: int, precision: str, who: str) -> str:
+        """Why a contestant is not tried: it failed at a smaller size, or would take too long; "" if it is tried."""
+        if (loss, precision, who) in self._failed:
+            return self._failed[loss, precision, who]
+        return "time" if self.expected(loss, rows, precision, who) > self.step else ""
+
+    def expected(self, loss: str, rows: int, precision: str, who: str) -> float:
+        """Seconds of one step; 0 if nothing is known."""
+        before, seconds = self._took.get(("" if who == LIMIT else loss, precision, who), (rows, 0.0))
+        return seconds * (rows / before) ** 2
+
+    def fits(self, loss: str, rows: int, precision: str, contestants: Iterable[str]) -> bool:
+        """Whether a row is expected to end before the run must."""
+        if self.total is None:
+            return True
+        tried = [who for who in (LIMIT, *contestants) if not self.failed(loss, rows, precision, who)]
+        wanted = REPEATS * sum(self.expected(loss, rows, precision, who) for who in tried)
+        return self.clock() - self.start + wanted <= self.total
