@@ -36,7 +36,9 @@ WIDTH = {"cpu": 128, "cuda": 512}
 SCRIPTS: dict[str, Callable[[ModuleType, ModuleType], tuple[Any, Any]]] = {
     "MultiSimilarityLoss + miner": lambda losses, miners: (losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()),
     "ContrastiveLoss": lambda losses, miners: (losses.ContrastiveLoss(), None),
+    "ContrastiveLoss + miner": lambda losses, miners: (losses.ContrastiveLoss(), miners.PairMarginMiner()),
     "TripletMarginLoss": lambda losses, miners: (losses.TripletMarginLoss(), None),
+    "TripletMarginLoss + miner": lambda losses, miners: (losses.TripletMarginLoss(), miners.TripletMarginMiner()),
     "TripletMarginLoss + hard miner": lambda losses, miners: (losses.TripletMarginLoss(), miners.BatchHardMiner()),
     "SupConLoss": lambda losses, miners: (losses.SupConLoss(), None),
     "NTXentLoss": lambda losses, miners: (losses.NTXentLoss(), None),
@@ -79,7 +81,7 @@ def measured(name: str, rows: int, device: str, patience: Patience) -> dict[str,
 
 def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     patience = Patience(given.rounds, 2.0)
-    for name in SCRIPTS:
+    for name in given.scripts or SCRIPTS:
         for rows in given.sizes or SIZES[given.device]:
             row = measured(name, rows, given.device, patience)
             print(line(row), flush=True)
@@ -99,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--sizes", type=int, nargs="*")
+    parser.add_argument("--scripts", nargs="*", choices=tuple(SCRIPTS), metavar="SCRIPT")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--longest", type=float, default=10.0)
     parser.add_argument("--out", type=Path, default=RESULTS)

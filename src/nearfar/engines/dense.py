@@ -42,8 +42,8 @@ def dense_pairs(
     triplets = None
     had_positive, had_negative = present(positive), present(negative)
     if indices is not None:
-        listed_positive, listed_negative = indexed(indices, relation.shape, once=once)
-        positive, negative = listed_positive.to(rows.dtype), listed_negative.to(rows.dtype)
+        listed = indexed(indices, relation.shape, once=once)
+        positive, negative = (x if x.dtype == torch.bool else x.to(rows.dtype) for x in listed)
         if len(indices) == 3 and product.groups.takes_triplets:
             triplets = (indices[0], indices[1], indices[2])
     scores = product.similarity.scores(rows, cols)

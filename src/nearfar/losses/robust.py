@@ -21,10 +21,21 @@ from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.renamed import NewKeywords
 from nearfar._utils.shortcuts import check_part
 from nearfar._utils.tensors import check_embeddings, check_labels, check_reference, check_reference_rows
-from nearfar.engines import Tiling, check_tiled, dense_pairs, dense_value, tiled_value, untiled, worth_tiling
+from nearfar.engines import (
+    Tiling,
+    check_tiled,
+    dense_pairs,
+    dense_value,
+    listed_value,
+    takes_lists,
+    tiled_value,
+    untiled,
+    worth_tiling,
+)
 from nearfar.groups.groupings import REDUCTIONS, AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
 from nearfar.losses.arguments import Engine, check_engine, check_relation, for_each_sign, grouping
+from nearfar.losses.degenerate import Had
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
@@ -34,7 +45,7 @@ from nearfar.relations.representatives import Anchors
 from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Cosine, Similarity, called
 
-__all__ = ["Call", "Had", "Labels", "Loss", "RobustLoss", "dealt"]
+__all__ = ["Call", "Labels", "Loss", "RobustLoss", "dealt"]
 
 Labels = Tensor | Relation | None
 
@@ -79,8 +90,11 @@ class Call:
                 raise ValueError(
                     f"{self.owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
                 )
-            same = torch.zeros(self.shape, dtype=torch.bool, device=self.embeddings.device)
-            return Relation.from_matrix(same, square=self.ref_emb is None, ids=self.ids, ref_ids=self.ref_ids)
+            # no two rows are positives of each other, and no matrix has to say so
+            n, m = self.shape
+            each = torch.arange(n + m, device=self.embeddings.device)
+            others = None if self.ref_emb is None else each[n:]
+            return Relation.from_labels(each[:n], others, ids=self.ids, ref_ids=self.ref_ids)
         device = self.embeddings.device
         check_labels(self.owner, "labels", self.labels, len(self.embeddings), device)
         check_reference(self.owner, self.embeddings, self.ref_emb, self.ref_labels)
@@ -273,7 +287,10 @@ class RobustLoss(Loss):
             self._warn(call, relation, None)
             return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
         product = self.product
-        rows, cols = _prepared(call, product)
+        x, y = _raw(call)
+        if self._lists(call, relation, product):
+            return listed_value(product, x, y, relation, call.indices or (), once=self.listed_once)
+        rows, cols = product.similarity.prepared(x, y)
         if self._tiles(call, relation, product):
             twice = self.engine != "tiled" and call.ranks is None
             tiling = Tiling(self.owner, product, relation, self.tile, twice, call.ranks or ALONE)
@@ -293,7 +310,7 @@ class RobustLoss(Loss):
             self._warn(call, relation, None)
             return unexplained(_zero(call))
         product = self.product
-        rows, cols = _prepared(call, product)
+        rows, cols = product.similarity.prepared(*_raw(call))
         pairs = dense_pairs(product, rows, cols, relation, call.indices, once=self.listed_once)
         self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
         return explain(product, pairs)
@@ -301,15 +318,16 @@ class RobustLoss(Loss):
     def _relation(self, call: Call) -> Relation:
         return call.relation().projected(self.anchors, among=self.among_representatives)
 
+    def _lists(self, call: Call, relation: Relation, product: Product) -> bool:
+        """Whether this call has an index tuple that is evaluated as a list."""
+        if call.indices is None or self.engine == "dense" or call.ranks is not None:
+            return False
+        return takes_lists(product, call.indices, relation, asked=self.engine == "tiled")
+
     def _tiles(self, call: Call, relation: Relation, product: Product) -> bool:
         """Whether this call goes to the tiled engine."""
         if self.engine == "tiled":
-            if call.indices is not None:
-                raise ValueError(
-                    f'{self.owner}: an index tuple is a matrix of weights to engine="tiled", which makes none; '
-                    'use engine="dense", or a miner.'
-                )
-            return dealt(call, product)
+            return call.indices is None and dealt(call, product)
         if self.engine != "auto" or call.indices is not None or torch.compiler.is_compiling():
             return False
         if not worth_tiling(product, relation, call.ranks or ALONE) or not dealt(call, product):
@@ -329,7 +347,7 @@ class RobustLoss(Loss):
                 self._say("an earlier batch had no pair to learn from")
             self._deferred.note(1 - teaches.to(torch.int64))
         elif relation.device.type == "cpu" and not bool(teaches):
-            self._say(_reason(had))
+            self._say(had.reason())
 
     def _teaching(self, had: Had) -> Tensor:
         """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""
@@ -354,38 +372,15 @@ class RobustLoss(Loss):
         return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
 
 
-@dataclass(frozen=True, eq=False)
-class Had:
-    """Which rows [n] had a positive and a negative pair before any mining."""
-
-    had_positive: Tensor
-    had_negative: Tensor
-
-    @property
-    def anchors(self) -> Tensor:
-        """Rows with any valid pair."""
-        return self.had_positive | self.had_negative
-
-
-def _reason(had: Had) -> str:
-    if not bool(had.anchors.any()):
-        return "no two of its rows form a valid pair (a single row, or all are ignored)"
-    if not bool(had.had_positive.any()):
-        return "no two of its rows are positives of each other (every class is a singleton)"
-    if not bool(had.had_negative.any()):
-        return "all of its rows are positives of each other (there is one class only)"
-    return "no anchor has both a positive and a negative pair"
-
-
 def dealt(call: Call, product: Product) -> bool:
     """Whether strips can be dealt out: each rank gets some, and no draw depends on who sweeps which."""
     return call.ranks is None or (not product.draws and len(call.embeddings) >= call.ranks.world)
 
 
-def _prepared(call: Call, product: Product) -> tuple[Tensor, Tensor]:
-    """Rows [n, d] and references [m, d] as the similarity's `scores` takes them."""
-    dtype, ref_emb = _work_type(call), call.ref_emb
-    return product.similarity.prepared(call.embeddings.to(dtype), None if ref_emb is None else ref_emb.to(dtype))
+def _raw(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Rows [n, d] and references [m, d] in the type that is computed with."""
+    dtype = _work_type(call)
+    return call.embeddings.to(dtype), None if call.ref_emb is None else call.ref_emb.to(dtype)
 
 
 def _work_type(call: Call) -> torch.dtype:

@@ -1,13 +1,24 @@
-"""Index tuples: the lists of pairs or triplets that pytorch-metric-learning's miners return, as base measures."""
+"""Index tuples: the lists of pairs or triplets that pytorch-metric-learning's miners return.
+
+`indexed` makes base measures [n, m] of one, `listed_pairs` a short list of its distinct pairs.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import INTEGERS, readable
 
-__all__ = ["check_indices", "indexed"]
+__all__ = ["Listing", "as_pairs", "check_indices", "indexed", "listed_pairs", "spread"]
+
+
+def as_pairs(indices: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Convert an index tuple to pairs: anchors and positives, anchors and negatives."""
+    a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
+    return a1.long(), p.long(), a2.long(), n.long()
 
 
 def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> tuple[Tensor, Tensor]:
@@ -16,18 +27,74 @@ def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool =
     Args:
         indices: (anchor, positive, negative), or (anchor, positive, anchor, negative).
         shape: (n, m).
-        once: count a pair once even if it is listed several times.
+        once: count a pair once even if it is listed several times; the measures are masks.
     """
-    a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
+    a1, p, a2, n = as_pairs(indices)
 
     def listed(rows: Tensor, cols: Tensor) -> Tensor:
         """Number of times [n, m] that each pair is listed."""
         each = torch.ones(len(rows), device=rows.device)
         flat = torch.zeros(shape[0] * shape[1], device=rows.device)
-        flat = flat.index_add(0, rows.long() * shape[1] + cols.long(), each).reshape(shape)
-        return flat.clamp_max(1.0) if once else flat
+        flat = flat.scatter_add_(0, rows * shape[1] + cols, each).reshape(shape)
+        return flat > 0 if once else flat
 
     return listed(a1, p), listed(a2, n)
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The u distinct pairs of an index tuple, sorted by anchor and column, and a place for each in a matrix [n, width].
+
+    Args:
+        rows: [u] anchors.
+        cols: [u] columns.
+        positive: [u] how often each is listed as a positive pair: counts, or a mask if no pair counts twice.
+        negative: [u] likewise as a negative pair.
+        place: [u] positions in the flattened matrix [n, width]: a row holds the pairs of its anchor, then nothing.
+        shape: (n, width), with width the largest number of pairs of an anchor, at least 1.
+    """
+
+    rows: Tensor
+    cols: Tensor
+    positive: Tensor
+    negative: Tensor
+    place: Tensor
+    shape: tuple[int, int]
+
+    def padded(self, entries: Tensor) -> Tensor:
+        """The matrix [n, width] of entries [u] of the pairs; 0 in empty places."""
+        if len(entries) == self.shape[0] * self.shape[1]:
+            return entries.reshape(self.shape)
+        return entries.new_zeros(self.shape[0] * self.shape[1]).index_copy(0, self.place, entries).reshape(self.shape)
+
+
+def listed_pairs(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> Listing:
+    """The distinct pairs of an index tuple, without an n x m matrix; arguments as in `indexed`."""
+    a1, p, a2, n = as_pairs(indices)
+    found, which = torch.unique(torch.cat([a1 * shape[1] + p, a2 * shape[1] + n]), return_inverse=True)
+    single = once or len(found) == len(which)
+
+    def listed(entries: Tensor) -> Tensor:
+        """Number of times [u] that each pair is listed, or whether it is."""
+        if single:
+            return torch.zeros(len(found), dtype=torch.bool, device=found.device).index_fill_(0, entries, True)
+        return torch.bincount(entries, minlength=len(found))
+
+    rows = torch.div(found, shape[1], rounding_mode="floor")
+    place, width = spread(rows, shape[0])
+    positive, negative = listed(which[: len(a1)]), listed(which[len(a1) :])
+    return Listing(rows, found - rows * shape[1], positive, negative, place, (shape[0], width))
+
+
+def spread(rows: Tensor, groups: int) -> tuple[Tensor, int]:
+    """Positions [u] of members of the sorted groups `rows` [u] in a flattened matrix [groups, width], and its width."""
+    counts = torch.bincount(rows, minlength=groups)
+    width = max(1, int(counts.max())) if len(rows) else 1
+    if len(rows) == groups * width:  # no group has fewer than others
+        return torch.arange(len(rows), device=rows.device), width
+    # members of earlier groups leave (groups before) * width - (members before) places empty
+    empty = torch.arange(groups, device=rows.device) * width - counts.cumsum(dim=0) + counts
+    return torch.arange(len(rows), device=rows.device) + empty.index_select(0, rows), width
 
 
 def check_indices(owner: str, indices: tuple[Tensor, ...], shape: tuple[int, int]) -> None:
@@ -54,5 +121,5 @@ def check_indices(owner: str, indices: tuple[Tensor, ...], shape: tuple[int, int
 
 def _inside(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> bool:
     """Whether all indices are in range; synchronizes with the device."""
-    low = min(int(rows.min()), int(cols.min()))
-    return low >= 0 and int(rows.max()) < shape[0] and int(cols.max()) < shape[1]
+    (low, high), (left, right) = rows.aminmax(), cols.aminmax()
+    return int(low) >= 0 and int(left) >= 0 and int(high) < shape[0] and int(right) < shape[1]

@@ -1,0 +1,371 @@
+"""Losses of an index tuple: the listed pairs are scored and solved as lists, so that no n x m matrix is made.
+
+The distinct pairs of the tuple are sorted by anchor and stand in a narrow matrix [n, w], with w the most pairs of an
+anchor; its empty places have measure 0. Groups, sets, links and reductions take it as they take the matrix of all pairs
+(a part of a user's own that does not say `swift` gets that one, from the dense engine). An explicit list of triplets is
+scored triplet by triplet.
+
+Scores of few pairs come from their own rows, t·d work; those of many from strips of the matrix product. A tuple that
+lists a large part of all pairs is itself larger than the matrix, and goes to the dense engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.shortcuts import exactly, swift, touched
+from nearfar.engines.dense import dense_value, kept
+from nearfar.groups.groupings import AnchorSign, Problem, Product, reduce
+from nearfar.groups.triplets import Triplets
+from nearfar.links import Sides
+from nearfar.miners import ScoredPairs, present
+from nearfar.relations.index_tuples import Listing, listed_pairs, spread
+from nearfar.relations.relation import Relation
+from nearfar.similarity import Similarity
+
+__all__ = ["listed_value", "takes_lists", "valid_rows"]
+
+MOST = 3
+"""A tuple with more than one in so many of all pairs goes to the dense engine: as a matrix it is smaller."""
+DEAR = 16
+"""Work of a pair that is scored by itself, in pairs of a matrix product (measured: 16 to 26)."""
+CHUNK = 2**18
+"""Entries of the rows [t, d] that are gathered at a time; more of them would leave the processor's cache."""
+STRIP = 2**20
+"""Entries of a strip of the matrix product."""
+GPU_PAIRS = 2**24
+"""Number of all pairs from which lists are used on other devices: they read a few numbers, a dense matrix none."""
+
+
+def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relation, *, asked: bool) -> bool:
+    """Whether a call with an index tuple is evaluated as lists; else it is dense.
+
+    Args:
+        product: the factors of the loss; each must allow pairs in any order, with absent ones left out, and rows
+            of a few pairs.
+        indices: the tuple.
+        relation: of the rows and columns.
+        asked: the user asked for an engine without an n x m matrix.
+    """
+    pairs = relation.shape[0] * relation.shape[1]
+    if torch.compiler.is_compiling() or product.draws:
+        return False
+    if relation.device.type != "cpu" and pairs < GPU_PAIRS and not asked:
+        return False
+    direct = len(indices) == 3 and product.groups.takes_triplets
+    if not direct and MOST * (len(indices[1]) + len(indices[-1])) > pairs:
+        return False
+    if (direct and not exactly(product.groups, Triplets)) or (
+        product.wants_columns and not exactly(product.groups, AnchorSign)
+    ):
+        return False
+    strips = product.groups.strips and (product.link is None or product.link.strips)
+    return strips and swift(product.parts) and touched(product.parts) is None
+
+
+def listed_value(
+    product: Product, x: Tensor, y: Tensor | None, relation: Relation, indices: tuple[Tensor, ...], *, once: bool
+) -> Tensor:
+    """The loss of the pairs or triplets that a tuple lists.
+
+    Args:
+        product: the factors of the loss.
+        x: [n, d] raw rows.
+        y: [m, d] raw references; None for the rows themselves.
+        relation: says which rows had pairs before any mining.
+        indices: the tuple.
+        once: count a pair once even if it is listed several times.
+    """
+    if len(indices) == 3 and product.groups.takes_triplets:
+        triplets = (indices[0], indices[1], indices[2])
+        return dense_value(
+            product, _triplets(ListedScores.of(product.similarity, x, y, len(indices[0])), relation, triplets)
+        )
+    listing = listed_pairs(indices, relation.shape, once=once)
+    scores = ListedScores.of(product.similarity, x, y, len(listing.rows))
+    pairs = kept(product, _narrow(scores, relation, listing))
+    return _with_columns(product, pairs, listing) if product.wants_columns else dense_value(product, pairs)
+
+
+def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
+    """Which rows [n] have a positive and a negative pair by the relation; without an n x m matrix."""
+    plain = relation.plain_labels()
+    if plain is None:
+        positive, negative = relation.counts()
+        return positive > 0, negative > 0
+    rows, cols = plain
+    ranked = cols.sort().values
+    equal = torch.searchsorted(ranked, rows, right=True) - torch.searchsorted(ranked, rows)
+    itself = relation.square or relation.reference_starts_with_batch
+    positive = equal - (rows == cols[: len(rows)]).to(equal.dtype) if itself else equal
+    return positive > 0, positive < len(cols) - int(itself)
+
+
+# ---------------------------------------------------------------- scores
+
+How = Literal["rows", "strips", "matrix"]
+
+
+@dataclass(frozen=True, eq=False)
+class ListedScores:
+    """A matrix of scores [n, m] of which only the entries that are asked for, `scores[rows, cols]`, are made.
+
+    Args:
+        similarity: makes the scores.
+        rows: [n, d] prepared queries.
+        cols: [m, d] prepared references.
+        how: each pair from its own "rows", from "strips" of the matrix product, or from the whole "matrix".
+    """
+
+    similarity: Similarity
+    rows: Tensor
+    cols: Tensor
+    how: How
+
+    @classmethod
+    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, pairs: int) -> ListedScores:
+        """The scores of raw rows x [n, d] and references y [m, d], of which about `pairs` are wanted."""
+        how = _cheapest(pairs, len(x) * len(x if y is None else y))
+        if how == "rows":  # differences of two rows need no common origin
+            rows = similarity.prepare(x)
+            return cls(similarity, rows, rows if y is None else similarity.prepare(y), how)
+        return cls(similarity, *similarity.prepared(x, y), how)
+
+    def of_references(self, pairs: int) -> ListedScores:
+        """The scores [m, m] among the references."""
+        if self.cols is self.rows:
+            return self
+        # rows that have no common origin yet must be compared two by two
+        how = "rows" if self.how == "rows" else _cheapest(pairs, len(self.cols) ** 2)
+        return ListedScores(self.similarity, self.cols, self.cols, how)
+
+    def __getitem__(self, at: tuple[Tensor, Tensor]) -> Tensor:
+        """Scores [t] of rows and columns given by their indices [t]."""
+        a, j = at
+        if self.how == "matrix":
+            return self._whole.reshape(-1).index_select(0, a * len(self.cols) + j)
+        cols = None if self.cols is self.rows else self.cols
+        if self.how == "rows" and self.similarity.shifts:
+            square: Tensor = _Squares.apply(self.rows, cols, a, j)  # type: ignore[no-untyped-call]
+            zero = square.new_zeros(())
+            return self.similarity.finish(zero, square, zero)
+        dots: Tensor = _Dots.apply(self.rows, cols, a, j, self.how == "strips")  # type: ignore[no-untyped-call]
+        if not self.similarity.norms:
+            return dots
+        rows, refs = ((z * z).sum(dim=1) for z in (self.rows, self.cols))
+        return self.similarity.finish(dots, rows.index_select(0, a), refs.index_select(0, j))
+
+    @cached_property
+    def _whole(self) -> Tensor:
+        return self.similarity.scores(self.rows, self.cols)
+
+
+def _cheapest(pairs: int, all_pairs: int) -> How:
+    """How to score some pairs of all, by counting operations; a whole matrix must not be larger than the list."""
+    if DEAR * pairs <= all_pairs:
+        return "rows"
+    return "strips" if MOST * pairs < all_pairs else "matrix"
+
+
+def _chunks(a: Tensor, d: int) -> list[slice]:
+    step = max(1, CHUNK // max(1, d))
+    return [slice(i, i + step) for i in range(0, len(a), step)]
+
+
+class _Squares(torch.autograd.Function):
+    """Squared distances [t] of rows x[a] and y[j], from their differences; a few of them at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, a: Tensor, j: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y, a, j)
+        parts = [_differences(x, y, a[here], j[here]).square_().sum(dim=1) for here in _chunks(a, x.shape[1])]
+        return _joined(parts, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
+        x, y, a, j = ctx.saved_tensors
+        dx, dy, twice = torch.zeros_like(x), None if y is None else torch.zeros_like(y), 2 * grad_output[0]
+        for here in _chunks(a, x.shape[1]):
+            slope = _differences(x, y, a[here], j[here]) * twice[here, None]
+            dx = dx.index_add_(0, a[here], slope)
+            if dy is None:
+                dx = dx.index_add_(0, j[here], slope, alpha=-1)
+            else:
+                dy = dy.index_add_(0, j[here], slope, alpha=-1)
+        return dx, dy, None, None
+
+
+def _differences(x: Tensor, y: Tensor | None, a: Tensor, j: Tensor) -> Tensor:
+    return x.index_select(0, a) - (x if y is None else y).index_select(0, j)
+
+
+class _Dots(torch.autograd.Function):
+    """Products [t] of rows x[a] and y[j]: each by itself, a few at a time, or out of strips of the matrix x yᵀ."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, a: Tensor, j: Tensor, strips: bool) -> Tensor:
+        ctx.save_for_backward(x, y, a, j)
+        ctx.strips = strips
+        cols = x if y is None else y
+        if not strips:
+            parts = [
+                (x.index_select(0, a[here]) * cols.index_select(0, j[here])).sum(dim=1)
+                for here in _chunks(a, x.shape[1])
+            ]
+            return _joined(parts, x)
+        found = x.new_empty(len(a))
+        for rows, members, flat in _sorted_strips(a, j, len(x), len(cols)):
+            found[members] = (x[rows] @ cols.T).reshape(-1).index_select(0, flat)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
+        x, y, a, j = ctx.saved_tensors
+        cols, slope = x if y is None else y, grad_output[0]
+        dx, dy = torch.zeros_like(x), None if y is None else torch.zeros_like(y)
+        sink = dx if dy is None else dy
+        if not ctx.strips:
+            for here in _chunks(a, x.shape[1]):
+                by = slope[here, None]
+                dx.index_add_(0, a[here], cols.index_select(0, j[here]) * by)
+                sink.index_add_(0, j[here], x.index_select(0, a[here]) * by)
+            return dx, dy, None, None, None
+        for rows, members, flat in _sorted_strips(a, j, len(x), len(cols)):
+            tall = rows.stop - rows.start
+            tile = slope.new_zeros(tall * len(cols)).index_add(0, flat, slope[members]).reshape(tall, -1)
+            dx[rows] += tile @ cols
+            sink += tile.T @ x[rows]
+        return dx, dy, None, None, None
+
+
+def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts, like.new_zeros(0)])
+
+
+def _sorted_strips(a: Tensor, j: Tensor, n: int, m: int) -> list[tuple[slice, Tensor, Tensor]]:
+    """Strips of rows, which of the pairs lie in each, and where they lie in its flattened scores."""
+    tall = max(1, STRIP // max(1, m))
+    order = a.argsort(stable=True)
+    ends = torch.arange(0, n + tall, tall, device=a.device)
+    cuts = torch.searchsorted(a.index_select(0, order), ends).tolist()
+    found = []
+    for place, (low, high) in enumerate(pairwise(cuts)):
+        members, first = order[low:high], place * tall
+        rows = slice(first, min(first + tall, n))
+        found.append((rows, members, (a.index_select(0, members) - first) * m + j.index_select(0, members)))
+    return found
+
+
+# ---------------------------------------------------------------- pairs
+
+
+@dataclass(frozen=True, eq=False)
+class ListedPairs(ScoredPairs):
+    """Listed pairs in a matrix [n, w] whose columns are other references in each row.
+
+    Args:
+        columns: [n, w] the reference of each pair; 0 in empty places.
+    """
+
+    columns: Tensor = field(kw_only=True)
+
+    def scores_from(self, place: Tensor) -> Tensor:
+        """Scores [n, p, w] of the listed references `place` [n, p] of each anchor against all that it lists."""
+        there = self.cols[self.columns]
+        here = self.cols[self.columns.gather(1, place)]
+        if self.similarity.shifts:  # the first reference as origin: distances of near references drown otherwise
+            here, there = here - there[:, :1], there - there[:, :1]
+        dots = here @ there.transpose(1, 2)
+        if not self.similarity.norms:
+            return dots
+        rows, cols = ((z * z).sum(dim=2) for z in (here, there))
+        return self.similarity.finish(dots, rows[:, :, None], cols[:, None, :])
+
+
+def _narrow(scores: ListedScores, relation: Relation, listing: Listing) -> ListedPairs:
+    """Scores and measures [n, w] of listed pairs."""
+    dtype = scores.rows.dtype
+    positive, negative = (
+        listing.padded(x if x.dtype == torch.bool else x.to(dtype)) for x in (listing.positive, listing.negative)
+    )
+    return ListedPairs(
+        listing.padded(scores[listing.rows, listing.cols]),
+        positive,
+        negative,
+        *valid_rows(relation),
+        relation,
+        scores.similarity,
+        scores.rows,
+        scores.cols,
+        strip=True,
+        mined=True,
+        columns=listing.padded(listing.cols),
+    )
+
+
+def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Tensor:
+    """The loss of a link that also reads the negative value of each listed reference, over all anchors that list it."""
+    assert exactly(product.groups, AnchorSign)  # noqa: S101 - ensured by `takes_lists`
+    positive, wide = product.groups.halves(product, pairs)
+    order = listing.cols.argsort(stable=True)
+    names = listing.cols.index_select(0, order)
+    place, width = spread(names, pairs.relation.shape[1])
+    member = listing.place.index_select(0, order)
+
+    def turned(x: Tensor) -> Tensor:
+        """The listed entries of a matrix [n, w] in one [m, width] with a row per reference."""
+        flat = x.new_zeros(pairs.relation.shape[1] * width)
+        return flat.index_copy(0, place, x.reshape(-1).index_select(0, member)).reshape(-1, width)
+
+    down = Problem(wide.over, turned(wide.losses), turned(wide.measure), (pairs.relation.shape[1], width))
+    sides = Sides(
+        positive=positive.value(),
+        negative=wide.value(),
+        has_positive=pairs.has_positive,
+        has_negative=pairs.has_negative,
+        anchors=pairs.anchors,
+        losses=positive.losses,
+        measure=pairs.positive,
+        columns=listing.padded(down.value().index_select(0, listing.cols)),
+        has_columns=listing.padded(present(down.measure).index_select(0, listing.cols)),
+    )
+    parts = [reduce(terms, product.reduction) for terms in product.joined(sides)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
+
+
+# ---------------------------------------------------------------- triplets
+
+
+@dataclass(frozen=True, eq=False)
+class ListedTriplets(ScoredPairs):
+    """An explicit list of triplets; scores are made where they are asked for, pairs are not."""
+
+    def reference_scores(self) -> Tensor:
+        """Scores among the references, to be indexed."""
+        assert self.triplets is not None  # noqa: S101 - set by `_triplets`
+        return cast(Tensor, cast(ListedScores, self.scores).of_references(len(self.triplets[0])))
+
+
+def _triplets(scores: ListedScores, relation: Relation, triplets: tuple[Tensor, Tensor, Tensor]) -> ListedTriplets:
+    """The triplets as `Rule.listed` takes them."""
+    none = torch.zeros(0, dtype=torch.bool, device=relation.device)
+    return ListedTriplets(
+        cast(Tensor, scores),
+        none,
+        none,
+        none,
+        none,
+        relation,
+        scores.similarity,
+        scores.rows,
+        scores.cols,
+        triplets,
+        strip=True,
+        mined=True,
+    )
