@@ -32,8 +32,8 @@ NONE: dict[str, Thresholds] = {}
 
 
 def test_the_losses_stand_for_every_scope():
-    assert {scopes_of(name, "cpu")[0] for name in LOSSES} == set(SCOPES)
-    assert {scopes_of(name, "cpu")[1] for name in LOSSES} == set(SCOPES) - {GENERAL}
+    assert {scopes_of(name)[0] for name in LOSSES} == set(SCOPES)
+    assert {scopes_of(name)[1] for name in LOSSES} == set(SCOPES) - {GENERAL}
 
 
 def test_the_size_from_which_an_engine_is_best():

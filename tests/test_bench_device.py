@@ -26,6 +26,7 @@ from nearfar.bench import (
     subjects,
     timing,
 )
+from nearfar.bench import launches as counting
 from nearfar.bench.launches import kernels_of, launches
 from nearfar.bench.pace import Pace
 from nearfar.bench.study import Subject
@@ -181,8 +182,22 @@ def test_operators_are_counted_on_a_cpu():
 
 
 def test_launches_of_a_profile():
-    names = ["aten::mm", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "Memcpy", "cudaGraphLaunch"]
-    assert kernels_of(names) == 4
+    names = ["aten::mm", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaMemcpyAsync"]
+    assert kernels_of(names, ["gemm", "Memcpy DtoH"]) == 3
+    assert kernels_of(names[:2], ["gemm", "Memcpy DtoH", "ours", "## mark"]) == 2  # one was not seen on the host
+    assert kernels_of([*names[:2], "cudaGraphLaunch"], ["a"] * 9) == 2
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_profile_is_read(monkeypatch):
+    """On a CPU the profiler sees no kernel, but the way to its events is the same."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    seen = []
+    monkeypatch.setattr(counting, "kernels_of", lambda host, device: seen.append((list(host), list(device))) or 7)
+    assert counting._kernels(lambda e, y: e.exp().sum(), *subjects.batch(16, 4)) == 7
+    ((host, device),) = seen
+    assert "aten::exp" in host
+    assert device == []
 
 
 def test_launches_are_counted_up_to_a_size():

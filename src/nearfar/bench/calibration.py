@@ -47,11 +47,11 @@ class Fit:
     worst: Mapping[str, tuple[float, str, int]] = field(default_factory=dict)
 
 
-def scopes_of(name: str, device: str) -> tuple[str, str]:
+def scopes_of(name: str) -> tuple[str, str]:
     """The scope by which the tiled engine's threshold of a loss is found, and that of the fused engine."""
-    loss: Any = SUBJECTS[name].make(2 * EACH, 4, "auto").to(device)
+    loss: Any = SUBJECTS[name].make(2 * EACH, 4, "auto")
     product = getattr(loss, "robust", loss).product
-    relation = Relation.from_labels((torch.arange(2 * EACH) // EACH).to(device))
+    relation = Relation.from_labels(torch.arange(2 * EACH) // EACH)
     scope = scope_of(product)
     return (GENERAL if lean_way(product, relation) is None else scope), scope
 
@@ -62,7 +62,7 @@ def calibrated(rows: Sequence[Row], plan: Plan, table: Mapping[str, Thresholds] 
     Where the tiled engine is best at no measured size it is taken from the next one on, or from where the `table` has
     it: larger batches must go to the engine that needs less memory.
     """
-    scopes = {row.loss: scopes_of(row.loss, plan.device) for row in rows}
+    scopes = {row.loss: scopes_of(row.loss) for row in rows}
     found: dict[str, dict[str, int]] = {scope: {} for scope in SCOPES}
     for place, engine in enumerate(ENGINES):
         for scope in SCOPES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 
 from nearfar.bench.results import Row
@@ -25,7 +26,7 @@ class Pace:
     def __init__(self, step: float, total: float | None, clock: Callable[[], float]) -> None:
         self.step, self.total, self.clock, self.start = step, total, clock, clock()
         self._took: dict[tuple[str, str, str], tuple[int, float]] = {}
-        self._failed: dict[tuple[str, str, str], str] = {}
+        self._failed: dict[tuple[str, str, str], tuple[int, str]] = {}
 
     def note(self, row: Row) -> None:
         """Learn from a row."""
@@ -33,15 +34,16 @@ class Pace:
             key = row.loss, row.precision, who
             if cell.seconds is not None:
                 self._took[key] = row.rows, cell.seconds
-            elif cell.failed and key not in self._failed:
-                self._failed[key] = cell.failed if " at " in cell.failed else f"{cell.failed} at {row.rows:,}"
+            elif cell.failed and row.rows < self._failed.get(key, (sys.maxsize, ""))[0]:
+                self._failed[key] = row.rows, f"{cell.failed} at {row.rows:,}"
         if row.limit is not None:
             self._took["", row.precision, LIMIT] = row.rows, row.limit
 
     def failed(self, loss: str, rows: int, precision: str, who: str) -> str:
         """Why a contestant is not tried: it failed at a smaller size, or would take too long; "" if it is tried."""
-        if (loss, precision, who) in self._failed:
-            return self._failed[loss, precision, who]
+        first, word = self._failed.get((loss, precision, who), (sys.maxsize, ""))
+        if rows >= first:
+            return word
         return "time" if self.expected(loss, rows, precision, who) > self.step else ""
 
     def expected(self, loss: str, rows: int, precision: str, who: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -116,7 +116,7 @@ def _refused(subject: Subject, engine: str, device: str) -> str:
     return next((str(each.message) for each in said if engine in str(each.message)), "")
 
 
-def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Iterable[Row] = ()) -> Iterator[Row]:
+def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Sequence[Row] = ()) -> Iterator[Row]:
     """Measure every loss at every size, from small to large; `watch` is called with progress messages.
 
     Args:
@@ -135,11 +135,12 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: It
         for precision in plan.precisions
     ]
     pace = Pace(plan.limits.seconds, plan.seconds, time.monotonic)
-    had = {row.key: row for row in known}
+    had = {row.key for row in known}
+    for row in sorted(known, key=lambda row: row.rows):
+        pace.note(row)
     with threads(plan.threads):
         for place, (subject, rows, precision) in enumerate(work):
             if (subject.name, rows, precision) in had:
-                pace.note(had[subject.name, rows, precision])
                 continue
             watch(f"measuring {subject.name}, {rows:,} rows, {precision}", place, len(work))
             mine = [who for who in contestants if who != PEER or subject.peer is not None]

@@ -1,0 +1,395 @@
+"""Everything that must be known from a GPU, in one command with one end: each probe has its own time and result file.
+
+    python benchmarks/gpu_session.py --output OUT --seconds 1500           on the machine with the GPU
+    python benchmarks/gpu_session.py --output OUT --device cpu --tiny      does it run at all?
+    python benchmarks/gpu_session.py --output OUT --probes graphs big      some of them
+
+Probes, in this order: `correctness` (every loss on every engine against dense in float64 on the CPU), `calibrate` (the
+thresholds of `engine="auto"`), `small` (128 to 2,048 rows with PML, launches and memory), `graphs` (CUDA graphs of
+every loss: captured by hand, and `torch.compile(mode="reduce-overhead")`), `big` (8,192 to 1,048,576 rows). A probe is
+a process of its own. Its file is written after each case, so that a probe that is stopped keeps what it has; run again
+with the same folder, it goes on. A device that is lost ends the process, and the next one goes on after that case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nearfar._utils.files import write_text
+from nearfar.bench import SUBJECTS, DeviceLostError, Limits, Patience, Plan, Row, measure, offered
+from nearfar.bench.calibration import LOSSES, calibrated, table_text
+from nearfar.bench.launches import launches
+from nearfar.bench.pages import keep, known, line
+from nearfar.bench.subjects import PRECISIONS, Step, backward, batch, matmul, our_step
+from nearfar.bench.timing import clock_of, reason
+from nearfar.engines import thresholds
+
+SHARES = {"correctness": 0.16, "calibrate": 0.2, "small": 0.22, "graphs": 0.2, "big": 0.22}
+"""Of the time that is given; what a probe does not need goes to the next ones."""
+LOST, GRACE = 3, 20.0
+"""The exit code after a lost device, and the last seconds of a probe, in which nothing new is begun."""
+TRIES = 4
+TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "tf32": 1e-2, "bf16": 3e-2}
+HEAVY = ("MultiSimilarity", "SupCon", "NTXent", "Contrastive", "DroKL", "DroTopK", "Triplet hard", "LiftedStructure",
+         "Triplet all", "GeneralizedLifted", "Circle", "Margin")  # fmt: skip
+"""Losses with a bar at 32,768 rows."""
+
+
+class Cases:
+    """Results by case in one JSON file, written after each.
+
+    Args:
+        file: where.
+        seconds: nothing is begun after these.
+    """
+
+    def __init__(self, file: Path, seconds: float) -> None:
+        self.file, self.end = file, time.monotonic() + seconds
+        self.found: dict[str, dict[str, Any]] = {}
+        if file.exists():
+            self.found = {each["case"]: each for each in json.loads(file.read_text(encoding="utf-8"))["results"]}
+
+    def run(self, case: str, device: str, probe: Callable[[], dict[str, Any]]) -> None:
+        """Run one case unless it is known or there is no time; whatever it raises is its result."""
+        if case in self.found or time.monotonic() > self.end:
+            return
+        start = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                told = probe()
+            except Exception as error:  # whatever a loss raises is a finding
+                told = {"failed": reason(error)}
+        self.found[case] = {"case": case, **told, "took": time.monotonic() - start}
+        self.write()
+        print(f"{case:<48} {told}", flush=True)
+        if device == "cuda":
+            try:
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+            except RuntimeError as error:
+                raise DeviceLostError(str(error)) from None
+
+    def write(self) -> None:
+        """Write the file; numbers that are none become words."""
+        lines = ",\n".join("  " + json.dumps(_plain(each)) for each in self.found.values())
+        head = json.dumps({"torch": torch.__version__, "device": _name()})[1:-1]
+        write_text(self.file, f'{{{head},\n "results": [\n{lines}\n ]}}\n')
+
+
+def _plain(each: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: (float(f"{value:.5g}") if math.isfinite(value) else str(value)) if isinstance(value, float) else value
+        for key, value in each.items()
+    }
+
+
+def _name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+def _engines(given: argparse.Namespace) -> tuple[str, ...]:
+    return offered(given.device)
+
+
+def _subjects(given: argparse.Namespace) -> list[str]:
+    """Every loss and miner that does not draw, the usual ones first."""
+    names = sorted(SUBJECTS, key=lambda name: not SUBJECTS[name].usual)
+    return [name for name in names if not _product(our_step(SUBJECTS[name], 16, 8, "dense")).draws][: given.most]
+
+
+def _product(loss: Any) -> Any:
+    return getattr(loss, "robust", loss).product
+
+
+# Correctness
+
+
+def _solved(name: str, rows: int, engine: str, device: str, precision: str, e: torch.Tensor) -> list[torch.Tensor]:
+    """The value and the gradients of a loss, in float64 on the CPU."""
+    torch.manual_seed(0)
+    loss: Any = SUBJECTS[name].make(rows, e.shape[1], engine)
+    loss = (loss.double() if precision == "float64" else loss).to(device)
+    y = batch(rows, e.shape[1])[1].to(device)
+    leaf = e.detach().to(device, PRECISIONS[precision]).requires_grad_()
+    value = loss(leaf, y)
+    value.sum().backward()
+    learned = [x.grad for x in loss.parameters() if x.grad is not None]
+    return [each.detach().double().cpu() for each in (value, leaf.grad, *learned)]
+
+
+def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-12))
+
+
+@cache
+def _reference(name: str, rows: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Dense in float64 on the CPU, on rows rounded to a type."""
+    return _solved(name, rows, "dense", "cpu", "float64", batch(rows, width)[0].detach().to(dtype))
+
+
+def _correct(name: str, rows: int, engine: str, device: str, precision: str, width: int) -> dict[str, Any]:
+    e = batch(rows, width)[0].detach().to(PRECISIONS[precision])
+    wanted = _reference(name, rows, width, e.dtype)
+    with matmul(precision):
+        found = _solved(name, rows, engine, device, precision, e)
+    errors = [_error(a, b) for a, b in zip(found, wanted, strict=True)]
+    told = {"value": errors[0], "gradient": max(errors[1:])}
+    return {**told, "ok": bool(max(errors) <= TOLERANCE[precision])}  # NaN is not
+
+
+def correctness(given: argparse.Namespace) -> None:
+    """Every loss on every engine and in every precision against dense on the CPU in float64."""
+    cases = Cases(given.output / "correctness.json", given.seconds)
+    sizes = (24,) if given.tiny else (203, 1030)
+    for rows in sizes:
+        for precision in ("float32", "bf16", "float64", "tf32"):
+            for name in _subjects(given):
+                for engine in _engines(given)[1:]:
+                    what = f"{name}, {engine}, {precision}, {rows} rows"
+                    told = (name, rows, engine, given.device, precision, 40)
+                    cases.run(what, given.device, lambda told=told: _correct(*told))
+
+
+# Tables
+
+
+def _table(given: argparse.Namespace, file: str, plans: Iterator[Plan]) -> list[Row]:
+    """Measure the plans one after the other into one file."""
+    rows: list[Row] = []
+    end = time.monotonic() + given.seconds
+    for plan in plans:
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+        plan = replace(plan, seconds=left)
+        rows = known(given.output / file, plan)
+        for row in measure(plan, known=rows):
+            rows.append(row)
+            keep(given.output / file, rows, plan)
+            print(*(line(row, who) for who in row.cells if who in plan.engines), sep="\n", flush=True)
+    return rows
+
+
+def _plan(given: argparse.Namespace, **more: Any) -> Plan:
+    common: dict[str, Any] = {
+        "width": given.width,
+        "device": given.device,
+        "engines": _engines(given),
+        "patience": Patience(2, 0.1) if given.tiny else Patience(25, 0.5),
+        "limits": Limits(4096, 20),
+    }
+    plan = {**common, **more}
+    if given.tiny:
+        plan.update(sizes=(16, 32), losses=plan["losses"][: given.most], memory=False)
+    return Plan(**plan)
+
+
+def calibrate(given: argparse.Namespace) -> None:
+    """The thresholds of `auto`."""
+    sizes = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+    engines = tuple(each for each in _engines(given) if each != "auto")
+    plan = _plan(given, losses=LOSSES, sizes=sizes, engines=engines, peers=False, memory=False)
+    rows = _table(given, "calibration.json", iter([plan]))
+    if rows:
+        fit = calibrated(rows, plan)
+        write_text(given.output / thresholds.FILE, table_text(fit, given.device, thresholds.read()))
+        for scope, found in fit.thresholds.scopes.items():
+            print(f"{scope}: {found}; worst {fit.worst.get(scope)}", flush=True)
+
+
+def small(given: argparse.Namespace) -> None:
+    """Small batches with PML and launches: losses that PML has, then the others; float32, then bf16."""
+    both = [name for name in SUBJECTS if SUBJECTS[name].peer is not None]
+    ours = tuple(name for name in SUBJECTS if SUBJECTS[name].peer is None)
+    sizes = (128, 512, 2048)
+
+    def plans() -> Iterator[Plan]:
+        for losses, precision in ((tuple(both), "float32"), (ours, "float32"), (HEAVY, "bf16")):
+            yield _plan(given, losses=losses, sizes=sizes, precisions=(precision,), launches=max(sizes))
+
+    _table(given, "small.json", plans())
+
+
+def big(given: argparse.Namespace) -> None:
+    """Large batches: first the sizes that have bars."""
+
+    def plans() -> Iterator[Plan]:
+        few = Patience(7, 1.0)
+        yield _plan(given, losses=HEAVY, sizes=(32768,), precisions=("bf16",), patience=few)
+        yield _plan(given, losses=HEAVY[:2], sizes=(262144, 1048576), precisions=("bf16",), patience=few)
+        yield _plan(given, losses=HEAVY, sizes=(8192, 32768), precisions=("float32", "tf32"), patience=few)
+        yield _plan(given, losses=HEAVY[:8], sizes=(8192, 131072), precisions=("bf16", "float32"), patience=few)
+
+    _table(given, "big.json", plans())
+
+
+# Graphs
+
+
+def _median(step: Callable[[], Any], device: str, times: int = 30) -> float:
+    clock, found = clock_of(device, 2), []
+    for _ in range(times):
+        start = clock()
+        step()
+        found.append(clock() - start)
+    return 1e3 * statistics.median(found[1:])
+
+
+def _eager(step: Step, e: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    leaf = e.detach().clone().requires_grad_()
+    backward(step, leaf, y)
+    assert leaf.grad is not None  # noqa: S101 - every loss has a gradient
+    return leaf.grad
+
+
+def captured(name: str, engine: str, rows: int, width: int) -> dict[str, Any]:
+    """Capture forward and backward by hand, and replay on other rows."""
+    e, y = batch(rows, width, "cuda")
+    step = our_step(SUBJECTS[name], rows, width, engine, "cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            e.grad = None
+            backward(step, e, y)
+    torch.cuda.current_stream().wait_stream(side)
+    eager = _median(lambda: backward(step, e, y), "cuda")
+    e.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backward(step, e, y)
+    with torch.no_grad():
+        e.copy_(torch.randn_like(e))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert e.grad is not None  # noqa: S101 - made in the capture
+    error = _error(e.grad, _eager(step, e, y))
+    return {"ms": _median(graph.replay, "cuda"), "eager ms": eager, "gradient": error, "ok": error < 1e-3}
+
+
+def reduced(name: str, engine: str, rows: int, width: int, given: argparse.Namespace) -> dict[str, Any]:
+    """`torch.compile(mode="reduce-overhead")` of the loss: one graph, replayed."""
+    torch.compiler.reset()
+    e, y = batch(rows, width, given.device)
+    step = our_step(SUBJECTS[name], rows, width, engine, given.device)
+    how: dict[str, Any] = {"backend": given.backend} if given.backend else {"mode": "reduce-overhead"}
+    compiled = torch.compile(step, fullgraph=True, dynamic=False, **how)
+
+    def once() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        e.grad = None
+        backward(compiled, e, y)
+
+    for _ in range(4):
+        once()
+    assert e.grad is not None  # noqa: S101 - every loss has a gradient
+    error = _error(e.grad, _eager(step, e, y))
+    told = {"ms": _median(once, given.device), "gradient": error, "ok": error < 1e-3}
+    # operators of a CPU are counted by a mode under which nothing is compiled
+    return told if given.device == "cpu" else {**told, "launches": launches(compiled, e, y)}
+
+
+def graphs(given: argparse.Namespace) -> None:
+    """CUDA graphs of every loss: all of them by hand, then by the compiler, which takes longer."""
+    cases = Cases(given.output / "graphs.json", given.seconds)
+    rows = 16 if given.tiny else 128
+    engines = [each for each in _engines(given) if each in ("auto", "fused")]
+    for engine in engines:
+        for name in _subjects(given):
+            told = (name, engine, rows, given.width)
+            if given.device == "cuda":
+                cases.run(f"by hand, {name}, {engine}", given.device, lambda told=told: captured(*told))
+    for name in _subjects(given):
+        told = (name, "auto", rows, given.width)
+        cases.run(f"compiled, {name}", given.device, lambda told=told: reduced(*told, given))
+
+
+PROBES = {"correctness": correctness, "calibrate": calibrate, "small": small, "graphs": graphs, "big": big}
+
+
+# The session
+
+
+def session(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the probes one after the other, each in processes of its own, within the time."""
+    end, told = time.monotonic() + given.seconds, []
+    for place, name in enumerate(given.probes):
+        later = sum(SHARES[each] for each in given.probes[place:])
+        start, tries = time.monotonic(), []
+        limit = (end - start) * SHARES[name] / later
+        while len(tries) < TRIES and (left := limit - (time.monotonic() - start)) > 0:
+            tries.append(_process(given, name, left))
+            if tries[-1] != LOST:
+                break
+        told.append({"probe": name, "exit codes": tries, "seconds": round(time.monotonic() - start, 1)})
+        print(f"== {told[-1]}", flush=True)
+        write_text(given.output / "session.json", json.dumps({"device": _name(), "probes": told}, indent=1) + "\n")
+    return told
+
+
+def _process(given: argparse.Namespace, name: str, seconds: float) -> int | str:
+    """The exit code of a probe's process, or "time" if it was stopped."""
+    own = seconds - min(GRACE, 0.2 * seconds)
+    words = [sys.executable, __file__, "--probe", name, "--seconds", str(own), "--output", str(given.output),
+             "--device", given.device, "--width", str(given.width), "--most", str(given.most),
+             *(["--tiny"] if given.tiny else []), *(["--backend", given.backend] if given.backend else [])]  # fmt: skip
+    print(f"== {name}, {seconds:.0f} s", flush=True)
+    child = subprocess.Popen(words, start_new_session=True, encoding="utf-8")
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return "time"
+    finally:
+        _stop(child)
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    """End the process and what it has started, such as compilers."""
+    with suppress(ProcessLookupError):  # all of it has ended
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="the folder of the result files")
+    parser.add_argument("--seconds", type=float, default=1500.0, help="for all of it")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--probes", nargs="+", default=list(PROBES), choices=list(PROBES))
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--tiny", action="store_true", help="a few rows of a few losses")
+    parser.add_argument("--most", type=int, default=99, help="losses in a probe")
+    parser.add_argument("--backend", default="", help="of torch.compile, in place of reduce-overhead")
+    parser.add_argument("--probe", choices=list(PROBES), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    if given.probe is None:
+        session(given)
+        return
+    try:
+        PROBES[given.probe](given)
+    except DeviceLostError as error:
+        print(error, flush=True)
+        os._exit(LOST)  # what would be cleaned up lies on the lost device
+
+
+if __name__ == "__main__":
+    main()
