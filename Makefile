@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
+SHARED := -n $(WORKERS) --dist worksteal
 DOCTESTS := docs README.md src
 # What computes; the others start processes, read files or draw pages.
 NUMERICAL := $(filter-out $(patsubst %,tests/test_%.py,architecture bench cli commands_evaluation data_benchmarks \
@@ -10,13 +11,18 @@ NUMERICAL := $(filter-out $(patsubst %,tests/test_%.py,architecture bench cli co
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 
+# Where the environment forbids bytecode, each of the hundreds of processes that the tests start compiles all it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 # $(1) the environment, $(2) the versions. torchvision is built for CUDA in the index; without its dependencies it leaves
-# the pinned torch alone.
+# the pinned torch alone. pip would compile 20,000 files on one core; a few of them are no Python that compiles.
+QUIETLY := --quiet --disable-pip-version-check --no-compile
 define INSTALL
 test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) torch
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) -e ".[dev]"
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(2) --no-deps timm torchvision
+$(1)/bin/python -m pip install $(QUIETLY) -c $(2) torch
+$(1)/bin/python -m pip install $(QUIETLY) -c $(2) -e ".[dev]"
+$(1)/bin/python -m pip install $(QUIETLY) -c $(2) --no-deps timm torchvision
+$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
 endef
 
 .PHONY: demo test check browser bench fuzz faults docs site portable lowest dist clean
@@ -24,9 +30,10 @@ endef
 demo: $(READY)
 	$(BIN)/nearfar demo --overwrite
 
-# One thread a worker: two that spin on small matrices beside another worker take four times the processor.
+# One thread a worker: two that spin on small matrices beside another worker take four times the processor. A worker runs
+# whole files where it can, so that what a file sets up is set up once, and takes over from another at the end.
 test: check browser
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --durations=10
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(SHARED) --durations=10
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -66,7 +73,7 @@ faults: $(READY)  # kills, races, full disks, damaged files; SEED=7 repeats a ru
 	$(BIN)/python tests/faults.py $(if $(SEED),--seed $(SEED))
 
 docs: $(READY)
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -n $(WORKERS) $(DOCTESTS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q $(SHARED) $(DOCTESTS)
 
 # The pages and the reference as a site in build/site, to be opened from disk: no broken link, no missing reference.
 site: $(READY)
@@ -77,7 +84,7 @@ portable: $(READY)
 	@export PYTHONHASHSEED=$$(od -An -N2 -tu2 /dev/urandom | tr -d " "); failed=""; \
 	for setting in $(SETTINGS); do \
 		echo "== $$setting PYTHONHASHSEED=$$PYTHONHASHSEED"; \
-		env $$setting $(BIN)/python -m pytest -q -n $(WORKERS) $(DOCTESTS) $(NUMERICAL) || failed="$$failed $$setting"; \
+		env $$setting $(BIN)/python -m pytest -q $(SHARED) $(DOCTESTS) $(NUMERICAL) || failed="$$failed $$setting"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed under:$$failed (PYTHONHASHSEED=$$PYTHONHASHSEED)"; exit 1; fi
 
@@ -85,7 +92,7 @@ portable: $(READY)
 # what has since been deprecated under them; that is no failure here.
 lowest:
 	$(call INSTALL,.venv-lowest,constraints-lowest.txt)
-	.venv-lowest/bin/python -m pytest -n $(WORKERS) -W default::DeprecationWarning -W default::FutureWarning
+	.venv-lowest/bin/python -m pytest $(SHARED) -W default::DeprecationWarning -W default::FutureWarning
 
 # What is released: an archive of the sources and a wheel. What an older build left behind would slip into the wheel.
 dist: $(READY)

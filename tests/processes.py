@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forks
 import torch
 
 HERE = Path(__file__).parent
+MODULES = ("torch.distributed", "accelerate", "runs")
+"""What ranks would import one by one."""
 START = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -43,20 +46,19 @@ def environment(world: int, *, gpu: bool = False) -> dict[str, str]:
     } | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
 
 
-def start(words: list[str], world: int, *, gpu: bool = False) -> list[subprocess.Popen[bytes]]:
-    """The same command as rank 0, 1, ... of `world`."""
+def start(code: str, *words: str, world: int, gpu: bool = False) -> list[forks.Fork | subprocess.Popen[bytes]]:
+    """The same code as rank 0, 1, ... of `world`; forks, but for those that use a GPU."""
     shared = environment(world, gpu=gpu)
-    return [
-        subprocess.Popen(
-            [sys.executable, *words], env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE
-        )
-        for r in range(world)
-    ]
+    told = [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
+    if gpu:
+        real = [sys.executable, "-c", code, *words]
+        return [subprocess.Popen(real, env=env, stderr=subprocess.PIPE) for env in told]
+    return [forks.start(code, *words, env=env, modules=MODULES) for env in told]
 
 
 def together(module: str, name: str, world: int, folder: Path, seconds: float = 60, *, gpu: bool = False) -> list[Any]:
     """What `module.name(rank, world)` gives on each rank."""
-    ranks = start(["-c", START, str(HERE), module, name, str(folder), str(seconds)], world, gpu=gpu)
+    ranks = start(START, str(HERE), module, name, str(folder), str(seconds), world=world, gpu=gpu)
     errors = [process.communicate(timeout=400)[1].decode() for process in ranks]
     assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)
     return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world)]

@@ -74,3 +74,10 @@ def test_portable_tries_other_kernels_threads_and_hash_seeds():
         "tests/test_losses.py",
     ):
         assert setting in shown
+
+
+def test_bytecode_is_kept_also_where_the_environment_forbids_it():
+    """Without it every process that a test starts compiles all that it imports."""
+    words = [str(MAKE), "--no-print-directory", "--eval", "shown: ; @echo [$$PYTHONDONTWRITEBYTECODE]", "shown"]
+    told = {"env": os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}, "capture_output": True, "encoding": "utf-8"}
+    assert subprocess.run(words, cwd=ROOT, check=True, **told).stdout == "[]\n"

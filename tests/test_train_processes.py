@@ -31,7 +31,7 @@ close()
 
 def launch(settings: dict, folder: Path, world: int = 2, data: str = "tiny", **more: Any) -> list[list[list[int]]]:
     """Train in `world` processes; gives each rank's batches."""
-    ranks = start(["-c", SCRIPT, str(HERE), json.dumps(settings), str(folder), data, json.dumps(more)], world)
+    ranks = start(SCRIPT, str(HERE), json.dumps(settings), str(folder), data, json.dumps(more), world=world)
     errors = [process.communicate(timeout=200)[1].decode() for process in ranks]
     assert [process.returncode for process in ranks] == [0] * world, errors
     return [json.loads(folder.with_name(f"{folder.name}-{r}.json").read_text(encoding="utf-8")) for r in range(world)]
@@ -141,7 +141,7 @@ except (KeyError, RuntimeError, ValueError) as problem:
 @pytest.mark.parametrize(("how", "then"), [("killed", 1), ("raises", 3), ("NaN", None)])
 def test_when_a_rank_fails_the_others_stop_and_another_number_of_ranks_goes_on(tmp_path, how, then):
     """No hang, one sentence, and the run goes on from its checkpoint as if it had never been stopped."""
-    ranks = start(["-c", FAILING, str(HERE), str(tmp_path / "run"), how], 2)
+    ranks = start(FAILING, str(HERE), str(tmp_path / "run"), how, world=2)
     first, second = (process.communicate(timeout=100)[1].decode() for process in ranks)
     assert [process.returncode for process in ranks] == [1, 9 if how == "killed" else 1]
     if how == "NaN":
