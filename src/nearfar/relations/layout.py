@@ -1,0 +1,99 @@
+"""`Layout`: a relation of labels as vectors, from which an engine tells any pair without a mask of all of them.
+
+Rows and columns that form no pair (ignored, or not asked for) are left out. Among those that stay,
+
+    another label           a negative pair
+    the same label          a positive pair, unless the column is the row's own sample or is held `apart`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Layout", "consistent"]
+
+Itself = Callable[[Tensor, Tensor], Tensor]
+"""Whether a row and a column are the same sample, for broadcastable indices of the relation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The rows and columns of a relation that form pairs, and what decides about each pair.
+
+    Args:
+        rows: [n] indices of the rows that stay; None for all.
+        cols: [m] indices of the columns that stay; None for all.
+        row_labels: [n] labels of those rows.
+        col_labels: [m] labels of those columns.
+        square: whether the columns are the rows.
+        orders: see `Relation`.
+        itself: tells the row's own sample, by indices of the relation; None where no column is one.
+        own: how many columns are the row's own sample: the same number for all rows, or None where it differs.
+        apart: [m] columns that are nobody's positive (representatives among themselves); None for none.
+    """
+
+    rows: Tensor | None
+    cols: Tensor | None
+    row_labels: Tensor
+    col_labels: Tensor
+    square: bool
+    orders: int | Tensor
+    itself: Itself | None = None
+    own: int | None = 0
+    apart: Tensor | None = None
+
+    @staticmethod
+    def of(
+        labels: tuple[Tensor, Tensor],
+        keep: tuple[Tensor | None, Tensor | None],
+        square: bool,
+        orders: int | Tensor,
+        itself: tuple[Itself | None, int | None],
+        apart: Tensor | None = None,
+    ) -> Layout:
+        """Leave out the rows and columns that `keep` ([n] and [m] masks, None for all) does not name."""
+        rows, cols = (None if mask is None else mask.nonzero()[:, 0] for mask in keep)
+        row, col = (x if at is None else x[at] for x, at in zip(labels, (rows, cols), strict=True))
+        same = square and (keep[0] is keep[1])
+        tells, own = itself
+        if not same and square:
+            own = None  # some rows meet their own sample among the columns, others do not
+        return Layout(rows, cols, row, col, same, orders, tells, own, apart if cols is None or apart is None else apart[cols])
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row or no column forms a pair."""
+        return not len(self.row_labels) or not len(self.col_labels)
+
+    def taken(self, x: Tensor, side: int) -> Tensor:
+        """The entries of x [n, ...] that stay; side 0 for rows, 1 for columns."""
+        at = (self.rows, self.cols)[side]
+        return x if at is None else x[at]
+
+    def back(self, x: Tensor, side: int, size: int) -> Tensor:
+        """The reverse of `taken`: x of all rows or columns, 0 for those that were left out."""
+        at = (self.rows, self.cols)[side]
+        return x if at is None else x.new_zeros(size, *x.shape[1:]).index_copy_(0, at, x)
+
+    def counts(self, row: Tensor, col: Tensor) -> Tensor | None:
+        """Which pairs of equal label are positive, for broadcastable indices [n] and [m]; None for all."""
+        found = None
+        if self.itself is not None:
+            here, there = (
+                x if at is None else at[x] for x, at in ((row, self.rows), (col, self.cols))
+            )
+            found = ~self.itself(here, there)
+        if self.apart is not None:
+            found = ~self.apart[col] if found is None else found & ~self.apart[col]
+        return found
+
+
+def consistent(ids: Tensor, ref_ids: Tensor, labels: tuple[Tensor, Tensor]) -> bool:
+    """Whether rows of equal id always have equal labels, as the same sample has; reads the device."""
+    ids, order = torch.cat([ids, ref_ids]).sort(stable=True)
+    found = torch.cat(labels)[order]
+    return not bool(((ids[1:] == ids[:-1]) & (found[1:] != found[:-1])).any())
