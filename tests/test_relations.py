@@ -278,7 +278,7 @@ def test_no_other_method_returns_the_whole_matrix():
     )
     public = {name for name in dir(relation) if not name.startswith("_")}
     wanted = """
-        anchors counts dense device from_labels from_matrix from_multilabel gathered one_a_class orders
+        anchors counts dense device from_labels from_matrix from_multilabel gathered layout one_a_class orders
         plain_labels projected reference_starts_with_batch shape square tile weighted width
     """
     assert public == set(wanted.split())

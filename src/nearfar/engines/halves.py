@@ -24,7 +24,7 @@ from nearfar.engines.strips import Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, few
 from nearfar.groups.groupings import Balanced, Batch, Grouping, Product, Sign
 from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
-from nearfar.relations.relation import Relation
+from nearfar.relations.layout import Layout
 from nearfar.sets.base import Support
 from nearfar.sets.online import Online, Variance
 
@@ -35,14 +35,11 @@ FLAT: tuple[type[PairLoss], ...] = (Hinge, Logistic, Squared)
 """Pair losses that are nonnegative and have slope 0 where they are 0."""
 
 
-def halves(product: Product, relation: Relation) -> bool:
+def halves(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
-    if (
-        not exactly(product.groups, *WHOLE)
-        or relation.plain_labels() is None
-        or product.miner is not None
-        or relation.reference_starts_with_batch
-    ):
+    if not exactly(product.groups, *WHOLE) or product.miner is not None:
+        return False
+    if not layout.square and int(layout.orders) != 1:  # each pair twice, in places that nobody knows
         return False
     if form_of(product.similarity) is None or (
         product.link is not None and any(True for _ in product.link.parameters())
@@ -118,10 +115,10 @@ class _Half:
     """State of one call: rows and columns sorted by label, buffers, and the strips of the half matrix."""
 
     def __init__(self, strips: Strips, slopes: Slopes) -> None:
-        labels, form = strips.relation.plain_labels(), form_of(strips.product.similarity)
-        assert labels is not None  # noqa: S101 - checked by `halves`
+        form, layout = form_of(strips.product.similarity), strips.layout
+        assert layout is not None  # noqa: S101 - checked by `halves`
         assert form is not None  # noqa: S101
-        self.product, self.slopes, self.square = strips.product, slopes, strips.relation.square
+        self.product, self.slopes, self.square = strips.product, slopes, layout.square
         # the square block at the start of a strip is computed in full: low strips waste less
         least = 2048 if strips.rows.is_cuda else 256
         tall = strips.wanted if strips.given else min(strips.wanted, max(least, len(strips.cols) // 16))
@@ -129,9 +126,9 @@ class _Half:
             tall = min(tall, -(-len(strips.rows) // (2 * strips.ranks.world)))
         self.ranks, self.cuts = strips.ranks, cuts(len(strips.rows), tall, strips.ranks)
         self.tall = max(here.stop - here.start for here in self.cuts)
-        self.labels = labels
-        self.by_row = labels[0].sort(stable=True).indices
-        self.runs = Runs(strips.relation, (labels[0][self.by_row], labels[1]))
+        self.labels = layout.row_labels, layout.col_labels
+        self.by_row = layout.row_labels.sort(stable=True).indices
+        self.runs = Runs(layout, self.by_row)
         strips.had_positive[self.by_row], strips.had_negative[self.by_row] = (
             self.runs.has_positive(),
             self.runs.has_negative(),
@@ -158,18 +155,23 @@ class _Half:
 
     def _narrow(self, here: slice, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Columns near each row's class, which have its label, and which are positive pairs, [t, P] each."""
+        if not self.square:
+            narrow = self.runs.narrow(here)
+            return narrow.place, narrow.run, narrow.positive
         start, end, m = self.runs.start[here, None], self.runs.end[here, None], len(self.form.cols)
         width = min(self.runs.width, m - first)
         place = start.clamp(first, m - width) + torch.arange(width, device=start.device)
         run = (place >= start) & (place < end)
         row = torch.arange(here.start, here.stop, device=start.device)[:, None]
-        return place - first, run, run & (place > row) if self.square else run
+        return place - first, run, run & (place > row)
 
     def members(self, strip: Strip) -> tuple[Tensor, Tensor]:
         """Number of positive and of negative pairs in a strip."""
         t, u = strip.losses.shape
         positive = strip.positive.sum()
-        return positive, (t * u - t * (t + 1) // 2 if self.square else t * u) - positive
+        if self.square:
+            return positive, t * u - t * (t + 1) // 2 - positive
+        return positive, t * u - positive - strip.absent.sum()
 
     def fill_(self, x: Tensor, strip: Strip, near: Tensor, absent: float) -> Tensor:
         """Overwrite x [t, u] with `near` [t, P] at positive pairs, and with `absent` at entries that are no pair."""

@@ -20,7 +20,7 @@ from nearfar.engines.sweeps import Ask, Made, shared
 from nearfar.groups.groupings import AnchorSign, Product, tally
 from nearfar.links import Add, Sides
 from nearfar.miners import MultiSimilarity
-from nearfar.relations.relation import Relation
+from nearfar.relations.layout import Layout
 from nearfar.sets.base import Solved
 from nearfar.sets.entropic import KL
 
@@ -30,10 +30,10 @@ FEW = 16
 """Largest number of columns per row whose gradients are computed one by one instead of by a matrix product."""
 
 
-def leans(product: Product, relation: Relation) -> bool:
+def leans(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
     link, over = product.link, product.over_negative
-    if not exactly(product.groups, AnchorSign) or relation.plain_labels() is None:
+    if not exactly(product.groups, AnchorSign):
         return False
     if product.wants_columns or product.reduction == "none" or (exactly(link, Add) and link.apart):
         return False

@@ -19,19 +19,19 @@ from nearfar.engines.sweeps import Ask, Counted, Made, shared
 from nearfar.groups.groupings import Product, tally
 from nearfar.groups.triplets import AngularScore, Positive
 from nearfar.links import Terms
-from nearfar.relations.relation import Relation
+from nearfar.relations.layout import Layout
 
 __all__ = ["by_angles", "leans_on_angles"]
 
 
-def leans_on_angles(product: Product, relation: Relation) -> bool:
+def leans_on_angles(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
     groups = product.groups
     if not exactly(groups, Positive) or not exactly(groups.rule.compare, AngularScore):
         return False
     if groups.rule.keep is not None or groups.rule.balanced or product.miner is not None:
         return False
-    if relation.plain_labels() is None or product.reduction == "none" or form_of(product.similarity) is not Plain:
+    if product.reduction == "none" or form_of(product.similarity) is not Plain:
         return False
     if any(p.requires_grad for p in product.negative.parameters()) or line_of(product) is None:
         return False

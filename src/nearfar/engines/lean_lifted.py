@@ -20,19 +20,19 @@ from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
 from nearfar.groups.groupings import AnchorSign, Product, tally
 from nearfar.links import LiftedLink, Sides
-from nearfar.relations.relation import Relation
+from nearfar.relations.layout import Layout
 from nearfar.sets.entropic import KL
 from nearfar.sets.soft import LOWEST
 
 __all__ = ["by_ends", "leans_on_ends"]
 
 
-def leans_on_ends(product: Product, relation: Relation) -> bool:
+def leans_on_ends(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
     over = product.over_negative
     if not exactly(product.groups, AnchorSign) or not product.wants_columns or product.miner is not None:
         return False
-    if relation.plain_labels() is None or not relation.square or product.reduction == "none" or product.everyone:
+    if not layout.square or product.reduction == "none" or product.everyone:
         return False
     if not exactly(over, KL) or over.normalized or over.zero_member or over.zero == "drop":
         return False

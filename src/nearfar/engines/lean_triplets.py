@@ -20,16 +20,16 @@ from nearfar.engines.sweeps import Ask, Made
 from nearfar.groups.groupings import Product
 from nearfar.groups.triplets import SemiHardBand, Triplets, difference
 from nearfar.pairs import Hinge
-from nearfar.relations.relation import Relation
+from nearfar.relations.layout import Layout
 from nearfar.sets.linear import Mean
 
 __all__ = ["by_triplets", "leans_on_triplets"]
 
 
-def leans_on_triplets(product: Product, relation: Relation) -> bool:
+def leans_on_triplets(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
     groups, pair, mean = product.groups, product.negative, product.over_negative
-    if not exactly(groups, Triplets) or relation.plain_labels() is None or product.miner is not None:
+    if not exactly(groups, Triplets) or product.miner is not None:
         return False
     if not exactly(pair, Hinge) or pair.offset is not None or not exactly(mean, Mean) or mean.zero_member:
         return False
@@ -77,7 +77,7 @@ class _Triplets:
         heights, order = torch.where(narrow.positive, near, math.inf).sort(dim=1)
         slope, by_pair = self.slope[:t].zero_(), torch.zeros_like(near)
         total, count = rows.new_zeros((), dtype=torch.float64), rows.new_zeros((), dtype=torch.float64)
-        for p in range(max(1, near.shape[1] - self.sorted.runs.itself)):
+        for p in range(max(1, near.shape[1] - self.sorted.runs.least)):
             dl_ds = self._judge(scores, heights[:, p : p + 1], self.losses[:t])
             total += dl_ds[0]
             by_pair.scatter_(1, order[:, p : p + 1], -dl_ds[1].sum(dim=1, keepdim=True))

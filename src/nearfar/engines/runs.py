@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearfar.engines.forms import Form, form_of
 from nearfar.engines.strips import Slopes, Strips
-from nearfar.relations.relation import Relation
+from nearfar.relations.layout import Layout
 
 __all__ = ["Narrow", "Runs", "Sorted"]
 
@@ -20,8 +20,8 @@ class Narrow:
 
     Args:
         place: [t, P] indices of sorted columns, all different within a row.
-        run: [t, P] whether the column has the row's label (it may be the row itself).
-        positive: [t, P] whether the column is a positive of the row, and not the row itself.
+        run: [t, P] whether the column has the row's label.
+        positive: [t, P] whether it is a positive of the row, and not its own sample.
     """
 
     place: Tensor
@@ -35,29 +35,27 @@ class Runs:
     Attributes:
         order: [m] indices of the columns, sorted by label.
         width: P, the largest number of columns with a row's label; synchronizes with the device once.
-        itself: 1 if each row is also one of the columns, else 0.
+        least: the smallest number of columns of a row's own label that are no positives of it.
     """
 
-    def __init__(self, relation: Relation, labels: tuple[Tensor, Tensor]) -> None:
-        row, col = labels
-        ranked, self.order = col.sort(stable=True)
+    def __init__(self, layout: Layout, by_row: Tensor | None = None) -> None:
+        self._layout, self._by_row = layout, by_row
+        row = layout.row_labels if by_row is None else layout.row_labels[by_row]
+        ranked, self.order = layout.col_labels.sort(stable=True)
         self.start = torch.searchsorted(ranked, row.contiguous())
         self.end = torch.searchsorted(ranked, row.contiguous(), right=True)
         self.width = max(1, int((self.end - self.start).amax()))
-        self.own: Tensor | None = None
-        if relation.square or relation.reference_starts_with_batch:
-            self.own = torch.empty_like(self.order)
-            self.own[self.order] = torch.arange(len(col), device=col.device)
-        self.itself = int(self.own is not None)
-        self._last = len(col) - self.width
+        self.least = (layout.own or 0) if layout.apart is None else 0
+        self._last = len(self.order) - self.width
 
     def narrow(self, here: slice | Tensor) -> Narrow:
         """The positive columns of the rows `here`, a slice or indices."""
         start, end = self.start[here][:, None], self.end[here][:, None]
         place = start.clamp(max=self._last) + torch.arange(self.width, device=start.device)
         run = (place >= start) & (place < end)
-        positive = run if self.own is None else run & (place != self.own[here][:, None])
-        return Narrow(place, run, positive)
+        row = torch.arange(len(self.start), device=start.device)[here][:, None]
+        counts = self._layout.counts(row if self._by_row is None else self._by_row[row], self.order[place])
+        return Narrow(place, run, run if counts is None else run & counts)
 
     def has_negative(self) -> Tensor:
         """Which rows [n] have a negative column."""
@@ -65,7 +63,11 @@ class Runs:
 
     def has_positive(self) -> Tensor:
         """Which rows [n] have a positive column."""
-        return self.end - self.start > self.itself
+        if self._layout.apart is None and self._layout.own is not None:
+            return self.end - self.start > self._layout.own
+        tall = max(1, 2**20 // self.width)
+        parts = [self.narrow(slice(i, i + tall)).positive.any(dim=1) for i in range(0, len(self.start), tall)]
+        return torch.cat(parts)
 
 
 class Sorted:
@@ -81,11 +83,11 @@ class Sorted:
     """
 
     def __init__(self, strips: Strips, slopes: Slopes) -> None:
-        labels, form = strips.relation.plain_labels(), form_of(strips.product.similarity)
-        assert labels is not None  # noqa: S101 - checked by the caller
+        form = form_of(strips.product.similarity)
+        assert strips.layout is not None  # noqa: S101 - checked by the caller
         assert form is not None  # noqa: S101
         self.rows, self.slopes = strips.rows, slopes
-        self.runs = Runs(strips.relation, labels)
+        self.runs = Runs(strips.layout)
         self.form: Form = form(strips.cols[self.runs.order])
         self.shape = min(strips.tall, len(strips.rows)), len(strips.cols)
         self.cols = torch.zeros_like(self.form.cols) if slopes.wants[1] else None

@@ -19,6 +19,7 @@ from nearfar.engines.dense import kept, measures
 from nearfar.engines.forms import Form, form_of
 from nearfar.groups.groupings import Product
 from nearfar.miners import ScoredPairs, present
+from nearfar.relations.layout import Layout
 from nearfar.relations.relation import EVERYTHING, Relation
 
 __all__ = ["ENTRIES", "LEAN", "Slopes", "Strips", "cut", "gradient", "height"]
@@ -47,6 +48,7 @@ class Strips:
         rows: [n, d] prepared queries, detached.
         cols: [m, d] prepared references, detached.
         ranks: the processes that share this call; each sweeps its own strips only.
+        layout: the relation as vectors, of these very rows and columns; None where a fast path does not ask.
         had_positive: [n] whether a row had a positive pair before mining; known after the first sweep.
         had_negative: [n] likewise for negative pairs.
     """
@@ -60,8 +62,10 @@ class Strips:
         tile: int | None = None,
         entries: int = ENTRIES,
         ranks: ProcessGroup = ALONE,
+        layout: Layout | None = None,
     ) -> None:
         self.product = product
+        self.layout = layout
         self.ranks = ranks
         self.rows = rows.detach()
         self.cols = cols.detach()

@@ -28,12 +28,13 @@ from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
 from nearfar.engines.strips import ENTRIES, LEAN, Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, by_rows, by_streams
 from nearfar.groups.groupings import AnchorSign, Product
+from nearfar.relations.layout import Layout
 from nearfar.relations.relation import Relation
 
 __all__ = ["Tiling", "Way", "bounded", "check_tiled", "lean_way", "tiled_value", "untiled", "worth_tiling"]
 
 Way = Callable[[Strips, Ask], Made | None]
-LEAN_WAYS: tuple[tuple[Callable[[Product, Relation], bool], Way], ...] = (
+LEAN_WAYS: tuple[tuple[Callable[[Product, Layout], bool], Way], ...] = (
     (leans, by_runs),
     (halves, by_halves),
     (leans_on_triplets, by_triplets),
@@ -97,24 +98,38 @@ class Tiling:
         self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None
     ) -> tuple[Made, Strips]:
         """Like `made`, with the gradient of this process's strips only (the value is that of all)."""
-        params = self.params()
-        strips, lean = (
-            Strips(self.product, rows, cols, self.relation, self.tile, entries, self.ranks)
-            for entries in (ENTRIES, LEAN)
-        )
+        found = lean_way(self.product, self.relation)
+        made = None if found is None or not bounded(rows, cols) else self._lean(*found, rows, cols, wants)
+        if made is not None:
+            return made
+        strips, params = Strips(self.product, rows, cols, self.relation, self.tile, ENTRIES, self.ranks), self.params()
 
         def new_slopes() -> Slopes:
             return Slopes(strips, params, wants)
 
-        way = lean_way(self.product, self.relation)
-        made = None if way is None or not bounded(rows, cols) else way(lean, new_slopes)
-        if made is not None:
-            return made, lean
         if not self.product.groups.per_anchor:
             return by_streams(strips, new_slopes), strips
         if exactly(self.product.groups, AnchorSign) and self.product.wants_columns:
             return by_columns(strips, new_slopes, grad_output), strips
         return by_rows(strips, new_slopes, grad_output), strips
+
+    def _lean(
+        self, way: Way, layout: Layout, rows: Tensor, cols: Tensor, wants: tuple[bool, ...]
+    ) -> tuple[Made, Strips] | None:
+        """Like `_swept`, by a fast path, on the rows and columns that form pairs; None if it gives up."""
+        params, n, m = self.params(), len(rows), len(cols)
+        left, right = layout.taken(rows, 0), layout.taken(cols, 1)
+        strips = Strips(self.product, left, right, self.relation, self.tile, LEAN, self.ranks, layout)
+        made = way(strips, lambda: Slopes(strips, params, wants))
+        if made is None:
+            return None
+        value, (by_row, by_col, *rest) = made
+        strips.had_positive, strips.had_negative = (
+            layout.back(had, 0, n) for had in (strips.had_positive, strips.had_negative)
+        )
+        by_row = None if by_row is None else layout.back(by_row, 0, n)
+        by_col = None if by_col is None else layout.back(by_col, 1, m)
+        return (value, [by_row, by_col, *rest]), strips
 
 
 class _Value(torch.autograd.Function):
@@ -200,11 +215,12 @@ SHARED = 2**18
 """Number of pairs from which several processes share the strips, rather than compute the dense matrix each."""
 
 
-def lean_way(product: Product, relation: Relation) -> Way | None:
-    """The fast path for a loss, or None if there is none or a factor does not allow one."""
-    if not swift(product.parts):
+def lean_way(product: Product, relation: Relation) -> tuple[Way, Layout] | None:
+    """The fast path for a loss and the layout it needs, or None if there is none or a factor does not allow one."""
+    layout = relation.layout() if swift(product.parts) else None
+    if layout is None or layout.empty:
         return None
-    return next((way for can, way in LEAN_WAYS if can(product, relation)), None)
+    return next(((way, layout) for can, way in LEAN_WAYS if can(product, layout)), None)
 
 
 def bounded(rows: Tensor, cols: Tensor) -> bool:

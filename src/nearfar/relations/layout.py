@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "consistent"]
+from nearfar.relations.representatives import RepresentativeMask
+
+__all__ = ["Layout", "consistent", "kept"]
 
 Itself = Callable[[Tensor, Tensor], Tensor]
 """Whether a row and a column are the same sample, for broadcastable indices of the relation."""
@@ -60,9 +62,11 @@ class Layout:
         row, col = (x if at is None else x[at] for x, at in zip(labels, (rows, cols), strict=True))
         same = square and (keep[0] is keep[1])
         tells, own = itself
-        if not same and square:
-            own = None  # some rows meet their own sample among the columns, others do not
-        return Layout(rows, cols, row, col, same, orders, tells, own, apart if cols is None or apart is None else apart[cols])
+        if own and cols is not None and not same:
+            own = None  # some rows meet their own sample among the columns that stay, others do not
+        return Layout(
+            rows, cols, row, col, same, orders, tells, own, apart if cols is None or apart is None else apart[cols]
+        )
 
     @property
     def empty(self) -> bool:
@@ -83,17 +87,51 @@ class Layout:
         """Which pairs of equal label are positive, for broadcastable indices [n] and [m]; None for all."""
         found = None
         if self.itself is not None:
-            here, there = (
-                x if at is None else at[x] for x, at in ((row, self.rows), (col, self.cols))
-            )
+            here, there = (x if at is None else at[x] for x, at in ((row, self.rows), (col, self.cols)))
             found = ~self.itself(here, there)
         if self.apart is not None:
             found = ~self.apart[col] if found is None else found & ~self.apart[col]
         return found
 
 
-def consistent(ids: Tensor, ref_ids: Tensor, labels: tuple[Tensor, Tensor]) -> bool:
+def consistent(ids: Tensor | None, ref_ids: Tensor | None, labels: tuple[Tensor, Tensor]) -> bool:
     """Whether rows of equal id always have equal labels, as the same sample has; reads the device."""
+    if ids is None or ref_ids is None:
+        return True
     ids, order = torch.cat([ids, ref_ids]).sort(stable=True)
     found = torch.cat(labels)[order]
     return not bool(((ids[1:] == ids[:-1]) & (found[1:] != found[:-1])).any())
+
+
+Masks = tuple[Tensor | None, Tensor | None]
+
+
+def kept(
+    labels: tuple[Tensor, Tensor],
+    square: bool,
+    ignore: int | None,
+    projection: RepresentativeMask | None,
+    among: tuple[Tensor, Tensor] | None,
+) -> tuple[Masks, Tensor | None]:
+    """Masks [n] and [m] of the rows and columns that form pairs (None: all), and the columns held apart.
+
+    Args:
+        labels: labels of the rows [n] and of the columns [m].
+        square: whether the columns are the rows.
+        ignore: rows and columns with this label form no pairs.
+        projection: class representatives.
+        among: masks of the rows and columns between which pairs are formed.
+    """
+    rows, cols, apart = list[Tensor](), list[Tensor](), None
+    if ignore is not None:
+        rows.append(labels[0] != ignore)
+        cols.append(rows[0] if square else labels[1] != ignore)
+    if projection is not None:
+        row, col, apart = projection.kept()
+        rows, cols = [*rows, row], cols if col is None else [*cols, col]
+    if among is not None:
+        rows, cols = [*rows, among[0]], [*cols, among[1]]
+    if len(rows) == len(cols) == 1 and rows[0] is cols[0]:
+        return (rows[0], rows[0]), apart
+    left, right = (None if not masks else torch.stack(masks).all(dim=0) for masks in (rows, cols))
+    return (left, right), apart

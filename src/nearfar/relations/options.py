@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.tensors import readable
+from nearfar._utils.tensors import check_tensor, readable
 from nearfar.relations.representatives import Join, RepresentativeMask
 
-__all__ = ["RelationOptions", "check_ids", "check_weights", "count_orders"]
+__all__ = ["RelationOptions", "check_hot", "check_ids", "check_weights", "count_orders"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,22 @@ class RelationOptions:
             None if self.weights is None else rows(self.weights),
             None if self.ref_weights is None or square else cols(self.ref_weights),
             projection=None if self.projection is None else self.projection.gathered(rows, cols),
+        )
+
+
+def check_hot(hot: Tensor, ref_hot: Tensor | None) -> None:
+    """Validate multi-hot labels: matrices of the same classes."""
+    for name, x in (("hot", hot), ("ref_hot", ref_hot)):
+        if x is not None:
+            check_tensor("Relation.from_multilabel", name, x)
+        if x is not None and x.ndim != 2:
+            raise ValueError(
+                f"Relation.from_multilabel: {name} must have shape [n, classes], but came with {list(x.shape)}."
+            )
+    if ref_hot is not None and ref_hot.shape[1] != hot.shape[1]:
+        raise ValueError(
+            f"Relation.from_multilabel: hot and ref_hot must have the same classes, but came with "
+            f"{hot.shape[1]} and {ref_hot.shape[1]} columns."
         )
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_whole
 from nearfar._utils.tensors import check_class_numbers, check_tensor, readable
-from nearfar.relations.options import RelationOptions, check_ids, check_weights, count_orders
+from nearfar.relations.layout import Layout, consistent, kept
+from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
 
 __all__ = ["EVERYTHING", "Relation", "Tile"]
@@ -180,18 +181,7 @@ class Relation(ABC):
         ref_weights: Tensor | None = None,
     ) -> Relation:
         """A relation in which samples with a common label are positive; hot [n, c] and ref_hot [m, c] are 0 or 1."""
-        for name, x in (("hot", hot), ("ref_hot", ref_hot)):
-            if x is not None:
-                check_tensor("Relation.from_multilabel", name, x)
-            if x is not None and x.ndim != 2:
-                raise ValueError(
-                    f"Relation.from_multilabel: {name} must have shape [n, classes], but came with {list(x.shape)}."
-                )
-        if ref_hot is not None and ref_hot.shape[1] != hot.shape[1]:
-            raise ValueError(
-                f"Relation.from_multilabel: hot and ref_hot must have the same classes, but came with "
-                f"{hot.shape[1]} and {ref_hot.shape[1]} columns."
-            )
+        check_hot(hot, ref_hot)
         return _MultiLabel(hot, ref_hot, RelationOptions(ids, ref_ids, weights, ref_weights))
 
     @staticmethod
@@ -241,6 +231,10 @@ class Relation(ABC):
 
     def plain_labels(self) -> tuple[Tensor, Tensor] | None:
         """Labels of rows [n] and columns [m], if they (and positions) determine the relation; else None."""
+        return None
+
+    def layout(self) -> Layout | None:
+        """The relation as vectors; None where masks alone tell it."""
         return None
 
     def tile(self, rows: slice, cols: slice) -> Tile:
@@ -296,11 +290,7 @@ class Relation(ABC):
         if self.square:
             return row == col
         if self._ids is None or self._ref_ids is None:
-            return (
-                (row == col) & (col < self.shape[0])
-                if self.reference_starts_with_batch
-                else torch.zeros_like(row == col)
-            )
+            return (row == col) & (col < self.shape[0]) & self.reference_starts_with_batch
         same = self._ids[row] == self._ref_ids[col]
         # the first n columns are compared by position, the others by id
         return torch.where(col < self.shape[0], row == col, same) if self.reference_starts_with_batch else same
@@ -335,6 +325,15 @@ class _Labels(Relation):
     def plain_labels(self) -> tuple[Tensor, Tensor] | None:
         more = (self._ignore, self._weights, self._ids, self._projection, self._among)
         return (self._row, self._col) if all(x is None for x in more) else None
+
+    def layout(self) -> Layout | None:
+        labels, ids = (self._row, self._col), self._ids is not None
+        if self._weights is not None or not consistent(self._ids, self._ref_ids, labels):
+            return None
+        keep, apart = kept(labels, self.square, self._ignore, self._projection, self._among)
+        met = self.square or self.reference_starts_with_batch
+        itself = self._is_itself if met or ids else None
+        return Layout.of(labels, keep, self.square, self.orders, (itself, None if ids else int(met)), apart)
 
     def gathered(self, rows: Join, cols: Join) -> Relation:
         given = self._given.gathered(rows, cols, self.square)

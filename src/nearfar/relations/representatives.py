@@ -41,6 +41,12 @@ class RepresentativeMask:
             return ~row & col
         return row & (~col | ~same) if self.among else row & ~col
 
+    def kept(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Masks of the rows [n] and columns [m] that form pairs (None: all), and the columns that are no positives."""
+        if self.anchors == "others":
+            return ~self.rows, self.cols, None
+        return (self.rows, None, self.cols) if self.among else (self.rows, ~self.cols, None)
+
     def gathered(self, rows: Join, cols: Join) -> RepresentativeMask:
         """The mask for the rows and columns of all processes."""
         return replace(self, rows=rows(self.rows), cols=cols(self.cols))
