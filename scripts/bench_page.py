@@ -88,7 +88,7 @@ def milliseconds(row: Row, who: str) -> str:
     cell = row.cells.get(who)
     if cell is None:
         return "-"
-    return cell.failed or "-" if cell.seconds is None else number(1e3 * cell.seconds, 2 if cell.seconds < 1e-2 else 1)
+    return cell.word or "-" if cell.seconds is None else number(1e3 * cell.seconds, 2 if cell.seconds < 1e-2 else 1)
 
 
 def software(told: Any) -> str:
@@ -120,7 +120,7 @@ def cpu() -> str:
 def _against_peer(row: Row | None) -> str:
     if row is None or PEER not in row.cells:
         return "-"
-    return row.cells[PEER].failed.split(":")[0] or number(row.over(PEER, "auto"))
+    return row.cells[PEER].word or number(row.over(PEER, "auto"))
 
 
 def cpu_picture() -> str:

@@ -120,6 +120,7 @@ def test_an_engine_that_cannot_serve_is_a_word(monkeypatch):
     monkeypatch.setitem(SUBJECTS, "Refuses", Subject("Refuses", made))
     (found,) = measure(small(losses=("Refuses",)))
     assert found.cells["auto"].failed == "ValueError: Loss: engine cannot serve this loss; use another"
+    assert "| auto | ValueError |" in pages.contest([found])
 
 
 def test_a_batch_that_does_not_fit(monkeypatch):
@@ -140,6 +141,22 @@ def test_a_lost_device_ends_the_run_and_keeps_the_row(monkeypatch):
     assert next(run).rows == 32
     with pytest.raises(DeviceLostError, match="go on with --resume"):
         next(run)
+
+
+def test_kernels_are_made_before_they_are_timed(monkeypatch):
+    calls = []
+
+    def made(rows, width, engine):
+        return lambda e, y: calls.append("step") or e.sum()
+
+    monkeypatch.setitem(SUBJECTS, "Compiles", Subject("Compiles", lambda *told: torch.nn.Identity()))
+    monkeypatch.setattr(study.Task, "step", lambda task: made(task.rows, task.width, task.engine))
+    monkeypatch.setattr(study, "taking_turns", lambda steps, *more: calls.append("timed") or timing.Timed({}, 0))
+    monkeypatch.setattr(study, "_alive", lambda device: True)
+    monkeypatch.setattr(study, "batch", lambda rows, width, *more: subjects.batch(rows, width))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    list(measure(small(losses=("Compiles",), device="cuda")))
+    assert calls == ["step", "timed"]
 
 
 # Time

@@ -70,7 +70,7 @@ def test_tables_are_kept_and_resumed(job, given, monkeypatch):
     job.small(given)
     first = results(given.output / "small.json")
     assert {each["precision"] for each in first} == {"float32", "bf16"}
-    assert all(each["cells"]["auto"]["launches"] for each in first)
+    assert all(each["cells"]["auto"]["launches"] for each in first if each["rows"] == 16)
     monkeypatch.setattr("nearfar.bench.study._row", None)  # nothing is measured again
     job.small(given)
     assert results(given.output / "small.json") == first
@@ -157,6 +157,24 @@ def test_a_lost_device_is_told(job, tmp_path, monkeypatch):
     assert results(tmp_path / "c.json")[0]["case"] == "one"
 
 
+def test_a_failed_capture_asks_whether_others_still_work(job, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(job, "_records", lambda: asked.append(1))
+    cases = job.Cases(tmp_path / "c.json", 60)
+    cases.run("one", "cuda", dict)
+    assert not asked
+    cases.run("two", "cuda", lambda: {"failed": "no"})
+    assert asked
+
+    def no():
+        raise RuntimeError("captures_underway")
+
+    monkeypatch.setattr(job, "_records", no)
+    with pytest.raises(DeviceLostError):
+        cases.run("three", "cuda", lambda: {"failed": "no"})
+
+
 # Processes
 
 
@@ -167,9 +185,10 @@ def script(tmp_path, text):
 
 @pytest.mark.parametrize(
     ("text", "codes"),
-    [("raise SystemExit(0)", [0]), ("raise SystemExit(3)", [3, 3, 3, 3]), ("raise SystemExit(1)", [1])],
+    [("raise SystemExit(0)", [0]), ("raise SystemExit(3)", [3, 3, 3]), ("raise SystemExit(1)", [1])],
 )
 def test_a_lost_device_is_tried_again(job, given, monkeypatch, text, codes):
+    monkeypatch.setattr(job, "TRIES", 3)
     monkeypatch.setattr(job, "__file__", script(given.output, text))
     (told,) = job.session(given)
     assert told["exit codes"] == codes

@@ -180,13 +180,13 @@ def _plain(value: Any) -> Any:
 
 def _ms(cell: Cell) -> str:
     if cell.seconds is None:
-        return cell.failed or "-"
+        return cell.word or "-"
     ms = 1e3 * cell.seconds
     return f"{ms:.2f}" if ms < 1 else f"{ms:.1f}" if ms < 100 else f"{ms:,.0f}"
 
 
 def _mb(cell: Cell) -> str:
-    return (cell.failed or "-") if cell.megabytes is None else f"{cell.megabytes:,.0f}"
+    return (cell.word or "-") if cell.megabytes is None else f"{cell.megabytes:,.0f}"
 
 
 def _count(cell: Cell) -> str:
@@ -195,7 +195,7 @@ def _count(cell: Cell) -> str:
 
 def _peer(row: Row, number: str) -> str:
     cell = row.cells.get(PEER)
-    return "-" if cell is None else cell.failed or number
+    return "-" if cell is None else cell.word or number
 
 
 def _number(value: float | None, digits: int = 1) -> str:

@@ -22,6 +22,15 @@ class Cell:
     failed: str = ""
     launches: int | None = None
 
+    @property
+    def word(self) -> str:
+        """Why it failed, short enough for a table: an error by its type alone.
+
+        >>> Cell(failed="memory at 64").word, Cell(failed="ValueError: no such luck").word
+        ('memory at 64', 'ValueError')
+        """
+        return self.failed.split(": ")[0]
+
 
 CELL = tuple(each.name for each in fields(Cell))
 

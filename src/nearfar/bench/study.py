@@ -200,8 +200,8 @@ def _cell(plan: Plan, task: Task, steps: dict[str, Step], e: Tensor, y: Tensor) 
 
 
 def _took(plan: Plan, task: Task, step: Step, e: Tensor, y: Tensor) -> Peak:
-    if task.engine == "compiled":
-        backward(step, e, y)  # compilation is no part of a round
+    if task.engine == "compiled" or plan.device == "cuda":
+        backward(step, e, y)  # compilation, of kernels too, is no part of a round
     if not plan.memory:
         return Peak()
     return peak_on_gpu(step, e, y) if plan.device == "cuda" else peak(task, plan.limits)
