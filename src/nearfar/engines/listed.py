@@ -25,7 +25,7 @@ from nearfar.groups.groupings import AnchorSign, Problem, Product, reduce
 from nearfar.groups.triplets import Triplets
 from nearfar.links import Sides
 from nearfar.miners import ScoredPairs, present
-from nearfar.relations.index_tuples import Listing, listed_pairs, spread
+from nearfar.relations.index_tuples import Listing, check_apart, listed_pairs, spread
 from nearfar.relations.relation import Relation
 from nearfar.similarity import Similarity
 
@@ -70,7 +70,14 @@ def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relatio
 
 
 def listed_value(
-    product: Product, x: Tensor, y: Tensor | None, relation: Relation, indices: tuple[Tensor, ...], *, once: bool
+    product: Product,
+    x: Tensor,
+    y: Tensor | None,
+    relation: Relation,
+    indices: tuple[Tensor, ...],
+    *,
+    once: bool,
+    apart: str | None = None,
 ) -> Tensor:
     """The loss of the pairs or triplets that a tuple lists.
 
@@ -81,6 +88,7 @@ def listed_value(
         relation: says which rows had pairs before any mining.
         indices: the tuple.
         once: count a pair once even if it is listed several times.
+        apart: name of a loss that refuses pairs which are listed as positive and as negative, or None.
     """
     if len(indices) == 3 and product.groups.takes_triplets:
         triplets = (indices[0], indices[1], indices[2])
@@ -88,6 +96,8 @@ def listed_value(
             product, _triplets(ListedScores.of(product.similarity, x, y, len(indices[0])), relation, triplets)
         )
     listing = listed_pairs(indices, relation.shape, once=once)
+    if apart is not None:
+        check_apart(apart, listing.positive, listing.negative)
     scores = ListedScores.of(product.similarity, x, y, len(listing.rows))
     pairs = kept(product, _narrow(scores, relation, listing))
     return _with_columns(product, pairs, listing) if product.wants_columns else dense_value(product, pairs)

@@ -39,7 +39,7 @@ from nearfar.losses.degenerate import Had
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
-from nearfar.relations.index_tuples import check_indices
+from nearfar.relations.index_tuples import check_apart, check_indices
 from nearfar.relations.relation import Relation
 from nearfar.relations.representatives import Anchors
 from nearfar.sets.base import UncertaintySet
@@ -202,6 +202,8 @@ class RobustLoss(Loss):
     """Negative pairs of two representatives count, even where the relation leaves them out."""
     listed_once: bool = False
     """A pair that an index tuple lists several times, as triplets do, counts once."""
+    listed_apart: bool = False
+    """A pair that an index tuple lists both as positive and as negative is an error."""
     tile: int | None = None
     """Rows in a strip of the tiled engine; None for a height that suits the processor's cache."""
 
@@ -289,7 +291,8 @@ class RobustLoss(Loss):
         product = self.product
         x, y = _raw(call)
         if self._lists(call, relation, product):
-            return listed_value(product, x, y, relation, call.indices or (), once=self.listed_once)
+            apart = self.owner if self.listed_apart else None
+            return listed_value(product, x, y, relation, call.indices or (), once=self.listed_once, apart=apart)
         rows, cols = product.similarity.prepared(x, y)
         if self._tiles(call, relation, product):
             twice = self.engine != "tiled" and call.ranks is None
@@ -301,6 +304,8 @@ class RobustLoss(Loss):
         ranks = call.ranks if product.draws else None
         with nullcontext() if ranks is None else ranks.same_draws(rows.device):
             pairs = dense_pairs(product, rows, cols, relation, call.indices, once=self.listed_once)
+            if self.listed_apart and call.indices is not None:
+                check_apart(self.owner, pairs.positive, pairs.negative)
             self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
             return dense_value(product, pairs)
 

@@ -1,4 +1,4 @@
-"""Index tuples as PML's losses use them: each pair once, as random triplets, or as weights of samples."""
+"""Index tuples as PML's losses use them: as random triplets, or as weights of samples."""
 
 from __future__ import annotations
 
@@ -9,21 +9,6 @@ from nearfar._utils.tensors import readable
 
 Indices = tuple[Tensor, ...]
 """(anchor, positive, negative) or (anchor, positive, anchor, negative)."""
-
-
-def as_pairs(indices: Indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Convert an index tuple to pairs: anchors and positives, anchors and negatives."""
-    a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
-    return a1.long(), p.long(), a2.long(), n.long()
-
-
-def each_once(owner: str, indices: Indices, columns: int) -> Indices:
-    """Remove repeated pairs, for losses that PML computes from masks."""
-    a1, p, a2, n = as_pairs(indices)
-    positive, negative = torch.unique(a1 * columns + p), torch.unique(a2 * columns + n)
-    if readable(positive) and bool(torch.isin(positive, negative).any()):
-        raise ValueError(f"{owner}: the index tuple lists a pair both as positive and as negative; it can be only one.")
-    return (positive // columns, positive % columns, negative // columns, negative % columns)
 
 
 def draw_triplets(positive: Tensor, chance: Tensor, times: Tensor) -> Indices:

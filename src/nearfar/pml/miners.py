@@ -15,17 +15,14 @@ from torch import Tensor, nn
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.tensors import check_embeddings, check_labels, hidden
-from nearfar.engines import dense_pairs
 from nearfar.groups.triplets import positives
-from nearfar.losses.robust import RobustLoss
-from nearfar.miners import DistanceWeighted, MultiSimilarity, ScoredPairs
-from nearfar.pairs import Identity
+from nearfar.miners import DistanceWeighted, MultiSimilarity, ScoredPairs, present
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import MinerSettings, chosen_distance
 from nearfar.pml._tuples import Indices, draw_triplets
 from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
 from nearfar.relations.relation import Relation
-from nearfar.sets import Mean
+from nearfar.similarity import SAMPLE, Similarity, called, origin
 
 __all__ = [
     "BatchEasyHardMiner",
@@ -37,6 +34,8 @@ __all__ = [
 ]
 
 Range = tuple[float, float]
+FEW = 2**16
+"""Number of pairs up to which distances are computed in float64; the search for an origin would take longer."""
 
 
 class Miner(nn.Module, ABC):
@@ -112,14 +111,35 @@ class Miner(nn.Module, ABC):
             check_embeddings(owner, "ref_emb", ref_emb)
             ref_labels = ref_labels.to(embeddings.device)
             check_labels(owner, "ref_labels", ref_labels, len(ref_emb), embeddings.device)
-        similarity = self.distance.similarity
-        dtype = torch.promote_types(embeddings.dtype, torch.float32)
-        rows, cols = similarity.prepared(embeddings.to(dtype), None if ref_emb is None else ref_emb.to(dtype))
         relation = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)
         if 0 in relation.shape:
             return None
-        plain = RobustLoss(pair=Identity(), over=Mean(), similarity=similarity)
-        return dense_pairs(plain.product, rows, cols, relation, None)
+        similarity = called(self.distance.similarity)
+        dtype = torch.promote_types(embeddings.dtype, torch.float32)
+        x, y = embeddings.to(dtype), None if ref_emb is None else ref_emb.to(dtype)
+        rows, cols, scores = _scored(similarity, x, y)
+        tile = relation.dense()
+        positive, negative = tile.positive, tile.negative
+        return ScoredPairs(
+            scores, positive, negative, present(positive), present(negative), relation, similarity, rows, cols
+        )
+
+
+def _scored(similarity: Similarity, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Prepared rows and references, and their scores [n, m], without gradient."""
+    if similarity.form not in ("distance", "squared") or x.dtype == torch.float64 or x.device.type == "mps":
+        rows, cols = similarity.prepared(x, y)
+        return rows, cols, similarity.scores(rows, cols)
+    # float64: distances of near rows drown in the rounding of their norms; many rows are moved among each other instead
+    rows = similarity.prepare(x.double())
+    cols = rows if y is None else similarity.prepare(y.double())
+    if len(rows) * len(cols) > FEW:
+        start = origin(torch.cat([z[:: max(1, len(z) // SAMPLE)] for z in ((rows,) if y is None else (rows, cols))]))
+        rows, cols = (rows - start).to(x.dtype), (cols - start).to(x.dtype)
+    # the product and all that follows in one matrix
+    scores = torch.addmm((cols * cols).sum(dim=1), rows, cols.T, alpha=-2).add_((rows * rows).sum(dim=1)[:, None])
+    scores = scores.clamp_min_(0.0).to(x.dtype)
+    return rows.to(x.dtype), cols.to(x.dtype), (scores.sqrt_() if similarity.form == "distance" else scores).neg_()
 
 
 def _listed(pairs: ScoredPairs) -> Indices:

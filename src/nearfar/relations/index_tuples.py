@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import INTEGERS, readable
 
-__all__ = ["Listing", "as_pairs", "check_indices", "indexed", "listed_pairs", "spread"]
+__all__ = ["Listing", "as_pairs", "check_apart", "check_indices", "indexed", "listed_pairs", "spread"]
 
 
 def as_pairs(indices: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -33,9 +33,9 @@ def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool =
 
     def listed(rows: Tensor, cols: Tensor) -> Tensor:
         """Number of times [n, m] that each pair is listed."""
-        each = torch.ones(len(rows), device=rows.device)
         flat = torch.zeros(shape[0] * shape[1], device=rows.device)
-        flat = flat.scatter_add_(0, rows * shape[1] + cols, each).reshape(shape)
+        each = torch.ones(1, device=rows.device).expand(len(rows))
+        flat = flat.scatter_add_(0, torch.add(cols, rows, alpha=shape[1]), each).reshape(shape)
         return flat > 0 if once else flat
 
     return listed(a1, p), listed(a2, n)
@@ -71,7 +71,8 @@ class Listing:
 def listed_pairs(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> Listing:
     """The distinct pairs of an index tuple, without an n x m matrix; arguments as in `indexed`."""
     a1, p, a2, n = as_pairs(indices)
-    found, which = torch.unique(torch.cat([a1 * shape[1] + p, a2 * shape[1] + n]), return_inverse=True)
+    keys = torch.cat([torch.add(cols, rows, alpha=shape[1]) for rows, cols in ((a1, p), (a2, n))])
+    found, which = torch.unique(keys, return_inverse=True)
     single = once or len(found) == len(which)
 
     def listed(entries: Tensor) -> Tensor:
@@ -117,6 +118,12 @@ def check_indices(owner: str, indices: tuple[Tensor, ...], shape: tuple[int, int
                 f"{owner}: index tensors {i} and {j} must point inside {shape[0]} rows and {shape[1]} columns, "
                 f"but reach {int(rows.max())} and {int(cols.max())}."
             )
+
+
+def check_apart(owner: str, positive: Tensor, negative: Tensor) -> None:
+    """Raise ValueError if a pair is listed both as positive and as negative, by counts or masks of one shape."""
+    if readable(positive) and bool(((positive > 0) & (negative > 0)).any()):
+        raise ValueError(f"{owner}: the index tuple lists a pair both as positive and as negative; it can be only one.")
 
 
 def _inside(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> bool:

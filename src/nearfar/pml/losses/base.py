@@ -12,7 +12,7 @@ from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import Settings, chosen_distance, chosen_reducer
-from nearfar.pml._tuples import Indices, each_once
+from nearfar.pml._tuples import Indices
 from nearfar.pml.distances import Distance
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer, Reducer, SumReducer
 from nearfar.relations.index_tuples import check_indices
@@ -75,6 +75,8 @@ class Loss(nn.Module, ABC):
     robust: RobustLoss
     once = False
     """Whether a pair that an index tuple lists twice counts once (PML computes the loss from masks)."""
+    reads_tuple = False
+    """Whether it reads an index tuple before its recipe does, which checks it."""
     reducers: tuple[type[Reducer], ...] = (MeanReducer, AvgNonZeroReducer, SumReducer)
     """The reducers that it supports."""
 
@@ -124,16 +126,16 @@ class Loss(nn.Module, ABC):
         *names: Tensor | None,
     ) -> Call:
         owner = type(self).__name__
-        check_embeddings(owner, "embeddings", embeddings)
+        check_embeddings(owner, "embeddings", embeddings, finite=self.reads_tuple)  # else the recipe looks at values
         device = embeddings.device  # as in PML, labels may come from another
         ref_labels, ids, ref_ids = (x.to(device) if isinstance(x, Tensor) else x for x in names)
         labels = labels.to(device) if isinstance(labels, Tensor) else labels
         call = Call(owner, embeddings, labels, None, ref_emb, ref_labels, ids, ref_ids)
         if indices is None:
             return call
-        check_indices(owner, indices, (len(embeddings), call.columns))
-        indices = tuple(part.to(device) for part in indices)
-        return replace(call, indices=each_once(owner, indices, call.columns) if self.once else indices)
+        if self.reads_tuple or not _tensors(indices):
+            check_indices(owner, indices, (len(embeddings), call.columns))
+        return replace(call, indices=tuple(part.to(device) for part in indices))
 
     def _value(self, call: Call) -> Tensor:
         """The loss without its regularizer."""
@@ -142,6 +144,7 @@ class Loss(nn.Module, ABC):
     def _take(self, robust: RobustLoss) -> RobustLoss:
         """Take a recipe, and let its error messages name this loss."""
         robust.owner = type(self).__name__
+        robust.listed_once = robust.listed_apart = self.once
         return robust
 
     def _labels(self, call: Call) -> Tensor:
@@ -150,3 +153,8 @@ class Loss(nn.Module, ABC):
             raise ValueError(f"{call.owner}: labels must come as a 1-D integer tensor, with an index tuple too.")
         check_labels(call.owner, "labels", call.labels, len(call.embeddings), call.embeddings.device)
         return call.labels
+
+
+def _tensors(indices: object) -> bool:
+    """Whether these are several tensors, whatever they hold."""
+    return isinstance(indices, tuple | list) and all(isinstance(part, Tensor) for part in indices)

@@ -75,6 +75,8 @@ class MarginLoss(Loss):
     reducers = (DivisorReducer, MeanReducer, SumReducer)
     beta: Tensor
 
+    reads_tuple = True
+
     def __init__(
         self,
         margin: float = 0.2,

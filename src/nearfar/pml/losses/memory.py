@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from nearfar._utils.checks import check_whole
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.pml._names import Recorded, check_names
-from nearfar.pml._tuples import Indices, as_pairs
+from nearfar.pml._tuples import Indices
 from nearfar.pml.losses.base import Loss
 from nearfar.pml.losses.softmax import NPairsLoss
 from nearfar.pml.miners import Miner
+from nearfar.relations.index_tuples import as_pairs
 
 __all__ = ["CrossBatchMemory"]
 

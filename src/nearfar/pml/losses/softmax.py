@@ -12,10 +12,10 @@ from nearfar.losses import Circle, NTXent
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Identity, Linear
 from nearfar.pml._settings import Settings
-from nearfar.pml._tuples import as_pairs
 from nearfar.pml.distances import CosineSimilarity, DotProductSimilarity
 from nearfar.pml.losses.base import Call, Loss
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
+from nearfar.relations.index_tuples import as_pairs
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 
@@ -99,6 +99,8 @@ class NPairsLoss(Loss):
     Args:
         settings: see `Settings`; defaults `DotProductSimilarity()` (of unit rows, as in PML), `MeanReducer()`.
     """
+
+    reads_tuple = True
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
         super().__init__(settings, DotProductSimilarity(), MeanReducer())

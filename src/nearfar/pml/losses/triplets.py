@@ -14,10 +14,11 @@ from nearfar.groups.triplets import AngularScore, Positive, Rule, Triplets, diff
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Hinge, Identity
 from nearfar.pml._settings import Settings
-from nearfar.pml._tuples import as_pairs, draw_triplets
+from nearfar.pml._tuples import draw_triplets
 from nearfar.pml.distances import LpDistance
 from nearfar.pml.losses.base import Call, Loss
 from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
+from nearfar.relations.index_tuples import as_pairs
 from nearfar.sets import KL
 from nearfar.similarity import Cosine
 
@@ -90,6 +91,8 @@ class AngularLoss(Loss):
         alpha: α, in degrees.
         settings: see `Settings`; the distance must be `LpDistance()`; default `MeanReducer()`.
     """
+
+    reads_tuple = True
 
     def __init__(self, alpha: float = 40, **settings: Unpack[Settings]) -> None:
         super().__init__(settings, LpDistance(), MeanReducer(), fixed=True)
