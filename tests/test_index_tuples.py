@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
-from nearfar.engines import listed
+from nearfar.engines import listed, listed_scores
 from nearfar.links import Add
 from nearfar.losses import robust
 from nearfar.miners import present
@@ -18,7 +18,7 @@ from nearfar.relations.index_tuples import indexed, listed_pairs
 L = nf.losses
 TAKING = [row for row in ROWS if not row.composed]
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
-WAYS = {"rows": (0, 0), "strips": (10**9, 0), "as counted": (listed.DEAR, listed.MOST)}
+WAYS = {"rows": (0, 0), "strips": (10**9, 0), "as counted": (listed_scores.DEAR, listed_scores.MOST)}
 rows = pytest.mark.parametrize("row", TAKING, ids=lambda row: row.id)
 
 
@@ -76,7 +76,7 @@ def same(loss, served, *arguments, **more):
     before = len(served)
     wanted = taken(loss, "dense", *arguments, **more)
     assert len(served) == before
-    for engine in ("auto", "tiled") if listed.MOST == 0 else ("auto",):
+    for engine in ("auto", "tiled") if listed_scores.MOST == 0 else ("auto",):
         found = taken(loss, engine, *arguments, **more)
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
@@ -103,9 +103,9 @@ CALLS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_lists_equal_dense(row, way, monkeypatch, served):
     for name, value in zip(("DEAR", "MOST"), WAYS[way], strict=True):
-        monkeypatch.setattr(listed, name, value)
-    monkeypatch.setattr(listed, "STRIP", 30)
-    monkeypatch.setattr(listed, "CHUNK", 20)
+        monkeypatch.setattr(listed_scores, name, value)
+    monkeypatch.setattr(listed_scores, "STRIP", 30)
+    monkeypatch.setattr(listed_scores, "CHUNK", 20)
     e, y = tensors(*random_batch(), grad=False)
     loss = row.loss()
     for call in CALLS.values():
@@ -167,7 +167,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("row", [row for row in TAKING if row.label in ("", "hard")], ids=lambda row: row.id)
 @pytest.mark.parametrize("labeled", [True, False])
 def test_no_matrix_of_all_pairs_is_made(row, labeled, monkeypatch):
-    monkeypatch.setattr(listed, "STRIP", 2**12)
+    monkeypatch.setattr(listed_scores, "STRIP", 2**12)
     n, each = 600, 4
     draw = torch.Generator().manual_seed(0)
     embeddings, labels = torch.randn(n, 4, generator=draw), torch.arange(n) // 5
@@ -233,7 +233,7 @@ def test_compiled_calls_stay_dense(served, monkeypatch):
 @pytest.mark.parametrize("name", ["Triplet", "SupCon", "DroKL"])
 def test_second_derivatives_equal_dense(name, way, monkeypatch, served):
     for constant, value in zip(("DEAR", "MOST"), WAYS[way], strict=True):
-        monkeypatch.setattr(listed, constant, value)
+        monkeypatch.setattr(listed_scores, constant, value)
     e, y = tensors(*random_batch())
     found = []
     for engine in ("dense", "auto"):

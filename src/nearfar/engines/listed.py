@@ -5,40 +5,29 @@ anchor; its empty places have measure 0. Groups, sets, links and reductions take
 (a part of a user's own that does not say `swift` gets that one, from the dense engine). An explicit list of triplets is
 scored triplet by triplet.
 
-Scores of few pairs come from their own rows, t·d work; those of many from strips of the matrix product. A tuple that
-lists a large part of all pairs is itself larger than the matrix, and goes to the dense engine.
+A tuple that lists a large part of all pairs is itself larger than the matrix, and goes to the dense engine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.shortcuts import exactly, swift, touched
 from nearfar.engines.dense import dense_value, kept
+from nearfar.engines.listed_scores import ListedScores, cheapest
 from nearfar.groups.groupings import AnchorSign, Problem, Product, reduce
 from nearfar.groups.triplets import Triplets
 from nearfar.links import Sides
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import Listing, check_apart, listed_pairs, spread
 from nearfar.relations.relation import Relation
-from nearfar.similarity import Similarity
 
 __all__ = ["listed_value", "takes_lists", "valid_rows"]
 
-MOST = 3
-"""A tuple with more than one in so many of all pairs goes to the dense engine: as a matrix it is smaller."""
-DEAR = 16
-"""Work of a pair that is scored by itself, in pairs of a matrix product (measured: 16 to 26)."""
-CHUNK = 2**18
-"""Entries of the rows [t, d] that are gathered at a time; more of them would leave the processor's cache."""
-STRIP = 2**20
-"""Entries of a strip of the matrix product."""
 GPU_PAIRS = 2**24
 """Number of all pairs from which lists are used on other devices: they read a few numbers, a dense matrix none."""
 
@@ -59,8 +48,8 @@ def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relatio
     if relation.device.type != "cpu" and pairs < GPU_PAIRS and not asked:
         return False
     direct = len(indices) == 3 and product.groups.takes_triplets
-    if not direct and MOST * (len(indices[1]) + len(indices[-1])) > pairs:
-        return False
+    if not direct and cheapest(len(indices[1]) + len(indices[-1]), pairs) == "matrix":
+        return False  # as a matrix the tuple is smaller than as a list
     if (direct and not exactly(product.groups, Triplets)) or (
         product.wants_columns and not exactly(product.groups, AnchorSign)
     ):
@@ -110,166 +99,15 @@ def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
         positive, negative = relation.counts()
         return positive > 0, negative > 0
     rows, cols = plain
+    if relation.square:
+        _, which, counts = torch.unique(rows, return_inverse=True, return_counts=True)
+        equal = counts.index_select(0, which)
+        return equal > 1, equal < len(rows)
     ranked = cols.sort().values
     equal = torch.searchsorted(ranked, rows, right=True) - torch.searchsorted(ranked, rows)
-    itself = relation.square or relation.reference_starts_with_batch
+    itself = relation.reference_starts_with_batch
     positive = equal - (rows == cols[: len(rows)]).to(equal.dtype) if itself else equal
     return positive > 0, positive < len(cols) - int(itself)
-
-
-# ---------------------------------------------------------------- scores
-
-How = Literal["rows", "strips", "matrix"]
-
-
-@dataclass(frozen=True, eq=False)
-class ListedScores:
-    """A matrix of scores [n, m] of which only the entries that are asked for, `scores[rows, cols]`, are made.
-
-    Args:
-        similarity: makes the scores.
-        rows: [n, d] prepared queries.
-        cols: [m, d] prepared references.
-        how: each pair from its own "rows", from "strips" of the matrix product, or from the whole "matrix".
-    """
-
-    similarity: Similarity
-    rows: Tensor
-    cols: Tensor
-    how: How
-
-    @classmethod
-    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, pairs: int) -> ListedScores:
-        """The scores of raw rows x [n, d] and references y [m, d], of which about `pairs` are wanted."""
-        how = _cheapest(pairs, len(x) * len(x if y is None else y))
-        if how == "rows":  # differences of two rows need no common origin
-            rows = similarity.prepare(x)
-            return cls(similarity, rows, rows if y is None else similarity.prepare(y), how)
-        return cls(similarity, *similarity.prepared(x, y), how)
-
-    def of_references(self, pairs: int) -> ListedScores:
-        """The scores [m, m] among the references."""
-        if self.cols is self.rows:
-            return self
-        # rows that have no common origin yet must be compared two by two
-        how = "rows" if self.how == "rows" else _cheapest(pairs, len(self.cols) ** 2)
-        return ListedScores(self.similarity, self.cols, self.cols, how)
-
-    def __getitem__(self, at: tuple[Tensor, Tensor]) -> Tensor:
-        """Scores [t] of rows and columns given by their indices [t]."""
-        a, j = at
-        if self.how == "matrix":
-            return self._whole.reshape(-1).index_select(0, a * len(self.cols) + j)
-        cols = None if self.cols is self.rows else self.cols
-        if self.how == "rows" and self.similarity.shifts:
-            square: Tensor = _Squares.apply(self.rows, cols, a, j)  # type: ignore[no-untyped-call]
-            zero = square.new_zeros(())
-            return self.similarity.finish(zero, square, zero)
-        dots: Tensor = _Dots.apply(self.rows, cols, a, j, self.how == "strips")  # type: ignore[no-untyped-call]
-        if not self.similarity.norms:
-            return dots
-        rows, refs = ((z * z).sum(dim=1) for z in (self.rows, self.cols))
-        return self.similarity.finish(dots, rows.index_select(0, a), refs.index_select(0, j))
-
-    @cached_property
-    def _whole(self) -> Tensor:
-        return self.similarity.scores(self.rows, self.cols)
-
-
-def _cheapest(pairs: int, all_pairs: int) -> How:
-    """How to score some pairs of all, by counting operations; a whole matrix must not be larger than the list."""
-    if DEAR * pairs <= all_pairs:
-        return "rows"
-    return "strips" if MOST * pairs < all_pairs else "matrix"
-
-
-def _chunks(a: Tensor, d: int) -> list[slice]:
-    step = max(1, CHUNK // max(1, d))
-    return [slice(i, i + step) for i in range(0, len(a), step)]
-
-
-class _Squares(torch.autograd.Function):
-    """Squared distances [t] of rows x[a] and y[j], from their differences; a few of them at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor | None, a: Tensor, j: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y, a, j)
-        parts = [_differences(x, y, a[here], j[here]).square_().sum(dim=1) for here in _chunks(a, x.shape[1])]
-        return _joined(parts, x)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
-        x, y, a, j = ctx.saved_tensors
-        dx, dy, twice = torch.zeros_like(x), None if y is None else torch.zeros_like(y), 2 * grad_output[0]
-        for here in _chunks(a, x.shape[1]):
-            slope = _differences(x, y, a[here], j[here]) * twice[here, None]
-            dx = dx.index_add_(0, a[here], slope)
-            if dy is None:
-                dx = dx.index_add_(0, j[here], slope, alpha=-1)
-            else:
-                dy = dy.index_add_(0, j[here], slope, alpha=-1)
-        return dx, dy, None, None
-
-
-def _differences(x: Tensor, y: Tensor | None, a: Tensor, j: Tensor) -> Tensor:
-    return x.index_select(0, a) - (x if y is None else y).index_select(0, j)
-
-
-class _Dots(torch.autograd.Function):
-    """Products [t] of rows x[a] and y[j]: each by itself, a few at a time, or out of strips of the matrix x yᵀ."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor | None, a: Tensor, j: Tensor, strips: bool) -> Tensor:
-        ctx.save_for_backward(x, y, a, j)
-        ctx.strips = strips
-        cols = x if y is None else y
-        if not strips:
-            parts = [
-                (x.index_select(0, a[here]) * cols.index_select(0, j[here])).sum(dim=1)
-                for here in _chunks(a, x.shape[1])
-            ]
-            return _joined(parts, x)
-        found = x.new_empty(len(a))
-        for rows, members, flat in _sorted_strips(a, j, len(x), len(cols)):
-            found[members] = (x[rows] @ cols.T).reshape(-1).index_select(0, flat)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
-        x, y, a, j = ctx.saved_tensors
-        cols, slope = x if y is None else y, grad_output[0]
-        dx, dy = torch.zeros_like(x), None if y is None else torch.zeros_like(y)
-        sink = dx if dy is None else dy
-        if not ctx.strips:
-            for here in _chunks(a, x.shape[1]):
-                by = slope[here, None]
-                dx.index_add_(0, a[here], cols.index_select(0, j[here]) * by)
-                sink.index_add_(0, j[here], x.index_select(0, a[here]) * by)
-            return dx, dy, None, None, None
-        for rows, members, flat in _sorted_strips(a, j, len(x), len(cols)):
-            tall = rows.stop - rows.start
-            tile = slope.new_zeros(tall * len(cols)).index_add(0, flat, slope[members]).reshape(tall, -1)
-            dx[rows] += tile @ cols
-            sink += tile.T @ x[rows]
-        return dx, dy, None, None, None
-
-
-def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([*parts, like.new_zeros(0)])
-
-
-def _sorted_strips(a: Tensor, j: Tensor, n: int, m: int) -> list[tuple[slice, Tensor, Tensor]]:
-    """Strips of rows, which of the pairs lie in each, and where they lie in its flattened scores."""
-    tall = max(1, STRIP // max(1, m))
-    order = a.argsort(stable=True)
-    ends = torch.arange(0, n + tall, tall, device=a.device)
-    cuts = torch.searchsorted(a.index_select(0, order), ends).tolist()
-    found = []
-    for place, (low, high) in enumerate(pairwise(cuts)):
-        members, first = order[low:high], place * tall
-        rows = slice(first, min(first + tall, n))
-        found.append((rows, members, (a.index_select(0, members) - first) * m + j.index_select(0, members)))
-    return found
 
 
 # ---------------------------------------------------------------- pairs

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.tensors import check_embeddings, check_labels, hidden
+from nearfar.engines.listed import valid_rows
 from nearfar.groups.triplets import positives
-from nearfar.miners import DistanceWeighted, MultiSimilarity, ScoredPairs, present
+from nearfar.miners import DistanceWeighted, MultiSimilarity, ScoredPairs
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import MinerSettings, chosen_distance
 from nearfar.pml._tuples import Indices, draw_triplets
@@ -119,9 +120,8 @@ class Miner(nn.Module, ABC):
         x, y = embeddings.to(dtype), None if ref_emb is None else ref_emb.to(dtype)
         rows, cols, scores = _scored(similarity, x, y)
         tile = relation.dense()
-        positive, negative = tile.positive, tile.negative
         return ScoredPairs(
-            scores, positive, negative, present(positive), present(negative), relation, similarity, rows, cols
+            scores, tile.positive, tile.negative, *valid_rows(relation), relation, similarity, rows, cols
         )
 
 

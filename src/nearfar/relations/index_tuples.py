@@ -73,17 +73,18 @@ def listed_pairs(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: b
     a1, p, a2, n = as_pairs(indices)
     keys = torch.cat([torch.add(cols, rows, alpha=shape[1]) for rows, cols in ((a1, p), (a2, n))])
     found, which = torch.unique(keys, return_inverse=True)
-    single = once or len(found) == len(which)
+    once = once or len(found) == len(which)
 
     def listed(entries: Tensor) -> Tensor:
         """Number of times [u] that each pair is listed, or whether it is."""
-        if single:
+        if once:
             return torch.zeros(len(found), dtype=torch.bool, device=found.device).index_fill_(0, entries, True)
         return torch.bincount(entries, minlength=len(found))
 
     rows = torch.div(found, shape[1], rounding_mode="floor")
     place, width = spread(rows, shape[0])
-    positive, negative = listed(which[: len(a1)]), listed(which[len(a1) :])
+    positive = listed(which[: len(a1)])
+    negative = ~positive if len(found) == len(which) else listed(which[len(a1) :])
     return Listing(rows, found - rows * shape[1], positive, negative, place, (shape[0], width))
 
 
@@ -105,28 +106,34 @@ def check_indices(owner: str, indices: tuple[Tensor, ...], shape: tuple[int, int
             f"{owner}: the third argument takes a miner's index tuple, (anchor, positive, negative) or "
             f"(anchor, positive, anchor, negative), but came as {type(indices).__name__}."
         )
-    couples = ((0, 1), (0, 2)) if len(indices) == 3 else ((0, 1), (2, 3))
-    for i, j in couples:
+    reach: dict[int, tuple[int, int]] = {}
+    for i, j in ((0, 1), (0, 2)) if len(indices) == 3 else ((0, 1), (2, 3)):
         rows, cols = indices[i], indices[j]
         if rows.ndim != 1 or rows.shape != cols.shape or rows.dtype not in INTEGERS or cols.dtype not in INTEGERS:
             raise ValueError(
                 f"{owner}: index tensors {i} and {j} must be 1-D integers of one length, but came as "
                 f"{rows.dtype} {list(rows.shape)} and {cols.dtype} {list(cols.shape)}."
             )
-        if readable(rows) and len(rows) and not _inside(rows, cols, shape):
+        if not readable(rows) or not len(rows):
+            continue
+        for place in (i, j):  # each tensor is read once
+            if place not in reach:
+                reach[place] = _reach(indices[place])
+        (low, high), (left, right) = reach[i], reach[j]
+        if min(low, left) < 0 or high >= shape[0] or right >= shape[1]:
             raise ValueError(
                 f"{owner}: index tensors {i} and {j} must point inside {shape[0]} rows and {shape[1]} columns, "
-                f"but reach {int(rows.max())} and {int(cols.max())}."
+                f"but reach {high} and {right}."
             )
+
+
+def _reach(index: Tensor) -> tuple[int, int]:
+    """Least and largest entry; synchronizes with the device."""
+    low, high = index.aminmax()
+    return int(low), int(high)
 
 
 def check_apart(owner: str, positive: Tensor, negative: Tensor) -> None:
     """Raise ValueError if a pair is listed both as positive and as negative, by counts or masks of one shape."""
     if readable(positive) and bool(((positive > 0) & (negative > 0)).any()):
         raise ValueError(f"{owner}: the index tuple lists a pair both as positive and as negative; it can be only one.")
-
-
-def _inside(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> bool:
-    """Whether all indices are in range; synchronizes with the device."""
-    (low, high), (left, right) = rows.aminmax(), cols.aminmax()
-    return int(low) >= 0 and int(left) >= 0 and int(high) < shape[0] and int(right) < shape[1]
