@@ -12,8 +12,10 @@ from typing import Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from nearfar._utils.checks import check_choice
+from nearfar._utils.shortcuts import exactly, touched
 from nearfar._utils.tensors import check_embeddings, check_labels, hidden
 from nearfar.engines.listed import valid_rows
 from nearfar.groups.triplets import positives
@@ -23,7 +25,7 @@ from nearfar.pml._settings import MinerSettings, chosen_distance
 from nearfar.pml._tuples import Indices, draw_triplets
 from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
 from nearfar.relations.relation import Relation
-from nearfar.similarity import SAMPLE, Similarity, called, origin
+from nearfar.similarity import SAMPLE, NegEuclidean, NegSquaredEuclidean, Similarity, called, origin
 
 __all__ = [
     "BatchEasyHardMiner",
@@ -84,8 +86,10 @@ class Miner(nn.Module, ABC):
         """
         with torch.no_grad():
             pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, ids, ref_ids)
-            none = torch.zeros(self.parts, 0, dtype=torch.int64, device=embeddings.device)
-            found = tuple(none) if pairs is None else self.mine(pairs)
+            if pairs is None:
+                found: Indices = tuple(torch.zeros(self.parts, 0, dtype=torch.int64, device=embeddings.device))
+            else:
+                found = self.mine(pairs)
         if self.parts == 3:
             self.num_triplets = len(found[0])
         else:
@@ -119,27 +123,44 @@ class Miner(nn.Module, ABC):
         dtype = torch.promote_types(embeddings.dtype, torch.float32)
         x, y = embeddings.to(dtype), None if ref_emb is None else ref_emb.to(dtype)
         rows, cols, scores = _scored(similarity, x, y)
-        tile = relation.dense()
-        return ScoredPairs(
-            scores, tile.positive, tile.negative, *valid_rows(relation), relation, similarity, rows, cols
-        )
+        return ScoredPairs(scores, *_masks(relation), *valid_rows(relation), relation, similarity, rows, cols)
 
 
 def _scored(similarity: Similarity, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Prepared rows and references, and their scores [n, m], without gradient."""
-    if similarity.form not in ("distance", "squared") or x.dtype == torch.float64 or x.device.type == "mps":
+    plain = exactly(similarity, NegEuclidean, NegSquaredEuclidean) and touched((similarity,)) is None
+    if not plain or x.dtype == torch.float64 or x.device.type == "mps":
         rows, cols = similarity.prepared(x, y)
         return rows, cols, similarity.scores(rows, cols)
     # float64: distances of near rows drown in the rounding of their norms; many rows are moved among each other instead
-    rows = similarity.prepare(x.double())
-    cols = rows if y is None else similarity.prepare(y.double())
+    rows = _wide(similarity, x)
+    cols = rows if y is None else _wide(similarity, y)
     if len(rows) * len(cols) > FEW:
         start = origin(torch.cat([z[:: max(1, len(z) // SAMPLE)] for z in ((rows,) if y is None else (rows, cols))]))
-        rows, cols = (rows - start).to(x.dtype), (cols - start).to(x.dtype)
-    # the product and all that follows in one matrix
-    scores = torch.addmm((cols * cols).sum(dim=1), rows, cols.T, alpha=-2).add_((rows * rows).sum(dim=1)[:, None])
-    scores = scores.clamp_min_(0.0).to(x.dtype)
-    return rows.to(x.dtype), cols.to(x.dtype), (scores.sqrt_() if similarity.form == "distance" else scores).neg_()
+        rows = (rows - start).to(x.dtype)
+        cols = rows if y is None else (cols - start).to(x.dtype)
+    # the product, and all that follows, in one matrix
+    here = (rows * rows).sum(dim=1)
+    there = here if y is None else (cols * cols).sum(dim=1)
+    scores = torch.addmm(there, rows, cols.T, alpha=-2).add_(here[:, None]).clamp_min_(0.0).to(x.dtype)
+    scores = scores.sqrt_() if exactly(similarity, NegEuclidean) else scores
+    rows = rows.to(x.dtype)
+    return rows, rows if y is None else cols.to(x.dtype), scores.neg_()
+
+
+def _wide(similarity: Similarity, x: Tensor) -> Tensor:
+    """Rows in float64, divided by their norms if the similarity does so; squares of float32 numbers do not overflow."""
+    return normalize(x.double(), dim=1, eps=1e-300) if similarity.normalize else x.double()
+
+
+def _masks(relation: Relation) -> tuple[Tensor, Tensor]:
+    """Masks [n, m] of the positive and of the negative pairs."""
+    plain = relation.plain_labels()
+    if plain is None or not relation.square:
+        tile = relation.dense()
+        return tile.positive, tile.negative
+    same = plain[0][:, None] == plain[1]
+    return same.clone().fill_diagonal_(False), ~same
 
 
 def _listed(pairs: ScoredPairs) -> Indices:
@@ -331,10 +352,12 @@ class BatchHardMiner(Miner):
 
 def _within(distance: Distance, pairs: ScoredPairs, *ranges: Range | None) -> tuple[Tensor, Tensor]:
     """Masks of the positive and the negative pairs within their ranges."""
-    numbers = distance.score(pairs.scores)
-    bounds = [(-math.inf, math.inf) if limits is None else limits for limits in ranges]
-    inside = [(numbers >= low) & (numbers <= high) for low, high in bounds]
-    return pairs.positive & inside[0], pairs.negative & inside[1]
+    found = [pairs.positive, pairs.negative]
+    for place, limits in enumerate(ranges):
+        if limits is not None:
+            numbers = distance.score(pairs.scores)
+            found[place] = found[place] & (numbers >= limits[0]) & (numbers <= limits[1])
+    return found[0], found[1]
 
 
 def _nearest(scores: Tensor, present: Tensor, *, nearest: bool) -> tuple[Tensor, Tensor]:
