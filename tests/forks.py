@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+MODULES = ("torch.distributed", "accelerate", "runs")
+"""What a training imports; also for others, who then share one nursery with it."""
 POSSIBLE = sys.platform == "linux"
 """Elsewhere a process that has loaded torch does not bear a fork, or there is none."""
 
@@ -153,7 +155,7 @@ def start(
     *words: str,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    modules: Sequence[str] = ("torch",),
+    modules: Sequence[str] = MODULES,
 ) -> Fork | subprocess.Popen[bytes]:
     """Start Python code in a process of its own; `modules` may have been imported before."""
     env = os.environ if env is None else env

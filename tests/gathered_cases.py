@@ -99,7 +99,7 @@ def of_products() -> dict[str, Case]:
                     lambda pair=pair, over=over, groups=groups, similarity=similarity: nf.RobustLoss(
                         pair=pair, over=over, groups=groups, similarity=similarity
                     ),
-                    batch, "tiled", 3,
+                    batch, "tiled", 3 if groups in ("batch", "sign") else 9,  # sets of anchors: a solution each strip
                 )  # fmt: skip
     for name, make in PRODUCTS.items():
         found[name] = plain(make, larger, "tiled", 5)
@@ -170,7 +170,7 @@ def remembered(make: Callable[[], Any], **options: Any) -> Case:
     """Five batches of unequal sizes through a memory that wraps around."""
 
     def run(share: Share) -> dict[str, Any]:
-        memory = nf.CrossBatchMemory(on(make().double(), "tiled", 5), size=50, **options)
+        memory = nf.CrossBatchMemory(on(make().double(), "tiled", 8), size=50, **options)
         found: dict[str, Any] = {}
         for n in (20, 41, 13, 30, 24):
             embeddings, labels = larger(n, seed=n)

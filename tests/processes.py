@@ -13,8 +13,6 @@ import forks
 import torch
 
 HERE = Path(__file__).parent
-MODULES = ("torch.distributed", "accelerate", "runs")
-"""What ranks would import one by one."""
 START = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -53,7 +51,7 @@ def start(code: str, *words: str, world: int, gpu: bool = False) -> list[forks.F
     if gpu:
         real = [sys.executable, "-c", code, *words]
         return [subprocess.Popen(real, env=env, stderr=subprocess.PIPE) for env in told]
-    return [forks.start(code, *words, env=env, modules=MODULES) for env in told]
+    return [forks.start(code, *words, env=env) for env in told]
 
 
 def together(module: str, name: str, world: int, folder: Path, seconds: float = 60, *, gpu: bool = False) -> list[Any]:

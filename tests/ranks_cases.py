@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +182,10 @@ def silences(rank: int, world: int) -> dict[str, str]:
         "after the loss": cached(3),
     }
     groups = [dist.new_group(timeout=timedelta(seconds=5)) for _ in tries]
-    found = {}
-    for group, (name, attempt) in zip(groups, tries.items(), strict=True):
-        dist.barrier()
-        found[name] = heard(lambda attempt=attempt, group=group: attempt(group))
-    return found
+    dist.barrier()
+    with ThreadPoolExecutor(len(tries)) as pool:  # each waits for its own group: all at once
+        waiting = {
+            name: pool.submit(heard, partial(attempt, group))
+            for group, (name, attempt) in zip(groups, tries.items(), strict=True)
+        }
+    return {name: each.result() for name, each in waiting.items()}

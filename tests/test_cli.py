@@ -1,4 +1,7 @@
-"""The command line, run as a user runs it: in a process of its own, in an empty folder."""
+"""The command line, run as a user runs it: in a process of its own, in an empty folder.
+
+Some are started by their command; the others are forks, which import less often.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import ran
 
 import nearfar as nf
 from nearfar.cli.main import app
@@ -18,14 +22,19 @@ from nearfar.cli.main import app
 COMMAND = str(Path(sys.executable).parent / "nearfar")
 
 
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "200", "HOME": str(folder)}
+FORKED = "import sys; from nearfar.cli.main import main; sys.argv[0] = 'nearfar'; sys.exit(main())"
+
+
+def run(*words: str, folder: Path, real: bool = False) -> subprocess.CompletedProcess[str]:
+    wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "200", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     wide |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    if not real:
+        return ran(FORKED, *words, cwd=folder, env=wide)
     return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, encoding="utf-8", env=wide, timeout=300)
 
 
 def test_losses_lists_every_loss(tmp_path):
-    shown = run("losses", folder=tmp_path)
+    shown = run("losses", folder=tmp_path, real=True)
     assert shown.returncode == 0, shown.stderr
     for name in nf.losses.__all__:
         assert re.search(rf"\b{name}\b", shown.stdout), name
@@ -34,7 +43,7 @@ def test_losses_lists_every_loss(tmp_path):
 
 def test_demo_trains_tests_and_writes_a_page(tmp_path):
     """A few steps teach little; that the full demo does is measured in docs/measured/photographs.md."""
-    shown = run("demo", "--quick", "--steps", "4", folder=tmp_path)
+    shown = run("demo", "--quick", "--steps", "4", folder=tmp_path, real=True)
     assert shown.returncode == 0, shown.stderr
     assert "pictures read" not in shown.stdout
     assert len([line for line in shown.stdout.splitlines() if "reading pictures" in line]) <= 3
@@ -107,7 +116,8 @@ def test_config_prints_what_train_reads(tmp_path):
 
 
 def test_unknown_command_and_option_are_errors(tmp_path):
-    assert run("trian", folder=tmp_path).returncode != 0
+    for real in (True, False):
+        assert run("trian", folder=tmp_path, real=real).returncode != 0
     shown = run("demo", "--stpes", "1", folder=tmp_path)
     assert shown.returncode != 0
     assert "--stpes" in shown.stderr

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,19 +26,10 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 def ran(code: str, folder: Path) -> str:
     """What a process prints that runs `code` in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import runpy, sys; from vision import mend; mend()\n{code}"],
-        capture_output=True,
-        encoding="utf-8",
-        cwd=folder,
-        timeout=300,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",  # a GPU rounds a sum in one order today and in another tomorrow
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), SOURCES]),
-        },
-    )
+    path = os.pathsep.join([str(Path(__file__).parent), SOURCES])
+    told = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    told["CUDA_VISIBLE_DEVICES"] = ""  # a GPU rounds a sum in one order today and in another tomorrow
+    done = forks.ran(f"import runpy, sys; from vision import mend; mend()\n{code}", cwd=folder, env=told)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -63,7 +63,8 @@ def without(hidden: tuple[str, ...], what: str, folder: Path) -> subprocess.Comp
     words = what.split() if what.startswith("nearfar ") else []
     code = HIDING.format(hidden=hidden, words=words, code="pass" if words else what)
     sources = {"PYTHONPATH": str(Path(nf.__file__).parents[1]), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
-    return ran(code, env=os.environ | sources, cwd=folder)  # torch is there already; what it needs is never hidden
+    # torch may be there before: what it imports is never hidden
+    return ran(code, env=os.environ | sources, cwd=folder, modules=("torch",))
 
 
 @pytest.fixture

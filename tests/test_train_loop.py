@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from forks import ran
 from runs import config, journal, tiny, weights
 
 from nearfar import train
@@ -115,7 +114,7 @@ def die(moment):
         os.kill(os.getpid(), signal.SIGKILL)
 fit(config(**{KINDS[kind]!r}), Path({str(tmp_path / "cut")!r}), data=tiny(), callbacks=[die])
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    ended = ran(script)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert journal(tmp_path / "cut")[-1]["step"] >= 12  # beyond the checkpoint of step 10
     fit(settings, tmp_path / "cut", data=data, resume=True)
@@ -188,7 +187,7 @@ try:
 except OSError as error:
     print("SAID", error)
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=120)
+    ended = ran(script)
     assert "SAID train: cannot write" in ended.stdout, ended.stderr
     assert "(step 5)" in ended.stdout
     assert torch.load(tmp_path / "a/checkpoints/last.pt", weights_only=True)["step"] == 5
