@@ -336,9 +336,6 @@ def graphs(given: argparse.Namespace) -> None:
 PROBES = {"correctness": correctness, "calibrate": calibrate, "small": small, "graphs": graphs, "big": big}
 
 
-# The session
-
-
 def session(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Run the probes one after the other, each in processes of its own, within the time."""
     end, told = time.monotonic() + given.seconds, []

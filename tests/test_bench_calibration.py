@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from nearfar.bench import Cell, Plan, Row
-from nearfar.bench.calibration import LOSSES, calibrated, cut, scopes_of, table_text
+from nearfar.bench import Cell, Plan, Row, calibration
+from nearfar.bench.calibration import LOSSES, calibrated, cut, scopes_of, served, table_text
 from nearfar.cli.commands import bench as command
 from nearfar.engines import thresholds
 from nearfar.engines.thresholds import GENERAL, SCOPES, Thresholds, parse
@@ -64,17 +65,43 @@ def test_what_is_never_best_is_taken_beyond():
     assert calibrated(slow, PLAN, known).thresholds.pairs("row", "tiled") == 2**30
 
 
-def test_fused_must_beat_what_is_taken_without_it():
+@pytest.fixture
+def fused(monkeypatch):
+    """A fused engine that has a kernel for every loss but those that are named here."""
+    without: set[str] = set()
+    monkeypatch.setattr(calibration, "served", lambda name, engine: engine != "fused" or name not in without)
+    return without
+
+
+def test_fused_must_beat_what_is_taken_without_it(fused):
     fit = calibrated(rows("SupCon", (1, 2, 8, 32), (2, 3, 4, 8), (3, 1, 5, 6)), PLAN, NONE)
     assert fit.thresholds.scopes["row"] == {"tiled": 512**2, "fused": 256**2}  # at 512 it is 1.25 of the best
     never = calibrated(rows("SupCon", (1, 2, 8, 32), (2, 3, 4, 8), (9, 9, 9, 9)), PLAN, NONE)
     assert never.thresholds.scopes["row"] == {"tiled": 512**2}
 
 
-def test_general_losses_tell_of_fused_in_their_own_scope():
+def test_general_losses_tell_of_fused_in_their_own_scope(fused):
     fit = calibrated(rows("miner Hard", (1, 1, 1, 1), (9, 9, 9, 9), (2, 2, 0.5, 0.5)), PLAN, NONE)
     assert fit.thresholds.scopes[GENERAL] == {"tiled": 2048**2}
     assert fit.thresholds.scopes["batch"] == {"fused": 512**2}
+
+
+def test_losses_without_a_kernel_say_nothing_of_fused(fused):
+    fused.add("DroTopK")
+    rest = rows("DroTopK", (1, 1, 1, 1), (9, 9, 9, 9), (9, 9, 9, 9))
+    fit = calibrated([*rest, *rows("DroKL", (1, 1, 1, 1), (9, 9, 9, 9), (2, 0.5, 0.5, 0.5))], PLAN, NONE)
+    assert fit.thresholds.scopes["batch"]["fused"] == 256**2
+
+
+def test_an_engine_is_asked_whether_it_serves(monkeypatch):
+    assert served("SupCon", "dense")
+    monkeypatch.setattr(calibration, "find_spec", lambda name: None)
+    assert not served("SupCon", "fused")
+    monkeypatch.setattr(calibration, "find_spec", lambda name: True)
+    asked = SimpleNamespace(fused_way=lambda product, relation: product.groups.per_anchor)
+    monkeypatch.setattr(calibration, "import_module", lambda name: asked)
+    assert served("SupCon", "fused")
+    assert not served("DroKL", "fused")
 
 
 def test_the_table_that_is_written_is_one():

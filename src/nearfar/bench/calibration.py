@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,15 +21,17 @@ from nearfar.bench.subjects import EACH, SUBJECTS
 from nearfar.engines import thresholds
 from nearfar.engines.thresholds import ENGINES, GENERAL, SCOPES, Thresholds, scope_of
 from nearfar.engines.tiled import lean_way
+from nearfar.groups.groupings import Product
 from nearfar.relations.relation import Relation
 
-__all__ = ["BAR", "LOSSES", "Fit", "calibrated", "cut", "scopes_of", "table_text"]
+__all__ = ["BAR", "LOSSES", "Fit", "calibrated", "cut", "scopes_of", "served", "table_text"]
 
 LOSSES = (
     "MultiSimilarity", "SupCon", "Triplet hard", "Contrastive", "DroKL", "DroTopK", "LiftedStructure", "Triplet all",
     "Angular", "miner Hard", "HAP2S polynomial",
 )  # fmt: skip
 """Losses that stand for their scopes: row, batch, lifted, triplets, and those without a fast path."""
+FUSED = "nearfar.engines.fused"
 BAR = 1.15
 """How much slower than the best engine `auto` may be at a measured size."""
 CLEAR = 0.97
@@ -49,11 +53,23 @@ class Fit:
 
 def scopes_of(name: str) -> tuple[str, str]:
     """The scope by which the tiled engine's threshold of a loss is found, and that of the fused engine."""
-    loss: Any = SUBJECTS[name].make(2 * EACH, 4, "auto")
-    product = getattr(loss, "robust", loss).product
-    relation = Relation.from_labels(torch.arange(2 * EACH) // EACH)
+    product, relation = _parts(name)
     scope = scope_of(product)
     return (GENERAL if lean_way(product, relation) is None else scope), scope
+
+
+def served(name: str, engine: str) -> bool:
+    """Whether an engine computes a loss itself; the fused engine hands those on for which it has no kernel."""
+    if engine != "fused":
+        return True
+    if find_spec(FUSED) is None:
+        return False
+    return bool(import_module(FUSED).fused_way(*_parts(name)))
+
+
+def _parts(name: str) -> tuple[Product, Relation]:
+    loss: Any = SUBJECTS[name].make(2 * EACH, 4, "auto")
+    return getattr(loss, "robust", loss).product, Relation.from_labels(torch.arange(2 * EACH) // EACH)
 
 
 def calibrated(rows: Sequence[Row], plan: Plan, table: Mapping[str, Thresholds] = thresholds.TABLE) -> Fit:
@@ -62,6 +78,7 @@ def calibrated(rows: Sequence[Row], plan: Plan, table: Mapping[str, Thresholds] 
     Where the tiled engine is best at no measured size it is taken from the next one on, or from where the `table` has
     it: larger batches must go to the engine that needs less memory.
     """
+    rows = [replace(row, cells={who: row.cells[who] for who in row.cells if served(row.loss, who)}) for row in rows]
     scopes = {row.loss: scopes_of(row.loss) for row in rows}
     found: dict[str, dict[str, int]] = {scope: {} for scope in SCOPES}
     for place, engine in enumerate(ENGINES):
