@@ -33,6 +33,8 @@ def cases():
         "representatives": R.from_labels(Y, representatives=MARKS),
         "others": R.from_labels(Y, representatives=MARKS).projected("others"),
         "among": R.from_labels(Y, representatives=MARKS, among_representatives=True, ignore=1),
+        "weights": R.from_labels(Y, weights=torch.where(MARKS, 0.0, 1.0 + n), ignore=2),
+        "weights, reference": R.from_labels(Y, Z, weights=1.0 + n, ref_weights=torch.arange(7.0)),
         "one a class": R.from_labels(Y).one_a_class(),
         "memory, one a class": R.from_labels(Y, BEHIND, reference_starts_with_batch=True).one_a_class(),
         "one a class, reference": R.from_labels(Y, Z, ignore=0).one_a_class(),
@@ -47,9 +49,10 @@ def rebuilt(relation):
     cols = torch.arange(m) if layout.cols is None else layout.cols
     same = layout.row_labels[:, None] == layout.col_labels[None, :]
     counts = layout.counts(torch.arange(len(rows))[:, None], torch.arange(len(cols))[None, :])
-    positive, negative = torch.zeros(2, n, m, dtype=torch.bool)
-    positive[rows[:, None], cols[None, :]] = same if counts is None else same & counts
-    negative[rows[:, None], cols[None, :]] = ~same
+    positive, negative = torch.zeros(2, n, m, dtype=torch.bool if layout.weights is None else None)
+    weight = True if layout.weights is None else torch.outer(*layout.weights)
+    positive[rows[:, None], cols[None, :]] = (same if counts is None else same & counts) * weight
+    negative[rows[:, None], cols[None, :]] = ~same * weight
     return positive, negative
 
 
@@ -68,7 +71,8 @@ def test_what_is_not_plain_takes_the_fast_path_too(name, loss):
     relation = cases()[name]
     # each pair in both orders, but not as a square: groups of the whole batch count unordered pairs
     twice = loss in ("Contrastive", "DroKL") and name in ("ids of the batch", "one a class")
-    assert (lean_way(getattr(nf.losses, loss)().product, relation) is None) == twice
+    weighed = "weights" in name and loss not in ("MultiSimilarity", "SupCon")
+    assert (lean_way(getattr(nf.losses, loss)().product, relation) is None) == (twice or weighed)
 
 
 @pytest.mark.parametrize("name", cases())
@@ -76,8 +80,8 @@ def test_rows_with_a_positive_column_are_those_of_the_masks(name):
     relation = cases()[name]
     layout, whole = relation.layout(), relation.dense()
     runs = Runs(layout)
-    assert torch.equal(layout.back(runs.has_positive(), 0, 12), whole.positive.any(dim=1))
-    assert torch.equal(layout.back(runs.has_negative(), 0, 12), whole.negative.any(dim=1))
+    assert torch.equal(layout.back(runs.has_positive(), 0, 12), (whole.positive > 0).any(dim=1))
+    assert torch.equal(layout.back(runs.has_negative(), 0, 12), (whole.negative > 0).any(dim=1))
 
 
 def test_a_layout_says_how_many_columns_are_the_row_itself():
@@ -91,7 +95,7 @@ def test_one_sample_of_two_labels_is_left_to_the_masks():
     assert lean_way(nf.losses.MultiSimilarity().product, relation) is None
 
 
-def test_weights_and_matrices_are_left_to_the_masks():
-    assert R.from_labels(Y, weights=torch.rand(12)).layout() is None
+def test_weights_of_pairs_and_matrices_are_left_to_the_masks():
+    assert R.from_labels(Y, weights=torch.rand(12, 12)).layout() is None
     assert R.from_matrix(Y[:, None] == Y[None, :]).layout() is None
     assert R.from_multilabel(torch.eye(3)).layout() is None

@@ -59,6 +59,8 @@ class Link(Part, nn.Module, ABC):
     """The terms of an anchor depend on its own values (and the columns) only, so anchors may be processed in parts."""
     both: bool = True
     """An anchor needs both sides to say anything; False where one alone already pulls or pushes."""
+    apart: bool = False
+    """The link gives several terms, which are reduced one by one."""
     wants_columns: bool = False
     """The link also reads the negative value of each reference (it mixes rows)."""
 

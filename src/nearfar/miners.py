@@ -22,7 +22,17 @@ from nearfar.relations.relation import Relation
 from nearfar.sets.wrapped import draw
 from nearfar.similarity import Similarity
 
-__all__ = ["BalancedHard", "DistanceWeighted", "Hard", "Miner", "MultiSimilarity", "ScoredPairs", "SemiHard", "present"]
+__all__ = [
+    "BalancedHard",
+    "DistanceWeighted",
+    "Hard",
+    "Miner",
+    "MultiSimilarity",
+    "ScoredPairs",
+    "SemiHard",
+    "Window",
+    "present",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +123,29 @@ def _narrow(measure: Tensor, by: Tensor) -> Tensor:
     return measure & by if measure.dtype == by.dtype == torch.bool else measure * by
 
 
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The pairs of t anchors that a miner keeps: positive pairs one by one, negative pairs by an interval of scores.
+
+    Args:
+        positive: [t, P] which of the positive pairs are kept.
+        low: [t] or a number; negative pairs are kept whose score is above it. None for all.
+        high: a number; negative pairs are kept whose score is below it. None for all.
+        closed: negative pairs at `low` are kept too.
+        most: [t] measure of the hardest negative pairs that are kept, with all that are tied at the last place.
+    """
+
+    positive: Tensor
+    low: Tensor | float | None = None
+    high: float | None = None
+    closed: bool = False
+    most: Tensor | None = None
+
+
 class Miner(Part, nn.Module, ABC):
     """Chooses the pairs that enter a loss, from scores without gradient."""
 
+    shortcuts = ("window",)
     both: bool = False
     """A row without positive or without negative pairs keeps none."""
     draws: bool = False
@@ -124,6 +154,16 @@ class Miner(Part, nn.Module, ABC):
     @abstractmethod
     def forward(self, pairs: ScoredPairs) -> ScoredPairs:
         """The pairs to keep, row by row."""
+
+    def window(self, near: Tensor, measure: Tensor, top: Tensor) -> Window | None:
+        """The pairs to keep as a window, which an engine can apply without masks; None where they are none.
+
+        Args:
+            near: [t, P] scores of the positive pairs of t anchors.
+            measure: [t, P] mask or weights of these pairs, 0 where there is none.
+            top: [t] largest score of a negative pair, -inf where there is none.
+        """
+        return None
 
 
 class MultiSimilarity(Miner, swift=True):
@@ -150,6 +190,10 @@ class MultiSimilarity(Miner, swift=True):
         worst_positive = hidden(s, pairs.positive, math.inf).amin(dim=1, keepdim=True)
         return pairs.keep(positive=s - self.epsilon < worst_negative, negative=s + self.epsilon > worst_positive)
 
+    def window(self, near: Tensor, measure: Tensor, top: Tensor) -> Window:  # noqa: D102
+        least = hidden(near, measure, math.inf).amin(dim=1)
+        return Window((measure > 0) & (near - self.epsilon < top[:, None]), least - self.epsilon)
+
     def extra_repr(self) -> str:  # noqa: D102
         return f"epsilon={self.epsilon}"
 
@@ -162,6 +206,10 @@ class Hard(Miner, swift=True):
         hardest_negative = hidden(s, pairs.negative).amax(dim=1, keepdim=True)
         hardest_positive = hidden(s, pairs.positive, math.inf).amin(dim=1, keepdim=True)
         return pairs.keep(positive=s == hardest_positive, negative=s == hardest_negative)
+
+    def window(self, near: Tensor, measure: Tensor, top: Tensor) -> Window:  # noqa: D102
+        least = hidden(near, measure, math.inf).amin(dim=1, keepdim=True)
+        return Window((measure > 0) & (near == least), top, closed=True)
 
 
 class SemiHard(Miner, swift=True):
@@ -188,6 +236,10 @@ class SemiHard(Miner, swift=True):
             near = near & (pairs.scores > self.threshold - self.margin)
         return pairs.keep(negative=near)
 
+    def window(self, near: Tensor, measure: Tensor, top: Tensor) -> Window:  # noqa: D102
+        low = None if self.margin is None else self.threshold - self.margin
+        return Window(measure > 0, low, self.threshold)
+
     def extra_repr(self) -> str:  # noqa: D102
         return f"threshold={self.threshold}, margin={self.margin}"
 
@@ -206,6 +258,9 @@ class BalancedHard(Miner, swift=True):
         begun = (measure.cumsum(dim=1) - measure < wanted).sum(dim=1, keepdim=True)
         last = ranked.gather(1, (begun - 1).clamp(min=0))
         return pairs.keep(negative=(pairs.scores >= last) & (wanted > 0))
+
+    def window(self, near: Tensor, measure: Tensor, top: Tensor) -> Window:  # noqa: D102
+        return Window(measure > 0, closed=True, most=total(measure, near))
 
 
 class DistanceWeighted(Miner, swift=True):

@@ -37,7 +37,7 @@ FLAT: tuple[type[PairLoss], ...] = (Hinge, Logistic, Squared)
 
 def halves(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
-    if not exactly(product.groups, *WHOLE) or product.miner is not None:
+    if not exactly(product.groups, *WHOLE) or product.miner is not None or layout.weights is not None:
         return False
     if not layout.square and int(layout.orders) != 1:  # each pair twice, in places that nobody knows
         return False

@@ -1,4 +1,4 @@
-"""Fast path for per-anchor groups (`AnchorSign`) with plain labels: no masks, weights and gradient in place.
+"""Fast path for groups of an anchor (`AnchorSign`, `Anchor`): no masks, weights and gradient in place, one sweep.
 
 The negative (or all) pairs of the rows are a strip [t, m] in a buffer, called the wide side. The positive pairs are
 gathered into [t, P], the narrow side, where pair loss, set and link use autograd. This takes about ten passes over a
@@ -8,46 +8,55 @@ strip; the general path (sweeps.py) takes forty.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import exactly
 from nearfar.engines.forms import Plain, form_of, plain_hinge, write_losses
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.groups.groupings import AnchorSign, Product, tally
-from nearfar.links import Add, Sides
-from nearfar.miners import MultiSimilarity
+from nearfar.groups.groupings import Product, tally
+from nearfar.links import Sides, Terms
+from nearfar.miners import Window
 from nearfar.relations.layout import Layout
-from nearfar.sets.base import Solved
-from nearfar.sets.entropic import KL
+from nearfar.sets.base import Solved, UncertaintySet
 
 __all__ = ["by_runs", "leans", "line_of"]
 
 FEW = 16
 """Largest number of columns per row whose gradients are computed one by one instead of by a matrix product."""
+FAR = 1e30
+"""A score that no pair reaches."""
 
 
 def leans(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
-    link, over = product.link, product.over_negative
-    if not exactly(product.groups, AnchorSign):
+    link, scope = product.link, product.groups.scope
+    if scope not in ("anchor_sign", "anchor") or product.reduction == "none":
         return False
-    if product.wants_columns or product.reduction == "none" or (exactly(link, Add) and link.apart):
+    if link is not None and (link.wants_columns or link.apart):
         return False
     if form_of(product.similarity) is None or any(p.requires_grad for p in product.negative.parameters()):
         return False
-    line = line_of(product)
-    if line is None and not isinstance(product.negative.slope(torch.zeros(1, 1), -1), Tensor):
+    if line_of(product) is None and not isinstance(product.negative.slope(torch.zeros(1, 1), -1), Tensor):
         return False
-    if product.miner is not None:
-        # needs an increasing linear pair loss, so that the miner selects an interval of losses, and no normalization
-        mined = exactly(product.miner, MultiSimilarity) and line is not None and not product.everyone
-        if not mined or not exactly(over, KL) or over.normalized or over.zero == "drop":
-            return False
-    return over.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
+    return _windowed(product, layout) and wide_set(product).solves()
+
+
+def _windowed(product: Product, layout: Layout) -> bool:
+    """Whether the miner, if there is one, keeps pairs in a window."""
+    if product.miner is None:
+        return True
+    one = torch.ones(1, 1)
+    window = product.miner.window(one, one > 0, one[0])
+    return window is not None and (window.most is None or layout.weights is None)
+
+
+def wide_set(product: Product) -> UncertaintySet:
+    """The set of the wide side."""
+    return product.over_positive if product.groups.scope == "anchor" else product.over_negative
 
 
 def line_of(product: Product) -> tuple[float, float] | None:
@@ -65,53 +74,96 @@ def by_runs(strips: Strips, new_slopes: Ask) -> Made:
     return value.to(strips.rows.dtype), work.sorted.finished(share)
 
 
+@dataclass(frozen=True, eq=False)
+class Wide:
+    """The wide side of a strip.
+
+    Args:
+        scores: [t, m].
+        losses: [t, m], -inf for pairs that do not belong to it; later its unscaled weights.
+        size: [t] measure of its pairs.
+        has_negative: [t] whether one of them is negative.
+        weights: [t, m] weights of its pairs, or None if each counts once.
+        dl_ds: slopes of the losses, a number if they are all the same; None if `PairLoss.slope` tells them later.
+    """
+
+    scores: Tensor
+    losses: Tensor
+    size: Tensor
+    has_negative: Tensor
+    weights: Tensor | None
+    dl_ds: Tensor | float | None
+
+
 class _Lean:
     """State of one call: buffers, and properties of the factors."""
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         self.rows, self.product, self.sorted, self.slopes = strips.rows, strips.product, sorted, sorted.slopes
-        self.form = sorted.form
+        self.form, self.over = sorted.form, wide_set(strips.product)
+        self.together = strips.product.groups.scope == "anchor"
         self.line = line_of(strips.product)
         self.hinge = plain_hinge(strips.product.negative)
-        self.buffer = strips.rows.new_empty(sorted.shape)
-        apart = self.hinge or (self.line is not None and not isinstance(self.form, Plain))
-        self.spare = strips.rows.new_empty(sorted.shape) if apart else None
+        weighted, mined = sorted.runs.weights is not None, strips.product.miner is not None
+        buffers = [strips.rows.new_empty(sorted.shape) if wanted else None for wanted in (
+            True, self.hinge or mined or (self.line is not None and not isinstance(self.form, Plain)), weighted, mined
+        )]  # fmt: skip
+        self.buffer, self.spare, self.weights, self.fence = buffers
         self.anchors = strips.had_positive | strips.had_negative
 
     def strip(self, here: slice) -> tuple[Tensor, Tensor]:
         """Numerator and denominator of the terms of a strip; adds their gradient."""
         rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
+        assert self.buffer is not None  # noqa: S101
         scores = self.form.scores(rows, self.buffer[: len(rows)])
         near = scores.gather(1, narrow.place)
-        losses = self._losses(scores, narrow)
-        positive, size, has_negative = self._mined(losses, near, narrow)
-        dl_ds = self._dl_ds(losses)
-        solved = self.product.over_negative.solve_(losses, size)
-        assert solved is not None  # noqa: S101 - checked by `leans`
+        wide, measure = self._wide(here, scores, near, narrow)
+        solved = self.over.solved_(wide.losses, wide.size, wide.weights)
         with torch.enable_grad():
-            near, wide = near.requires_grad_(), solved.value.requires_grad_()
-            top, bottom = self._linked(here, near, wide, positive, has_negative)
-            found = gradient(top, (near, wide, *self.slopes.params))
+            near, value = near.requires_grad_(), solved.value.requires_grad_()
+            terms = self._terms(here, near, value, measure, wide.has_negative)
+            top, bottom = tally(terms, self.product.reduction)
+            found = gradient(top, (near, value, *self.slopes.params))
         if self.slopes.any:
-            self.slopes.add((here, here), (None, None, *found[2:]))
             by_pair = torch.zeros_like(near) if found[0] is None else found[0]
-            by_wide = torch.zeros_like(wide) if found[1] is None else found[1]
-            self._pull(here, (scores, losses, dl_ds), solved, (narrow.place, near.detach(), by_pair), by_wide)
+            by_wide = torch.zeros_like(value) if found[1] is None else found[1]
+            self.slopes.add((here, here), (None, None, *found[2:]))
+            if self.together:
+                solved, by_pair = self._from_wide(wide, solved, near, narrow, measure, by_wide)
+            self._pull(here, wide, solved, (narrow.place, near.detach(), by_pair), by_wide)
         return top.detach(), bottom
 
-    def _losses(self, scores: Tensor, narrow: Narrow) -> Tensor:
-        """Losses [t, m] of the wide side, -inf for pairs that do not belong to it."""
+    def _wide(self, here: slice, scores: Tensor, near: Tensor, narrow: Narrow) -> tuple[Wide, Tensor]:
+        """The wide side of a strip, and the measure [t, P] of its positive pairs, both after mining."""
+        measure = narrow.positive if narrow.weight is None else narrow.weight
+        fence = None
+        if self.product.miner is not None:
+            fence, window = self._fence(scores, near, narrow, measure)
+            measure = measure & window.positive if measure.dtype == torch.bool else measure * window.positive
+        inside = measure if self.together or self.product.everyone else torch.zeros_like(measure)
+        losses = self._losses(scores)
+        mine = self.product.positive(near, +1) if self.together else losses.gather(1, narrow.place)
+        losses = losses if fence is None else losses.add_(fence)
+        _place_(losses, narrow, torch.where(inside > 0, mine, -math.inf))
+        dl_ds = self._dl_ds(losses)
+        negative = self._negatives(narrow, scores.shape[1], fence)
+        if self.weights is None:
+            size = negative.to(scores.dtype) + inside.sum(dim=1)
+            return Wide(scores, losses, size, negative > 0, None, dl_ds), measure
+        weights = self._weigh(here, narrow, inside, fence)
+        return Wide(scores, losses, weights.sum(dim=1), negative > 0, weights, dl_ds), measure
+
+    def _losses(self, scores: Tensor) -> Tensor:
+        """Negative pair losses [t, m] of all scores."""
         if self.hinge and self.spare is not None:
-            losses: Tensor = write_losses(self.product.negative, scores, self.spare[: len(scores)])
-        elif self.line is None:
-            losses = self.product.negative(scores, -1)
-        else:
-            slope, start = self.line
-            losses = scores if self.spare is None else self.spare[: len(scores)].copy_(scores)
-            losses = losses if slope == 1 else losses.mul_(slope)
-            losses = losses if start == 0 else losses.add_(start)
-        absent = narrow.run & ~narrow.positive if self.product.everyone else narrow.run
-        return losses.scatter_(1, narrow.place, torch.where(absent, -math.inf, losses.gather(1, narrow.place)))
+            return write_losses(self.product.negative, scores, self.spare[: len(scores)])
+        if self.line is None:
+            found: Tensor = self.product.negative(scores, -1)
+            return found
+        slope, start = self.line
+        losses = scores if self.spare is None else self.spare[: len(scores)].copy_(scores)
+        losses = losses if slope == 1 else losses.mul_(slope)
+        return losses if start == 0 else losses.add_(start)
 
     def _dl_ds(self, losses: Tensor) -> Tensor | float | None:
         """Slope dl/ds of a linear pair loss or a hinge, from its losses; None for other pair losses."""
@@ -119,65 +171,95 @@ class _Lean:
             return self.line[0]
         if not self.hinge or not self.slopes.any:
             return None
-        if self.product.over_negative.zero == "drop":
+        if self.over.zero == "drop":
             return 1.0  # pairs with slope 0 have weight 0
         return torch.sign(losses).clamp_min_(0.0)
 
-    def _mined(self, losses: Tensor, near: Tensor, narrow: Narrow) -> tuple[Tensor, Tensor, Tensor]:
-        """Positive pairs [t, P] after mining, number of pairs on the wide side [t], and whether one is negative [t]."""
-        negative = losses.shape[1] - narrow.run.sum(dim=1)
-        size = negative + narrow.positive.sum(dim=1) if self.product.everyone else negative
-        miner = self.product.miner
-        if not exactly(miner, MultiSimilarity) or self.line is None:
-            return narrow.positive, size.to(losses.dtype), negative > 0
-        slope, start = self.line
-        top = losses.amax(dim=1)
-        positive = narrow.positive & (near - miner.epsilon < ((top - start) / slope)[:, None])
-        positive = positive | (narrow.positive & torch.isnan(near))
-        worst = torch.where(narrow.positive, near, math.inf).amin(dim=1)
-        able = narrow.positive.any(dim=1)
-        floor = torch.where(able, slope * (worst - miner.epsilon) + start, 1e30)
-        # sets losses below the floor to -inf; a comparison and a masked fill would take thirty times as long
-        torch.threshold_(losses.sub_(floor[:, None]), 0.0, -math.inf).add_(floor[:, None])
-        some = able & (negative > 0) & ~(top <= floor)
-        return positive, torch.where(some, size, 0).to(losses.dtype), some
+    def _fence(self, scores: Tensor, near: Tensor, narrow: Narrow, measure: Tensor) -> tuple[Tensor, Window]:
+        """A fence [t, m] around the negative pairs that the miner keeps (0 inside, -inf outside), and its window."""
+        assert self.fence is not None  # noqa: S101 - there is a miner
+        assert self.product.miner is not None  # noqa: S101
+        _place_(scores, narrow, torch.full_like(near, -math.inf))
+        top = scores.amax(dim=1)
+        window = self.product.miner.window(near, measure, top)
+        assert window is not None  # noqa: S101 - checked by `leans`
+        low = _last(scores, window.most, near.shape[1]) if window.most is not None else window.low
+        low = torch.as_tensor(-FAR if low is None else low, dtype=scores.dtype, device=scores.device).expand(len(top))
+        low = torch.where(top == -math.inf, FAR, low.clamp(-FAR, FAR))
+        low = torch.nextafter(low, low - FAR) if window.closed else low
+        # a comparison and a masked fill would take thirty times as long
+        fence = torch.sub(scores, low[:, None], out=self.fence[: len(scores)])
+        torch.threshold_(fence, 0.0, -math.inf).clamp_max_(0.0)
+        if window.high is not None:
+            fence.add_(torch.threshold_(scores.neg().add_(window.high), 0.0, -math.inf).clamp_max_(0.0))
+        scores.scatter_(1, narrow.place, near)
+        return fence, window
 
-    def _linked(
-        self, here: slice, near: Tensor, wide: Tensor, positive: Tensor, has_negative: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of a strip's terms, from positive scores [t, P] and wide values [t]."""
+    def _negatives(self, narrow: Narrow, columns: int, fence: Tensor | None) -> Tensor:
+        """Number [t] of negative pairs of the wide side (only whether there is one, if the set does not count)."""
+        if fence is None:
+            return columns - narrow.run.sum(dim=1)
+        fold = self.over.fold()
+        if fold is not None and fold.kind == "exp" and not fold.normalized:
+            return (fence.amax(dim=1) == 0).to(torch.int64)
+        return (fence == 0).to(torch.uint8).sum(dim=1, dtype=torch.int64)
+
+    def _weigh(self, here: slice, narrow: Narrow, inside: Tensor, fence: Tensor | None) -> Tensor:
+        """Weights [t, m] of the pairs of the wide side, 0 for others."""
+        assert self.weights is not None  # noqa: S101 - checked by the caller
+        assert self.sorted.runs.weights is not None  # noqa: S101
+        u, v = self.sorted.runs.weights
+        weights = torch.outer(u[here], v, out=self.weights[: len(inside)])
+        if fence is not None:
+            weights.mul_(fence == 0)
+        return _place_(weights, narrow, inside.to(weights.dtype))
+
+    def _terms(self, here: slice, near: Tensor, wide: Tensor, measure: Tensor, has_negative: Tensor) -> Terms:
+        """The terms of a strip, from positive scores [t, P] and values [t] of the wide side."""
         product = self.product
+        if self.together:
+            return Terms(wide, self.anchors[here])
         losses = product.positive(near, +1)
         sides = Sides(
-            positive=product.over_positive.value(losses, positive),
+            positive=product.over_positive.value(losses, measure),
             negative=wide,
-            has_positive=positive.any(dim=1),
+            has_positive=(measure > 0).any(dim=1),
             has_negative=has_negative,
             anchors=self.anchors[here],
             losses=losses,
-            measure=positive,
+            measure=measure,
         )
         (terms,) = product.joined(sides)
-        return tally(terms, product.reduction)
+        return terms
+
+    def _from_wide(
+        self, wide: Wide, solved: Solved, near: Tensor, narrow: Narrow, inside: Tensor, by_wide: Tensor
+    ) -> tuple[Solved, Tensor]:
+        """Take the positive pairs out of a wide side that holds both signs; gives dF/ds [t, P] of them."""
+        raw = wide.losses
+        if solved.place is not None:
+            raw.zero_().scatter_(1, solved.place[:, None], 1.0)
+            solved = Solved(solved.value, solved.scale)
+        share = raw.gather(1, narrow.place) * (by_wide * solved.scale)[:, None] * (inside > 0)
+        with torch.enable_grad():
+            found = gradient((share * self.product.positive(near, +1)).sum(), (near, *self.slopes.params))
+        self.slopes.add((slice(0), slice(0)), (None, None, *found[1:]))
+        _place_(raw, narrow, torch.zeros_like(near))
+        return solved, torch.zeros_like(near) if found[0] is None else found[0]
 
     def _pull(
-        self,
-        here: slice,
-        wide: tuple[Tensor, Tensor, Tensor | float | None],
-        solved: Solved,
-        near: tuple[Tensor, Tensor, Tensor],
-        by_wide: Tensor,
+        self, here: slice, wide: Wide, solved: Solved, near: tuple[Tensor, Tensor, Tensor], by_wide: Tensor
     ) -> None:
         """Add the gradient of a strip.
 
         Args:
             here: rows of the strip.
-            wide: scores, unscaled weights and dl/ds of the wide side, [t, m] each.
+            wide: its wide side, with unscaled weights in place of the losses.
             solved: its values, and the scale of its weights.
             near: columns, scores and dF/ds of the positive pairs, [t, P] each.
             by_wide: [t] dF / d value of the wide side.
         """
-        (scores, losses, dl_ds), (place, at, by_pair) = wide, near
+        scores, losses, dl_ds, (place, at, by_pair) = wide.scores, wide.losses, wide.dl_ds, near
         factor = (by_wide * solved.scale)[:, None]
         if solved.place is not None:
             chosen = solved.place[:, None]
@@ -200,3 +282,15 @@ class _Lean:
             self.sorted.few(here, place, by_pair)
         else:
             self.sorted.many(here, slope.scatter_add_(1, place, by_pair))
+
+
+def _place_(x: Tensor, narrow: Narrow, values: Tensor) -> Tensor:
+    """Write `values` [t, P] into x [t, m] at the columns of each row's own label."""
+    return x.scatter_(1, narrow.place, torch.where(narrow.run, values, x.gather(1, narrow.place)))
+
+
+def _last(scores: Tensor, most: Tensor, width: int) -> Tensor:
+    """The score [t] of the last of the `most` [t] hardest negative pairs; a score that no pair reaches for none."""
+    ranked = scores.topk(min(width, scores.shape[1]), dim=1).values
+    last = ranked.gather(1, (most.ceil().long() - 1).clamp(0, ranked.shape[1] - 1)[:, None])[:, 0]
+    return torch.where(most > 0, last, FAR)

@@ -29,13 +29,13 @@ def leans_on_angles(product: Product, layout: Layout) -> bool:
     groups = product.groups
     if not exactly(groups, Positive) or not exactly(groups.rule.compare, AngularScore):
         return False
-    if groups.rule.keep is not None or groups.rule.balanced or product.miner is not None:
+    if groups.rule.keep is not None or groups.rule.balanced or product.miner is not None or layout.weights is not None:
         return False
     if product.reduction == "none" or form_of(product.similarity) is not Plain:
         return False
     if any(p.requires_grad for p in product.negative.parameters()) or line_of(product) is None:
         return False
-    return product.over_negative.solve_(torch.zeros(1, 1), torch.ones(1)) is not None
+    return product.over_negative.solves()
 
 
 def by_angles(strips: Strips, new_slopes: Ask) -> Made:
@@ -72,8 +72,7 @@ class _Angles:
         losses = torch.mm(rows, cols.T, out=self.buffer[: len(rows)])
         losses.add_(self.base * (x * y).sum(dim=1, keepdim=True) + self.start)
         size = self._hide(losses, anchor)
-        solved = self.product.over_negative.solve_(losses, size)
-        assert solved is not None  # noqa: S101 - checked by `leans_on_angles`
+        solved = self.product.over_negative.solved_(losses, size)
         with torch.enable_grad():
             value = solved.value.requires_grad_()
             top, bottom = tally(Terms(value, torch.ones_like(value)), self.product.reduction)

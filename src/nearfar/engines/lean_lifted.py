@@ -30,7 +30,12 @@ __all__ = ["by_ends", "leans_on_ends"]
 def leans_on_ends(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
     over = product.over_negative
-    if not exactly(product.groups, AnchorSign) or not product.wants_columns or product.miner is not None:
+    if (
+        not exactly(product.groups, AnchorSign)
+        or not product.wants_columns
+        or product.miner is not None
+        or layout.weights is not None
+    ):
         return False
     if not layout.square or product.reduction == "none" or product.everyone:
         return False
@@ -82,7 +87,7 @@ class _Ends:
     def look(self, here: slice) -> None:
         """First sweep: negative values of the rows of a strip."""
         losses = self._wide(here)[1]
-        self.values[here] = self.over.solve_(losses, self.has[here].to(losses.dtype)).value
+        self.values[here] = self.over.solved_(losses, self.has[here].to(losses.dtype)).value
 
     def link(self, here: slice) -> tuple[Tensor, Tensor]:
         """Numerator and denominator of a strip's terms; adds the gradients of positive pairs and of negative values."""

@@ -29,7 +29,7 @@ __all__ = ["by_triplets", "leans_on_triplets"]
 def leans_on_triplets(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
     groups, pair, mean = product.groups, product.negative, product.over_negative
-    if not exactly(groups, Triplets) or product.miner is not None:
+    if not exactly(groups, Triplets) or product.miner is not None or layout.weights is not None:
         return False
     if not exactly(pair, Hinge) or pair.offset is not None or not exactly(mean, Mean) or mean.zero_member:
         return False

@@ -22,11 +22,13 @@ class Narrow:
         place: [t, P] indices of sorted columns, all different within a row.
         run: [t, P] whether the column has the row's label.
         positive: [t, P] whether it is a positive of the row, and not its own sample.
+        weight: [t, P] weights of the positive pairs, 0 elsewhere; None if each counts once.
     """
 
     place: Tensor
     run: Tensor
     positive: Tensor
+    weight: Tensor | None = None
 
 
 class Runs:
@@ -35,10 +37,11 @@ class Runs:
     Attributes:
         order: [m] indices of the columns, sorted by label.
         width: P, the largest number of columns with a row's label; synchronizes with the device once.
+        weights: weights of the rows [n] and of the sorted columns [m]; None if each counts once.
         least: the smallest number of columns of a row's own label that are no positives of it.
     """
 
-    def __init__(self, layout: Layout, by_row: Tensor | None = None) -> None:
+    def __init__(self, layout: Layout, by_row: Tensor | None = None, dtype: torch.dtype | None = None) -> None:
         self._layout, self._by_row = layout, by_row
         row = layout.row_labels if by_row is None else layout.row_labels[by_row]
         ranked, self.order = layout.col_labels.sort(stable=True)
@@ -47,6 +50,9 @@ class Runs:
         self.width = max(1, int((self.end - self.start).amax()))
         self.least = (layout.own or 0) if layout.apart is None else 0
         self._last = len(self.order) - self.width
+        self.weights: tuple[Tensor, Tensor] | None = None
+        if layout.weights is not None:
+            self.weights = layout.weights[0].to(dtype), layout.weights[1][self.order].to(dtype)
 
     def narrow(self, here: slice | Tensor) -> Narrow:
         """The positive columns of the rows `here`, a slice or indices."""
@@ -55,7 +61,11 @@ class Runs:
         run = (place >= start) & (place < end)
         row = torch.arange(len(self.start), device=start.device)[here][:, None]
         counts = self._layout.counts(row if self._by_row is None else self._by_row[row], self.order[place])
-        return Narrow(place, run, run if counts is None else run & counts)
+        positive = run if counts is None else run & counts
+        if self.weights is None:
+            return Narrow(place, run, positive)
+        u, v = self.weights
+        return Narrow(place, run, positive, torch.where(positive, u[here][:, None] * v[place], 0.0))
 
     def has_negative(self) -> Tensor:
         """Which rows [n] have a negative column."""
@@ -87,7 +97,7 @@ class Sorted:
         assert strips.layout is not None  # noqa: S101 - checked by the caller
         assert form is not None  # noqa: S101
         self.rows, self.slopes = strips.rows, slopes
-        self.runs = Runs(strips.layout)
+        self.runs = Runs(strips.layout, dtype=strips.rows.dtype)
         self.form: Form = form(strips.cols[self.runs.order])
         self.shape = min(strips.tall, len(strips.rows)), len(strips.cols)
         self.cols = torch.zeros_like(self.form.cols) if slopes.wants[1] else None

@@ -36,6 +36,7 @@ class Layout:
         itself: tells the row's own sample, by indices of the relation; None where no column is one.
         own: how many columns are the row's own sample: the same number for all rows, or None where it differs.
         apart: [m] columns that are nobody's positive (representatives among themselves); None for none.
+        weights: weights of the rows [n] and columns [m], whose product is that of a pair; None where each counts once.
     """
 
     rows: Tensor | None
@@ -47,6 +48,7 @@ class Layout:
     itself: Itself | None = None
     own: int | None = 0
     apart: Tensor | None = None
+    weights: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def of(
@@ -56,6 +58,7 @@ class Layout:
         orders: int | Tensor,
         itself: tuple[Itself | None, int | None],
         apart: Tensor | None = None,
+        weights: tuple[Tensor, Tensor] | None = None,
     ) -> Layout:
         """Leave out the rows and columns that `keep` ([n] and [m] masks, None for all) does not name."""
         rows, cols = (None if mask is None else mask.nonzero()[:, 0] for mask in keep)
@@ -64,9 +67,11 @@ class Layout:
         tells, own = itself
         if own and cols is not None and not same:
             own = None  # some rows meet their own sample among the columns that stay, others do not
-        return Layout(
-            rows, cols, row, col, same, orders, tells, own, apart if cols is None or apart is None else apart[cols]
-        )
+        apart = apart if cols is None or apart is None else apart[cols]
+        if weights is not None:
+            u, v = (x if at is None else x[at] for x, at in zip(weights, (rows, cols), strict=True))
+            weights = u, v
+        return Layout(rows, cols, row, col, same, orders, tells, own, apart, weights)
 
     @property
     def empty(self) -> bool:
@@ -112,6 +117,7 @@ def kept(
     ignore: int | None,
     projection: RepresentativeMask | None,
     among: tuple[Tensor, Tensor] | None,
+    weights: tuple[Tensor, Tensor] | None,
 ) -> tuple[Masks, Tensor | None]:
     """Masks [n] and [m] of the rows and columns that form pairs (None: all), and the columns held apart.
 
@@ -121,17 +127,19 @@ def kept(
         ignore: rows and columns with this label form no pairs.
         projection: class representatives.
         among: masks of the rows and columns between which pairs are formed.
+        weights: weights of the rows [n] and columns [m]; those of weight 0 form no pairs.
     """
-    rows, cols, apart = list[Tensor](), list[Tensor](), None
-    if ignore is not None:
-        rows.append(labels[0] != ignore)
-        cols.append(rows[0] if square else labels[1] != ignore)
+    apart, sides = None, (list[Tensor](), list[Tensor]())
+    for side, masks in enumerate(sides):
+        if ignore is not None:
+            masks.append(labels[side] != ignore)
+        if weights is not None:
+            masks.append(weights[side] > 0)
+        if among is not None:
+            masks.append(among[side])
     if projection is not None:
         row, col, apart = projection.kept()
-        rows, cols = [*rows, row], cols if col is None else [*cols, col]
-    if among is not None:
-        rows, cols = [*rows, among[0]], [*cols, among[1]]
-    if len(rows) == len(cols) == 1 and rows[0] is cols[0]:
-        return (rows[0], rows[0]), apart
-    left, right = (None if not masks else torch.stack(masks).all(dim=0) for masks in (rows, cols))
-    return (left, right), apart
+        sides[0].append(row)
+        sides[1].extend([] if col is None else [col])
+    left, right = (None if not masks else torch.stack(masks).all(dim=0) for masks in sides)
+    return (left, left if square and projection is None and among is None else right), apart

@@ -328,12 +328,13 @@ class _Labels(Relation):
 
     def layout(self) -> Layout | None:
         labels, ids = (self._row, self._col), self._ids is not None
-        if self._weights is not None or not consistent(self._ids, self._ref_ids, labels):
-            return None
-        keep, apart = kept(labels, self.square, self._ignore, self._projection, self._among)
+        weights = None if self._weights is None or self._ref_weights is None else (self._weights, self._ref_weights)
+        if (self.weighted and weights is None) or not consistent(self._ids, self._ref_ids, labels):
+            return None  # weights [n, m] of pairs, or one sample under two labels
+        keep, apart = kept(labels, self.square, self._ignore, self._projection, self._among, weights)
         met = self.square or self.reference_starts_with_batch
         itself = self._is_itself if met or ids else None
-        return Layout.of(labels, keep, self.square, self.orders, (itself, None if ids else int(met)), apart)
+        return Layout.of(labels, keep, self.square, self.orders, (itself, None if ids else int(met)), apart, weights)
 
     def gathered(self, rows: Join, cols: Join) -> Relation:
         given = self._given.gathered(rows, cols, self.square)

@@ -153,14 +153,25 @@ class UncertaintySet(Part, ABC):
         """A solver for groups whose members arrive chunk by chunk; None if this set has none."""
         return None
 
-    def solve_(self, l: Tensor, size: Tensor) -> Solved | None:
+    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:
         """Value and weights of groups in one pass, overwriting the losses; None if this set does not implement it.
 
         Args:
-            l: [g, n] losses, -inf for absent members; overwritten with unscaled weights. Every member counts once.
-            size: [g] number of members present.
+            l: [g, n] losses, -inf for absent members; overwritten with unscaled weights.
+            size: [g] measure of the members present.
+            w: [g, n] weights of the members, 0 for absent ones; None if every member counts once.
         """
         return None
+
+    def solves(self) -> bool:
+        """Whether whole groups can be solved in place: by `solve_`, or by a stream that gets them as one chunk."""
+        one = torch.ones(1)
+        return self.solve_(one[None].clone(), one) is not None or self.stream(1, one) is not None
+
+    def solved_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved:
+        """Like `solve_`, for every set that `solves`."""
+        found = self.solve_(l, size, w)
+        return _streamed_(self, l, w) if found is None else found
 
     def fold(self) -> Fold | None:
         """How members are reduced, apart from `zero` and `zero_member`; None if it is none of the kinds of `Fold`."""
@@ -200,6 +211,20 @@ class UncertaintySet(Part, ABC):
             p = self._weights(l, w, self._dual(l, w, mass))
         # the NaN of a present member propagates even if its weight is 0, because 0·NaN is NaN
         return (p * l).sum(dim=1)
+
+
+def _streamed_(over: UncertaintySet, l: Tensor, w: Tensor | None) -> Solved:
+    """Value and weights of groups by the set's stream, overwriting the losses [g, n]; arguments as in `solve_`."""
+    there = l > -torch.inf
+    measure, stream, again = there if w is None else w, over.stream(len(l), l), True
+    assert stream is not None  # noqa: S101 - checked by `solves`
+    while again:
+        stream.add(l, measure)
+        again = stream.turn()
+    p = stream.weights(l, measure)
+    value = (p * torch.where(there, l, 0.0)).sum(dim=1) if stream.constant else stream.value()
+    l.copy_(p)
+    return Solved(value, torch.ones_like(value))
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,17 +69,19 @@ class KL(UncertaintySet, swift=True):
         super().__post_init__()
         check_positive("KL", "gamma", self.gamma)
 
-    def solve_(self, l: Tensor, size: Tensor) -> Solved:  # noqa: D102
-        return self.soft_(l, size)
+    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved:  # noqa: D102
+        return self.soft_(l, size, w)
 
     def fold(self) -> Fold:  # noqa: D102
         return Fold("exp", self.gamma, self.normalized)
 
-    def soft_(self, l: Tensor, size: Tensor, *, held: bool = False) -> Solved:
+    def soft_(self, l: Tensor, size: Tensor, w: Tensor | None = None, *, held: bool = False) -> Solved:
         """Softmax weights in place of the losses, as `solve_`; with `held` the value is Σ p*l instead of F."""
         count = size
         if self.zero == "drop":
-            count = torch.sign(l).clamp_min_(0.0).sum(dim=1) if self.normalized else size
+            if self.normalized:
+                alive = torch.sign(l).clamp_min_(0.0)
+                count = (alive if w is None else alive.mul_(w)).sum(dim=1)
             torch.threshold_(l, 0.0, -math.inf)  # threshold_ keeps NaN
         top = l.amax(dim=1)
         empty = (size == 0) | (top == -math.inf)
@@ -91,8 +93,8 @@ class KL(UncertaintySet, swift=True):
             l.mul_(1 / self.gamma)
         l.clamp_min_(LOWEST[l.dtype])
         below = l.clone() if held else None
-        rise = flat_rise(l, count - float(self.zero_member)) if self.normalized and not held else None
-        norm = l.exp_().sum(dim=1)
+        rise = flat_rise(l, count - float(self.zero_member), w) if self.normalized and not held else None
+        norm = (l.exp_() if w is None else l.exp_().mul_(w)).sum(dim=1)
         alone = torch.exp(-level / self.gamma) if self.zero_member else torch.zeros_like(norm)
         norm = norm + alone
         if below is not None:

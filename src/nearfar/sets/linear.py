@@ -60,19 +60,17 @@ class Worst(UncertaintySet, swift=True):
     tensor([[0.0000, 0.5000, 0.5000]])
     """
 
-    def solve_(self, l: Tensor, size: Tensor) -> Solved | None:  # noqa: D102
+    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
         if self.zero_member or self.zero == "drop":
             return None
         top, place, behind = first_two(l)
         there = size > 0
         value, scale = torch.where(there, top, 0.0), there.to(l.dtype)
         if not readable(l):
-            share = (l == top[:, None]).to(l.dtype)
-            return Solved(value, scale / l.copy_(share).sum(dim=1))
+            return Solved(value, scale / _ties_(l, top, w))
         if not bool(((behind == top) & there).any()):
             return Solved(value, scale, place)
-        l.copy_(l == top[:, None])  # ties share the weight
-        return Solved(value, scale / l.sum(dim=1))
+        return Solved(value, scale / _ties_(l, top, w))
 
     def fold(self) -> Fold:  # noqa: D102
         return Fold("max")
@@ -93,6 +91,12 @@ class Worst(UncertaintySet, swift=True):
             return super()._value(l, w, mass)
         # amax splits its gradient evenly between ties, as `_weights` does, in fewer passes
         return torch.where(total(w, l) == 0, 0.0, hidden(l, w).amax(dim=1))
+
+
+def _ties_(l: Tensor, top: Tensor, w: Tensor | None) -> Tensor:
+    """Overwrite losses [g, n] with the measure of the members at the largest loss `top` [g]; returns its sum [g]."""
+    l.copy_(l == top[:, None])
+    return (l if w is None else l.mul_(w)).sum(dim=1)
 
 
 def first_two(l: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,16 +40,19 @@ def log_mean(log: Tensor, rise: Tensor, size: Tensor) -> Tensor:
     return torch.where(flat, torch.log1p(torch.where(flat, above, 0.0)), log - log_of(size))
 
 
-def flat_rise(z: Tensor, members: Tensor) -> Tensor | None:
+def flat_rise(z: Tensor, members: Tensor, w: Tensor | None = None) -> Tensor | None:
     """Sum of eᶻ - 1 over the members of each group, for `log_mean`; None if no group needs it.
 
     No group needs it if the mean of z is below -1 in all: the plain logarithm is then accurate.
 
     Args:
         z: [g, n] exponents <= 0, clamped at `LOWEST`, which is also the value of absent members.
-        members: [g] number of members present.
+        members: [g] measure of the members present.
+        w: [g, n] weights of the members, 0 for absent ones; None if every member counts once.
     """
     lowest = LOWEST[z.dtype]
+    if w is not None:
+        return (torch.expm1(z) * w).sum(dim=1)
     if readable(z) and not bool((z.sum(dim=1) - lowest * (z.shape[1] - members) > -members).any()):
         return None
     inside = z > lowest

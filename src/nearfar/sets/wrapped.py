@@ -38,10 +38,10 @@ class DetachedWeights(UncertaintySet, swift=True):
         super().__post_init__()
         check_part("DetachedWeights", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
 
-    def solve_(self, l: Tensor, size: Tensor) -> Solved | None:  # noqa: D102
+    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
         if not exactly(self.of, KL) or self.zero == "drop" or self.zero_member:
             return None
-        return self.of.soft_(l, size, held=True)
+        return self.of.soft_(l, size, w, held=True)
 
     def fold(self) -> Fold | None:  # noqa: D102
         found = None if (self.of.zero, self.of.zero_member) != (self.zero, self.zero_member) else self.of.fold()
