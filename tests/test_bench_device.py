@@ -303,6 +303,22 @@ def test_the_command_keeps_each_row_and_resumes(app, tmp_path, monkeypatch):
     assert "| SupCon | 64 | bf16 | dense |" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
 
+def test_progress_counts_all_rows_and_names_the_one(app, tmp_path, monkeypatch):
+    told = []
+
+    class Bar(command.Progress):
+        def to(self, done, words=""):
+            told.append((self.what, done, self.total, words))
+
+    monkeypatch.setattr(command, "Progress", Bar)
+    monkeypatch.setattr(study, "peak", lambda task, limits: study.Peak(1.0, 0.001))
+    CliRunner().invoke(app, [*ASKED, "--out", str(tmp_path)])
+    assert [each for each in told if each[3]] == [
+        ("measuring", 0, 2, "SupCon, 32 rows, float32"),
+        ("measuring", 1, 2, "SupCon, 64 rows, float32"),
+    ]
+
+
 def test_plans_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("nearfar.bench.offered", lambda device: ("auto", "dense", "fused"))

@@ -142,7 +142,7 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Se
         for place, (subject, rows, precision) in enumerate(work):
             if (subject.name, rows, precision) in had:
                 continue
-            watch(f"measuring {subject.name}, {rows:,} rows, {precision}", place, len(work))
+            watch(f"{subject.name}, {rows:,} rows, {precision}", place, len(work))
             mine = [who for who in contestants if who != PEER or subject.peer is not None]
             if not pace.fits(subject.name, rows, precision, mine):
                 continue

@@ -74,7 +74,12 @@ def _measured(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
         say("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
     rows = known(file, plan) if resume else []
     with Progress("measuring") as watch:
-        for row in measure(plan, watch, rows):
+
+        def shown(what: str, done: int, total: int) -> None:
+            watch("measuring", done, total)  # one stage, so that the time left is that of all
+            watch.to(done, what)
+
+        for row in measure(plan, shown, rows):
             rows.append(row)
             keep(file, rows, plan)
             for engine in plan.engines:
