@@ -169,7 +169,8 @@ def test_what_would_take_too_long_is_not_begun():
     assert pace.failed("SupCon", 2000, "float32", "auto") == "time"
     assert pace.failed("SupCon", 2000, "float32", "dense") == ""
     assert pace.failed("SupCon", 2000, "bf16", "auto") == ""
-    assert pace.failed("SupCon", 2000, "float32", PEER) == "memory at 1,000"
+    assert pace.failed("SupCon", 1000, "float32", PEER) == "memory at 1,000"
+    assert pace.failed("SupCon", 999, "float32", PEER) == ""  # a smaller batch may fit
     assert pace.fits("SupCon", 2000, "float32", ("auto", "dense"))  # 4 s are gone, 5 x (.8 + .04) s are wanted
     assert not pace.fits("SupCon", 2230, "float32", ("dense",))
 
