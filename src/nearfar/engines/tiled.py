@@ -31,7 +31,7 @@ from nearfar.groups.groupings import AnchorSign, Product
 from nearfar.relations.layout import Layout
 from nearfar.relations.relation import Relation
 
-__all__ = ["Tiling", "Way", "bounded", "check_tiled", "lean_way", "tiled_value", "untiled", "worth_tiling"]
+__all__ = ["Tiling", "Way", "bounded", "check_tiled", "lean_way", "tiled_value", "too_large", "untiled", "worth_tiling"]
 
 Way = Callable[[Strips, Ask], Made | None]
 LEAN_WAYS: tuple[tuple[Callable[[Product, Layout], bool], Way], ...] = (
@@ -233,15 +233,29 @@ def bounded(rows: Tensor, cols: Tensor) -> bool:
     return bool(4 * reach * reach < torch.finfo(rows.dtype).max ** 0.25)
 
 
+MOST = 2**28
+"""Number of triplets from which the dense engine is not taken: it holds about four tensors of that size."""
+
+
+def too_large(product: Product, relation: Relation) -> bool:
+    """Whether the dense engine would hold more than `MOST` triplets, n x P x m."""
+    depth = getattr(product.groups, "depth", None)
+    n, m = relation.shape
+    return depth is not None and n * m * m >= MOST and n * m * depth(relation) >= MOST
+
+
 def worth_tiling(product: Product, relation: Relation, ranks: ProcessGroup = ALONE) -> bool:
     """Whether the tiled engine is faster than the dense one, by the number of pairs and the measured thresholds.
 
+    Triplets go there on every device where the dense engine might run out of memory (see `too_large`).
     Several processes share the strips, while each would compute the whole dense matrix. Devices that are not in the
     table were not measured: the answer is False, and `engine="tiled"` must be set explicitly.
     """
     pairs = relation.shape[0] * relation.shape[1]
     if ranks.world > 1:
         return pairs >= SHARED
+    if too_large(product, relation):
+        return True
     known = thresholds.TABLE.get(relation.device.type)
     if known is None or pairs < known.least["tiled"]:
         return False

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.shortcuts import Part, check_part
-from nearfar._utils.tensors import hidden
+from nearfar._utils.tensors import hidden, readable
 from nearfar.groups.groupings import Grouping, Problem, Problems, Product, Values
 from nearfar.links import Terms
 from nearfar.miners import ScoredPairs
+from nearfar.relations.relation import Relation
 
 __all__ = [
     "AngularScore",
@@ -31,6 +32,7 @@ __all__ = [
     "hardness",
     "nearest_difference",
     "positives",
+    "widest",
 ]
 
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -179,6 +181,17 @@ def positives(pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
     return pairs.positive.gather(1, place), place
 
 
+def widest(relation: Relation) -> int:
+    """P of the dense engine: the most positives of a row where counting is free, else `width`, else m."""
+    empty = torch.empty(0, device=relation.device)
+    limit = relation.width(empty)
+    if not readable(empty) or not limit:
+        return limit
+    tall = max(1, 2**20 // relation.shape[1])
+    strips = (relation.tile(slice(i, i + tall), slice(None)).positive for i in range(0, relation.shape[0], tall))
+    return max((relation.width(positive) for positive in strips), default=0)
+
+
 class Positive(Grouping, swift=True):
     """One group per positive pair (a, p): its triplets with all negatives of a; reduced over positive pairs."""
 
@@ -190,6 +203,10 @@ class Positive(Grouping, swift=True):
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = Rule() if rule is None else rule
         check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
+
+    def depth(self, relation: Relation) -> int:
+        """How many triplets a pair has in the dense engine, which holds n x depth x m numbers."""
+        return widest(relation)
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         (problems,) = self.blocks(product, pairs, sys.maxsize)
@@ -224,6 +241,10 @@ class Triplets(Grouping, swift=True):
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = Rule() if rule is None else rule
         check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
+
+    def depth(self, relation: Relation) -> int:
+        """How many triplets a pair has in the dense engine, which holds n x depth x m numbers."""
+        return widest(relation)
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
         if pairs.triplets is None:
