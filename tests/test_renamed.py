@@ -52,6 +52,14 @@ def test_a_value_names_its_new_one(old):
         ),
         (lambda: nf.models.build("small", neck=True), "build: neck= is now bn_neck=."),
         (lambda: nf.models.build("small", normalise=True), "build: normalise= is now normalize=."),
+        (
+            lambda: nf.Relation.from_labels(torch.arange(2), leading=True),
+            "Relation.from_labels: leading= is now reference_starts_with_batch=.",
+        ),
+        (
+            lambda: nf.Relation.from_labels(torch.arange(2), leadng=True),
+            "Relation.from_labels: there is no keyword leadng; see help(Relation.from_labels).",
+        ),
     ],
 )
 def test_a_keyword_names_its_new_one(make, says):

@@ -50,6 +50,7 @@ KEYWORDS = {
     "neck": "bn_neck",
     "near": "max_positive_distance",
     "far": "min_negative_distance",
+    "leading": "reference_starts_with_batch",
 }
 """Keywords of constructors and functions."""
 KEYWORDS_OF = {"Margin": {"threshold": "beta"}}
@@ -94,6 +95,12 @@ def refuse_keywords(owner: str, given: Iterable[str], function: Callable[..., ob
         new = new_keyword(owner, name, known)
         if new is not None:
             raise TypeError(f"{owner}: {name}= is now {new}=.")
+
+
+def refuse_unknown(owner: str, given: Iterable[str], function: Callable[..., object]) -> None:
+    """Raise TypeError for keywords that a function does not take, with the new name of one that has changed."""
+    refuse_keywords(owner, given, function)
+    raise TypeError(f"{owner}: there is no keyword {', '.join(given)}; see help({owner}).")
 
 
 def no_such_name(module: str, name: str) -> AttributeError:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 State = tuple[Tensor, Tensor | None]
-"""The state of the generator of the host, and of that of a CUDA device or None."""
+"""The state of the generator of the host, and of that of a device or None if the device is the host."""
 
 
 def states(device: torch.device) -> State:
-    """The states of the generators that computations on `device` draw from."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    """The states of the generators that computations on `device` draw from; `device`, not the current one."""
+    module = _module(device)
+    return torch.get_rng_state(), None if module is None else module.get_rng_state(*_number(device))
 
 
 def set_states(state: State, device: torch.device) -> None:
     """Restore states that `states` returned."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
+        _module(device).set_rng_state(state[1], *_number(device))
+
+
+def _module(device: torch.device) -> Any:
+    """What torch has for this type of device, such as `torch.cuda`; None if it has no generator of its own."""
+    found = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return found if hasattr(found, "get_rng_state") else None
+
+
+def _number(device: torch.device) -> tuple[torch.device, ...]:
+    """The argument that says which device is meant; there is one of Apple's at most."""
+    return () if device.type == "mps" else (device,)

@@ -92,7 +92,8 @@ class Explanation:
 def explain(product: Product, pairs: ScoredPairs) -> Explanation:
     """Solve the problems of `pairs` and keep what a value throws away."""
     with torch.enable_grad():
-        state = states(pairs.scores.device)
+        device = pairs.scores.device  # where the scores are is where sets draw, whichever device is the current one
+        state = states(device)
         scores = pairs.scores.detach().requires_grad_()
         pairs = replace(pairs, scores=scores)
         problems = product.groups.split(product, pairs)
@@ -100,7 +101,7 @@ def explain(product: Product, pairs: ScoredPairs) -> Explanation:
         (pull,) = torch.autograd.grad(value.sum(), scores, allow_unused=True, materialize_grads=True)
         cut = tuple(replace(problem, losses=problem.losses.detach().requires_grad_()) for problem in problems)
         leaves = tuple(problem.losses for problem in cut)
-        set_states(state, pairs.scores.device)  # sets that draw must draw the same pairs again
+        set_states(state, device)  # sets that draw must draw the same pairs again
         slopes = torch.autograd.grad(
             _joined(product, pairs, cut).sum(), leaves, allow_unused=True, materialize_grads=True
         )

@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Never
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
+from nearfar._utils.renamed import refuse_unknown
 from nearfar._utils.tensors import check_class_numbers, check_tensor, readable
 from nearfar.relations.layout import Layout, consistent, kept
 from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_weights, count_orders
@@ -142,6 +144,7 @@ class Relation(ABC):
         ref_representatives: Tensor | None = None,
         among_representatives: bool = False,
         reference_starts_with_batch: bool = False,
+        **_unknown: Never,
     ) -> Relation:
         """A relation in which pairs with equal labels are positive.
 
@@ -161,6 +164,8 @@ class Relation(ABC):
                 Alg. 1). `LiftedStructure` always counts them.
             reference_starts_with_batch: the first n reference rows are the rows themselves and not paired with them.
         """
+        if _unknown:
+            refuse_unknown("Relation.from_labels", _unknown, Relation.from_labels)
         check_class_numbers("Relation.from_labels", "labels", labels)
         if ref_labels is not None:
             check_class_numbers("Relation.from_labels", "ref_labels", ref_labels)
@@ -206,10 +211,9 @@ class Relation(ABC):
             weights: see `from_labels`.
             ref_weights: see `from_labels`.
         """
-        for name, x in (("same", same), ("valid", valid)):
-            if x is not None:
-                check_tensor("Relation.from_matrix", name, x)
-            if x is not None and (x.dtype != torch.bool or x.ndim != 2 or x.shape != same.shape):
+        for name, x in (("same", same), ("valid", same if valid is None else valid)):
+            check_tensor("Relation.from_matrix", name, x)
+            if x.dtype != torch.bool or x.ndim != 2 or x.shape != same.shape:
                 raise ValueError(
                     f"Relation.from_matrix: {name} must be a boolean [n, m] matrix like same {list(same.shape)}, "
                     f"but came as {x.dtype} {list(x.shape)}."
@@ -257,13 +261,11 @@ class Relation(ABC):
         """Total measure of the positive and of the negative pairs of each row, [n] and [n]; computed in strips."""
         strips = [(tile.positive.sum(dim=1), tile.negative.sum(dim=1)) for tile in self._strips()]
         if not strips:
-            empty = torch.zeros(0, dtype=torch.int64, device=self.device)
-            return empty, empty
+            return (torch.zeros(0, dtype=torch.int64, device=self.device),) * 2
         return torch.cat([positive for positive, _ in strips]), torch.cat([negative for _, negative in strips])
 
     def _strips(self) -> Iterator[Tile]:
-        n, m = self.shape
-        tall = max(1, 2**20 // max(m, 1))
+        n, tall = self.shape[0], max(1, 2**20 // max(self.shape[1], 1))
         return (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, n, tall))
 
     def width(self, positive: Tensor) -> int:
@@ -280,10 +282,8 @@ class Relation(ABC):
         return widest if self._width is None else limit
 
     def _itself(self, rows: slice, cols: slice) -> Tensor:
-        n, m = self.shape
-        here = torch.arange(n, device=self.device)[rows]
-        there = torch.arange(m, device=self.device)[cols]
-        return self._is_itself(here[:, None], there[None, :])
+        here, there = (torch.arange(count, device=self.device) for count in self.shape)
+        return self._is_itself(here[rows, None], there[None, cols])
 
     def _is_itself(self, row: Tensor, col: Tensor) -> Tensor:
         """Whether a row and a column are the same sample, for broadcastable indices."""
