@@ -36,7 +36,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "src"))  # where the p
 
 from nearfar._utils.files import write_text
 from nearfar.bench import SUBJECTS, DeviceLostError, Limits, Patience, Plan, Row, measure, offered
-from nearfar.bench.calibration import LOSSES, calibrated, table_text
+from nearfar.bench.calibration import calibrated, representatives, table_text
 from nearfar.bench.launches import launches
 from nearfar.bench.pages import keep, known, line
 from nearfar.bench.subjects import PRECISIONS, Step, backward, batch, matmul, our_step
@@ -213,7 +213,7 @@ def calibrate(given: argparse.Namespace) -> None:
     """The thresholds of `auto`."""
     sizes = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     engines = tuple(each for each in offered(given.device) if each != "auto")
-    plan = _plan(given, losses=LOSSES, sizes=sizes, engines=engines, peers=False, memory=False)
+    plan = _plan(given, losses=representatives(), sizes=sizes, engines=engines, peers=False, memory=False)
     rows = _table(given, "calibration.json", iter([plan]))
     if rows:
         fit = calibrated(rows, plan)

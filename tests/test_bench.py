@@ -407,6 +407,7 @@ def test_the_command(app, tmp_path):
     assert (tmp_path / "b" / "bench.png").is_file()
     (found,) = json.loads((tmp_path / "b" / "bench.json").read_text(encoding="utf-8"))["results"]
     assert found["cells"]["auto"]["megabytes"] is not None
+    assert found["cells"]["auto"]["launches"] > 10
     assert found["cells"][PEER]["failed"] == ""
 
 

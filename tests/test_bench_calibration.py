@@ -9,8 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from nearfar.bench import Cell, Plan, Row, calibration
-from nearfar.bench.calibration import LOSSES, calibrated, cut, scopes_of, served, table_text
+import nearfar as nf
+from nearfar.bench import SUBJECTS, Cell, Plan, Row, Subject, calibration
+from nearfar.bench.calibration import LOSSES, calibrated, cut, representatives, scopes_of, served, table_text
 from nearfar.cli.commands import bench as command
 from nearfar.engines import thresholds
 from nearfar.engines.thresholds import GENERAL, SCOPES, Thresholds, parse
@@ -33,8 +34,20 @@ NONE: dict[str, Thresholds] = {}
 
 
 def test_the_losses_stand_for_every_scope():
-    assert {scopes_of(name)[0] for name in LOSSES} == set(SCOPES)
-    assert {scopes_of(name)[1] for name in LOSSES} == set(SCOPES) - {GENERAL}
+    assert {scopes_of(name)[0] for name in LOSSES} == set(SCOPES) - {GENERAL}
+    there = [name for name in SUBJECTS if scopes_of(name)[0] == GENERAL]
+    assert representatives() == (*LOSSES, *there[:2])
+
+
+@pytest.fixture
+def general(monkeypatch):
+    """A loss of the batch without a fast path: a part of one's own promises none."""
+
+    class Mine(nf.pairs.Hinge):
+        pass
+
+    made = Subject("Mine", lambda n, d, engine: nf.RobustLoss(pair=Mine(), over=nf.sets.KL(0.1), engine=engine))
+    monkeypatch.setitem(SUBJECTS, "Mine", made)
 
 
 def test_the_size_from_which_an_engine_is_best():
@@ -80,8 +93,8 @@ def test_fused_must_beat_what_is_taken_without_it(fused):
     assert never.thresholds.scopes["row"] == {"tiled": 512**2}
 
 
-def test_general_losses_tell_of_fused_in_their_own_scope(fused):
-    fit = calibrated(rows("miner Hard", (1, 1, 1, 1), (9, 9, 9, 9), (2, 2, 0.5, 0.5)), PLAN, NONE)
+def test_general_losses_tell_of_fused_in_their_own_scope(fused, general):
+    fit = calibrated(rows("Mine", (1, 1, 1, 1), (9, 9, 9, 9), (2, 2, 0.5, 0.5)), PLAN, NONE)
     assert fit.thresholds.scopes[GENERAL] == {"tiled": 2048**2}
     assert fit.thresholds.scopes["batch"] == {"fused": 512**2}
 

@@ -24,13 +24,15 @@ from nearfar.engines.tiled import lean_way
 from nearfar.groups.groupings import Product
 from nearfar.relations.relation import Relation
 
-__all__ = ["BAR", "LOSSES", "Fit", "calibrated", "cut", "scopes_of", "served", "table_text"]
+__all__ = ["BAR", "LOSSES", "Fit", "calibrated", "cut", "representatives", "scopes_of", "served", "table_text"]
 
 LOSSES = (
     "MultiSimilarity", "SupCon", "Triplet hard", "Contrastive", "DroKL", "DroTopK", "LiftedStructure", "Triplet all",
-    "Angular", "miner Hard", "HAP2S polynomial",
+    "Angular",
 )  # fmt: skip
-"""Losses that stand for their scopes: row, batch, lifted, triplets, and those without a fast path."""
+"""Losses that stand for their scopes: row, batch, lifted, triplets."""
+OTHERS = 2
+"""How many losses stand for those without a fast path; which ones, the engine is asked."""
 FUSED = "nearfar.engines.fused"
 BAR = 1.15
 """How much slower than the best engine `auto` may be at a measured size."""
@@ -49,6 +51,11 @@ class Fit:
 
     thresholds: Thresholds
     worst: Mapping[str, tuple[float, str, int]] = field(default_factory=dict)
+
+
+def representatives() -> tuple[str, ...]:
+    """The losses to measure: `LOSSES`, and the first few without a fast path."""
+    return LOSSES + tuple(name for name in SUBJECTS if scopes_of(name)[0] == GENERAL)[:OTHERS]
 
 
 def scopes_of(name: str) -> tuple[str, str]:

@@ -124,7 +124,7 @@ def planned(
 ) -> Plan:
     """Build the plan from the options."""
     from nearfar.bench import Limits, Patience, Plan, offered
-    from nearfar.bench.calibration import LOSSES
+    from nearfar.bench.calibration import representatives
 
     gpu = device == "cuda"
     usual = QUICK if quick else (CALIBRATED if calibrate else SIZES).get(device, QUICK)
@@ -138,12 +138,12 @@ def planned(
         patience=Patience(3, 0.5) if quick else Patience(25, 1.0) if gpu else Patience(9, 4.0),
         limits=Limits(4096, 1) if quick else Limits(4096, 30 if gpu else 10),
         precisions=words(precision) or (("float32", "bf16") if gpu and not calibrate else ("float32",)),
-        launches=8192 if gpu else 0,
+        launches=8192 if gpu else 2048,
         seconds=seconds,
     )
     if calibrate:
         few = Patience(3, 0.5) if quick else Patience(7, 1.0)
-        plan = replace(plan, losses=losses or LOSSES, patience=few, peers=False, memory=False, launches=0)
+        plan = replace(plan, losses=losses or representatives(), patience=few, peers=False, memory=False, launches=0)
     if engines is None and (gpu or calibrate):
         there = offered(device)
         plan = replace(plan, engines=tuple(each for each in there if each != "auto") if calibrate else there)
