@@ -22,10 +22,12 @@ import torch, torch.distributed as dist
 torch.set_num_threads(1)
 module, name, out, seconds = sys.argv[2:6]
 dist.init_process_group("gloo", timeout=timedelta(seconds=float(seconds)))
-found = getattr(import_module(module), name)(dist.get_rank(), dist.get_world_size())
-torch.save(found, f"{out}/{dist.get_rank()}.pt")
-dist.barrier()
-dist.destroy_process_group()
+try:
+    found = getattr(import_module(module), name)(dist.get_rank(), dist.get_world_size())
+    torch.save(found, f"{out}/{dist.get_rank()}.pt")
+    dist.barrier()
+finally:  # also when it fails, so that what is seen of it is its error, and not that gloo's threads aborted it
+    dist.destroy_process_group()
 """
 
 
@@ -58,5 +60,6 @@ def together(module: str, name: str, world: int, folder: Path, seconds: float = 
     """What `module.name(rank, world)` gives on each rank."""
     ranks = start(START, str(HERE), module, name, str(folder), str(seconds), world=world, gpu=gpu)
     errors = [process.communicate(timeout=400)[1].decode() for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)
+    codes = [process.returncode for process in ranks]
+    assert codes == [0] * world, "\n".join([f"exit codes {codes}", *errors])
     return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world)]

@@ -138,6 +138,12 @@ def _refused() -> str:
         return heard(lambda: fit(config(), Path(folder) / "run", data=tiny()))
 
 
+def broken(rank: int, world: int) -> None:
+    """Fail while all are there."""
+    dist.barrier()
+    raise ValueError("of every rank")
+
+
 class Breaks(nn.Module):
     """An encoder, or a miner of pairs, that fails on some rank when it is called once more than `good` times."""
 

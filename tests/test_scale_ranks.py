@@ -114,6 +114,12 @@ def test_the_trainer_refuses_processes_that_accelerate_does_not_see(heard):
         ) in of_rank["worlds"]
 
 
+def test_a_rank_that_fails_shows_its_error_and_is_not_aborted(tmp_path):
+    with pytest.raises(AssertionError, match="of every rank") as caught:
+        together("ranks_cases", "broken", 2, tmp_path)
+    assert str(caught.value).startswith("exit codes [1, 1]\n")
+
+
 def test_when_one_rank_fails_alone_the_others_stop_in_time(tmp_path):
     """The group's timeout is five seconds; between gathers, with a memory, and before and after the loss of a step."""
     first, second = together("ranks_cases", "silences", 2, tmp_path)

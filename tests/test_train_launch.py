@@ -117,3 +117,17 @@ def test_the_command_leaves_its_group_before_it_ends(tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         main()
     assert not dist.is_initialized()
+
+
+ROOT = Path(__file__).parents[1]
+LEAVES = ("destroy_process_group(", "close()", "os._exit(")
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "scripts"])
+def test_whoever_makes_a_group_leaves_it(folder):
+    """In the same file, with a call that comes after the one which makes it."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        made = text.rfind("dist.init_process_group(")
+        if made >= 0 and path != Path(__file__):
+            assert any(text.rfind(word) > made for word in LEAVES), path

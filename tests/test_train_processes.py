@@ -23,9 +23,11 @@ from nearfar.train import fit
 settings, folder, data = json.loads(sys.argv[2]), Path(sys.argv[3]), DATA[sys.argv[4]]
 seen = []
 look = lambda moment: seen.append(moment.indices.tolist())
-fit(config(**settings), folder, data=data(), callbacks=[look], **json.loads(sys.argv[5]))
-folder.with_name(f"{folder.name}-{os.environ['RANK']}.json").write_text(json.dumps(seen))
-close()
+try:
+    fit(config(**settings), folder, data=data(), callbacks=[look], **json.loads(sys.argv[5]))
+    folder.with_name(f"{folder.name}-{os.environ['RANK']}.json").write_text(json.dumps(seen), encoding="utf-8")
+finally:
+    close()
 """
 
 
