@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import exactly
-from nearfar.pairs import Hinge, PairLoss, Squared
-from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
+from nearfar.pairs import PairLoss
+from nearfar.similarity import Similarity
 
 __all__ = [
     "Distance",
@@ -114,29 +113,23 @@ class Distance(SquaredDistance):
         return slope.div_(scores.clamp_max_(-1e-30))
 
 
-FORMS: dict[type[Similarity], type[Form]] = {
-    Cosine: Plain,
-    Dot: Plain,
-    NegEuclidean: Distance,
-    NegSquaredEuclidean: SquaredDistance,
-}
+FORMS: dict[str, type[Form]] = {"dot": Plain, "distance": Distance, "squared": SquaredDistance}
 
 
 def form_of(similarity: Similarity) -> type[Form] | None:
     """The form of a similarity, or None if it has none."""
-    form = FORMS.get(type(similarity))
+    form = None if similarity.form is None else FORMS[similarity.form]
     return form if form is Plain or similarity.normalize else None
 
 
 def corner(pair: PairLoss) -> tuple[Tensor | float, float] | None:
     """Offset c and power p of a negative pair loss [s + c]₊^p with p = 1 or 2, else None."""
-    if exactly(pair, Hinge) and not pair.smooth:
-        start = pair.margin - pair.start
-        # in float64: a float32 offset must not round the start under float64 scores
-        return start if pair.offset is None else start - pair.offset.detach().double(), 1.0
-    if exactly(pair, Squared) and pair.power in (1, 2):
-        return pair.neg_margin, float(pair.power)
-    return None
+    form = pair.form(-1)
+    if form is None or form.shape != "power" or form.power not in (1, 2) or (form.a, form.scale) != (1, 1):
+        return None
+    # in float64: a float32 offset must not round the start under float64 scores
+    learned = 0.0 if form.offset is None else form.by_offset * form.offset.detach().double()
+    return form.b + learned, float(form.power)
 
 
 def plain_hinge(pair: PairLoss) -> bool:

@@ -17,9 +17,10 @@ from nearfar.engines.forms import Plain, form_of, plain_hinge, write_losses
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
+from nearfar.engines.windows import fence as fenced
+from nearfar.engines.windows import place_, windowed
 from nearfar.groups.groupings import Product, tally
 from nearfar.links import Sides, Terms
-from nearfar.miners import Window
 from nearfar.relations.layout import Layout
 from nearfar.sets.base import Solved, UncertaintySet
 
@@ -27,8 +28,6 @@ __all__ = ["by_runs", "leans", "line_of"]
 
 FEW = 16
 """Largest number of columns per row whose gradients are computed one by one instead of by a matrix product."""
-FAR = 1e30
-"""A score that no pair reaches."""
 
 
 def leans(product: Product, layout: Layout) -> bool:
@@ -42,16 +41,7 @@ def leans(product: Product, layout: Layout) -> bool:
         return False
     if line_of(product) is None and not isinstance(product.negative.slope(torch.zeros(1, 1), -1), Tensor):
         return False
-    return _windowed(product, layout) and wide_set(product).solves()
-
-
-def _windowed(product: Product, layout: Layout) -> bool:
-    """Whether the miner, if there is one, keeps pairs in a window."""
-    if product.miner is None:
-        return True
-    one = torch.ones(1, 1)
-    window = product.miner.window(one, one > 0, one[0])
-    return window is not None and (window.most is None or layout.weights is None)
+    return windowed(product, layout) and wide_set(product).solves()
 
 
 def wide_set(product: Product) -> UncertaintySet:
@@ -137,14 +127,14 @@ class _Lean:
         """The wide side of a strip, and the measure [t, P] of its positive pairs, both after mining."""
         measure = narrow.positive if narrow.weight is None else narrow.weight
         fence = None
-        if self.product.miner is not None:
-            fence, window = self._fence(scores, near, narrow, measure)
+        if self.product.miner is not None and self.fence is not None:
+            fence, window = fenced(self.product.miner, scores, near, narrow, measure, self.fence[: len(scores)])
             measure = measure & window.positive if measure.dtype == torch.bool else measure * window.positive
         inside = measure if self.together or self.product.everyone else torch.zeros_like(measure)
         losses = self._losses(scores)
         mine = self.product.positive(near, +1) if self.together else losses.gather(1, narrow.place)
         losses = losses if fence is None else losses.add_(fence)
-        _place_(losses, narrow, torch.where(inside > 0, mine, -math.inf))
+        place_(losses, narrow, torch.where(inside > 0, mine, -math.inf))
         dl_ds = self._dl_ds(losses)
         negative = self._negatives(narrow, scores.shape[1], fence)
         if self.weights is None:
@@ -175,26 +165,6 @@ class _Lean:
             return 1.0  # pairs with slope 0 have weight 0
         return torch.sign(losses).clamp_min_(0.0)
 
-    def _fence(self, scores: Tensor, near: Tensor, narrow: Narrow, measure: Tensor) -> tuple[Tensor, Window]:
-        """A fence [t, m] around the negative pairs that the miner keeps (0 inside, -inf outside), and its window."""
-        assert self.fence is not None  # noqa: S101 - there is a miner
-        assert self.product.miner is not None  # noqa: S101
-        _place_(scores, narrow, torch.full_like(near, -math.inf))
-        top = scores.amax(dim=1)
-        window = self.product.miner.window(near, measure, top)
-        assert window is not None  # noqa: S101 - checked by `leans`
-        low = _last(scores, window.most, near.shape[1]) if window.most is not None else window.low
-        low = torch.as_tensor(-FAR if low is None else low, dtype=scores.dtype, device=scores.device).expand(len(top))
-        low = torch.where(top == -math.inf, FAR, low.clamp(-FAR, FAR))
-        low = torch.nextafter(low, low - FAR) if window.closed else low
-        # a comparison and a masked fill would take thirty times as long
-        fence = torch.sub(scores, low[:, None], out=self.fence[: len(scores)])
-        torch.threshold_(fence, 0.0, -math.inf).clamp_max_(0.0)
-        if window.high is not None:
-            fence.add_(torch.threshold_(scores.neg().add_(window.high), 0.0, -math.inf).clamp_max_(0.0))
-        scores.scatter_(1, narrow.place, near)
-        return fence, window
-
     def _negatives(self, narrow: Narrow, columns: int, fence: Tensor | None) -> Tensor:
         """Number [t] of negative pairs of the wide side (only whether there is one, if the set does not count)."""
         if fence is None:
@@ -212,7 +182,7 @@ class _Lean:
         weights = torch.outer(u[here], v, out=self.weights[: len(inside)])
         if fence is not None:
             weights.mul_(fence == 0)
-        return _place_(weights, narrow, inside.to(weights.dtype))
+        return place_(weights, narrow, inside.to(weights.dtype))
 
     def _terms(self, here: slice, near: Tensor, wide: Tensor, measure: Tensor, has_negative: Tensor) -> Terms:
         """The terms of a strip, from positive scores [t, P] and values [t] of the wide side."""
@@ -244,7 +214,7 @@ class _Lean:
         with torch.enable_grad():
             found = gradient((share * self.product.positive(near, +1)).sum(), (near, *self.slopes.params))
         self.slopes.add((slice(0), slice(0)), (None, None, *found[1:]))
-        _place_(raw, narrow, torch.zeros_like(near))
+        place_(raw, narrow, torch.zeros_like(near))
         return solved, torch.zeros_like(near) if found[0] is None else found[0]
 
     def _pull(
@@ -282,15 +252,3 @@ class _Lean:
             self.sorted.few(here, place, by_pair)
         else:
             self.sorted.many(here, slope.scatter_add_(1, place, by_pair))
-
-
-def _place_(x: Tensor, narrow: Narrow, values: Tensor) -> Tensor:
-    """Write `values` [t, P] into x [t, m] at the columns of each row's own label."""
-    return x.scatter_(1, narrow.place, torch.where(narrow.run, values, x.gather(1, narrow.place)))
-
-
-def _last(scores: Tensor, most: Tensor, width: int) -> Tensor:
-    """The score [t] of the last of the `most` [t] hardest negative pairs; a score that no pair reaches for none."""
-    ranked = scores.topk(min(width, scores.shape[1]), dim=1).values
-    last = ranked.gather(1, (most.ceil().long() - 1).clamp(0, ranked.shape[1] - 1)[:, None])[:, 0]
-    return torch.where(most > 0, last, FAR)

@@ -52,7 +52,8 @@ class Runs:
         self._last = len(self.order) - self.width
         self.weights: tuple[Tensor, Tensor] | None = None
         if layout.weights is not None:
-            self.weights = layout.weights[0].to(dtype), layout.weights[1][self.order].to(dtype)
+            u, v = layout.weights
+            self.weights = (u if by_row is None else u[by_row]).to(dtype), v[self.order].to(dtype)
 
     def narrow(self, here: slice | Tensor) -> Narrow:
         """The positive columns of the rows `here`, a slice or indices."""

@@ -25,18 +25,20 @@ class Few:
     Args:
         of: the set.
         like: a tensor of the losses' dtype and device.
+        per: how many of the members added are one unordered pair, of which K are counted.
     """
 
     absent = -math.inf
 
-    def __init__(self, of: TopK | Worst, like: Tensor) -> None:
+    def __init__(self, of: TopK | Worst, like: Tensor, per: int) -> None:
         self.of = of
+        self.per = per
         self.size = torch.zeros((), dtype=torch.float64, device=like.device)
-        self.kept = Largest(1, math.ceil(of.k or 1) if exactly(of, TopK) else 1, like, 0.0)
+        self.kept = Largest(1, math.ceil(per * (of.k or 1)) if exactly(of, TopK) else 1, like, 0.0)
         self.ranks = ALONE
 
-    def look(self, l: Tensor, members: Tensor | float) -> None:
-        """Add a strip of losses, -inf for absent pairs, with its number of members."""
+    def look(self, l: Tensor, members: Tensor | float, w: Tensor | None = None) -> None:
+        """Add a strip of losses, -inf for absent pairs, with its number of members; each must count once."""
         self.size += torch.sign(l).clamp_min(0.0).sum() if self.of.zero == "drop" else members
         self.kept.look(l.reshape(1, -1))
 
@@ -49,7 +51,7 @@ class Few:
     def taken(self) -> Tensor:
         """Number of members [1] that carry weight."""
         size = self.size[None]
-        return self.of._limit(size, 1, None) if exactly(self.of, TopK) else size.clamp_max(1.0)
+        return self.of._limit(size, self.per, None) if exactly(self.of, TopK) else size.clamp_max(1.0)
 
     @property
     def seen(self) -> int:
@@ -78,12 +80,20 @@ Named = tuple[Tensor, Tensor, Tensor]
 """Value [1], and indices (in order of arrival) and weights [k] of the few members that carry the weight."""
 
 
-def solver(of: UncertaintySet, like: Tensor, orders: int) -> Solver | None:
-    """The solver of a set, or None if it has none; `orders` is how often each pair added counts."""
+def solver(of: UncertaintySet, like: Tensor, orders: int, per: int = 1, *, weighted: bool = False) -> Solver | None:
+    """The solver of a set, or None if it has none.
+
+    Args:
+        of: the set.
+        like: a tensor of the losses' dtype and device.
+        orders: how often each pair added counts in the group.
+        per: how many of the pairs added are one unordered pair.
+        weighted: whether pairs have weights.
+    """
     if of.zero_member:
         return None
     if exactly(of, Worst):
-        return None if of.zero == "drop" else Few(of, like)
-    if exactly(of, TopK) and of.k is not None and of.k <= KEPT:
-        return Few(of, like)
+        return None if of.zero == "drop" or weighted else Few(of, like, per)
+    if exactly(of, TopK) and of.k is not None and per * of.k <= KEPT:
+        return None if weighted else Few(of, like, per)
     return Variance(of, like, orders) if exactly(of, ChiSquare) else online(of, like, orders)

@@ -29,7 +29,7 @@ class Online(ABC):
     absent: float
     """The loss that marks an absent member."""
     even: bool = False
-    """Whether all raw weights are 1, in which case they are not written."""
+    """Whether all raw weights are 1 (or those of the members), in which case they are not written."""
     vanishes: bool = False
     """Whether members without loss have a negligible raw weight."""
 
@@ -38,13 +38,16 @@ class Online(ABC):
         self.size = torch.zeros((), dtype=torch.float64, device=like.device)
 
     @abstractmethod
-    def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:
+    def absorb_(
+        self, l: Tensor, members: Tensor | float, free: Tensor | None = None, w: Tensor | None = None
+    ) -> Tensor | None:
         """Add a strip of losses and overwrite them with raw weights.
 
         Args:
             l: losses of the strip.
-            members: number of members present.
+            members: measure of the members present.
             free: an unused buffer of the shape of the losses, or None.
+            w: weights of the members, 0 for absent ones; None if each counts once.
 
         Returns:
             The factor by which all earlier raw weights must be multiplied, or None for 1.
@@ -69,9 +72,15 @@ class OnlineMean(Online):
         super().__init__(of, like)
         self._sum = torch.zeros_like(self.size)
 
-    def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:  # noqa: D102
+    def absorb_(  # noqa: D102
+        self, l: Tensor, members: Tensor | float, free: Tensor | None = None, w: Tensor | None = None
+    ) -> Tensor | None:
+        if self.drop:
+            alive = torch.sign(l)
+            members = (alive if w is None else alive.mul_(w)).sum()
+        l = l if w is None else l.mul_(w)
         self._sum += l.sum(dtype=torch.float64) if l.dtype == torch.float64 else l.sum(dim=-1).sum(dtype=torch.float64)
-        self.size += torch.sign(l).sum() if self.drop else members
+        self.size += members
         return None
 
     def merge(self, ranks: ProcessGroup) -> Tensor | None:  # noqa: D102
@@ -94,15 +103,19 @@ class OnlineKL(Online):
         self._top = torch.zeros_like(self.size)  # a lower bound, since losses are nonnegative
         self._sum, self._rise = torch.zeros_like(self.size), torch.zeros_like(self.size)
 
-    def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:  # noqa: D102
+    def absorb_(  # noqa: D102
+        self, l: Tensor, members: Tensor | float, free: Tensor | None = None, w: Tensor | None = None
+    ) -> Tensor | None:
         shrink = self._lift(torch.maximum(self._top, l.amax()))
         if self.drop:
-            members = torch.sign(l, out=free).clamp_min_(0.0).sum()
+            alive = torch.sign(l, out=free).clamp_min_(0.0)
+            members = (alive if w is None else alive.mul_(w)).sum()
             torch.threshold_(l, 0.0, -math.inf)
         l.sub_(self._top).mul_(1 / self._gamma).clamp_min_(LOWEST[l.dtype])
         members = torch.as_tensor(members, dtype=self.size.dtype, device=self.size.device)
-        rise = flat_rise(l.reshape(1, -1), members[None]) if self._normalized else None
-        raw = l.exp_().sum(dim=-1).sum(dtype=torch.float64)
+        flat = None if w is None else w.reshape(1, -1)
+        rise = flat_rise(l.reshape(1, -1), members[None], flat) if self._normalized else None
+        raw = (l.exp_() if w is None else l.exp_().mul_(w)).sum(dim=-1).sum(dtype=torch.float64)
         self._sum = self._sum + raw
         self._rise = self._rise + (raw - members if rise is None else rise[0])
         self.size += members
@@ -164,11 +177,14 @@ class Variance:
         self.size, self._sum, self._squares = torch.zeros(3, dtype=torch.float64, device=like.device).unbind()
         self._slope = self._start = self._value = self.size
 
-    def look(self, l: Tensor, members: Tensor | float) -> None:
+    def look(self, l: Tensor, members: Tensor | float, w: Tensor | None = None) -> None:
         """Add a strip of the first sweep to the moments."""
-        self.size = self.size + (torch.sign(l).sum() if self._drop else members)
-        self._sum = self._sum + l.sum(dim=-1).sum(dtype=torch.float64)
-        self._squares = self._squares + l.square().sum(dim=-1).sum(dtype=torch.float64)
+        if self._drop:
+            members = (torch.sign(l) if w is None else torch.sign(l).mul_(w)).sum()
+        self.size = self.size + members
+        once = l if w is None else l * w
+        self._sum = self._sum + once.sum(dim=-1).sum(dtype=torch.float64)
+        self._squares = self._squares + (once * l).sum(dim=-1).sum(dtype=torch.float64)
 
     def merge(self, ranks: ProcessGroup) -> None:
         """Sum the moments of all processes."""
@@ -185,9 +201,13 @@ class Variance:
         self._value = mean + (room * energy).sqrt()
         return bool((self._start >= 0) & (energy > 1e-6 * self._squares))
 
-    def absorb_(self, l: Tensor, members: Tensor | float, free: Tensor | None = None) -> Tensor | None:
+    def absorb_(
+        self, l: Tensor, members: Tensor | float, free: Tensor | None = None, w: Tensor | None = None
+    ) -> Tensor | None:
         """Overwrite the losses of a strip of the second sweep with weights."""
         l.mul_(self._slope.to(l.dtype)).add_(self._start.to(l.dtype))
+        if w is not None:
+            l.mul_(w)
         return None
 
     def finish(self) -> tuple[Tensor, Tensor]:
