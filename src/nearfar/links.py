@@ -54,9 +54,11 @@ class Terms:
 class Link(Part, nn.Module, ABC):
     """Joins the positive and the negative value of each anchor; plain autograd, so a link may hold parameters."""
 
-    shortcuts = ("strips",)
+    shortcuts = ("strips", "reads_pairs")
     strips: bool = False
     """The terms of an anchor depend on its own values (and the columns) only, so anchors may be processed in parts."""
+    reads_pairs: bool = True
+    """The link reads losses of single positive pairs, or their measure; False where the values of groups are enough."""
     both: bool = True
     """An anchor needs both sides to say anything; False where one alone already pulls or pushes."""
     apart: bool = False
@@ -83,6 +85,7 @@ class Add(Link, swift=True):
     """
 
     strips = True
+    reads_pairs = False
 
     def __init__(self, *, both: bool = False, apart: bool = False) -> None:
         super().__init__()
@@ -99,6 +102,7 @@ class HingeLink(Link, swift=True):
     """A hinge on the sum, v = [positive + negative + m]₊ (batch-hard, HAP2S, generalized lifted); or a softplus."""
 
     strips = True
+    reads_pairs = False
 
     def __init__(self, margin: float = 0.0, smooth: float = 0.0, *, both: bool = True) -> None:
         super().__init__()
@@ -114,6 +118,7 @@ class SoftplusLink(Link, swift=True):
     """A softplus of the sum, v = log(1 + e^{positive + negative}) (circle loss)."""
 
     strips = True
+    reads_pairs = False
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         return self._anchor_terms(sides, softplus(sides.positive + sides.negative, threshold=40.0))

@@ -1,6 +1,8 @@
-"""Engines: evaluate a loss and its gradient; `dense` is the reference, `tiled` needs less memory and time."""
+"""Engines: evaluate a loss and its gradient; `dense` is the reference, `tiled` needs less memory, `fused` a GPU."""
 
 from nearfar.engines.dense import dense_pairs, dense_value
+from nearfar.engines.fused import plain_parts
+from nearfar.engines.fused_finish import fused_value
 from nearfar.engines.listed import listed_value, takes_lists
 from nearfar.engines.tiled import Tiling, check_tiled, tiled_value, untiled, worth_tiling
 
@@ -9,7 +11,9 @@ __all__ = [
     "check_tiled",
     "dense_pairs",
     "dense_value",
+    "fused_value",
     "listed_value",
+    "plain_parts",
     "takes_lists",
     "tiled_value",
     "untiled",

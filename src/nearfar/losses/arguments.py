@@ -51,12 +51,8 @@ def for_each_sign(owner: str, name: str, value: Any, kind: type[Any], such_as: s
 
 
 def check_engine(owner: str, engine: str) -> None:
-    """Demand the name of an engine that is built."""
+    """Demand the name of an engine."""
     check_choice(owner, "engine", engine, ENGINES)
-    if engine == "fused":
-        raise ValueError(
-            f'{owner}: engine={engine!r} is not built yet; use "dense", or "auto" to move to it by itself.'
-        )
 
 
 def check_relation(

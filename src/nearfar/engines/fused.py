@@ -1,0 +1,278 @@
+"""The fused engine: products whose tiles go straight into the reduction, on a GPU with Triton; never n x m in memory.
+
+    fold      kernel: scores -> pair losses -> one number t of each row's many pairs (negative, or all)
+    finish    plain autograd on [n] and [n, P]: the few positive pairs, set, link, reduction
+    weigh     kernel, in the backward pass of t: dF/dt -> weight x slope of each pair -> gradients of the rows
+
+The positive pairs of a row are gathered in float32; where their number is not known (`torch.compile`) or large, they
+are folded as the others are. This module says which losses can go this way, and folds; fused_finish.py finishes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.shortcuts import swift, touched
+from nearfar.engines.launch import LOW, SIDES, SIMILARITIES, Spec
+from nearfar.engines.pair_vectors import POSITION_THEN_ID, Narrow, PairVectors, pair_vectors
+from nearfar.groups.groupings import Product
+from nearfar.groups.triplets import difference
+from nearfar.miners import Miner
+from nearfar.pairs import PairForm, PairLoss
+from nearfar.relations.relation import Relation
+from nearfar.sets.base import Fold, UncertaintySet
+
+__all__ = ["Fused", "Rows", "fused_way", "has_triton", "plain_parts", "unfused"]
+
+GATHERED = 2**26
+"""Most entries n·P of gathered positive pairs."""
+
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether the kernels can run on a device: CUDA with Triton, or a CPU under Triton's interpreter."""
+    if not INSTALLED:
+        return False
+    return device.type == "cuda" or (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def fused_way(product: Product, relation: Relation) -> bool:
+    """Whether the kernels can compute a loss of this relation; asks the parts for their forms."""
+    return unfused(product, relation) is None
+
+
+def plain_parts(product: Product) -> bool:
+    """Whether all parts allow shortcuts, and nothing was changed on their objects."""
+    return swift(product.parts) and touched(product.parts) is None
+
+
+def unfused(product: Product, relation: Relation, plain: bool | None = None) -> str | None:
+    """Why the kernels cannot compute a loss of this relation, or None if they can.
+
+    Args:
+        product: the factors of the loss.
+        relation: which pairs are positive and which are negative.
+        plain: the answer of `plain_parts`, where it is known (`torch.compile` cannot trace the question).
+    """
+    if product.draws or not (plain_parts(product) if plain is None else plain):
+        return "a part allows no shortcut"
+    if product.similarity.form is None or product.negative.form(-1) is None:
+        return "the similarity or the pair loss has no form"
+    vectors = pair_vectors(relation)
+    if vectors is None:
+        return "pairs are given by a matrix"
+    if product.groups.per_anchor and product.reduction == "none":
+        return "values are not reduced"
+    return _ungrouped(product, vectors)
+
+
+def _ungrouped(product: Product, vectors: PairVectors) -> str | None:
+    """Why groups, sets or miner cannot be folded, or None."""
+    scope, wide = product.groups.scope, _wide_set(product)
+    fold = wide.fold()
+    if scope not in ("batch", "sign", "anchor", "anchor_sign", "triplets"):
+        return f"groups are {scope}"
+    if fold is None or fold.kind == "top":
+        return f"{type(wide).__name__} has no fold"
+    if fold.held and (scope != "anchor_sign" or wide.zero_member or fold.kind != "exp"):
+        return "weights are held constant"
+    if not _windowed(product):
+        return "the miner keeps no open interval of scores"
+    if product.wants_columns:
+        turns = vectors.square or vectors.itself != POSITION_THEN_ID
+        return None if fold.kind != "max" and product.miner is None and turns else "columns cannot be folded"
+    if scope == "triplets":
+        rule: Any = getattr(product.groups, "rule", None)
+        plain = rule is not None and rule.compare is difference and not rule.balanced and rule.keep is None
+        return None if plain and fold.kind == "sum" else "triplets are chosen, or not averaged"
+    return None
+
+
+def _windowed(product: Product) -> bool:
+    """Whether the miner, if there is one, keeps negative pairs between two scores that are not their own."""
+    if product.miner is None:
+        return True
+    one = torch.zeros(1, 1)
+    window = product.miner.window(one, one > 0, one[0])
+    plain = window is not None and window.most is None and not window.closed
+    return plain and not product.everyone and product.groups.scope != "triplets"
+
+
+def _wide_set(product: Product) -> UncertaintySet:
+    """The set that weights the negative pairs."""
+    return product.over_positive if product.groups.scope in ("batch", "anchor") else product.over_negative
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a fold says of each row: t (see fused_ops), Σ w, the number of members, and Σ p·l where it was asked for."""
+
+    t: Tensor
+    size: Tensor
+    seen: Tensor
+    held: Tensor
+
+
+class Fused:
+    """One call: prepared rows [n, d] and columns [m, d], the factors of the loss, and the vectors of its relation.
+
+    Args:
+        product: the factors of the loss.
+        relation: which pairs are positive and which are negative.
+        rows: [n, d] prepared queries, float32.
+        cols: [m, d] prepared references; the rows themselves where the relation is square.
+        low: type that products are taken in.
+    """
+
+    def __init__(
+        self, product: Product, relation: Relation, rows: Tensor, cols: Tensor, low: torch.dtype = torch.float32
+    ) -> None:
+        vectors = pair_vectors(relation)
+        assert vectors is not None  # noqa: S101 - checked by `fused_way`
+        self.product, self.vectors, self.rows, self.cols = product, vectors, rows, cols
+        self.orders = relation.orders
+        self.similarity = SIMILARITIES.index(product.similarity.form or "dot")
+        self.dtype = LOW.index(low)
+        self.narrow = self._narrow()
+        self.measure = None if self.narrow is None else self.narrow.measure
+        self.floor: Tensor | None = None
+        self.high = math.inf
+        self.had_negative: Tensor | None = None
+        """Known before the fold where there is a miner."""
+        if product.miner is not None and self.narrow is not None:
+            self._mine(product.miner)
+
+    # ------------------------------------------------------------------------------------ pairs
+
+    def _narrow(self) -> Narrow | None:
+        """The positive pairs of each row, gathered; None where they are to be folded."""
+        runs, own = self.vectors.runs(), int(self.vectors.itself in (1, 3))
+        if self.vectors.width is not None:
+            width = min(self.vectors.width + own, len(self.cols))
+        elif torch.compiler.is_compiling():
+            return None
+        else:
+            width = int((runs[2] - runs[1]).amax())
+        if len(self.rows) * width > GATHERED and self.foldable:
+            return None
+        return self.vectors.narrow(runs, max(1, width))
+
+    @property
+    def foldable(self) -> bool:
+        """Whether the positive pairs can be folded as the negative ones are: nobody reads their single losses."""
+        product = self.product
+        fold, scope = product.over_positive.fold(), product.groups.scope
+        if (
+            product.positive.form(+1) is None
+            or fold is None
+            or fold.kind in ("top", "max")
+            or product.miner is not None
+        ):
+            return False
+        if fold.held and scope != "anchor_sign":
+            return False
+        link = product.link
+        return scope in ("batch", "sign", "anchor") or (
+            scope == "anchor_sign" and (link is None or not link.reads_pairs)
+        )
+
+    def _mine(self, miner: Miner) -> None:
+        """Keep the positive pairs that the miner keeps, and note between which scores it keeps negative ones."""
+        assert self.measure is not None  # noqa: S101
+        score, seen = self.hardest("negative", PairForm("line", 1.0, 0.0))
+        self.had_negative, near = seen > 0, self.near.detach()
+        top = torch.where(self.had_negative, score.detach()[:, 0], -torch.inf)
+        window = miner.window(near, self.measure, top)
+        assert window is not None  # noqa: S101 - checked by `fused_way`
+        kept = window.positive | torch.isnan(near)  # NaN is kept and shows
+        self.measure = self.measure & kept if self.measure.dtype == torch.bool else self.measure * kept
+        low = -math.inf if window.low is None else window.low
+        self.floor = low if isinstance(low, Tensor) else torch.full_like(top, low)
+        self.high = math.inf if window.high is None else window.high
+
+    @property
+    def had_positive(self) -> Tensor:
+        """Which rows [n] had a positive pair before any mining."""
+        assert self.narrow is not None  # noqa: S101
+        return (self.narrow.measure > 0).any(dim=1)
+
+    def scores(self, place: Tensor) -> Tensor:
+        """Scores [n, P] of each row with the columns `place` [n, P], in float32, with their gradient."""
+        from nearfar.engines.fused_ops import near
+
+        dots: Tensor = near(self.rows, self.cols, place)
+        if self.product.similarity.form == "dot":
+            return dots
+        norms = (self.rows * self.rows).sum(dim=1)
+        others = norms if self.vectors.square else (self.cols * self.cols).sum(dim=1)
+        found: Tensor = self.product.similarity.finish(dots, norms[:, None], others[place])
+        return found
+
+    @cached_property
+    def near(self) -> Tensor:
+        """Scores [n, P] of the positive pairs."""
+        assert self.narrow is not None  # noqa: S101
+        return self.scores(self.narrow.place)
+
+    # ------------------------------------------------------------------------------------ folds
+
+    def _spec(self, pair: PairLoss, side: str, **more: Any) -> tuple[Spec, PairForm]:
+        form = pair.form(+1 if side == "positive" else -1)
+        assert form is not None  # noqa: S101 - checked by `fused_way`
+        told = {name: getattr(self.vectors, name) for name in ("itself", "given")}
+        told |= {"similarity": self.similarity, "dtype": self.dtype}
+        return Spec.of(form, side=SIDES.index(side), **told, **more), form
+
+    def fold(
+        self,
+        side: str,
+        of: UncertaintySet,
+        fold: Fold,
+        *,
+        once: bool = False,
+        turned: bool = False,
+    ) -> Rows:
+        """Fold one side of each row (`turned`: of each column); `once`: only pairs above the diagonal."""
+        from nearfar.engines.fused_ops import fold as folded
+
+        pair = self.product.positive if side == "positive" else self.product.negative
+        spec, form = self._spec(
+            pair,
+            side,
+            high=self.high,
+            gamma=fold.gamma,
+            drop=int(of.zero == "drop"),
+            exp=int(fold.kind == "exp"),
+            flat=int(fold.normalized),
+            held=int(fold.held),
+            upper=int(once),
+            both=int(self.vectors.symmetric and not once),
+        )
+        rows, cols, pairs = self.rows, None if self.vectors.square else self.cols, self.vectors.tensors()
+        if turned:
+            rows, cols, pairs = self.cols, self.rows, self.vectors.turned().tensors()
+        t, size, seen, _, _, held = folded(rows, cols, pairs, self.floor, form.offset, *spec.said())
+        return Rows(t, size, seen, held)
+
+    def hardest(self, side: str, pair: PairForm | None = None) -> tuple[Tensor, Tensor]:
+        """Scores [n, 1] of the member with the largest loss of each row, and the number of members [n]."""
+        from nearfar.engines.fused_ops import hardest
+
+        spec, form = self._spec(self.product.negative, side, high=self.high)
+        if pair is not None:
+            kept = {name: getattr(spec, name) for name in ("side", "similarity", "itself", "given", "dtype")}
+            spec, form = Spec.of(pair, **kept), pair
+        rows, cols = self.rows.detach(), None if self.vectors.square else self.cols.detach()
+        offset = None if form.offset is None else form.offset.detach()
+        place, seen = hardest(rows, cols, self.vectors.tensors(), self.floor, offset, *spec.said())
+        return self.scores(place[:, None]), seen

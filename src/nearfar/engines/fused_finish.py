@@ -1,0 +1,255 @@
+"""The fused engine's finish: from folded rows and gathered positive pairs to the loss, in plain autograd.
+
+One function for each scope of groups. A group over the batch is finished from the numbers of all rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.tensors import over
+from nearfar.engines.fused import Fused, has_triton, unfused
+from nearfar.engines.launch import LOW
+from nearfar.groups.groupings import Product, reduce
+from nearfar.links import Sides, Terms
+from nearfar.relations.relation import Relation
+from nearfar.sets.base import Fold, UncertaintySet
+
+__all__ = ["fold_and_finish", "fused_value", "group_value"]
+
+
+Found = tuple[Tensor, Tensor, Tensor]
+"""The loss, and which rows [n] had a positive and a negative pair."""
+
+
+def fused_value(
+    owner: str, product: Product, relation: Relation, rows: Tensor, cols: Tensor, low: torch.dtype, *, plain: bool
+) -> Found | None:
+    """The loss by the fused kernels; None where another engine must serve.
+
+    Warns where the device has no kernels; says nothing where this loss, relation or type of rows has none.
+
+    Args:
+        owner: name of the loss in the warning.
+        product: the factors of the loss.
+        relation: which pairs are positive and which are negative.
+        rows: [n, d] prepared queries.
+        cols: [m, d] prepared references.
+        low: type in which products are taken.
+        plain: the answer of `plain_parts`.
+    """
+    if not has_triton(rows.device):
+        if not torch.compiler.is_compiling():
+            _say(owner, rows.device)
+        return None
+    if rows.dtype != torch.float32 or low not in LOW or unfused(product, relation, plain) is not None:
+        return None
+    return fold_and_finish(product, relation, rows, cols, low)
+
+
+def _say(owner: str, device: torch.device) -> None:
+    """Name what is missing; Python shows the same warning of a line once."""
+    why = "Triton is not installed" if device.type == "cuda" else f"the embeddings are on {device.type}"
+    warnings.warn(
+        f'{owner}: engine="fused" needs a CUDA device and Triton, but {why}; engine="tiled" serves instead.',
+        UserWarning,
+        stacklevel=8,  # the caller of the module
+    )
+
+
+def fold_and_finish(
+    product: Product, relation: Relation, rows: Tensor, cols: Tensor, low: torch.dtype = torch.float32
+) -> Found | None:
+    """The loss; None where positive pairs can be neither gathered nor folded."""
+    call = Fused(product, relation, rows, cols, low)
+    if call.narrow is None and not call.foldable:
+        return None
+    value, had_positive, had_negative = FINISH[product.groups.scope or ""](call)
+    return value.to(rows.dtype), had_positive, had_negative
+
+
+def group_value(
+    of: UncertaintySet, fold: Fold, losses: Tensor | None, measure: Tensor | None, t: Tensor, size: Tensor
+) -> Tensor:
+    """Values [g] of groups made of single members [g, k] and of folded ones: t and Σ w [g, v]; float64."""
+    total, sizes = t.sum(dim=1), size.sum(dim=1) + float(of.zero_member)
+    members, present = [t / fold.gamma], [(size > 0).to(t.dtype)]
+    if losses is not None and measure is not None:
+        w = measure.to(t.dtype)
+        w = w * ~(losses.detach() <= 0) if of.zero == "drop" else w
+        l = torch.where(w > 0, losses.to(t.dtype), 0.0)
+        total, sizes = total + (w * l).sum(dim=1), sizes + w.sum(dim=1)
+        members, present = [*members, l / fold.gamma], [*present, w]
+    if fold.kind == "sum":
+        return over(total, sizes)
+    if of.zero_member:
+        members, present = [*members, torch.zeros_like(t[:, :1])], [*present, torch.ones_like(t[:, :1])]
+    z, w = torch.cat(members, dim=1), torch.cat(present, dim=1)
+    empty = (sizes == 0)[:, None]
+    # an empty group is of to zeros, so that its log-sum-exp, which is discarded, is finite
+    z = torch.where(w > 0, z + torch.where(w > 0, w, 1.0).log(), torch.where(empty, 0.0, -torch.inf))
+    log = torch.logsumexp(z, dim=1)
+    log = log - torch.where(empty[:, 0], 1.0, sizes).log() if fold.normalized else log
+    return torch.where(empty[:, 0], 0.0, fold.gamma * log)
+
+
+def _folded(call: Fused, side: str, of: UncertaintySet, *, turned: bool = False) -> tuple[Tensor, Tensor]:
+    """Value [n] of one side of each row, and which rows have a member."""
+    fold = of.fold()
+    assert fold is not None  # noqa: S101 - checked by `fused_way`
+    rows = call.fold(side, of, fold, turned=turned)
+    value = group_value(of, fold, None, None, rows.t[:, None], rows.size[:, None])
+    if fold.held:
+        value = value + (rows.held - value).detach()
+    return value.to(call.rows.dtype), rows.seen > 0
+
+
+def _anchor_sign(call: Fused) -> Found:
+    """Two values of each row, joined by the link."""
+    product, measure, side = call.product, call.measure, "all" if call.product.everyone else "negative"
+    if measure is None:
+        positive, has_positive = _folded(call, "positive", product.over_positive)
+        had_positive = has_positive
+        losses = positive.new_zeros(len(positive), 0)
+        measure = torch.zeros_like(losses, dtype=torch.bool)
+    else:
+        losses, had_positive, has_positive = product.positive(call.near, +1), call.had_positive, _any(measure)
+        positive = product.over_positive.value(losses, measure)
+    if _kind(product.over_negative) == "max":
+        score, seen = call.hardest(side)
+        has_negative = seen > 0
+        there = has_negative | (had_positive & product.everyone)
+        negative = product.over_negative.value(product.negative(score, -1), there[:, None])
+    else:
+        negative, has_negative = _folded(call, side, product.over_negative)
+    had_negative = has_negative if call.had_negative is None else call.had_negative
+    columns, has_columns = _columns(call, negative, has_negative) if product.wants_columns else (None, None)
+    anchors = had_positive | had_negative
+    sides = Sides(positive, negative, has_positive, has_negative, anchors, losses, measure, columns, has_columns)
+    parts = [reduce(terms, product.reduction) for terms in product.joined(sides)]
+    return torch.stack(parts).sum(dim=0), had_positive, had_negative
+
+
+def _any(measure: Tensor) -> Tensor:
+    return (measure > 0).any(dim=1)
+
+
+def _columns(call: Fused, negative: Tensor, has_negative: Tensor) -> tuple[Tensor, Tensor]:
+    """Negative values [n, P] of the columns of the positive pairs, and which have any."""
+    assert call.narrow is not None  # noqa: S101 - such links read pairs
+    if not call.vectors.symmetric:
+        negative, has_negative = _folded(call, "negative", call.product.over_negative, turned=True)
+    return negative[call.narrow.place], has_negative[call.narrow.place]
+
+
+def _kind(of: UncertaintySet) -> str | None:
+    fold = of.fold()
+    return None if fold is None else fold.kind
+
+
+def _whole(call: Fused, side: str, of: UncertaintySet, fold: Fold) -> tuple[Tensor, Tensor, Tensor]:
+    """Folded numbers t and Σ w [1, n] of all pairs of one side, and which rows had one before any mining."""
+    once = call.vectors.symmetric and call.floor is None  # each pair stands on both sides of the diagonal
+    rows = call.fold(side, of, fold, once=once)
+    if not once:
+        return rows.t[None], rows.size[None], rows.seen > 0 if call.had_negative is None else call.had_negative
+    t = 2 * rows.t if fold.kind == "sum" else rows.t + fold.gamma * torch.where(rows.size > 0, 2.0, 1.0).log()
+    return t[None], 2 * rows.size[None], call.vectors.has(side)
+
+
+def _hardest(call: Fused) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [n, 1] of the hardest negative pair of each row, which rows have one, and which had one before mining."""
+    score, seen = call.hardest("negative")
+    there = seen > 0
+    return call.product.negative(score, -1), there, there if call.had_negative is None else call.had_negative
+
+
+def _with_hardest(call: Fused) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Losses and mask [n, P+1] of the positive pairs and the hardest negative one of each row; rows that had either."""
+    assert call.measure is not None  # noqa: S101 - a maximum is not folded for positive pairs
+    negative, has_negative, had_negative = _hardest(call)
+    losses = torch.cat([call.product.positive(call.near, +1), negative], dim=1)
+    there = torch.cat([call.measure > 0, has_negative[:, None]], dim=1)
+    return losses, there, call.had_positive, had_negative
+
+
+def _batch(call: Fused) -> Found:
+    """One value of all pairs."""
+    product, of = call.product, call.product.over_positive
+    fold = of.fold()
+    assert fold is not None  # noqa: S101 - checked by `fused_way`
+    if fold.kind == "max":
+        losses, there, had_positive, had_negative = _with_hardest(call)
+        value = of.value(losses.reshape(1, -1), there.reshape(1, -1))
+        return product.groups.merge((value,), ()), had_positive, had_negative
+    t, size, had_negative = _whole(call, "negative", of, fold)
+    if call.measure is None:
+        more, sizes, had_positive = _whole(call, "positive", of, fold)
+        value = group_value(of, fold, None, None, torch.cat([t, more], dim=1), torch.cat([size, sizes], dim=1))
+    else:
+        losses, had_positive = product.positive(call.near, +1), call.had_positive
+        value = group_value(of, fold, losses.reshape(1, -1), call.measure.reshape(1, -1), t, size)
+    return product.groups.merge((value,), ()), had_positive, had_negative
+
+
+def _sign(call: Fused) -> Found:
+    """One value of all positive pairs, and one of all negative pairs."""
+    product = call.product
+    fold, first = product.over_negative.fold(), product.over_positive.fold()
+    assert fold is not None  # noqa: S101 - checked by `fused_way`
+    if call.measure is not None:
+        losses, had_positive = product.positive(call.near, +1).reshape(1, -1), call.had_positive
+        positive = product.over_positive.value(losses, call.measure.reshape(1, -1), orders=call.orders)
+    else:
+        assert first is not None  # noqa: S101 - `foldable`
+        t, size, had_positive = _whole(call, "positive", product.over_positive, first)
+        positive = group_value(product.over_positive, first, None, None, t, size)
+    if fold.kind == "max":
+        losses, there, had_negative = _hardest(call)
+        negative = product.over_negative.value(losses.T, there[None])
+    else:
+        t, size, had_negative = _whole(call, "negative", product.over_negative, fold)
+        negative = group_value(product.over_negative, fold, None, None, t, size)
+    return product.groups.merge((positive, negative), ()), had_positive, had_negative
+
+
+def _anchor(call: Fused) -> Found:
+    """One value of all pairs of each row."""
+    product, of = call.product, call.product.over_positive
+    fold = of.fold()
+    assert fold is not None  # noqa: S101 - checked by `fused_way`
+    if fold.kind == "max":
+        losses, there, had_positive, had_negative = _with_hardest(call)
+        values = of.value(losses, there)
+    else:
+        rows = call.fold("negative", of, fold)
+        had_negative = rows.seen > 0 if call.had_negative is None else call.had_negative
+        if call.measure is None:
+            more = call.fold("positive", of, fold)
+            t, size = torch.stack([rows.t, more.t], dim=1), torch.stack([rows.size, more.size], dim=1)
+            values, had_positive = group_value(of, fold, None, None, t, size), more.seen > 0
+        else:
+            losses, had_positive = product.positive(call.near, +1), call.had_positive
+            values = group_value(of, fold, losses, call.measure, rows.t[:, None], rows.size[:, None])
+    return reduce(Terms(values, had_positive | had_negative), product.reduction), had_positive, had_negative
+
+
+def _triplets(call: Fused) -> Found:
+    """The mean over all triplets."""
+    from nearfar.engines.fused_ops import triplets
+
+    assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    of, cols = call.product.over_negative, None if call.vectors.square else call.cols
+    spec, form = call._spec(call.product.negative, "negative", drop=int(of.zero == "drop"))
+    measure = call.narrow.measure.to(torch.float32)
+    pairs = call.vectors.tensors()
+    total, size, seen, _ = triplets(call.rows, cols, pairs, form.offset, call.near, measure, *spec.said())
+    value = over(total.sum(), size.sum() + float(of.zero_member))
+    return value, call.had_positive, seen > 0
+
+
+FINISH = {"batch": _batch, "sign": _sign, "anchor": _anchor, "anchor_sign": _anchor_sign, "triplets": _triplets}
+"""How each scope is finished."""

@@ -1,0 +1,231 @@
+"""The operators of the fused engine, registered with torch.library: kernels behind them, tensors and numbers before.
+
+    fold      t [n]: Σ w·l of each row, or γ·log Σ w·e^{l/γ}            its backward is `weigh`
+    hardest   the column of each row's largest loss
+    triplets  Σ l over the triplets of each row                          its backward is `weigh_triplets`
+    near      products of each row with P columns of its own            in parts, so that [n, P, d] is never held
+
+`torch.compile` sees each as one node. Gradients of rows are float32 also where products are taken in half precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.launch import Spec, Work, merged
+
+__all__ = ["fold", "hardest", "near", "triplets"]
+
+
+def _like(rows: Tensor, *kinds: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(len(rows), dtype=kind, device=rows.device) for kind in kinds)
+
+
+@torch.library.custom_op("nearfar::fold", mutates_args=())
+def fold(
+    rows: Tensor,
+    cols: Tensor | None,
+    pairs: Sequence[Tensor],
+    floor: Tensor | None,
+    offset: Tensor | None,
+    numbers: Sequence[float],
+    codes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """t, Σ w and the number of members of each row; then level, Σ w·e^{(l - level)/γ} and Σ p·l."""
+    spec = Spec.read(numbers, codes)
+    work = Work(spec, rows, cols, pairs, floor, offset)
+    return merged(spec, *work.fold())
+
+
+@fold.register_fake
+def _(rows: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return _like(rows, *(torch.float64,) * 6)
+
+
+@torch.library.custom_op("nearfar::weigh", mutates_args=())
+def weigh(
+    rows: Tensor,
+    cols: Tensor | None,
+    pairs: Sequence[Tensor],
+    floor: Tensor | None,
+    offset: Tensor | None,
+    level: Tensor,
+    coef: Tensor,
+    numbers: Sequence[float],
+    codes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of rows, columns (empty where they are the rows) and offset, from dF/dt times the norm of weights."""
+    return Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset).weigh(level, coef)
+
+
+@weigh.register_fake
+def _(rows: Tensor, cols: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    return torch.empty_like(rows), rows.new_empty(0) if cols is None else torch.empty_like(cols), rows.new_empty(())
+
+
+def _keep_fold(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    rows, cols, pairs, floor, offset, ctx.numbers, ctx.codes = inputs
+    ctx.save_for_backward(rows, cols, floor, offset, output[3], output[4], *pairs)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _check_once() -> None:
+    """Refuse second derivatives, which would be wrong without a word."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            'engine="fused" has no second derivative, which create_graph=True asks for; use engine="dense".'
+        )
+
+
+def _pull_fold(ctx: Any, grad_t: Tensor, *rest: Any) -> tuple[Any, ...]:
+    _check_once()
+    rows, cols, floor, offset, level, norm, *pairs = ctx.saved_tensors
+    coef = torch.where(norm == 0, 0.0, grad_t / torch.where(norm == 0, 1.0, norm))
+    by_row, by_col, learned = weigh(rows, cols, pairs, floor, offset, level, coef, ctx.numbers, ctx.codes)
+    by_offset = None if offset is None else learned.to(offset.dtype)
+    return by_row, None if cols is None else by_col, [None] * len(pairs), None, by_offset, None, None
+
+
+fold.register_autograd(_pull_fold, setup_context=_keep_fold)
+
+
+@torch.library.custom_op("nearfar::hardest", mutates_args=())
+def hardest(
+    rows: Tensor,
+    cols: Tensor | None,
+    pairs: Sequence[Tensor],
+    floor: Tensor | None,
+    offset: Tensor | None,
+    numbers: Sequence[float],
+    codes: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Column of the largest loss of each row (0 where there is none), and the number of members."""
+    top, place, seen = Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset).hardest()
+    # a chunk without members holds -inf, as does one whose losses are all -inf: the place tells them apart
+    rank = torch.where(place < 0, -torch.inf, top.clamp_min(torch.finfo(top.dtype).min))
+    chunk = rank.argmax(dim=0, keepdim=True)
+    return place.gather(0, chunk)[0].clamp_min(0).to(torch.int64), seen.sum(dim=0, dtype=torch.float64)
+
+
+@hardest.register_fake
+def _(rows: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return _like(rows, torch.int64, torch.float64)
+
+
+@torch.library.custom_op("nearfar::triplets", mutates_args=())
+def triplets(
+    rows: Tensor,
+    cols: Tensor | None,
+    pairs: Sequence[Tensor],
+    offset: Tensor | None,
+    scores: Tensor,
+    real: Tensor,
+    numbers: Sequence[float],
+    codes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Σ l, Σ w and the number of negatives of each row, and Σ dl/ds [n, P] of each positive; scores, real: [n, P]."""
+    found = Work(Spec.read(numbers, codes), rows, cols, pairs, None, offset).fold_triplets(scores, real)
+    total, size, seen, pull = (x.sum(dim=0, dtype=torch.float64) for x in found)
+    return total, size, seen, pull.to(torch.float32)
+
+
+@triplets.register_fake
+def _(rows: Tensor, cols: Any, pairs: Any, offset: Any, scores: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return *_like(rows, *(torch.float64,) * 3), torch.empty_like(scores, dtype=torch.float32)
+
+
+@torch.library.custom_op("nearfar::weigh_triplets", mutates_args=())
+def weigh_triplets(
+    rows: Tensor,
+    cols: Tensor | None,
+    pairs: Sequence[Tensor],
+    offset: Tensor | None,
+    scores: Tensor,
+    real: Tensor,
+    coef: Tensor,
+    numbers: Sequence[float],
+    codes: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and columns through the scores of the negatives."""
+    work = Work(Spec.read(numbers, codes), rows, cols, pairs, None, offset)
+    return work.weigh_triplets(scores, real, coef)
+
+
+@weigh_triplets.register_fake
+def _(rows: Tensor, cols: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    return torch.empty_like(rows), rows.new_empty(0) if cols is None else torch.empty_like(cols)
+
+
+def _keep_triplets(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    rows, cols, pairs, offset, scores, real, ctx.numbers, ctx.codes = inputs
+    ctx.save_for_backward(rows, cols, offset, scores, real, output[3], *pairs)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _pull_triplets(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
+    _check_once()
+    rows, cols, offset, scores, real, pull, *pairs = ctx.saved_tensors
+    by_row, by_col = weigh_triplets(rows, cols, pairs, offset, scores, real, grad, ctx.numbers, ctx.codes)
+    by_score = -grad[:, None].to(pull.dtype) * pull
+    spec = Spec.read(ctx.numbers, ctx.codes)
+    learned = None if offset is None else (-by_score.sum() * spec.by_offset / spec.a).to(offset.dtype)
+    none = [None] * len(pairs)
+    return by_row, None if cols is None else by_col, none, learned, by_score.to(scores.dtype), None, None, None
+
+
+triplets.register_autograd(_pull_triplets, setup_context=_keep_triplets)
+
+ENTRIES = 2**23
+"""Numbers that are gathered at once."""
+
+
+@torch.library.custom_op("nearfar::near", mutates_args=())
+def near(rows: Tensor, cols: Tensor, place: Tensor) -> Tensor:
+    """Products [n, P] of rows [n, d] with the columns `place` [n, P] of cols [m, d]."""
+    found = rows.new_empty(place.shape)
+    for here in _parts(place, rows.shape[1]):
+        torch.matmul(cols[place[here]], rows[here, :, None], out=found[here, :, None])
+    return found
+
+
+@near.register_fake
+def _(rows: Tensor, cols: Tensor, place: Tensor) -> Tensor:
+    return rows.new_empty(place.shape)
+
+
+@torch.library.custom_op("nearfar::near_back", mutates_args=())
+def near_back(rows: Tensor, cols: Tensor, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and columns from those of the products."""
+    by_row, by_col = torch.zeros_like(rows), torch.zeros_like(cols)
+    for here in _parts(place, rows.shape[1]):
+        by_row[here] = torch.bmm(slope[here, None, :], cols[place[here]])[:, 0]
+        parts = slope[here, :, None] * rows[here, None, :]
+        by_col.index_add_(0, place[here].reshape(-1), parts.reshape(-1, rows.shape[1]))
+    return by_row, by_col
+
+
+@near_back.register_fake
+def _(rows: Tensor, cols: Tensor, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(rows), torch.empty_like(cols)
+
+
+def _parts(place: Tensor, width: int) -> list[slice]:
+    """Row slices of which each gathers at most `ENTRIES` numbers."""
+    step = max(1, ENTRIES // max(1, place.shape[1] * width))
+    return [slice(i, i + step) for i in range(0, len(place), step)]
+
+
+def _keep_near(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _pull_near(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
+    _check_once()
+    return *near_back(*ctx.saved_tensors, slope.contiguous()), None
+
+
+near.register_autograd(_pull_near, setup_context=_keep_near)

@@ -1,0 +1,169 @@
+"""A relation of labels as vectors: what a kernel needs to tell positive, negative and absent pairs apart.
+
+No mask is made. A pair is positive where two label codes agree; it is absent where a flag of its row or column says so,
+where both are the same sample, or where its weight is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar.relations.relation import Relation
+
+__all__ = ["Narrow", "PairVectors", "pair_vectors"]
+
+NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
+POSITIVE, NEGATIVE = 1, 2
+"""Bits of a flag: the row, or column, may be part of a positive, or negative, pair."""
+
+
+@dataclass(frozen=True, eq=False)
+class Narrow:
+    """The positive pairs of each row, gathered: columns [n, P], and the measure [n, P] of those that are real."""
+
+    place: Tensor
+    measure: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PairVectors:
+    """What is known of rows [n] and of columns [m].
+
+    Args:
+        labels: codes (int32) of rows and columns.
+        flags: bits (int8) of rows and columns, or None where all may be paired.
+        ids: codes of samples (int32), or None.
+        weights: sample weights (float32), or None.
+        itself: how a row and a column are known to be the same sample.
+        square: the columns are the rows.
+        symmetric: the pair (j, i) is what (i, j) is.
+        width: the most positive columns of a row, if the caller said so.
+    """
+
+    labels: tuple[Tensor, Tensor]
+    flags: tuple[Tensor, Tensor] | None
+    ids: tuple[Tensor, Tensor] | None
+    weights: tuple[Tensor, Tensor] | None
+    itself: int
+    square: bool
+    symmetric: bool
+    width: int | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Labels, flags, ids and weights, each of rows, then of columns; those that there are."""
+        return [x for pair in (self.labels, self.flags, self.ids, self.weights) if pair is not None for x in pair]
+
+    @property
+    def given(self) -> int:
+        """Which of `tensors` there are beside labels: bits 1 flags, 2 ids, 4 weights."""
+        return sum(bit for bit, pair in ((1, self.flags), (2, self.ids), (4, self.weights)) if pair is not None)
+
+    def turned(self) -> PairVectors:
+        """The same with rows and columns exchanged; a sample must not be known by its position among others."""
+        return PairVectors(
+            self.labels[::-1],
+            None if self.flags is None else self.flags[::-1],
+            None if self.ids is None else self.ids[::-1],
+            None if self.weights is None else self.weights[::-1],
+            self.itself,
+            self.square,
+            self.symmetric,
+        )
+
+    def has(self, side: str) -> Tensor:
+        """Which rows [n] have a positive, or a negative, column; for symmetric pairs, counted by labels alone."""
+        row, bit = self.labels[0], POSITIVE if side == "positive" else NEGATIVE
+        able = torch.ones_like(row, dtype=torch.bool) if self.flags is None else (self.flags[0] & bit) != 0
+        able = able if self.weights is None else able & (self.weights[0] > 0)
+        ranked, order = row.sort()
+        so_far = torch.cat([torch.zeros_like(order[:1]), able[order].cumsum(dim=0)])
+        same = so_far[torch.searchsorted(ranked, row, right=True)] - so_far[torch.searchsorted(ranked, row)]
+        return able & ((same > 1) if side == "positive" else (able.sum() - same > 0))
+
+    def runs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns sorted by label [m], and where each row's label begins and ends among them, [n] and [n]."""
+        row, col = self.labels
+        ranked, order = col.sort(stable=True)
+        start, end = torch.searchsorted(ranked, row), torch.searchsorted(ranked, row, right=True)
+        if self.flags is not None:  # a row without positive pairs must not widen the others'
+            end = torch.where((self.flags[0] & POSITIVE) != 0, end, start)
+        return order, start, end
+
+    def narrow(self, runs: tuple[Tensor, Tensor, Tensor], width: int) -> Narrow:
+        """Gather the positive pairs, with room for `width` of them in a row."""
+        order, start, end = runs
+        spots = start[:, None] + torch.arange(width, device=start.device)
+        real = spots < end[:, None]
+        place = order[spots.clamp(max=len(order) - 1)]
+        rows = torch.arange(len(start), device=start.device)[:, None]
+        if self.itself == POSITION:
+            real = real & (place != rows)
+        elif self.ids is not None:
+            alike = self.ids[0][:, None] == self.ids[1][place]
+            if self.itself == POSITION_THEN_ID:
+                alike = torch.where(place < len(start), place == rows, alike)
+            real = real & ~alike
+        if self.flags is not None:
+            real = real & ((self.flags[0][:, None] & self.flags[1][place] & POSITIVE) != 0)
+        if self.weights is None:
+            return Narrow(place, real)
+        return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
+
+
+def pair_vectors(relation: Relation) -> PairVectors | None:
+    """The vectors of a relation; None where a matrix says which pairs there are, or what they count for."""
+    row, col = getattr(relation, "_row", None), getattr(relation, "_col", None)
+    weights = relation._weights
+    if row is None or col is None or row.ndim != 1 or (weights is not None and weights.ndim == 2):
+        return None  # a matrix, or multi-hot labels
+    ids, pairs = None, relation._weights
+    itself = POSITION if relation.square or relation.reference_starts_with_batch else NOWHERE
+    if relation._ids is not None and relation._ref_ids is not None and not relation.square:
+        ids = _codes(relation._ids, relation._ref_ids)
+        itself = POSITION_THEN_ID if relation.reference_starts_with_batch else ID
+    found = None
+    if pairs is not None and relation._ref_weights is not None:
+        found = (pairs.detach().float(), relation._ref_weights.detach().float())
+    return PairVectors(
+        _codes(row, row if relation.square else col),
+        _flags(relation, row, col),
+        ids,
+        found,
+        itself,
+        relation.square,
+        relation.square and relation._projection is None and relation._among is None,
+        relation._width if ids is None else None,
+    )
+
+
+def _codes(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
+    """Small integers that are equal where the given ones are; ranks, so that nothing is read from the device."""
+    both = row if col is row else torch.cat([row, col])
+    if both.dtype in (torch.int64, torch.uint8):
+        ranked, order = both.sort()
+        rank = torch.cat([torch.zeros_like(ranked[:1]), (ranked[1:] != ranked[:-1]).to(ranked.dtype)])
+        both = torch.empty_like(order).scatter_(0, order, rank.cumsum(0, dtype=torch.int64))
+    both = both.to(torch.int32).contiguous()
+    return (both, both) if col is row else (both[: len(row)].contiguous(), both[len(row) :].contiguous())
+
+
+def _flags(relation: Relation, row: Tensor, col: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Bits of rows and of columns: which pairs they may be part of; None where they may be in all."""
+    ignore, projection, among = getattr(relation, "_ignore", None), relation._projection, relation._among
+    if ignore is None and projection is None and among is None:
+        return None
+    rows, cols = (torch.full(x.shape, POSITIVE | NEGATIVE, dtype=torch.int8, device=x.device) for x in (row, col))
+    if ignore is not None:
+        rows, cols = rows * (row != ignore), cols * (col != ignore)
+    if projection is not None:
+        others = projection.anchors == "others"
+        rows = rows * (projection.rows != others)
+        # with `among`, a representative may be the column of a negative pair
+        kept = torch.where(projection.cols, NEGATIVE if projection.among else 0, POSITIVE | NEGATIVE).to(torch.int8)
+        cols = cols * projection.cols if others else cols & kept
+    if among is not None:
+        rows, cols = rows * among[0], cols * among[1]
+    return rows, cols

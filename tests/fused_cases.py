@@ -1,0 +1,346 @@
+"""The fused kernels under Triton's interpreter, against dense; test_fused.py runs this file in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import pytest
+import torch
+from table import ROWS
+
+import nearfar as nf
+from nearfar.engines import launch
+from nearfar.engines.dense import dense_pairs, dense_value
+from nearfar.engines.fused import Fused, unfused
+from nearfar.engines.fused_finish import fold_and_finish
+
+assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once
+# NumPy's, of exponentials that are masked afterwards
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def robust(**more):
+    return nf.RobustLoss(**({"pair": P.Hinge(0.3, 0.4), "over": S.KL(0.3)} | more))
+
+
+OTHERS = {
+    "anchor": lambda: robust(groups="anchor", reduction="nonzero"),
+    "anchor-worst": lambda: robust(groups="anchor", over=S.Worst()),
+    "anchor-mean": lambda: robust(groups="anchor", over=S.Mean(zero_member=True)),
+    "sign-flat": lambda: robust(groups="sign", pair=P.Logistic(), over=S.KL(100.0)),
+    "sign-worst": lambda: robust(groups="sign", pair=P.Logistic(), over=S.Worst()),
+    "sign-mixed": lambda: robust(groups="sign", over=(S.TopK(3), S.Mean(zero="drop"))),
+    "cubic": lambda: robust(groups="anchor_sign", pair=P.Squared(0.1, 0.9, 3.0), over=S.Mean(),
+                            similarity=nf.similarity.NegSquaredEuclidean()),
+    "cold": lambda: L.NTXent(temperature=0.01),
+    "dropped": lambda: robust(groups="anchor_sign", over=S.KL(0.3, zero="drop", zero_member=True)),
+    "learned": lambda: robust(groups="anchor_sign", pair=P.Hinge(0.2, 0.3, smooth=0.1, learn=True)),
+    "learned-triplets": lambda: L.Triplet(pair=P.Hinge(0.2, 0.0, learn=True)),
+    "worst-dropped": lambda: robust(groups="anchor_sign", over=S.Worst(zero="drop", zero_member=True)),
+    "all-worst": lambda: robust(groups="anchor_sign", over=(S.Mean(), S.Worst()), members="all"),
+    "apart": lambda: robust(groups="anchor_sign", link=nf.links.Add(apart=True)),
+    "batch-hard-dot": lambda: L.Triplet(mining="hard", similarity=nf.similarity.Dot()),
+    "semi-hard": lambda: L.Contrastive(miner=M.SemiHard(-1.2, 0.3)),
+    "semi-hard-sign": lambda: robust(groups="sign", over=S.Mean(), miner=M.SemiHard(0.5, None)),
+    "mined-worst": lambda: robust(groups="sign", over=S.Worst(), miner=M.SemiHard(0.3, 0.2)),
+    "mined-anchor": lambda: robust(groups="anchor", miner=M.MultiSimilarity(0.05)),
+    "miner-distance": lambda: L.MultiSimilarity(similarity=nf.similarity.NegEuclidean()),
+}  # fmt: skip
+LOSSES = {row.id: row.make for row in ROWS if not row.composed} | OTHERS
+NOT_SERVED = {
+    "DroTopK", "DroTopK-logistic", "DroTopK-fraction", "DroTopKPN", "DroTopKPN-short", "DroChiSquare",
+    "DroChiSquare-beyond", "HAP2S-polynomial", "Triplet-semihard", "Triplet-hardest", "Angular",
+}  # fmt: skip
+served = pytest.mark.parametrize("name", [name for name in LOSSES if name not in NOT_SERVED])
+
+
+@dataclass(frozen=True)
+class Given:
+    """Rows, references (None: the rows), their relation."""
+
+    rows: torch.Tensor
+    cols: torch.Tensor | None
+    relation: nf.Relation
+
+
+def plain(n=21, d=19, classes=6, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n, d, generator=rng), torch.randint(0, classes, (n,), generator=rng)
+    return Given(x, None, nf.Relation.from_labels(y))
+
+
+def everything(n=14, m=37, d=5, seed=1):
+    """A reference, ids, ignored rows, sample weights of which some are 0."""
+    rng = torch.Generator().manual_seed(seed)
+    x, z = torch.randn(n, d, generator=rng), torch.randn(m, d, generator=rng)
+    y, t = torch.randint(0, 6, (n,), generator=rng), torch.randint(0, 6, (m,), generator=rng)
+    ids, ref_ids = torch.randint(0, 25, (n,), generator=rng), torch.randint(0, 25, (m,), generator=rng)
+    w, v = torch.rand(n, generator=rng), torch.rand(m, generator=rng)
+    w, v = w * (w > 0.1), v * (v > 0.1)
+    more = {"ids": ids, "ref_ids": ref_ids, "weights": w, "ref_weights": v, "ignore": 3}
+    return Given(x, z, nf.Relation.from_labels(y, t, **more))
+
+
+def weighted(n=18, d=3, seed=2):
+    """The batch itself, with ignored rows and weights."""
+    rng = torch.Generator().manual_seed(seed)
+    x, y, w = torch.randn(n, d, generator=rng), torch.randint(0, 5, (n,), generator=rng), torch.rand(n, generator=rng)
+    return Given(x, None, nf.Relation.from_labels(y, weights=w * (w > 0.15), ignore=2))
+
+
+def memory(n=9, m=33, d=17, seed=3, ids=False):
+    """A reference that begins with the rows."""
+    rng = torch.Generator().manual_seed(seed)
+    z, y = torch.randn(m, d, generator=rng), torch.randint(0, 4, (m,), generator=rng)
+    known = torch.randint(0, 20, (m,), generator=rng)
+    more = {"ids": known[:n], "ref_ids": known} if ids else {}
+    return Given(z[:n].clone(), z, nf.Relation.from_labels(y[:n], y, reference_starts_with_batch=True, **more))
+
+
+def represented(n=20, d=6, seed=4, among=False):
+    rng = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n, d, generator=rng), torch.randint(0, 5, (n,), generator=rng)
+    chosen = torch.rand(n, generator=rng) > 0.6
+    return Given(x, None, nf.Relation.from_labels(y, representatives=chosen, among_representatives=among))
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Several tiles a chunk, several chunks a row, several strips."""
+    monkeypatch.setattr(launch, "_blocks", lambda x: {"BM": 16, "BN": 16, "BK": 16})
+    monkeypatch.setattr(launch, "CHUNKS", 2)
+    monkeypatch.setattr(launch, "STRIP", 16 * 8)
+
+
+def both(loss, given, low=torch.float32):
+    """Value, gradients, and rows with pairs: of dense, and of fused."""
+    relation = given.relation.projected(loss.anchors, among=loss.among_representatives)
+    found = []
+    for engine in ("dense", "fused"):
+        x = given.rows.clone().requires_grad_()
+        z = None if given.cols is None else given.cols.clone().requires_grad_()
+        rows, cols = loss.product.similarity.prepared(x, z)
+        if engine == "dense":
+            pairs = dense_pairs(loss.product, rows, cols, relation, None)
+            value, had = dense_value(loss.product, pairs), (pairs.had_positive, pairs.had_negative)
+        else:
+            assert unfused(loss.product, relation) is None
+            value, *had = fold_and_finish(loss.product, relation, rows, cols, low)
+        leaves = [x, *(() if z is None else (z,)), *loss.parameters()]
+        slopes = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+        found.append([value.detach(), *slopes, *had])
+    return found
+
+
+def same(loss, given, low=torch.float32, close=CLOSE):
+    wanted, found = both(loss, given, low)
+    for a, b in zip(found, wanted, strict=True):
+        if not b.is_floating_point():
+            assert torch.equal(a, b)
+            continue
+        size = float(b.abs().max()) or 1.0  # a gradient's small entries are sums of large ones
+        torch.testing.assert_close(a / size, b / size, **close)
+
+
+@served
+def test_a_batch(name):
+    same(LOSSES[name](), plain())
+
+
+@served
+def test_a_reference_with_ids_ignored_rows_and_weights(name):
+    same(LOSSES[name](), everything())
+
+
+FEW = ["Margin", "DroKL", "MultiSimilarity-miner", "SupCon", "LiftedStructure", "Triplet", "Triplet-hard", "anchor"]
+few = pytest.mark.parametrize("name", FEW)
+
+
+@few
+@pytest.mark.parametrize("given", [weighted, memory, represented], ids=lambda f: f.__name__)
+def test_other_relations(name, given):
+    same(LOSSES[name](), given())
+
+
+@pytest.mark.parametrize("name", ["SupCon", "DroKLGrouped", "Triplet-hard"])
+def test_a_memory_with_ids(name):
+    same(LOSSES[name](), memory(ids=True))
+
+
+@pytest.mark.parametrize("name", ["NTXent", "Contrastive"])
+def test_representatives_among_each_other(name):
+    same(LOSSES[name](), represented(among=True))
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 4), (2, 1), (5, 33), (16, 16), (40, 70)])
+def test_odd_sizes(n, d):
+    for name in ("MultiSimilarity", "DroKL"):
+        same(LOSSES[name](), plain(n, d, classes=max(2, n // 4)))
+
+
+@pytest.mark.parametrize("name", ["MultiSimilarity-miner", "BinomialDeviance", "LiftedStructure", "Triplet", "cold"])
+def test_half_precision_products(name):
+    """bfloat16 cannot be tried: Triton's interpreter multiplies its bits."""
+    same(LOSSES[name](), plain(), torch.float16, {"atol": 3e-3, "rtol": 3e-3})
+
+
+@pytest.mark.parametrize("name", ["MultiSimilarity", "SupCon", "DroKL", "Contrastive-nonzero", "anchor", "learned"])
+def test_positive_pairs_may_be_folded(name, monkeypatch):
+    """As where a compiler does not know how many there are."""
+    monkeypatch.setattr("nearfar.engines.fused.GATHERED", 0)
+    loss, given = LOSSES[name](), everything() if name in ("SupCon", "DroKL", "learned") else plain()
+    rows, cols = loss.product.similarity.prepared(given.rows, given.cols)
+    assert Fused(loss.product, given.relation, rows, cols).narrow is None
+    same(loss, given)
+
+
+@few
+def test_batches_with_nothing_to_learn(name):
+    x = plain(6).rows
+    for labels, more in (
+        (torch.arange(6), {}),
+        (torch.zeros(6, dtype=torch.int64), {}),
+        (torch.zeros(6, dtype=torch.int64), {"ignore": 0}),
+        (torch.arange(6) // 2, {"weights": torch.zeros(6)}),
+    ):
+        same(LOSSES[name](), Given(x, None, nf.Relation.from_labels(labels, **more)))
+
+
+@pytest.mark.parametrize("name", ["MultiSimilarity", "Triplet-hard", "DroWorst", "DroKL", "Contrastive", "Triplet"])
+def test_nan_shows(name):
+    given, loss = plain(), LOSSES[name]()
+    rows = loss.product.similarity.prepare(given.rows).clone()
+    rows[7, 2] = float("nan")
+    value, *_ = fold_and_finish(loss.product, given.relation, rows, rows)
+    assert torch.isnan(value)
+
+
+def test_very_cold_softmax_does_not_underflow():
+    loss = L.NTXent(temperature=1e-3)
+    wanted, found = both(loss, plain())
+    assert torch.isfinite(found[1]).all()
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=0)
+
+
+# ---------------------------------------------------------------- the loss as it is called
+
+
+def measured(loss, x, *args, **more):
+    leaf = x.clone().requires_grad_()
+    value = loss(leaf, *args, **more)
+    value.backward()
+    return value.detach(), leaf.grad
+
+
+def test_a_call_goes_to_the_kernels(monkeypatch):
+    heard = []
+    work = launch.Work.fold
+    monkeypatch.setattr(launch.Work, "fold", lambda self: heard.append(1) or work(self))
+    given = plain()
+    y = torch.arange(21) // 3
+    for a, b in zip(
+        *(measured(L.MultiSimilarity(engine=engine), given.rows, y) for engine in ("fused", "dense")), strict=True
+    ):
+        torch.testing.assert_close(a, b, **CLOSE)
+    assert heard == [1]
+    # float64, an index tuple and values that are not reduced are for other engines
+    for loss, x, more in (
+        (L.MultiSimilarity(engine="fused"), given.rows.double(), {}),
+        (L.MultiSimilarity(engine="fused"), given.rows, {"indices": (torch.tensor([0]), torch.tensor([1])) * 2}),
+        (L.MultiSimilarity(engine="fused", reduction="sum", miner=M.Hard()), given.rows, {}),
+        (L.NTXent(engine="fused", reduction="none"), given.rows, {}),
+    ):
+        dense = type(loss)(engine="dense", reduction=loss.reduction, miner=loss.miner)
+        torch.testing.assert_close(loss(x, y, **more), dense(x, y, **more), **CLOSE)
+    assert heard == [1]
+
+
+def test_half_precision_rows_use_half_precision_products(monkeypatch):
+    kinds = []
+    made = launch.Work.__init__
+    monkeypatch.setattr(
+        launch.Work, "__init__", lambda self, spec, *rest: kinds.append(spec.dtype) or made(self, spec, *rest)
+    )
+    x, y = plain().rows, torch.arange(21) // 3
+    L.SupCon(engine="fused")(x.half(), y)
+    L.SupCon(engine="fused")(x, y)
+    L.SupCon(engine="fused")(x.half(), y, ref_emb=x, ref_labels=y)
+    assert kinds == [2, 0, 0]
+
+
+def test_there_is_no_second_derivative():
+    x = plain().rows.requires_grad_()
+    for loss in (L.SupCon(engine="fused"), L.Triplet(engine="fused"), L.Triplet(mining="hard", engine="fused")):
+        value = loss(x, torch.arange(21) // 3)
+        with pytest.raises(RuntimeError, match=r'"fused" has no second derivative, .*; use engine="dense"\.$'):
+            torch.autograd.grad(value, x, create_graph=True)
+
+
+def test_a_part_of_ones_own_is_not_fused():
+    class Own(P.Linear):
+        def forward(self, s, sign):
+            return 2 * super().forward(s, sign)
+
+    hooked = L.SupCon()
+    hooked.pair_negative.register_forward_hook(lambda module, given, found: 2 * found)
+    for loss in (L.MultiSimilarity(pair=Own(0.5)), hooked):
+        assert unfused(loss.product, plain().relation) == "a part allows no shortcut"
+        loss.engine = "fused"
+        wanted = loss(plain().rows, torch.arange(21) // 3)
+        loss.engine = "dense"
+        torch.testing.assert_close(wanted, loss(plain().rows, torch.arange(21) // 3), **CLOSE)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_SERVED))
+def test_what_is_not_served_says_why(name):
+    assert unfused(LOSSES[name]().product, plain().relation)
+
+
+def test_matrices_are_not_served():
+    hot = nf.Relation.from_multilabel(torch.eye(5))
+    assert unfused(L.SupCon().product, hot) == "pairs are given by a matrix"
+    pairs = nf.Relation.from_labels(torch.arange(5), weights=torch.rand(5, 5))
+    assert unfused(L.SupCon().product, pairs) == "pairs are given by a matrix"
+
+
+# ---------------------------------------------------------------- torch.library and torch.compile
+
+
+@pytest.mark.parametrize("make", [lambda: L.SupCon(engine="fused"), lambda: L.Margin(engine="fused")])
+def test_compiled_it_is_one_graph(make):
+    torch._dynamo.reset()
+    x, y = plain().rows, torch.arange(21) // 3
+    net = torch.nn.Linear(19, 7)
+    step = torch.compile(lambda x, y: loss(net(x), y), fullgraph=True, backend="aot_eager")
+    loss = make()
+    step(x, y).backward()
+    compiled = [net.weight.grad.clone(), *(p.grad.clone() for p in loss.parameters())]
+    net.weight.grad = None
+    loss.zero_grad()
+    loss(net(x), y).backward()
+    for a, b in zip(compiled, [net.weight.grad, *(p.grad for p in loss.parameters())], strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+    torch._dynamo.reset()
+
+
+def test_operators_are_registered_soundly():
+    from nearfar.engines import fused_ops
+
+    given = everything()
+    call = Fused(L.SupCon().product, given.relation, given.rows, given.cols)
+    spec, _ = call._spec(call.product.negative, "all", exp=1)
+    rows, cols = given.rows.requires_grad_(), given.cols.requires_grad_()
+    pairs = call.vectors.tensors()
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    near, real = call.near.detach().requires_grad_(), call.narrow.measure.float()
+    for operator, args in (
+        (fused_ops.fold, (rows, cols, pairs, None, None, *spec.said())),
+        (fused_ops.hardest, (rows.detach(), cols.detach(), pairs, None, None, *spec.said())),
+        (fused_ops.triplets, (rows, cols, pairs, None, near, real, *spec.said())),
+        (fused_ops.near, (rows, cols, call.narrow.place)),
+    ):
+        torch.library.opcheck(operator, args, test_utils=checks)

@@ -1,0 +1,96 @@
+"""The fused engine: its kernels in Triton's interpreter, who serves where they are missing, and the table of ways."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import nearfar as nf
+from nearfar.engines.fused import INSTALLED, has_triton
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import engine_ways  # noqa: E402
+
+L = nf.losses
+CPU = torch.device("cpu")
+
+
+def batch(n=24):
+    return torch.randn(n, 5, generator=torch.Generator().manual_seed(0)), torch.arange(n) // 3
+
+
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
+def test_the_kernels_in_the_interpreter():
+    """Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/fused_cases.py"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+@pytest.fixture
+def _no_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.mark.usefixtures("_no_interpreter")
+def test_without_a_gpu_the_tiled_engine_serves_and_says_so():
+    x, y = batch()
+    assert not has_triton(CPU)
+    for loss, dense in ((L.DroTopK(k=5, engine="fused"), L.DroTopK(k=5)), (L.SupCon(engine="fused"), L.SupCon())):
+        sentence = (
+            rf'^{type(loss).__name__}: engine="fused" needs a CUDA device and Triton, but the embeddings are on cpu; '
+            r'engine="tiled" serves instead\.$'
+        )
+        with pytest.warns(UserWarning, match=sentence):
+            found = loss(x, y)
+        torch.testing.assert_close(found, dense(x, y), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("_no_interpreter")
+def test_it_is_said_once_for_a_line():
+    x, y = batch()
+    loss = L.SupCon(engine="fused")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.resetwarnings()
+        for _ in range(3):
+            loss(x, y)
+    assert len(said) == 1
+    assert said[0].filename == __file__
+
+
+@pytest.mark.usefixtures("_no_interpreter")
+@pytest.mark.filterwarnings("ignore:.*engine=.fused.:UserWarning")
+def test_what_tiled_refuses_is_dense():
+    """A part of one's own that says nothing of strips, and an index tuple."""
+
+    class Own(nf.links.Add):
+        def forward(self, sides):
+            return super().forward(sides)
+
+    x, y = batch()
+    loss = L.MultiSimilarity(engine="fused")
+    loss.link = Own()
+    wanted = L.MultiSimilarity(engine="dense")
+    wanted.link = Own()
+    torch.testing.assert_close(loss(x, y), wanted(x, y))
+    index = (torch.tensor([0, 3]), torch.tensor([1, 4]), torch.tensor([5, 0]))
+    torch.testing.assert_close(L.Triplet(engine="fused")(x, None, index), L.Triplet(engine="dense")(x, None, index))
+
+
+# ---------------------------------------------------------------- which way each loss goes
+
+
+def test_the_table_of_ways_is_what_the_code_says():
+    """Written by scripts/engine_ways.py."""
+    assert engine_ways.shown(engine_ways.PAGE.read_text(encoding="utf-8")) == engine_ways.table()
