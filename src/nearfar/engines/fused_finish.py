@@ -56,7 +56,7 @@ def _say(owner: str, device: torch.device) -> None:
     warnings.warn(
         f'{owner}: engine="fused" needs a CUDA device and Triton, but {why}; engine="tiled" serves instead.',
         UserWarning,
-        stacklevel=8,  # the caller of the module
+        stacklevel=9,  # the caller of the module
     )
 
 

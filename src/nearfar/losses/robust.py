@@ -10,44 +10,88 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from nearfar._utils.checks import Deferred, DegenerateBatchWarning, check_choice
-from nearfar._utils.process_group import ALONE
+from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.renamed import NewKeywords
 from nearfar._utils.shortcuts import check_part
-from nearfar._utils.tensors import check_embeddings
-from nearfar.engines import (
-    Tiling,
-    check_tiled,
-    dense_pairs,
-    dense_value,
-    fused_value,
-    listed_value,
-    plain_parts,
-    takes_lists,
-    tiled_value,
-    untiled,
-    worth_tiling,
-)
+from nearfar._utils.tensors import check_embeddings, check_labels, check_reference, check_reference_rows
+from nearfar.engines import check_tiled, dense_pairs, dense_value, plain_parts
 from nearfar.groups.groupings import REDUCTIONS, AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
-from nearfar.losses.arguments import Engine, check_engine, for_each_sign, grouping
-from nearfar.losses.call import Call, Labels, dealt, low_type, raw, zero
+from nearfar.losses.arguments import Engine, check_engine, check_relation, for_each_sign, grouping
+from nearfar.losses.choice import by_list, by_other_engine
 from nearfar.losses.degenerate import Had
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
-from nearfar.relations.index_tuples import check_apart
+from nearfar.relations.index_tuples import check_apart, check_indices
 from nearfar.relations.relation import Relation
 from nearfar.relations.representatives import Anchors
 from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Cosine, Similarity, called
 
-__all__ = ["Call", "Labels", "Loss", "RobustLoss", "dealt"]
+__all__ = ["Call", "Labels", "Loss", "RobustLoss"]
+
+Labels = Tensor | Relation | None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each holding all of it."""
+
+    owner: str
+    embeddings: Tensor
+    labels: Labels
+    indices: tuple[Tensor, ...] | None = None
+    ref_emb: Tensor | None = None
+    ref_labels: Tensor | None = None
+    ids: Tensor | None = None
+    ref_ids: Tensor | None = None
+    ranks: ProcessGroup | None = None
+
+    @property
+    def reference(self) -> Tensor:
+        """The rows that are compared with: the batch itself, where no others came."""
+        return self.embeddings if self.ref_emb is None else self.ref_emb
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m), the size of the matrix of pairs."""
+        return len(self.embeddings), len(self.reference)
+
+    def relation(self) -> Relation:
+        """The checked relation: as given, from labels, or left open where an index tuple says which pairs there are."""
+        if self.ref_emb is not None:
+            check_reference_rows(self.owner, self.embeddings, self.ref_emb)
+        if self.indices is not None:
+            check_indices(self.owner, self.indices, self.shape)
+        if isinstance(self.labels, Relation):
+            check_relation(
+                self.owner, self.labels, self.embeddings, self.ref_emb, (self.ref_labels, self.ids, self.ref_ids)
+            )
+            return self.labels
+        if self.labels is None:
+            if self.indices is None:
+                raise ValueError(
+                    f"{self.owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
+                )
+            # no two rows are positives of each other, and no matrix has to say so
+            n, m = self.shape
+            each = torch.arange(n + m, device=self.embeddings.device)
+            others = None if self.ref_emb is None else each[n:]
+            return Relation.from_labels(each[:n], others, ids=self.ids, ref_ids=self.ref_ids)
+        device = self.embeddings.device
+        check_labels(self.owner, "labels", self.labels, len(self.embeddings), device)
+        check_reference(self.owner, self.embeddings, self.ref_emb, self.ref_labels)
+        if self.ref_labels is not None:
+            check_labels(self.owner, "ref_labels", self.ref_labels, len(self.reference), device)
+        return Relation.from_labels(self.labels, self.ref_labels, ids=self.ids, ref_ids=self.ref_ids)
 
 
 class Loss(NewKeywords, nn.Module, ABC):
@@ -235,20 +279,14 @@ class RobustLoss(Loss):
         relation = self._relation(call)
         if 0 in call.shape:
             self._warn(call, relation, None)
-            return zero(call).expand(len(call.embeddings)) if self.reduction == "none" else zero(call)
+            return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
         product = self.product
-        x, y = raw(call)
-        if self._lists(call, relation, product):
-            apart = self.owner if self.listed_apart else None
-            return listed_value(product, x, y, relation, call.indices or (), once=self.listed_once, apart=apart)
+        x, y = _raw(call)
+        value = None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))
+        if value is not None:
+            return value
         rows, cols = product.similarity.prepared(x, y)
-        found = None
-        if self.engine == "fused" and call.indices is None and call.ranks is None:
-            found = fused_value(self.owner, product, relation, rows, cols, low_type(call), plain=self._plain())
-        if found is None and self._tiles(call, relation, product):
-            twice = self.engine == "auto" and call.ranks is None
-            tiling = Tiling(self.owner, product, relation, self.tile, twice, call.ranks or ALONE)
-            found = tiled_value(tiling, rows, cols)
+        found = None if self.engine == "dense" else by_other_engine(self, call, relation, product, (rows, cols))
         if found is not None:
             self._warn(call, relation, Had(*found[1:]))
             return found[0]
@@ -265,9 +303,9 @@ class RobustLoss(Loss):
         relation = self._relation(call)
         if 0 in call.shape:
             self._warn(call, relation, None)
-            return unexplained(zero(call))
+            return unexplained(_zero(call))
         product = self.product
-        rows, cols = product.similarity.prepared(*raw(call))
+        rows, cols = product.similarity.prepared(*_raw(call))
         pairs = dense_pairs(product, rows, cols, relation, call.indices, once=self.listed_once)
         self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
         return explain(product, pairs)
@@ -275,25 +313,10 @@ class RobustLoss(Loss):
     def _relation(self, call: Call) -> Relation:
         return call.relation().projected(self.anchors, among=self.among_representatives)
 
-    def _lists(self, call: Call, relation: Relation, product: Product) -> bool:
-        """Whether this call has an index tuple that is evaluated as a list."""
-        if call.indices is None or self.engine == "dense" or call.ranks is not None:
-            return False
-        return takes_lists(product, call.indices, relation, asked=self.engine == "tiled")
-
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _plain(self) -> bool:
         """Whether the parts allow shortcuts; a compiled call takes the answer of its first one."""
         return plain_parts(self.product)
-
-    def _tiles(self, call: Call, relation: Relation, product: Product) -> bool:
-        """Whether this call goes to the tiled engine."""
-        if self.engine == "tiled":
-            return call.indices is None and dealt(call, product)
-        if self.engine == "dense" or call.indices is not None or torch.compiler.is_compiling():
-            return False
-        worth = self.engine == "fused" or worth_tiling(product, relation, call.ranks or ALONE)
-        return worth and dealt(call, product) and untiled(product) is None
 
     def _warn(self, call: Call, relation: Relation, had: Had | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
@@ -331,3 +354,20 @@ class RobustLoss(Loss):
             self.over_positive if self.over_positive is self.over_negative else (self.over_positive, self.over_negative)
         )
         return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
+
+
+def _raw(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Rows [n, d] and references [m, d] in the type that is computed with."""
+    dtype = _work_type(call)
+    return call.embeddings.to(dtype), None if call.ref_emb is None else call.ref_emb.to(dtype)
+
+
+def _work_type(call: Call) -> torch.dtype:
+    """The wider type of rows and references, and never less than float32: half precision loses the sums."""
+    wide = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
+    return torch.promote_types(wide, torch.float32)
+
+
+def _zero(call: Call) -> Tensor:
+    """A zero that keeps the graph of a batch without rows."""
+    return (call.embeddings.sum() * 0 + call.reference.sum() * 0).to(_work_type(call))

@@ -1,0 +1,65 @@
+"""Which engine serves a call of a loss where the dense one was not asked for, and the call of it.
+
+`RobustLoss` imports this module, so that a loss and its `Call` are of no type here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.process_group import ALONE
+from nearfar.engines import Tiling, fused_value, listed_value, takes_lists, tiled_value, untiled, worth_tiling
+from nearfar.groups.groupings import Product
+from nearfar.relations.relation import Relation
+
+__all__ = ["by_list", "by_other_engine"]
+
+Rows = tuple[Tensor, Tensor]
+"""Queries and references."""
+Found = tuple[Tensor, Tensor, Tensor]
+"""The loss, and which rows [n] had a positive and a negative pair."""
+
+
+def by_list(
+    loss: Any, call: Any, relation: Relation, product: Product, rows: tuple[Tensor, Tensor | None]
+) -> Tensor | None:
+    """The loss of an index tuple that is evaluated as a list, from raw rows; None where it is not."""
+    if call.indices is None or call.ranks is not None:
+        return None
+    if not takes_lists(product, call.indices, relation, asked=loss.engine == "tiled"):
+        return None
+    apart = loss.owner if loss.listed_apart else None
+    return listed_value(product, *rows, relation, call.indices, once=loss.listed_once, apart=apart)
+
+
+def by_other_engine(loss: Any, call: Any, relation: Relation, product: Product, rows: Rows) -> Found | None:
+    """The loss of prepared rows by the fused or the tiled engine; None where the dense one is to serve."""
+    if loss.engine == "fused" and call.indices is None and call.ranks is None:
+        low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
+        found = fused_value(loss.owner, product, relation, *rows, low, plain=loss._plain())
+        if found is not None:
+            return found
+    if not _tiles(loss, call, relation, product):
+        return None
+    twice = loss.engine == "auto" and call.ranks is None
+    return tiled_value(Tiling(loss.owner, product, relation, loss.tile, twice, call.ranks or ALONE), *rows)
+
+
+def _tiles(loss: Any, call: Any, relation: Relation, product: Product) -> bool:
+    """Whether this call goes to the tiled engine."""
+    if call.indices is not None:
+        return False
+    if loss.engine == "tiled":
+        return _dealt(call, product)
+    if torch.compiler.is_compiling():
+        return False
+    worth = loss.engine == "fused" or worth_tiling(product, relation, call.ranks or ALONE)
+    return worth and _dealt(call, product) and untiled(product) is None
+
+
+def _dealt(call: Any, product: Product) -> bool:
+    """Whether strips can be dealt out: each rank gets some, and no draw depends on who sweeps which."""
+    return call.ranks is None or (not product.draws and len(call.embeddings) >= call.ranks.world)
