@@ -306,7 +306,7 @@ def test_auto_is_dense_for_small_batches_and_tiled_for_large_ones():
 
 
 def test_auto_never_refuses(monkeypatch):
-    monkeypatch.setattr("nearfar.losses.robust.worth_tiling", lambda product, relation, ranks: True)
+    monkeypatch.setattr("nearfar.losses.choice.worth_tiling", lambda product, relation, ranks: True)
     embeddings, labels = larger()
     embeddings.requires_grad_()
     sampled = L.DroKL(samples=7).double()
