@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 import nearfar as nf
 from nearfar.engines import listed, listed_scores
 from nearfar.links import Add
-from nearfar.losses import robust
+from nearfar.losses import choice, robust
 from nearfar.miners import present
 from nearfar.relations.index_tuples import indexed, listed_pairs
 
@@ -68,7 +68,7 @@ def served(monkeypatch):
         calls.append(arguments)
         return listed.listed_value(*arguments, **more)
 
-    monkeypatch.setattr(robust, "listed_value", counting)
+    monkeypatch.setattr(choice, "listed_value", counting)
     return calls
 
 
