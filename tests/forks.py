@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-MODULES = ("torch.distributed", "accelerate", "runs")
+MODULES = ("torch.distributed", "torch._dynamo", "scipy.stats", "accelerate", "runs")
 """What a training imports; also for others, who then share one nursery with it."""
 POSSIBLE = sys.platform == "linux"
 """Elsewhere a process that has loaded torch does not bear a fork, or there is none."""
