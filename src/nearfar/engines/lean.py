@@ -17,8 +17,8 @@ from nearfar.engines.forms import Plain, form_of, plain_hinge, write_losses
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
+from nearfar.engines.windows import FAR, half_open, place_, windowed
 from nearfar.engines.windows import fence as fenced
-from nearfar.engines.windows import place_, windowed
 from nearfar.groups.groupings import Product, tally
 from nearfar.links import Sides, Terms
 from nearfar.relations.layout import Layout
@@ -92,9 +92,13 @@ class _Lean:
         self.rows, self.product, self.sorted, self.slopes = strips.rows, strips.product, sorted, sorted.slopes
         self.form, self.over = sorted.form, wide_set(strips.product)
         self.together = strips.product.groups.scope == "anchor"
+        fold = self.over.fold()
+        self._counts = fold is None or fold.kind != "exp" or fold.normalized  # others ask only who has a pair
         self.line = line_of(strips.product)
         self.hinge = plain_hinge(strips.product.negative)
-        weighted, mined = sorted.runs.weights is not None, strips.product.miner is not None
+        apart = not self.together and not strips.product.everyone
+        self.half_open = apart and self.line is not None and half_open(strips.product.miner)
+        weighted, mined = sorted.runs.weights is not None, strips.product.miner is not None and not self.half_open
         buffers = [strips.rows.new_empty(sorted.shape) if wanted else None for wanted in (
             True, self.hinge or mined or (self.line is not None and not isinstance(self.form, Plain)), weighted, mined
         )]  # fmt: skip
@@ -126,6 +130,8 @@ class _Lean:
     def _wide(self, here: slice, scores: Tensor, near: Tensor, narrow: Narrow) -> tuple[Wide, Tensor]:
         """The wide side of a strip, and the measure [t, P] of its positive pairs, both after mining."""
         measure = narrow.positive if narrow.weight is None else narrow.weight
+        if self.half_open:
+            return self._above(here, scores, near, narrow, measure)
         fence = None
         if self.product.miner is not None and self.fence is not None:
             fence, window = fenced(self.product.miner, scores, near, narrow, measure, self.fence[: len(scores)])
@@ -142,6 +148,27 @@ class _Lean:
             return Wide(scores, losses, size, negative > 0, None, dl_ds), measure
         weights = self._weigh(here, narrow, inside, fence)
         return Wide(scores, losses, weights.sum(dim=1), negative > 0, weights, dl_ds), measure
+
+    def _above(self, here: slice, scores: Tensor, near: Tensor, narrow: Narrow, measure: Tensor) -> tuple[Wide, Tensor]:
+        """Like `_wide`, where the miner keeps what is above a score and losses are linear: no fence is needed."""
+        assert self.line is not None  # noqa: S101 - checked by the caller
+        assert self.product.miner is not None  # noqa: S101
+        slope, start = self.line
+        losses = place_(self._losses(scores), narrow, torch.full_like(near, -math.inf))
+        top = losses.amax(dim=1)
+        window = self.product.miner.window(near, measure, (top - start) / slope)
+        assert window is not None  # noqa: S101 - checked by `leans`
+        floor = (slope * torch.as_tensor(window.low) + start).clamp(-FAR, FAR).to(losses).expand(len(top))
+        torch.threshold_(losses.sub_(floor[:, None]), 0.0, -math.inf).add_(floor[:, None])
+        measure = measure & window.positive if measure.dtype == torch.bool else measure * window.positive
+        has_negative = top > floor
+        weights = None if self.weights is None else self._weigh(here, narrow, torch.zeros_like(measure), None)
+        if weights is not None:
+            weights.mul_(losses > -math.inf)
+        size = has_negative if weights is None else weights.sum(dim=1)
+        if weights is None and self._counts:
+            size = (losses > -math.inf).to(torch.uint8).sum(dim=1, dtype=torch.int64)
+        return Wide(scores, losses, size.to(losses.dtype), has_negative, weights, slope), measure
 
     def _losses(self, scores: Tensor) -> Tensor:
         """Negative pair losses [t, m] of all scores."""
@@ -169,8 +196,7 @@ class _Lean:
         """Number [t] of negative pairs of the wide side (only whether there is one, if the set does not count)."""
         if fence is None:
             return columns - narrow.run.sum(dim=1)
-        fold = self.over.fold()
-        if fold is not None and fold.kind == "exp" and not fold.normalized:
+        if not self._counts:
             return (fence.amax(dim=1) == 0).to(torch.int64)
         return (fence == 0).to(torch.uint8).sum(dim=1, dtype=torch.int64)
 

@@ -15,7 +15,7 @@ from nearfar.groups.groupings import Product
 from nearfar.miners import Miner, Window
 from nearfar.relations.layout import Layout
 
-__all__ = ["fence", "place_", "windowed"]
+__all__ = ["FAR", "fence", "half_open", "place_", "windowed"]
 
 FAR = 1e30
 """A score that no pair reaches."""
@@ -28,6 +28,13 @@ def windowed(product: Product, layout: Layout) -> bool:
     one = torch.ones(1, 1)
     window = product.miner.window(one, one > 0, one[0])
     return window is not None and (window.most is None or layout.weights is None)
+
+
+def half_open(miner: Miner | None) -> bool:
+    """Whether a miner's window is all above a score: of a loss that is linear, the same window of losses."""
+    one = torch.ones(1, 1)
+    window = None if miner is None else miner.window(one, one > 0, one[0])
+    return window is not None and window.high is None and window.most is None and not window.closed
 
 
 def fence(
