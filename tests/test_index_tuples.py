@@ -115,6 +115,28 @@ def test_lists_equal_dense(row, way, monkeypatch, served):
     assert same(loss, served, e, y, pairs(7, 7), e[:7] + 0.1, y[:7], **names) == 2 or way == "as counted"
 
 
+@rows
+def test_anchors_with_few_and_with_many_pairs_equal_dense(row, monkeypatch, served):
+    """Parts of like anchors, where one matrix of all would be mostly empty."""
+    for name in ("WASTE", "LARGE"):
+        monkeypatch.setattr(listed, name, 0)
+    monkeypatch.setattr(listed_scores, "DEAR", 0)
+    e, y = tensors(*random_batch(), grad=False)
+    many, few = torch.arange(1, 10), torch.tensor([2, 5, 7, 7])
+    a1, p, a2, n = pairs(8)
+    indices = (
+        torch.cat([a1, torch.zeros_like(many)]),
+        torch.cat([p, many]),
+        torch.cat([a2[:5], few]),
+        torch.cat([n[:5], few + 1]),
+    )
+    loss = row.loss()
+    for reduction in {loss.reduction} if not loss.groups.per_anchor else robust.REDUCTIONS:
+        loss.reduction = reduction
+        assert same(loss, served, e, y, indices) == 1
+        assert same(loss, served, e, y, triplets(9)) == 1
+
+
 @pytest.mark.parametrize("columns", [10, 7])
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("make", [pairs, triplets])

@@ -10,6 +10,7 @@ A tuple that lists a large part of all pairs is itself larger than the matrix, a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.shortcuts import exactly, swift, touched
+from nearfar._utils.tensors import over
 from nearfar.engines.dense import dense_value, kept
 from nearfar.engines.listed_scores import ListedScores, cheapest
-from nearfar.groups.groupings import AnchorSign, Problem, Product, reduce
+from nearfar.groups.groupings import AnchorSign, Problem, Product, reduce, tally
 from nearfar.groups.triplets import Triplets
 from nearfar.links import Sides
 from nearfar.miners import ScoredPairs, present
@@ -28,6 +30,8 @@ from nearfar.relations.relation import Relation
 
 __all__ = ["listed_value", "takes_lists", "valid_rows"]
 
+WASTE, LARGE = 4, 2**18
+"""A matrix with more places than LARGE, and more than WASTE times its pairs, is made in parts of like anchors."""
 GPU_PAIRS = 2**24
 """Number of all pairs from which lists are used on other devices: they read a few numbers, a dense matrix none."""
 
@@ -80,16 +84,20 @@ def listed_value(
         apart: name of a loss that refuses pairs which are listed as positive and as negative, or None.
     """
     if len(indices) == 3 and product.groups.takes_triplets:
-        triplets = (indices[0], indices[1], indices[2])
-        return dense_value(
-            product, _triplets(ListedScores.of(product.similarity, x, y, len(indices[0])), relation, triplets)
-        )
+        scores = ListedScores.of(product.similarity, x, y, len(indices[0]))
+        return dense_value(product, _triplets(scores, relation, (indices[0], indices[1], indices[2])))
     listing = listed_pairs(indices, relation.shape, once=once)
     if apart is not None:
         check_apart(apart, listing.positive, listing.negative)
     scores = ListedScores.of(product.similarity, x, y, len(listing.rows))
-    pairs = kept(product, _narrow(scores, relation, listing))
-    return _with_columns(product, pairs, listing) if product.wants_columns else dense_value(product, pairs)
+    whole = _narrow(scores, relation, listing)
+    if product.wants_columns:
+        return _with_columns(product, kept(product, whole()), listing)
+    if listing.shape[0] * listing.shape[1] > max(LARGE, WASTE * (len(listing.rows) + listing.shape[0])):
+        value = _by_size(product, listing, whole)
+        if value is not None:
+            return value
+    return dense_value(product, kept(product, whole()))
 
 
 def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
@@ -136,25 +144,100 @@ class ListedPairs(ScoredPairs):
         return self.similarity.finish(dots, rows[:, :, None], cols[:, None, :])
 
 
-def _narrow(scores: ListedScores, relation: Relation, listing: Listing) -> ListedPairs:
-    """Scores and measures [n, w] of listed pairs."""
-    dtype = scores.rows.dtype
-    positive, negative = (
-        listing.padded(x if x.dtype == torch.bool else x.to(dtype)) for x in (listing.positive, listing.negative)
+Narrow = Callable[..., ListedPairs]
+
+
+def _narrow(scores: ListedScores, relation: Relation, listing: Listing) -> Narrow:
+    """A function that gives the scores and measures [n, w] of all listed pairs, or those of some anchors."""
+    dtype, had = scores.rows.dtype, valid_rows(relation)
+    entries = scores[listing.rows, listing.cols]
+
+    def pairs(part: Part | None = None) -> ListedPairs:
+        here, found, rows, (had_positive, had_negative) = listing, entries, scores.rows, had
+        if part is not None:
+            here, found = part.listing, entries.index_select(0, part.members)
+            rows, had_positive, had_negative = (z.index_select(0, part.anchors) for z in (rows, *had))
+        positive, negative = (
+            here.padded(z if z.dtype == torch.bool else z.to(dtype)) for z in (here.positive, here.negative)
+        )
+        return ListedPairs(
+            here.padded(found),
+            positive,
+            negative,
+            had_positive,
+            had_negative,
+            relation,
+            scores.similarity,
+            rows,
+            scores.cols,
+            strip=True,
+            mined=True,
+            columns=here.padded(here.cols),
+        )
+
+    return pairs
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Anchors with about as many listed pairs each.
+
+    Args:
+        anchors: [b] which rows they are.
+        members: [v] which of the listed pairs are theirs.
+        listing: these pairs, with anchors numbered from 0 to b - 1.
+    """
+
+    anchors: Tensor
+    members: Tensor
+    listing: Listing
+
+
+def _parts(listing: Listing) -> Iterator[Part]:
+    """Anchors with up to 1, 4, 16, ... pairs, so that at most three in four places of a matrix are empty."""
+    counts = torch.bincount(listing.rows, minlength=listing.shape[0])
+    size = (counts.clamp_min(1).double().log2() / 2).ceil().long()
+    for each in sorted(set(size.tolist())):
+        (anchors,) = torch.nonzero(size == each, as_tuple=True)
+        (members,) = torch.nonzero(size.index_select(0, listing.rows) == each, as_tuple=True)
+        rows = torch.searchsorted(anchors, listing.rows.index_select(0, members))
+        place, width = spread(rows, len(anchors))
+        cols, positive, negative = (
+            z.index_select(0, members) for z in (listing.cols, listing.positive, listing.negative)
+        )
+        yield Part(anchors, members, Listing(rows, cols, positive, negative, place, (len(anchors), width)))
+
+
+def _by_size(product: Product, listing: Listing, whole: Narrow) -> Tensor | None:
+    """The loss from anchors with few pairs and anchors with many, apart; None if groups cannot be put together."""
+    groups, parts = product.groups, list(_parts(listing))
+    pairs = [kept(product, whole(part)) for part in parts]
+    problems = [groups.split(product, each) for each in pairs]
+    if not groups.per_anchor:
+        if any(problem.cap is not None for problem in problems[0]):
+            return None  # the limit depends on the whole batch
+        joined = tuple(_joined(each) for each in zip(*problems, strict=True))
+        return groups.merge(tuple(problem.value() for problem in joined), joined)
+    terms = (
+        groups.terms(product, each, solved, tuple(problem.value() for problem in solved))
+        for each, solved in zip(pairs, problems, strict=True)
     )
-    return ListedPairs(
-        listing.padded(scores[listing.rows, listing.cols]),
-        positive,
-        negative,
-        *valid_rows(relation),
-        relation,
-        scores.similarity,
-        scores.rows,
-        scores.cols,
-        strip=True,
-        mined=True,
-        columns=listing.padded(listing.cols),
-    )
+    values = list[Tensor]()
+    for same in zip(*terms, strict=True):
+        tops, bottoms = zip(*(tally(term, product.reduction) for term in same), strict=True)
+        if product.reduction == "none":
+            order = torch.cat([part.anchors for part in parts]).argsort()
+            values.append(over(torch.cat(tops), torch.cat(bottoms)).index_select(0, order))
+        else:
+            bottom = torch.stack(bottoms)
+            values.append(over(torch.stack(tops).sum(), bottom[0] if product.reduction == "sum" else bottom.sum()))
+    return values[0] if len(values) == 1 else torch.stack(values).sum(dim=0)
+
+
+def _joined(problems: tuple[Problem, ...]) -> Problem:
+    """One group of the members of several."""
+    losses, measure = (torch.cat(z, dim=1) for z in zip(*((p.losses, p.measure) for p in problems), strict=True))
+    return Problem(problems[0].over, losses, measure, tuple(losses.shape), problems[0].orders)
 
 
 def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Tensor:
