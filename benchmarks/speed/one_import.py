@@ -106,7 +106,11 @@ def main() -> None:
     parser.add_argument("--longest", type=float, default=10.0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    file = given.out / f"one_import_{given.device}.json"
     found: list[dict[str, Any]] = []
+    if given.scripts and file.exists():  # what was measured of other scripts stays
+        held = json.loads(file.read_text(encoding="utf-8"))["results"]
+        found = [row for row in held if row["script"] not in given.scripts]
     with threads(1):
         for row in rows_of(given):  # written as it goes: a run that is stopped keeps what it has
             found.append(row)
