@@ -84,12 +84,14 @@ def listed_value(
         apart: name of a loss that refuses pairs which are listed as positive and as negative, or None.
     """
     if len(indices) == 3 and product.groups.takes_triplets:
-        scores = ListedScores.of(product.similarity, x, y, len(indices[0]))
+        how = cheapest(2 * len(indices[0]), relation.shape[0] * relation.shape[1], triplets=True)
+        scores = ListedScores.of(product.similarity, x, y, how)
         return dense_value(product, _triplets(scores, relation, (indices[0], indices[1], indices[2])))
     listing = listed_pairs(indices, relation.shape, once=once)
     if apart is not None:
         check_apart(apart, listing.positive, listing.negative)
-    scores = ListedScores.of(product.similarity, x, y, len(listing.rows))
+    how = cheapest(len(indices[1]) + len(indices[-1]), relation.shape[0] * relation.shape[1])
+    scores = ListedScores.of(product.similarity, x, y, how)
     whole = _narrow(scores, relation, listing)
     if product.wants_columns:
         return _with_columns(product, kept(product, whole()), listing)
@@ -279,8 +281,7 @@ class ListedTriplets(ScoredPairs):
 
     def reference_scores(self) -> Tensor:
         """Scores among the references, to be indexed."""
-        assert self.triplets is not None  # noqa: S101 - set by `_triplets`
-        return cast(Tensor, cast(ListedScores, self.scores).of_references(len(self.triplets[0])))
+        return cast(Tensor, cast(ListedScores, self.scores).of_references())
 
 
 def _triplets(scores: ListedScores, relation: Relation, triplets: tuple[Tensor, Tensor, Tensor]) -> ListedTriplets:

@@ -23,6 +23,10 @@ MOST = 3
 """A list of more than one in so many of all pairs is no smaller than their matrix, which is then made."""
 DEAR = 16
 """Work of a pair that is scored by itself, in pairs of a matrix product (measured: 16 to 26)."""
+SMALL = 2**16
+"""A matrix of fewer pairs is made at once: the list must be half as long as otherwise, and strips do not pay."""
+SMALL_FOR_TRIPLETS = 2**22
+"""The same for triplets, whose two lists of pairs would take two products in strips."""
 CHUNK = 2**18
 """Entries of the rows [t, d] that are gathered at a time; more of them would leave the processor's cache."""
 STRIP = 2**20
@@ -48,20 +52,19 @@ class ListedScores:
     how: How
 
     @classmethod
-    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, pairs: int) -> ListedScores:
-        """The scores of raw rows x [n, d] and references y [m, d], of which about `pairs` are wanted."""
-        how = cheapest(pairs, len(x) * len(x if y is None else y))
+    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, how: How) -> ListedScores:
+        """The scores of raw rows x [n, d] and references y [m, d]."""
         if how == "rows" and (similarity.form is not None or not similarity.shifts):
             rows = similarity.prepare(x)  # differences of two rows need no common origin
             return cls(similarity, rows, rows if y is None else similarity.prepare(y), how)
         return cls(similarity, *similarity.prepared(x, y), how)
 
-    def of_references(self, pairs: int) -> ListedScores:
+    def of_references(self) -> ListedScores:
         """The scores [m, m] among the references."""
         if self.cols is self.rows:
             return self
-        # rows that have no common origin must be compared two by two
-        how: How = "rows" if self.how == "rows" else cheapest(pairs, len(self.cols) ** 2)
+        # the matrix of all references may be much larger than that of rows and references
+        how: How = "rows" if self.how == "rows" else "strips"
         return ListedScores(self.similarity, self.cols, self.cols, how)
 
     def __getitem__(self, at: tuple[Tensor, Tensor]) -> Tensor:
@@ -84,11 +87,12 @@ class ListedScores:
         return self.similarity.scores(self.rows, self.cols)
 
 
-def cheapest(pairs: int, all_pairs: int) -> How:
-    """How to score some pairs of all, by counting operations; a whole matrix must not be larger than the list."""
-    if DEAR * pairs <= all_pairs:
+def cheapest(pairs: int, all_pairs: int, *, triplets: bool = False) -> How:
+    """How to score some pairs of all, by counting operations; a large matrix must not be larger than the list."""
+    small = all_pairs < (SMALL_FOR_TRIPLETS if triplets else SMALL)
+    if (2 * DEAR if small else DEAR) * pairs <= all_pairs:
         return "rows"
-    return "strips" if MOST * pairs < all_pairs else "matrix"
+    return "matrix" if small or MOST * pairs >= all_pairs else "strips"
 
 
 def _chunks(d: int, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
