@@ -5,6 +5,7 @@ Every rank holds all rows and gets all results, so that a value, a dual or a gra
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -85,10 +86,11 @@ def several(group: Any = None) -> bool:
 def close() -> None:
     """Leave the gloo group of this process, if it has one: its threads must end before Python takes them apart.
 
-    A rank that ends without this may be aborted (SIGABRT) when another one's connection closes meanwhile. Other
-    backends are left alone: theirs wait for ranks that may be gone.
+    A thread that lets go of a tensor while Python ends is stopped in the middle of it, which aborts the process
+    (SIGABRT). Other backends are left alone: theirs wait for ranks that may be gone.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        gc.collect()  # a network that is still there holds the group
         dist.destroy_process_group()
 
 

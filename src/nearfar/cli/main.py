@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,7 +114,10 @@ bench.register(app)
 def main() -> None:
     """Entry point of the `nearfar` command."""
     guard_streams()
+    code: str | int | None = None
     try:
         app()
-    finally:
-        close()
+    except SystemExit as end:
+        code = end.code  # not the exception: its frames hold the network, and that holds the group
+    close()
+    sys.exit(code)

@@ -154,6 +154,15 @@ class PowerWeights(UncertaintySet, swift=True):
         inner = KL(1.0, zero=self.zero, zero_member=self.zero_member).stream(groups, like, orders, cap)
         return HeldStream(inner, self._height)
 
+    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
+        if self.zero == "drop" or self.zero_member:
+            return None
+        there = l > -torch.inf
+        losses = torch.where(there, l, 0.0)
+        l.copy_(losses).div_(self.shift).log1p_().mul_(self.power)
+        solved = SOFTMAX.soft_(l.masked_fill_(~there, -torch.inf), size, w)
+        return replace(solved, value=losses.mul_(l).sum(dim=1) * solved.scale)
+
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return SOFTMAX._dual(self._height(l), w, mass)
 
