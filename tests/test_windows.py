@@ -1,0 +1,92 @@
+"""What a miner says as a window is what it does with masks, and what a set solves in place is what it says in words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_tiled import MINERS, SETS
+
+import nearfar as nf
+from nearfar.engines.runs import Runs
+from nearfar.engines.tiled import lean_way
+from nearfar.engines.windows import fence
+from nearfar.miners import ScoredPairs, present
+from nearfar.similarity import Cosine
+
+Y = torch.tensor([3, 0, 1, 0, 2, 1, 0, 1, 1, 4, 2])
+
+
+def scored(seed, measure=None):
+    generator = torch.Generator().manual_seed(seed)
+    x = Cosine().prepare(torch.randn(len(Y), 5, generator=generator, dtype=torch.float64))
+    relation = nf.Relation.from_labels(Y, weights=measure)
+    tile = relation.dense()
+    pairs = ScoredPairs(
+        x @ x.T, tile.positive, tile.negative, present(tile.positive), present(tile.negative), relation, Cosine(), x, x
+    )
+    return relation, pairs
+
+
+def windowed(miner, relation, pairs):
+    """The measures [n, m] of positive and negative pairs that a miner's window keeps."""
+    layout = relation.layout()
+    runs = Runs(layout, dtype=torch.float64)
+    narrow = runs.narrow(slice(0, len(Y)))
+    scores = pairs.scores[:, runs.order].clone()
+    near = scores.gather(1, narrow.place)
+    given = narrow.positive if narrow.weight is None else narrow.weight
+    ring, window = fence(miner, scores, near, narrow, given, torch.empty_like(scores))
+    assert torch.equal(scores, pairs.scores[:, runs.order])  # written to, and restored
+    back = runs.order.argsort()
+    weight = torch.ones_like(scores) if runs.weights is None else torch.outer(*runs.weights)
+    positive = torch.zeros_like(scores).scatter_add_(1, narrow.place, (given * window.positive).to(scores.dtype))
+    return positive[:, back], ((ring == 0) * weight)[:, back]
+
+
+@pytest.mark.parametrize("name", [name for name in MINERS if name != "expected"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_window_keeps_what_the_miner_keeps(name, weighted, seed):
+    miner = MINERS[name]
+    relation, pairs = scored(seed, torch.arange(1.0, 12.0, dtype=torch.float64) / 4 if weighted else None)
+    if weighted and miner.window(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1)).most is not None:
+        assert lean_way(nf.losses.MultiSimilarity(miner=miner).product, relation) is None
+        return
+    wanted = miner(pairs)
+    positive, negative = windowed(miner, relation, pairs)
+    torch.testing.assert_close(positive, wanted.positive.double())
+    torch.testing.assert_close(negative, wanted.negative.double())
+
+
+def test_every_miner_but_the_one_that_draws_takes_the_fast_path():
+    relation = nf.Relation.from_labels(Y)
+    for make in (nf.losses.MultiSimilarity, nf.losses.SupCon, nf.losses.Contrastive, nf.losses.Margin):
+        for name, miner in MINERS.items():
+            way = lean_way(make(miner=miner).product, relation)
+            assert (way is None) == (name == "expected"), (make, name)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_set_solved_in_place_has_its_value_and_weights(name, weighted):
+    """Groups of many, of one and of no members, with losses of both signs and a tie at the top."""
+    over = SETS[name]
+    generator = torch.Generator().manual_seed(3)
+    l = torch.randn(7, 12, generator=generator, dtype=torch.float64)
+    l[1, 4] = l[1, 7] = 3.0
+    there = torch.rand(7, 12, generator=generator) < 0.7
+    there[1, [4, 7]], there[5], there[6] = True, False, torch.arange(12) == 2
+    w = torch.rand(7, 12, generator=generator, dtype=torch.float64) + 0.2 if weighted else torch.ones_like(l)
+    measure = there * w if weighted else there
+    if name == "power":
+        l = l.abs()
+    wanted, weights = over.value(l, measure), over.weights(l, measure)
+    raw = torch.where(there, l, -math.inf)
+    solved = over.solved_(raw, measure.double().sum(dim=1), measure if weighted else None)
+    torch.testing.assert_close(solved.value, wanted, atol=1e-10, rtol=1e-10)
+    if solved.place is not None:
+        raw = torch.zeros_like(raw).scatter_(1, solved.place[:, None], 1.0)
+    found = raw * solved.scale[:, None]
+    torch.testing.assert_close(torch.where(there, found, 0.0), weights, atol=1e-10, rtol=1e-10)
