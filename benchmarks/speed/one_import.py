@@ -3,6 +3,7 @@
     python benchmarks/speed/one_import.py                      some minutes: CPU, one thread
     python benchmarks/speed/one_import.py --device cuda        the same on a GPU
     python benchmarks/speed/one_import.py --sizes 32 64        does it run at all?
+    python benchmarks/speed/one_import.py --scripts "MultiSimilarityLoss + miner" --name one_import_tuples
 
 Both run `miner(e, y)` where there is one and `loss(e, y, tuples)` forward and backward, on the same rows with four of a
 class, in turns; medians (CPU seconds on one thread, the clock on a GPU). Larger sizes are left out once a step of PML
@@ -105,8 +106,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--longest", type=float, default=10.0)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="one_import", help="of the files that are written")
     given = parser.parse_args()
-    file = given.out / f"one_import_{given.device}.json"
+    file = given.out / f"{given.name}_{given.device}.json"
     found: list[dict[str, Any]] = []
     if given.scripts and file.exists():  # what was measured of other scripts stays
         held = json.loads(file.read_text(encoding="utf-8"))["results"]
@@ -125,12 +127,12 @@ def write(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     }
     place = torch.cuda.get_device_name() if given.device == "cuda" else "CPU, one thread"
     record = {"device": place, "width": WIDTH[given.device], "versions": versions, "results": rows}
-    write_text(given.out / f"one_import_{given.device}.json", json.dumps(record, indent=1) + "\n")
+    write_text(given.out / f"{given.name}_{given.device}.json", json.dumps(record, indent=1) + "\n")
     head = f"# One changed import: PML beside nearfar.pml, {place}, d = {WIDTH[given.device]}\n\n"
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
     about = f"Forward and backward with the miner, four rows a class, float32, medians; {told}.\n\n"
     table = "| script | rows | ms | PML ms | PML / ours | x limit |\n|---|---|---|---|---|---|\n"
-    write_text(given.out / f"one_import_{given.device}.md", head + about + table + "\n".join(map(line, rows)) + "\n")
+    write_text(given.out / f"{given.name}_{given.device}.md", head + about + table + "\n".join(map(line, rows)) + "\n")
 
 
 if __name__ == "__main__":
