@@ -27,15 +27,30 @@ def batch(n=24):
     return torch.randn(n, 5, generator=torch.Generator().manual_seed(0)), torch.arange(n) // 3
 
 
-@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
-def test_the_kernels_in_the_interpreter():
-    """Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/fused_cases.py"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)
+with_triton = pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
+
+
+def run(*command, **more):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | more
+    command = [sys.executable, *command]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    return done.stdout
+
+
+@with_triton
+def test_the_kernels_in_the_interpreter():
+    """Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own."""
+    said = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/fused_cases.py", TRITON_INTERPRET="1")
+    assert " passed" in said
+
+
+@with_triton
+def test_the_kernels_compile_for_a_gpu(tmp_path):
+    """The interpreter runs what the compiler refuses; no GPU is needed to see that it does not."""
+    said = run("tests/fused_compiled.py", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0").split()
+    assert said[::2] == ["fold", "fold", "weigh", "hardest", "fold_triplets", "weigh_triplets"]
+    assert said[1::2] == ["mma", "fma", "mma", "fma", "mma", "mma"]
 
 
 @pytest.fixture

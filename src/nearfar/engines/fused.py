@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import swift, touched
+from nearfar._utils.shortcuts import exactly, swift, touched
 from nearfar.engines.launch import LOW, SIDES, SIMILARITIES, Spec
 from nearfar.engines.pair_vectors import POSITION_THEN_ID, Narrow, PairVectors, pair_vectors
 from nearfar.groups.groupings import Product
-from nearfar.groups.triplets import difference
+from nearfar.groups.triplets import SemiHardBand, difference
 from nearfar.miners import Miner
 from nearfar.pairs import PairForm, PairLoss
 from nearfar.relations.relation import Relation
@@ -32,6 +32,8 @@ from nearfar.sets.base import Fold, UncertaintySet
 
 __all__ = ["Fused", "Rows", "fused_way", "has_triton", "plain_parts", "unfused"]
 
+MOST = 2**15
+"""Largest K of the hardest pairs."""
 GATHERED = 2**26
 """Most entries n·P of gathered positive pairs."""
 
@@ -80,10 +82,14 @@ def _ungrouped(product: Product, vectors: PairVectors) -> str | None:
     """Why groups, sets or miner cannot be folded, or None."""
     scope, wide = product.groups.scope, _wide_set(product)
     fold = wide.fold()
-    if scope not in ("batch", "sign", "anchor", "anchor_sign", "triplets"):
+    if scope not in ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets"):
         return f"groups are {scope}"
-    if fold is None or fold.kind == "top":
+    if fold is None or (fold.kind == "top" and fold.most is None):
         return f"{type(wide).__name__} has no fold"
+    if fold.kind == "top" and (product.groups.per_anchor or product.miner is not None or vectors.weights is not None):
+        return "the top K are of the batch, and neither mined nor weighted"
+    if fold.kind == "top" and (fold.most or 0) > MOST:
+        return f"K is above {MOST}"
     if fold.held and (scope != "anchor_sign" or wide.zero_member or fold.kind != "exp"):
         return "weights are held constant"
     if not _windowed(product):
@@ -93,7 +99,8 @@ def _ungrouped(product: Product, vectors: PairVectors) -> str | None:
         return None if fold.kind != "max" and product.miner is None and turns else "columns cannot be folded"
     if scope == "triplets":
         rule: Any = getattr(product.groups, "rule", None)
-        plain = rule is not None and rule.compare is difference and not rule.balanced and rule.keep is None
+        plain = rule is not None and rule.compare is difference and not rule.balanced
+        plain = plain and (rule.keep is None or exactly(rule.keep, SemiHardBand))
         return None if plain and fold.kind == "sum" else "triplets are chosen, or not averaged"
     return None
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.fused import Fused, has_triton, unfused
+from nearfar.engines.fused_top import top_pairs, top_problem
 from nearfar.engines.launch import LOW
 from nearfar.groups.groupings import Product, reduce
 from nearfar.links import Sides, Terms
@@ -185,6 +186,8 @@ def _batch(call: Fused) -> Found:
         losses, there, had_positive, had_negative = _with_hardest(call)
         value = of.value(losses.reshape(1, -1), there.reshape(1, -1))
         return product.groups.merge((value,), ()), had_positive, had_negative
+    if fold.kind == "top":
+        return _top(call, of, fold)
     t, size, had_negative = _whole(call, "negative", of, fold)
     if call.measure is None:
         more, sizes, had_positive = _whole(call, "positive", of, fold)
@@ -195,8 +198,33 @@ def _batch(call: Fused) -> Found:
     return product.groups.merge((value,), ()), had_positive, had_negative
 
 
+def _top(call: Fused, of: UncertaintySet, fold: Fold) -> Found:
+    """One value of the K hardest pairs, positive and negative."""
+    assert call.measure is not None  # noqa: S101 - they are not folded
+    losses, there = top_pairs(call, fold.most or 0.0)
+    losses = torch.cat([call.product.positive(call.near, +1).reshape(1, -1), losses], dim=1)
+    measure = torch.cat([call.measure.reshape(1, -1), there], dim=1)
+    value = top_problem(call, of, losses, measure).value()
+    return call.product.groups.merge((value,), ()), call.had_positive, call.vectors.has_negative()
+
+
+def _top_apart(call: Fused) -> Found:
+    """Two values of the K hardest pairs, of the positive and of the negative ones."""
+    product, fold = call.product, call.product.over_negative.fold()
+    assert fold is not None  # noqa: S101 - checked by `fused_way`
+    assert call.measure is not None  # noqa: S101 - they are not folded
+    near, measure = product.positive(call.near, +1).reshape(1, -1), call.measure.reshape(1, -1)
+    first = top_problem(call, product.over_positive, near, measure)
+    cap = first.taken() if product.groups.scope == "balanced" else None
+    second = top_problem(call, product.over_negative, *top_pairs(call, fold.most or 0.0), cap)
+    value = product.groups.merge((first.value(), second.value()), (first, second))
+    return value, call.had_positive, call.vectors.has_negative()
+
+
 def _sign(call: Fused) -> Found:
     """One value of all positive pairs, and one of all negative pairs."""
+    if _kind(call.product.over_negative) == "top":
+        return _top_apart(call)
     product = call.product
     fold, first = product.over_negative.fold(), product.over_positive.fold()
     assert fold is not None  # noqa: S101 - checked by `fused_way`
@@ -243,7 +271,9 @@ def _triplets(call: Fused) -> Found:
 
     assert call.narrow is not None  # noqa: S101 - each positive pair is read
     of, cols = call.product.over_negative, None if call.vectors.square else call.cols
-    spec, form = call._spec(call.product.negative, "negative", drop=int(of.zero == "drop"))
+    keep = call.product.groups.rule.keep  # type: ignore[attr-defined]  # of this scope
+    band = {} if keep is None else {"band": 1, "low": -keep.margin, "high": 0.0}
+    spec, form = call._spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
     measure = call.narrow.measure.to(torch.float32)
     pairs = call.vectors.tensors()
     total, size, seen, _ = triplets(call.rows, cols, pairs, form.offset, call.near, measure, *spec.said())
@@ -251,5 +281,12 @@ def _triplets(call: Fused) -> Found:
     return value, call.had_positive, seen > 0
 
 
-FINISH = {"batch": _batch, "sign": _sign, "anchor": _anchor, "anchor_sign": _anchor_sign, "triplets": _triplets}
+FINISH = {
+    "batch": _batch,
+    "sign": _sign,
+    "balanced": _top_apart,
+    "anchor": _anchor,
+    "anchor_sign": _anchor_sign,
+    "triplets": _triplets,
+}
 """How each scope is finished."""

@@ -83,6 +83,22 @@ class PairVectors:
         same = so_far[torch.searchsorted(ranked, row, right=True)] - so_far[torch.searchsorted(ranked, row)]
         return able & ((same > 1) if side == "positive" else (able.sum() - same > 0))
 
+    def has_negative(self) -> Tensor:
+        """Which rows [n] have a negative column, where nothing has a weight; a sample is not its own negative.
+
+        A sample that comes twice, under two labels, counts as its own negative here, and nowhere else.
+        """
+        if self.symmetric:
+            return self.has("negative")
+        row, col = self.labels
+        able, mine = torch.ones_like(col, dtype=torch.bool), torch.ones_like(row, dtype=torch.bool)
+        if self.flags is not None:
+            able, mine = (self.flags[1] & NEGATIVE) != 0, (self.flags[0] & NEGATIVE) != 0
+        ranked, order = col.sort()
+        so_far = torch.cat([torch.zeros_like(order[:1]), able[order].cumsum(dim=0)])
+        same = so_far[torch.searchsorted(ranked, row, right=True)] - so_far[torch.searchsorted(ranked, row)]
+        return mine & (able.sum() - same > 0)
+
     def runs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Columns sorted by label [m], and where each row's label begins and ends among them, [n] and [n]."""
         row, col = self.labels

@@ -70,12 +70,14 @@ class Fold:
         gamma: γ of "exp".
         normalized: whether γ·log Σw is taken off the value of "exp".
         held: the value is Σ p*l with p* held constant.
+        most: K of "top", where it is a number of members.
     """
 
     kind: Literal["exp", "sum", "max", "top"]
     gamma: float = 1.0
     normalized: bool = True
     held: bool = False
+    most: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -155,7 +155,7 @@ class TopK(UncertaintySet, swift=True):
             raise ValueError(f"TopK: fraction must lie in (0, 1], but came as {self.fraction!r}.")
 
     def fold(self) -> Fold:  # noqa: D102
-        return Fold("top")
+        return Fold("top", most=self.k)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         most = None if self.k is None else math.ceil(2 * self.k)
