@@ -15,6 +15,7 @@ from nearfar.engines.windows import fence
 from nearfar.miners import ScoredPairs, present
 from nearfar.similarity import Cosine
 
+SETS = SETS | {"kl-large": nf.sets.KL(1e3), "kl-large-zero_member": nf.sets.KL(1e3, zero_member=True)}
 Y = torch.tensor([3, 0, 1, 0, 2, 1, 0, 1, 1, 4, 2])
 
 
