@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from test_tiled import MINERS, SETS
+from test_tiled import MINERS, SETS, measured, on
 
 import nearfar as nf
 from nearfar.engines.runs import Runs
@@ -91,3 +91,19 @@ def test_a_set_solved_in_place_has_its_value_and_weights(name, weighted):
         raw = torch.zeros_like(raw).scatter_(1, solved.place[:, None], 1.0)
     found = raw * solved.scale[:, None]
     torch.testing.assert_close(torch.where(there, found, 0.0), weights, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("mining", ["all", "semihard", "balanced", "hard", "hardest"])
+@pytest.mark.parametrize("kind", ["in general position", "repeated", "all alike"])
+def test_triplets_of_every_mining_take_a_fast_path_and_equal_dense(mining, kind):
+    """Repeated rows are equally hard, and are ranked by their order in the batch."""
+    relation = nf.Relation.from_labels(Y)
+    assert lean_way(nf.losses.Triplet(mining=mining).product, relation) is not None
+    x = torch.randn(len(Y), 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    x = {"in general position": x, "repeated": torch.eye(5, dtype=torch.float64)[torch.arange(11) % 4],
+         "all alike": torch.ones_like(x)}[kind]  # fmt: skip
+    wanted = measured(on(nf.losses.Triplet(mining=mining, margin=0.3), "dense"), x, Y)
+    for tile in (1, 4, 20):
+        found = measured(on(nf.losses.Triplet(mining=mining, margin=0.3), "tiled", tile), x, Y)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)

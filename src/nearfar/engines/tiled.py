@@ -24,6 +24,7 @@ from nearfar.engines.halves import by_halves, halves
 from nearfar.engines.lean import by_runs, leans
 from nearfar.engines.lean_angular import by_angles, leans_on_angles
 from nearfar.engines.lean_lifted import by_ends, leans_on_ends
+from nearfar.engines.lean_ranked import by_ranks, leans_on_ranks
 from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
 from nearfar.engines.strips import ENTRIES, LEAN, Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, by_rows, by_streams
@@ -38,6 +39,7 @@ LEAN_WAYS: tuple[tuple[Callable[[Product, Layout], bool], Way], ...] = (
     (leans, by_runs),
     (halves, by_halves),
     (leans_on_triplets, by_triplets),
+    (leans_on_ranks, by_ranks),
     (leans_on_angles, by_angles),
     (leans_on_ends, by_ends),
 )
