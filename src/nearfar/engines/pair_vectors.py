@@ -118,10 +118,10 @@ class PairVectors:
         if self.itself == POSITION:
             real = real & (place != rows)
         elif self.ids is not None:
-            alike = self.ids[0][:, None] == self.ids[1][place]
+            same = self.ids[0][:, None] == self.ids[1][place]
             if self.itself == POSITION_THEN_ID:
-                alike = torch.where(place < len(start), place == rows, alike)
-            real = real & ~alike
+                same = torch.where(place < len(start), place == rows, same)
+            real = real & ~same
         if self.flags is not None:
             real = real & ((self.flags[0][:, None] & self.flags[1][place] & POSITIVE) != 0)
         if self.weights is None:
