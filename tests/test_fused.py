@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_parts import CASES
 
 import nearfar as nf
-from nearfar.engines.fused import INSTALLED, has_triton
+from nearfar.engines.fused import INSTALLED, fused_way, has_triton
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -101,6 +102,22 @@ def test_what_tiled_refuses_is_dense():
     torch.testing.assert_close(loss(x, y), wanted(x, y))
     index = (torch.tensor([0, 3]), torch.tensor([1, 4]), torch.tensor([5, 0]))
     torch.testing.assert_close(L.Triplet(engine="fused")(x, None, index), L.Triplet(engine="dense")(x, None, index))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_part_with_one_method_of_its_own_is_not_fused(case):
+    relation = nf.Relation.from_labels(batch()[1])
+    for way in case.losses():
+        for part in (case.made(), case.patched()):
+            assert not fused_way(way(part).product, relation)
+
+
+def test_a_hook_is_not_fused():
+    loss = L.SupCon()
+    relation = nf.Relation.from_labels(batch()[1])
+    assert fused_way(loss.product, relation)
+    loss.pair_negative.register_forward_hook(lambda module, given, found: 2 * found)
+    assert not fused_way(loss.product, relation)
 
 
 # ---------------------------------------------------------------- which way each loss goes

@@ -5,6 +5,7 @@ One function for each scope of groups. A group over the batch is finished from t
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -157,7 +158,8 @@ def _whole(call: Fused, side: str, of: UncertaintySet, fold: Fold) -> tuple[Tens
     rows = call.fold(side, of, fold, once=once)
     if not once:
         return rows.t[None], rows.size[None], rows.seen > 0 if call.had_negative is None else call.had_negative
-    t = 2 * rows.t if fold.kind == "sum" else rows.t + fold.gamma * torch.where(rows.size > 0, 2.0, 1.0).log()
+    twice = fold.gamma * math.log(2) * (rows.size > 0).to(rows.t.dtype)
+    t = 2 * rows.t if fold.kind == "sum" else rows.t + twice
     return t[None], 2 * rows.size[None], call.vectors.has(side)
 
 
