@@ -10,7 +10,7 @@ import torch
 from table import ROWS
 
 import nearfar as nf
-from nearfar.engines import launch
+from nearfar.engines import launch, thresholds
 from nearfar.engines.dense import dense_pairs, dense_value
 from nearfar.engines.fused import Fused, unfused
 from nearfar.engines.fused_finish import fold_and_finish
@@ -306,6 +306,32 @@ def test_there_is_no_second_derivative():
         value = loss(x, torch.arange(21) // 3)
         with pytest.raises(RuntimeError, match=r'"fused" has no second derivative, .*; use engine="dense"\.$'):
             torch.autograd.grad(value, x, create_graph=True)
+
+
+def test_auto_takes_the_kernels_where_they_were_measured_to_be_fastest(monkeypatch):
+    scopes = {scope: {"fused": 400} for scope in thresholds.SCOPES}
+    monkeypatch.setattr(thresholds, "TABLE", {"cpu": thresholds.Thresholds(scopes)})
+    heard, work = [], launch.Work.fold
+    monkeypatch.setattr(launch.Work, "fold", lambda self: heard.append(1) or work(self))
+    x, y = plain().rows, torch.arange(21) // 3
+    for make in (L.SupCon, L.Margin):
+        auto, dense = make(), make(engine="dense")
+        for more in ({}, {"ref_emb": x.flip(0), "ref_labels": y.flip(0)}):
+            for a, b in zip(measured(auto, x, y, **more), measured(dense, x, y, **more), strict=True):
+                torch.testing.assert_close(a, b, **CLOSE)
+        for a, b in zip(auto.parameters(), dense.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, **CLOSE)
+        with torch.no_grad():
+            torch.testing.assert_close(auto(x, y), dense(x, y), **CLOSE)
+    assert len(heard) == 6
+    measured(L.SupCon(), x[:19], y[:19])  # fewer pairs
+    assert len(heard) == 6
+    leaf = x.clone().requires_grad_()  # second derivatives are dense's
+    second = []
+    for engine in ("auto", "dense"):
+        (slope,) = torch.autograd.grad(L.SupCon(engine=engine)(leaf, y), leaf, create_graph=True)
+        second += torch.autograd.grad(slope.square().sum(), leaf)
+    torch.testing.assert_close(*second, atol=1e-4, rtol=1e-4)
 
 
 def test_a_part_of_ones_own_is_not_fused():

@@ -28,14 +28,14 @@ class TakenError(Exception):
 def engines(monkeypatch):
     """Calls end where an engine would begin: 2,048 rows cost nothing."""
 
-    def end(name):
+    def end(module, name):
         def spy(*args, **kwargs):
             raise TakenError(name)
 
-        monkeypatch.setattr(f"nearfar.losses.robust.{name}", spy)
+        monkeypatch.setattr(f"nearfar.losses.{module}.{name}", spy)
 
-    end("tiled_value")
-    end("dense_pairs")
+    end("choice", "tiled_value")
+    end("robust", "dense_pairs")
 
 
 def taken(loss, labels, **told):

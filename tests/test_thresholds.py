@@ -35,9 +35,9 @@ LOSSES = {
 def taken(loss, monkeypatch):
     """The engine that a call of `auto` goes through."""
     seen = []
-    for name in ("tiled_value", "dense_value"):
-        real = getattr(nf.losses.robust, name)
-        monkeypatch.setattr(nf.losses.robust, name, lambda *a, n=name, r=real, **k: seen.append(n) or r(*a, **k))
+    for module, name in ((nf.losses.choice, "tiled_value"), (nf.losses.robust, "dense_value")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, n=name, r=real, **k: seen.append(n) or r(*a, **k))
     loss(torch.randn(ROWS, 4, requires_grad=True), torch.arange(ROWS) // 4)
     (found,) = seen
     return found.removesuffix("_value")

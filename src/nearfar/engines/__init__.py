@@ -2,6 +2,7 @@
 
 from nearfar.engines.dense import dense_pairs, dense_value
 from nearfar.engines.fused import plain_parts
+from nearfar.engines.fused_auto import fused_with_again, worth_fusing
 from nearfar.engines.fused_finish import fused_value
 from nearfar.engines.listed import listed_value, takes_lists
 from nearfar.engines.tiled import Tiling, check_tiled, tiled_value, untiled, worth_tiling
@@ -12,10 +13,12 @@ __all__ = [
     "dense_pairs",
     "dense_value",
     "fused_value",
+    "fused_with_again",
     "listed_value",
     "plain_parts",
     "takes_lists",
     "tiled_value",
     "untiled",
+    "worth_fusing",
     "worth_tiling",
 ]

@@ -32,7 +32,18 @@ from nearfar.groups.groupings import AnchorSign, Product
 from nearfar.relations.layout import Layout
 from nearfar.relations.relation import Relation
 
-__all__ = ["Tiling", "Way", "bounded", "check_tiled", "lean_way", "tiled_value", "too_large", "untiled", "worth_tiling"]
+__all__ = [
+    "Tiling",
+    "Way",
+    "again",
+    "bounded",
+    "check_tiled",
+    "lean_way",
+    "tiled_value",
+    "too_large",
+    "untiled",
+    "worth_tiling",
+]
 
 Way = Callable[[Strips, Ask], Made | None]
 LEAN_WAYS: tuple[tuple[Callable[[Product, Layout], bool], Way], ...] = (
@@ -151,7 +162,7 @@ class _Value(torch.autograd.Function):
         tiling: Tiling = ctx.tiling
         rows, cols, *params = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, None, *_again(tiling, (rows, cols, *params), grad_output[0])
+            return None, None, *again(tiling, (rows, cols, *params), grad_output[0])
         if grad_output[0].ndim == 0:
             return None, None, *(None if slope is None else slope * grad_output[0] for slope in ctx.slopes)
         with torch.autocast(device_type=rows.device.type, enabled=False):
@@ -159,7 +170,7 @@ class _Value(torch.autograd.Function):
         return None, None, *made[1]
 
 
-def _again(tiling: Tiling, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+def again(tiling: Tiling, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
     """The gradient by the dense engine, with an autograd graph, for second derivatives."""
     if not tiling.twice:
         raise RuntimeError(

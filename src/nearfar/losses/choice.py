@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.process_group import ALONE
-from nearfar.engines import Tiling, fused_value, listed_value, takes_lists, tiled_value, untiled, worth_tiling
+from nearfar.engines import (
+    Tiling,
+    fused_value,
+    fused_with_again,
+    listed_value,
+    takes_lists,
+    tiled_value,
+    untiled,
+    worth_fusing,
+    worth_tiling,
+)
 from nearfar.groups.groupings import Product
 from nearfar.relations.relation import Relation
 
@@ -37,15 +47,27 @@ def by_list(
 
 def by_other_engine(loss: Any, call: Any, relation: Relation, product: Product, rows: Rows) -> Found | None:
     """The loss of prepared rows by the fused or the tiled engine; None where the dense one is to serve."""
-    if loss.engine == "fused" and call.indices is None and call.ranks is None:
-        low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
-        found = fused_value(loss.owner, product, relation, *rows, low, plain=loss._plain())
-        if found is not None:
-            return found
+    found, alone = None, call.indices is None and call.ranks is None
+    measured = alone and loss.engine == "auto" and not torch.compiler.is_compiling()
+    if alone and loss.engine == "fused":
+        found = fused_value(loss.owner, product, relation, *rows, _low_type(call), plain=loss._plain())
+    elif measured and worth_fusing(product, relation):
+        found = fused_with_again(_tiling(loss, call, relation, product), *rows, _low_type(call))
+    if found is not None:
+        return found
     if not _tiles(loss, call, relation, product):
         return None
+    return tiled_value(_tiling(loss, call, relation, product), *rows)
+
+
+def _tiling(loss: Any, call: Any, relation: Relation, product: Product) -> Tiling:
     twice = loss.engine == "auto" and call.ranks is None
-    return tiled_value(Tiling(loss.owner, product, relation, loss.tile, twice, call.ranks or ALONE), *rows)
+    return Tiling(loss.owner, product, relation, loss.tile, twice, call.ranks or ALONE)
+
+
+def _low_type(call: Any) -> torch.dtype:
+    """The type in which kernels take products: half precision if rows and references came in it."""
+    return torch.promote_types(call.embeddings.dtype, call.reference.dtype)
 
 
 def _tiles(loss: Any, call: Any, relation: Relation, product: Product) -> bool:
