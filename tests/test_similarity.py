@@ -149,6 +149,24 @@ def test_unit_and_root():
     assert slope[:3].tolist() == [0.25, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1.0, 1e30, 1e300])
+def test_preparing_is_dividing_by_the_norm_with_both_derivatives(scale):
+    """Rows of any length, among them one of zeros, which stays and gets no gradient."""
+    x = torch.tensor([[1.0, -2.0, 2.0], [0.0, 0.0, 0.0], [3.0, 0.0, -4.0]], dtype=torch.float64) * scale
+    g = torch.tensor([[0.3, 1.0, -2.0], [1.0, 1.0, 1.0], [0.5, -0.7, 0.2]], dtype=torch.float64)
+    found, wanted = [], []
+    for make, out in ((Cosine().prepare, found), (unit, wanted)):
+        leaf = x.clone().requires_grad_()
+        y = make(leaf)
+        (once,) = torch.autograd.grad(y, leaf, g, create_graph=True)
+        (plain,) = torch.autograd.grad(make(leaf), leaf, g)
+        (twice,) = torch.autograd.grad((once * g).sum(), leaf)
+        out += [y.detach(), once.detach() * scale, plain * scale, twice * scale * scale if 1e-99 < scale < 1e99 else y]
+    assert torch.equal(found[1][1], torch.zeros(3, dtype=torch.float64))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
 def test_similarities_say_what_they_are():
     assert repr(Cosine()) == "Cosine()"
     assert repr(NegEuclidean(normalize=False)) == "NegEuclidean(normalize=False)"
