@@ -54,7 +54,7 @@ class Terms:
 class Link(Part, nn.Module, ABC):
     """Joins the positive and the negative value of each anchor; plain autograd, so a link may hold parameters."""
 
-    shortcuts = ("strips", "reads_pairs")
+    shortcuts = ("strips", "reads_pairs", "symmetric")
     strips: bool = False
     """The terms of an anchor depend on its own values (and the columns) only, so anchors may be processed in parts."""
     reads_pairs: bool = True
@@ -65,6 +65,8 @@ class Link(Part, nn.Module, ABC):
     """The link gives several terms, which are reduced one by one."""
     wants_columns: bool = False
     """The link also reads the negative value of each reference (it mixes rows)."""
+    symmetric: bool = False
+    """A pair's term stays the same when its two ends, and their values, are exchanged."""
 
     @abstractmethod
     def forward(self, sides: Sides) -> tuple[Terms, ...]:
@@ -143,6 +145,7 @@ class LiftedLink(Link, swift=True):
 
     wants_columns = True
     strips = True
+    symmetric = True
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         assert sides.columns is not None  # noqa: S101 - wants_columns

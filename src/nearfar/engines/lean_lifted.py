@@ -12,16 +12,14 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import exactly
 from nearfar.engines.forms import form_of
 from nearfar.engines.lean import line_of
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.groups.groupings import AnchorSign, Product, tally
-from nearfar.links import LiftedLink, Sides
+from nearfar.groups.groupings import Product, tally
+from nearfar.links import Sides
 from nearfar.relations.layout import Layout
-from nearfar.sets.entropic import KL
 from nearfar.sets.soft import LOWEST
 
 __all__ = ["by_ends", "leans_on_ends"]
@@ -29,9 +27,9 @@ __all__ = ["by_ends", "leans_on_ends"]
 
 def leans_on_ends(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
-    over = product.over_negative
+    over, fold, link = product.over_negative, product.over_negative.fold(), product.link
     if (
-        not exactly(product.groups, AnchorSign)
+        product.groups.scope != "anchor_sign"
         or not product.wants_columns
         or product.miner is not None
         or layout.weights is not None
@@ -39,13 +37,13 @@ def leans_on_ends(product: Product, layout: Layout) -> bool:
         return False
     if not layout.square or product.reduction == "none" or product.everyone:
         return False
-    if not exactly(over, KL) or over.normalized or over.zero_member or over.zero == "drop":
+    if fold is None or fold.kind != "exp" or fold.normalized or fold.held or over.zero_member or over.zero == "drop":
         return False
     line, similarity = line_of(product), product.similarity
-    if not exactly(product.link, LiftedLink) or form_of(similarity) is None or line is None:
+    if link is None or not link.symmetric or form_of(similarity) is None or line is None:
         return False
     # bounds v_i - v_k, so that the exponential of the difference cannot overflow
-    return similarity.normalize and line[0] <= 10 * over.gamma
+    return similarity.normalize and line[0] <= 10 * fold.gamma
 
 
 def by_ends(strips: Strips, new_slopes: Ask) -> Made:
@@ -67,9 +65,11 @@ class _Ends:
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         over, line = strips.product.over_negative, line_of(strips.product)
-        assert exactly(over, KL)  # noqa: S101 - checked by `leans_on_ends`
+        fold = over.fold()
+        assert fold is not None  # noqa: S101 - checked by `leans_on_ends`
         assert line is not None  # noqa: S101
         self.sorted, self.rows, self.product, self.over, self.line = sorted, strips.rows, strips.product, over, line
+        self.gamma = fold.gamma
         self.scores, self.losses, self.both = (strips.rows.new_empty(sorted.shape) for _ in range(3))
         self.has = strips.had_negative
         self.anchors = strips.had_positive | strips.had_negative
@@ -125,7 +125,7 @@ class _Ends:
         if total is None:
             return
         scores, losses, _ = self._wide(here)
-        gamma, order = self.over.gamma, self.sorted.runs.order
+        gamma, order = self.gamma, self.sorted.runs.order
         mine, pulls = self.values[here, None], self.pulls[here, None]
         losses.sub_(mine).mul_(1 / gamma).clamp_min_(LOWEST[losses.dtype]).exp_()
         top = self.values.amax()

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from nearfar.engines.forms import form_of
+from nearfar.engines.lean_triplets import rule_of
 from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, shared
 from nearfar.engines.windows import place_
 from nearfar.groups.groupings import Product
-from nearfar.groups.triplets import Rule, difference
+from nearfar.groups.triplets import difference
 from nearfar.relations.layout import Layout
 
 __all__ = ["by_ranks", "leans_on_ranks"]
@@ -30,7 +31,7 @@ def leans_on_ranks(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
     if product.groups.scope != "triplets" or product.miner is not None or layout.weights is not None:
         return False
-    fold, of, rule = product.over_negative.fold(), product.over_negative, _rule(product)
+    fold, of, rule = product.over_negative.fold(), product.over_negative, rule_of(product)
     if rule.compare is not difference or rule.keep is not None or form_of(product.similarity) is None:
         return False
     if fold is None or of.zero_member:
@@ -42,15 +43,10 @@ def leans_on_ranks(product: Product, layout: Layout) -> bool:
     return fold.kind == "max" and of.zero == "keep" and rises
 
 
-def _rule(product: Product) -> Rule:
-    rule: Rule = getattr(product.groups, "rule")  # noqa: B009 - groups of this scope have one
-    return rule
-
-
 def by_ranks(strips: Strips, new_slopes: Ask) -> Made | None:
     """Value and gradient of the loss, in one sweep; None if several triplets are the worst."""
     work = _Ranked(strips, Sorted(strips, new_slopes()))
-    if _rule(strips.product).balanced:
+    if rule_of(strips.product).balanced:
         value, share = shared(strips, Counted([work.balanced(here) for here in strips]))
         return value.to(strips.rows.dtype), work.sorted.finished(share)
     return work.hardest()

@@ -18,28 +18,41 @@ from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips
 from nearfar.engines.sweeps import Ask, Made
 from nearfar.groups.groupings import Product
-from nearfar.groups.triplets import SemiHardBand, Triplets, difference
-from nearfar.pairs import Hinge
+from nearfar.groups.triplets import Rule, SemiHardBand, difference
 from nearfar.relations.layout import Layout
-from nearfar.sets.linear import Mean
 
-__all__ = ["by_triplets", "leans_on_triplets"]
+__all__ = ["by_triplets", "leans_on_triplets", "rule_of"]
 
 
 def leans_on_triplets(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
-    groups, pair, mean = product.groups, product.negative, product.over_negative
-    if not exactly(groups, Triplets) or product.miner is not None or layout.weights is not None:
+    if product.groups.scope != "triplets" or product.miner is not None or layout.weights is not None:
         return False
-    if not exactly(pair, Hinge) or pair.offset is not None or not exactly(mean, Mean) or mean.zero_member:
+    hinge, fold, rule = hinge_of(product), product.over_negative.fold(), rule_of(product)
+    if hinge is None or fold is None or fold.kind != "sum" or product.over_negative.zero_member:
         return False
-    rule = groups.rule
     if rule.compare is not difference or rule.balanced or form_of(product.similarity) is None:
         return False
     if rule.keep is None:
         return True
     band = rule.keep.margin if exactly(rule.keep, SemiHardBand) else None
-    return band == pair.margin - pair.start and not pair.smooth
+    return hinge == (band, 0.0)
+
+
+def hinge_of(product: Product) -> tuple[float, float] | None:
+    """Margin m and smoothing μ of a negative pair loss [s + m]₊ or μ·softplus((s + m)/μ); None for any other."""
+    form = product.negative.form(-1)
+    if form is None or form.offset is not None:
+        return None
+    if form.shape == "softplus" and math.isclose(form.a * form.scale, 1.0, rel_tol=1e-12):
+        return form.b * form.scale, form.scale
+    return (form.b, 0.0) if form.shape == "power" and (form.a, form.scale, form.power) == (1, 1, 1) else None
+
+
+def rule_of(product: Product) -> Rule:
+    """How triplets are scored, of a grouping that has such a rule."""
+    rule: Rule = getattr(product.groups, "rule")  # noqa: B009 - of its scope
+    return rule
 
 
 def by_triplets(strips: Strips, new_slopes: Ask) -> Made:
@@ -57,11 +70,11 @@ class _Triplets:
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         product = strips.product
-        assert exactly(product.groups, Triplets)  # noqa: S101 - checked by `leans_on_triplets`
-        assert exactly(product.negative, Hinge)  # noqa: S101
+        hinge = hinge_of(product)
+        assert hinge is not None  # noqa: S101 - checked by `leans_on_triplets`
         self.sorted, self.rows = sorted, strips.rows
-        self.margin, self.smooth = product.negative.margin - product.negative.start, product.negative.smooth
-        self.band = product.groups.rule.keep is not None
+        self.margin, self.smooth = hinge
+        self.band = rule_of(product).keep is not None
         # whether all triplets count; else those with a loss do, which are those with a slope
         self.every = product.over_negative.zero == "keep" and not self.band
         self.scores, self.losses, self.slope = (strips.rows.new_empty(sorted.shape) for _ in range(3))

@@ -12,7 +12,6 @@ from nearfar._utils.shortcuts import exactly
 from nearfar._utils.tensors import over
 from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
-from nearfar.sets.linear import TopK, Worst
 from nearfar.sets.online import Online, Variance, online
 from nearfar.sets.selection import KEPT, Largest
 
@@ -24,17 +23,19 @@ class Few:
 
     Args:
         of: the set.
+        most: K; None for the one largest loss.
         like: a tensor of the losses' dtype and device.
         per: how many of the members added are one unordered pair, of which K are counted.
     """
 
     absent = -math.inf
 
-    def __init__(self, of: TopK | Worst, like: Tensor, per: int) -> None:
+    def __init__(self, of: UncertaintySet, most: float | None, like: Tensor, per: int) -> None:
         self.of = of
         self.per = per
         self.size = torch.zeros((), dtype=torch.float64, device=like.device)
-        self.kept = Largest(1, math.ceil(per * (of.k or 1)) if exactly(of, TopK) else 1, like, 0.0)
+        self.most = most
+        self.kept = Largest(1, 1 if most is None else math.ceil(per * most), like, 0.0)
         self.ranks = ALONE
 
     def look(self, l: Tensor, members: Tensor | float, w: Tensor | None = None) -> None:
@@ -51,7 +52,7 @@ class Few:
     def taken(self) -> Tensor:
         """Number of members [1] that carry weight."""
         size = self.size[None]
-        return self.of._limit(size, self.per, None) if exactly(self.of, TopK) else size.clamp_max(1.0)
+        return size.clamp_max(1.0) if self.most is None else self.of._limit(size, self.per, None)
 
     @property
     def seen(self) -> int:
@@ -90,10 +91,12 @@ def solver(of: UncertaintySet, like: Tensor, orders: int, per: int = 1, *, weigh
         per: how many of the pairs added are one unordered pair.
         weighted: whether pairs have weights.
     """
-    if of.zero_member:
+    fold = of.fold()
+    if of.zero_member or (fold is not None and fold.held):
         return None
-    if exactly(of, Worst):
-        return None if of.zero == "drop" or weighted else Few(of, like, per)
-    if exactly(of, TopK) and of.k is not None and per * of.k <= KEPT:
-        return None if weighted else Few(of, like, per)
+    if fold is not None and fold.kind == "max":
+        return None if of.zero == "drop" or weighted else Few(of, None, like, per)
+    if fold is not None and fold.kind == "top":
+        small = fold.most is not None and per * fold.most <= KEPT and not weighted
+        return Few(of, fold.most, like, per) if small else None
     return Variance(of, like, orders) if exactly(of, ChiSquare) else online(of, like, orders)

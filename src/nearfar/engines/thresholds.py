@@ -14,9 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from nearfar._utils.shortcuts import exactly
 from nearfar.groups.groupings import Product
-from nearfar.groups.triplets import Positive, Triplets
 
 __all__ = ["ENGINES", "FILE", "GENERAL", "SCOPES", "Thresholds", "from_pairs", "parse", "read", "scope_of", "use"]
 
@@ -109,7 +107,7 @@ def scope_of(product: Product) -> str:
     """The scope of a loss, from its grouping and link; `GENERAL` is not among the answers."""
     if product.wants_columns:
         return "lifted"
-    if exactly(product.groups, Positive, Triplets):
+    if product.groups.scope in ("positive", "triplets"):
         return "triplets"
     return "row" if product.groups.per_anchor else "batch"
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.process_group import ALONE, ProcessGroup
-from nearfar._utils.shortcuts import exactly, nested, swift, touched
+from nearfar._utils.shortcuts import nested, swift, touched
 from nearfar.engines import thresholds
 from nearfar.engines.columns import by_columns
 from nearfar.engines.dense import dense_pairs, dense_value
@@ -28,7 +28,7 @@ from nearfar.engines.lean_ranked import by_ranks, leans_on_ranks
 from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
 from nearfar.engines.strips import ENTRIES, LEAN, Slopes, Strips
 from nearfar.engines.sweeps import Ask, Made, by_rows, by_streams
-from nearfar.groups.groupings import AnchorSign, Product
+from nearfar.groups.groupings import Product
 from nearfar.relations.layout import Layout
 from nearfar.relations.relation import Relation
 
@@ -122,7 +122,7 @@ class Tiling:
 
         if not self.product.groups.per_anchor:
             return by_streams(strips, new_slopes), strips
-        if exactly(self.product.groups, AnchorSign) and self.product.wants_columns:
+        if self.product.groups.scope == "anchor_sign" and self.product.wants_columns:
             return by_columns(strips, new_slopes, grad_output), strips
         return by_rows(strips, new_slopes, grad_output), strips
 
@@ -212,7 +212,7 @@ def untiled(product: Product) -> str | None:
     for part in (*nested(product.groups), product.link):
         if part is not None and not getattr(part, "strips", part.swift):
             return f"{type(part).__name__} does not say (strips = True) that it may be met strip by strip"
-    columns = product.wants_columns and exactly(product.groups, AnchorSign)
+    columns = product.wants_columns and product.groups.scope == "anchor_sign"
     if product.wants_columns and not columns and not product.groups.swift:
         return f"{type(product.groups).__name__} has no columns to give to {type(product.link).__name__}"
     if product.groups.per_anchor and not columns:

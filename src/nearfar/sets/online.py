@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.process_group import ProcessGroup
-from nearfar._utils.shortcuts import exactly
 from nearfar._utils.tensors import over
-from nearfar.sets.base import UncertaintySet
+from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
-from nearfar.sets.entropic import KL
-from nearfar.sets.linear import Mean
 from nearfar.sets.soft import LOWEST, flat_rise, log_mean
 
 __all__ = ["Online", "OnlineKL", "OnlineMean", "Variance", "online"]
@@ -96,10 +93,10 @@ class OnlineKL(Online):
 
     absent = -math.inf
 
-    def __init__(self, of: KL, like: Tensor, orders: int) -> None:
+    def __init__(self, of: UncertaintySet, fold: Fold, like: Tensor, orders: int) -> None:
         super().__init__(of, like)
         self._orders = orders
-        self._gamma, self._normalized, self.vanishes = of.gamma, of.normalized, self.drop
+        self._gamma, self._normalized, self.vanishes = fold.gamma, fold.normalized, self.drop
         self._top = torch.zeros_like(self.size)  # a lower bound, since losses are nonnegative
         self._sum, self._rise = torch.zeros_like(self.size), torch.zeros_like(self.size)
 
@@ -149,11 +146,12 @@ def online(of: UncertaintySet, like: Tensor, orders: int) -> Online | None:
         like: a tensor of the losses' dtype and device.
         orders: how often each member added counts in the group (2 if only one order of each pair is swept).
     """
-    if of.zero_member:
+    fold = of.fold()
+    if fold is None or fold.held or of.zero_member:
         return None
-    if exactly(of, Mean):
+    if fold.kind == "sum":
         return OnlineMean(of, like)
-    return OnlineKL(of, like, orders) if exactly(of, KL) else None
+    return OnlineKL(of, fold, like, orders) if fold.kind == "exp" else None
 
 
 class Variance:
