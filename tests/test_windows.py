@@ -12,7 +12,7 @@ import nearfar as nf
 from nearfar.engines.runs import Runs
 from nearfar.engines.tiled import lean_way
 from nearfar.engines.windows import fence
-from nearfar.miners import ScoredPairs, present
+from nearfar.miners import ScoredPairs, Window, present
 from nearfar.similarity import Cosine
 
 SETS = SETS | {"kl-large": nf.sets.KL(1e3), "kl-large-zero_member": nf.sets.KL(1e3, zero_member=True)}
@@ -107,3 +107,22 @@ def test_triplets_of_every_mining_take_a_fast_path_and_equal_dense(mining, kind)
         found = measured(on(nf.losses.Triplet(mining=mining, margin=0.3), "tiled", tile), x, Y)
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+
+
+class Near(nf.miners.Miner, swift=True):
+    """A miner of one's own: the positive pairs below a score, and all negative ones."""
+
+    def forward(self, pairs):
+        return pairs.keep(positive=pairs.scores < 0.2)
+
+    def window(self, near, measure, top):
+        return Window((measure > 0) & (near < 0.2))
+
+
+@pytest.mark.parametrize("make", [nf.losses.MultiSimilarity, nf.losses.SupCon, nf.losses.Contrastive])
+def test_a_window_of_ones_own_may_leave_all_negative_pairs(make):
+    assert lean_way(make(miner=Near()).product, nf.Relation.from_labels(Y)) is not None
+    x = torch.randn(len(Y), 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    wanted, found = (measured(on(make(miner=Near()), engine, 4), x, Y) for engine in ("dense", "tiled"))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)

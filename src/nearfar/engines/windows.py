@@ -34,7 +34,9 @@ def half_open(miner: Miner | None) -> bool:
     """Whether a miner's window is all above a score: of a loss that is linear, the same window of losses."""
     one = torch.ones(1, 1)
     window = None if miner is None else miner.window(one, one > 0, one[0])
-    return window is not None and window.high is None and window.most is None and not window.closed
+    if window is None or window.low is None:
+        return False
+    return window.high is None and window.most is None and not window.closed
 
 
 def fence(
