@@ -120,7 +120,9 @@ def test_a_second_batch_of_the_same_shape_needs_no_second_graph():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch warns of itself
 @pytest.mark.parametrize("name", ["MultiSimilarity-miner"])
-def test_inductor(name):
+def test_inductor(name, tmp_path, monkeypatch):
+    # of its own: what another run compiled for another set of instructions must not be found
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     row = next(row for row in ROWS if row.id == name)
     embeddings, labels = tensors(*random_batch())
     check_compiled(row.make(), embeddings.float(), labels, backend="inductor", tolerance=1e-5)
