@@ -94,14 +94,14 @@ def test_a_set_solved_in_place_has_its_value_and_weights(name, weighted):
 
 
 @pytest.mark.parametrize("mining", ["all", "semihard", "balanced", "hard", "hardest"])
-@pytest.mark.parametrize("kind", ["in general position", "repeated", "all alike"])
+@pytest.mark.parametrize("kind", ["in general position", "repeated", "all equal"])
 def test_triplets_of_every_mining_take_a_fast_path_and_equal_dense(mining, kind):
     """Repeated rows are equally hard, and are ranked by their order in the batch."""
     relation = nf.Relation.from_labels(Y)
     assert lean_way(nf.losses.Triplet(mining=mining).product, relation) is not None
     x = torch.randn(len(Y), 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     x = {"in general position": x, "repeated": torch.eye(5, dtype=torch.float64)[torch.arange(11) % 4],
-         "all alike": torch.ones_like(x)}[kind]  # fmt: skip
+         "all equal": torch.ones_like(x)}[kind]  # fmt: skip
     wanted = measured(on(nf.losses.Triplet(mining=mining, margin=0.3), "dense"), x, Y)
     for tile in (1, 4, 20):
         found = measured(on(nf.losses.Triplet(mining=mining, margin=0.3), "tiled", tile), x, Y)

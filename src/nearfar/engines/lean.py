@@ -135,7 +135,7 @@ class _Lean:
         fence = None
         if self.product.miner is not None and self.fence is not None:
             fence, window = fenced(self.product.miner, scores, near, narrow, measure, self.fence[: len(scores)])
-            measure = measure & window.positive if measure.dtype == torch.bool else measure * window.positive
+            measure = measure * window.positive
         inside = measure if self.together or self.product.everyone else torch.zeros_like(measure)
         losses = self._losses(scores)
         mine = self.product.positive(near, +1) if self.together else losses.gather(1, narrow.place)
@@ -160,7 +160,7 @@ class _Lean:
         assert window is not None  # noqa: S101 - checked by `leans`
         floor = (slope * torch.as_tensor(window.low) + start).clamp(-FAR, FAR).to(losses).expand(len(top))
         torch.threshold_(losses.sub_(floor[:, None]), 0.0, -math.inf).add_(floor[:, None])
-        measure = measure & window.positive if measure.dtype == torch.bool else measure * window.positive
+        measure = measure * window.positive
         has_negative = top > floor
         weights = None if self.weights is None else self._weigh(here, narrow, torch.zeros_like(measure), None)
         if weights is not None:
