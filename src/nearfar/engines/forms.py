@@ -19,6 +19,7 @@ __all__ = [
     "corner",
     "form_of",
     "plain_hinge",
+    "slope_at_zero",
     "write_losses",
     "write_slopes",
 ]
@@ -136,6 +137,13 @@ def plain_hinge(pair: PairLoss) -> bool:
     """Whether a negative pair loss is a hinge [s + c]₊ without smoothing."""
     found = corner(pair)
     return found is not None and found[1] == 1
+
+
+def slope_at_zero(pair: PairLoss, sign: int) -> tuple[Tensor | float | None, Tensor]:
+    """What `PairLoss.slope` says of one score of 0, and that score [1, 1], on the device of the pair's parameters."""
+    device = next((p.device for p in pair.parameters()), torch.device("cpu"))
+    zero = torch.zeros(1, 1, dtype=torch.float64, device=device)
+    return pair.slope(zero, sign), zero
 
 
 def write_losses(pair: PairLoss, scores: Tensor, out: Tensor) -> Tensor:

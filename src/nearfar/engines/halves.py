@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import over
-from nearfar.engines.forms import form_of, plain_hinge, write_slopes
+from nearfar.engines.forms import form_of, plain_hinge, slope_at_zero, write_slopes
 from nearfar.engines.half_strips import Half, Start, Strip, Sums
 from nearfar.engines.solvers import Few, Named, Solver, solver
 from nearfar.engines.strips import Strips
@@ -42,7 +42,7 @@ def _flat(pair: PairLoss, sign: int) -> bool:
     """Whether a pair loss is nonnegative, with slope 0 where it is 0."""
     form = pair.form(sign)
     known = form is not None and form.shape in ("power", "softplus") and form.scale > 0
-    return known and isinstance(pair.slope(torch.zeros(1), sign), Tensor)
+    return known and isinstance(slope_at_zero(pair, sign)[0], Tensor)
 
 
 def _both(product: Product) -> tuple[PairLoss, PairLoss]:

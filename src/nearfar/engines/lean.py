@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.engines.forms import Plain, form_of, plain_hinge, write_losses
+from nearfar.engines.forms import Plain, form_of, plain_hinge, slope_at_zero, write_losses
 from nearfar.engines.runs import Narrow, Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
@@ -39,7 +39,7 @@ def leans(product: Product, layout: Layout) -> bool:
         return False
     if form_of(product.similarity) is None or any(p.requires_grad for p in product.negative.parameters()):
         return False
-    if line_of(product) is None and not isinstance(product.negative.slope(torch.zeros(1, 1), -1), Tensor):
+    if line_of(product) is None and not isinstance(slope_at_zero(product.negative, -1)[0], Tensor):
         return False
     return windowed(product, layout) and wide_set(product).solves()
 
@@ -51,10 +51,10 @@ def wide_set(product: Product) -> UncertaintySet:
 
 def line_of(product: Product) -> tuple[float, float] | None:
     """Slope and intercept of the negative pair loss if it is linear and increasing, else None."""
-    slope = product.negative.slope(torch.zeros(1, 1), -1)
+    slope, zero = slope_at_zero(product.negative, -1)
     if not isinstance(slope, float | int) or slope <= 0:
         return None
-    return float(slope), float(product.negative(torch.zeros((), dtype=torch.float64), -1))
+    return float(slope), float(product.negative(zero, -1))
 
 
 def by_runs(strips: Strips, new_slopes: Ask) -> Made:
@@ -158,7 +158,8 @@ class _Lean:
         top = losses.amax(dim=1)
         window = self.product.miner.window(near, measure, (top - start) / slope)
         assert window is not None  # noqa: S101 - checked by `leans`
-        floor = (slope * torch.as_tensor(window.low) + start).clamp(-FAR, FAR).to(losses).expand(len(top))
+        low = torch.as_tensor(window.low, dtype=losses.dtype, device=losses.device)
+        floor = (slope * low + start).clamp(-FAR, FAR).expand(len(top))
         torch.threshold_(losses.sub_(floor[:, None]), 0.0, -math.inf).add_(floor[:, None])
         measure = measure * window.positive
         has_negative = top > floor

@@ -1,0 +1,73 @@
+"""Tensors are made on the device of the rows: what is made without one would land on the CPU, beside rows on a GPU.
+
+Both tests need no GPU. The first makes every tensor that is made without a device a meta tensor, which cannot be
+mixed with the others; the second puts what a loss has learned onto another device than the one that is the default.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from table import IDS, ROWS
+from test_layout import cases
+from test_tiled import MINERS
+
+import nearfar as nf
+from nearfar.engines.tiled import lean_way
+
+L, P = nf.losses, nf.pairs
+Y = torch.tensor([0, 2, 1, 0, 3, 1, 2, 0, 4, 1, 0, 2])
+
+
+def rows(count, seed=0):
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def measured(loss, x, labels, **more):
+    x = x.clone().requires_grad_()
+    torch.manual_seed(3)
+    value = loss(x, labels, **more)
+    value.sum().backward()
+    return value.detach(), x.grad, *(p.grad.clone() for p in loss.parameters() if p.grad is not None)
+
+
+def check_made_on_the_device(loss, x, labels, **more):
+    wanted = measured(loss, x, labels, **more)
+    loss.zero_grad(set_to_none=True)
+    with torch.device("meta"):
+        found = measured(loss, x, labels, **more)
+    for have, want in zip(found, wanted, strict=True):
+        assert torch.equal(have, want)
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("row", ROWS, ids=IDS)
+def test_no_tensor_of_a_loss_is_made_without_a_device(row, engine):
+    loss = row.loss()
+    loss.engine = engine
+    check_made_on_the_device(loss, rows(12), torch.where(Y > 3, 3, Y))
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("miner", MINERS)
+@pytest.mark.parametrize("kind", [L.Contrastive, L.MultiSimilarity, L.Margin])
+def test_no_tensor_of_a_miner_is_made_without_a_device(kind, miner, engine):
+    check_made_on_the_device(kind(miner=MINERS[miner], engine=engine).double(), rows(12), Y)
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("name", cases())
+def test_no_tensor_of_a_relation_is_made_without_a_device(name, engine):
+    relation = cases()[name]
+    for loss in (L.Margin(engine=engine), L.MultiSimilarity(engine=engine), L.Triplet(engine=engine)):
+        reference = {} if relation.square else {"ref_emb": rows(relation.shape[1], seed=1)}
+        check_made_on_the_device(loss.double(), rows(relation.shape[0]), relation, **reference)
+
+
+@pytest.mark.parametrize("learn", [True, False])
+@pytest.mark.parametrize("groups", ["batch", "anchor_sign"])
+def test_a_learned_number_may_lie_on_any_device(groups, learn):
+    loss = nf.RobustLoss(pair=P.Hinge(learn=True), over=nf.sets.KL(0.3), groups=groups).requires_grad_(learn)
+    wanted = lean_way(loss.product, nf.Relation.from_labels(Y))
+    found = lean_way(loss.to("meta").product, nf.Relation.from_labels(Y))
+    assert (wanted and wanted[0]) is (found and found[0])
