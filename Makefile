@@ -66,8 +66,12 @@ bench: $(READY)
 
 FIRST ?= 0
 COUNT ?= 10000
-fuzz: $(READY)  # random losses against oracles; make fuzz FIRST=3500 goes on from there, COUNT=1 runs one seed again
+KERNELS ?= 2000
+# Random losses against oracles: COUNT of them on dense and tiled, KERNELS of them on fused too, in Triton's interpreter.
+# make fuzz FIRST=3500 goes on from there; what fails says how it is run again.
+fuzz: $(READY)
 	$(BIN)/python tests/fuzz_run.py --first $(FIRST) --count $(COUNT)
+	TRITON_INTERPRET=1 $(BIN)/python tests/fuzz_run.py --kernels --first $(FIRST) --count $(KERNELS)
 
 faults: $(READY)  # kills, races, full disks, damaged files; SEED=7 repeats a run
 	$(BIN)/python tests/faults.py $(if $(SEED),--seed $(SEED))

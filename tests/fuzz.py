@@ -222,13 +222,30 @@ def _refused(product: algebra.Product, relation: str) -> str:
     return "|".join(reason for reason, holds in reasons.items() if holds)
 
 
-def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
-    """The case of a seed; another attempt has other rows, labels and weights.
+def _sizes(rng: np.random.Generator, kind: str, large: bool, kernels: bool) -> tuple[int, int]:
+    """The number of rows and their width; for kernels some are more than a block of 16 in both."""
+    if large:
+        return int(rng.integers(257, 331)), int(rng.integers(12, 17))
+    most, wide = (37, int(rng.choice([7, 7, 21]))) if kernels else (21, 7)
+    return int(rng.integers(1, most)), int(rng.integers(3 if kind == "neg_euclidean" else 2, wide))
 
-    `large`: hundreds of rows, so many that the shortcuts of the tiled engine are taken; too many for the oracle.
+
+def _precision(rng: np.random.Generator, large: bool, kernels: bool) -> tuple[torch.dtype, bool]:
+    """What is computed in, and whether rows may come in half precision."""
+    wide = rng.random() < 0.7 or large
+    if kernels:  # they take float32; Triton's interpreter multiplies the bits of bfloat16, so that only float16 is left
+        return torch.float32, False
+    return (torch.float64, False) if wide else (torch.float32, True)
+
+
+def drawn(seed: int, attempt: int = 0, *, large: bool = False, turn: int = 0) -> Case:
+    """The case of a seed; another attempt has other rows, labels and weights, another turn other factors too.
+
+    `large`: hundreds of rows, so many that the shortcuts of the tiled engine are taken; too many for the oracle. From
+    `turn` 1 on, rows are such that the kernels of the fused engine take them.
     """
-    rng = np.random.default_rng(seed)
-    dtype = torch.float64 if rng.random() < 0.7 or large else torch.float32
+    rng, kernels = np.random.default_rng([seed, turn] if turn else seed), turn > 0
+    dtype, halves = _precision(rng, large, kernels)
     rows = str(rng.choice(["random", "axes", "lattice"], p=[0.8, 0.1, 0.1]))
     similarity, kind, unit = _similarity(rng, rows)
     groups = str(
@@ -243,10 +260,7 @@ def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
     # where sums cancel exactly on paper, "above zero" is up to rounding
     last = "none" if exact and {over[1][0], under[1][0]} != {"worst"} else "nonzero"
     reduction = str(rng.choice(["mean", "mean", "sum", "none", last])) if anchored else "mean"
-    n, dim = (
-        int(rng.integers(*span))
-        for span in (((257, 331), (12, 17)) if large else ((1, 21), (3 if kind == "neg_euclidean" else 2, 7)))
-    )
+    n, dim = _sizes(rng, kind, large, kernels)
     tile = int(rng.integers(1, n + 4))
     eps = torch.finfo(dtype).eps
     least = torch.finfo(dtype).smallest_normal * eps
@@ -255,9 +269,13 @@ def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
         told if groups in ("positive", "triplets") else {}, least, 30 * eps,
     )  # fmt: skip
     rounded = dtype
-    if dtype == torch.float32 and rng.random() < 0.4:
+    if kernels and rng.random() < 0.1:
+        rounded = torch.float16
+    elif halves and rng.random() < 0.4:
         rounded = (torch.bfloat16, torch.float16)[int(rng.integers(2))]
-    batch, relation = draw_batch(np.random.default_rng([seed, attempt]), n, dim, rows, rounded)
+    batch, relation = draw_batch(
+        np.random.default_rng([seed, attempt, turn] if turn else [seed, attempt]), n, dim, rows, rounded
+    )
     grouping: Any = {"positive": Positive(rule), "triplets": Triplets(rule)}.get(groups, groups)
 
     def make(engine: str) -> nf.RobustLoss:
@@ -268,14 +286,14 @@ def drawn(seed: int, attempt: int = 0, *, large: bool = False) -> Case:
         loss.tile = tile
         return loss.to(dtype)
 
-    note = {"rows": rows, "relation": relation, "attempt": attempt}
+    note = {"rows": rows, "relation": relation, "attempt": attempt, "turn": turn}
     refused, shared = _refused(product, relation), pair is other
     return Case(seed, make, product, batch, dtype, rounded, tile, exact, refused, shared, note)
 
 
-def perturbed(case: Case, by: float) -> Case:
-    """The same case, its rows moved by a relative `by`."""
-    rng = np.random.default_rng([case.seed, 99])
+def perturbed(case: Case, by: float, time: int = 0) -> Case:
+    """The same case, its rows moved by a relative `by`, another way each time."""
+    rng = np.random.default_rng([case.seed, 99 + time])
     batch = case.batch
 
     def moved(x: np.ndarray) -> np.ndarray:

@@ -6,18 +6,23 @@ The engine, where tensors lie in memory, what asks for a gradient, and under whi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from thresholds_cases import table_of
 from torch import Tensor
 
-from nearfar.engines import thresholds
+from nearfar.engines import launch, thresholds
 
 ENGINES = ("dense", "tiled", "auto", "lean")
 """Engines, and two of "auto": strips from the first pair on, and strips where a lean way is there, else dense."""
+KERNELS = ("dense", "tiled", "fused", "fused auto")
+"""Engines where kernels are to be had, and "auto" that takes them from the first pair on."""
+SMALL = {"_blocks": lambda x: {"BM": 16, "BN": 16, "BK": 16}, "CHUNKS": 2, "STRIP": 16 * 8}
+"""Sizes with which small batches are several tiles a chunk, several chunks a row, several strips."""
 LAYOUTS = ("plain", "transposed", "strided", "offset", "negated", "expanded")
 ASKS = ("all", "all", "all", "rows", "references", "none", "no_grad", "inference", "inside")
 """What asks for a gradient; "inside": the tensors were made in inference mode too."""
@@ -39,13 +44,15 @@ class Manner:
         return self.asks in ("all", "rows", "references")
 
 
-def manners(seed: int) -> list[Manner]:
+def manners(seed: int, *, kernels: bool = False) -> list[Manner]:
     """The ways in which a seed's call is made, one an engine; the first two see every gradient in most seeds."""
     rng = np.random.default_rng([seed, 7])
 
     def some(*of: str) -> str:
         return str(rng.choice(of))
 
+    if kernels:
+        return [Manner(engine, *(some(*LAYOUTS) for _ in range(3)), some(*ASKS)) for engine in KERNELS]
     found = [Manner(engine, *(some(*LAYOUTS) for _ in range(3)), some(*ASKS)) for engine in ENGINES[:2]]
     return [*found, Manner(some(*ENGINES[2:]), *(some(*LAYOUTS) for _ in range(3)), some(*ASKS))]
 
@@ -74,12 +81,19 @@ def laid(x: Tensor, how: str) -> Tensor:
 def engine(name: str) -> Iterator[str]:
     """The package's engine of that name, its thresholds moved so that small batches reach it."""
     before = thresholds.TABLE
-    try:
-        if name in ("auto", "lean"):
-            thresholds.use(table_of(1, 1 if name == "auto" else 2**60))
-        yield "auto" if name == "lean" else name
-    finally:
-        thresholds.use(before)
+    with ExitStack() as sizes:
+        try:
+            if name in ("auto", "lean"):
+                thresholds.use(table_of(1, 1 if name == "auto" else 2**60))
+            if name == "fused auto":
+                scopes = {scope: {"fused": 1} for scope in thresholds.SCOPES}
+                thresholds.use({"cpu": thresholds.Thresholds(scopes)})
+            if name.startswith("fused"):
+                for key, value in SMALL.items():
+                    sizes.enter_context(patch.object(launch, key, value))
+            yield {"lean": "auto", "fused auto": "auto"}.get(name, name)
+        finally:
+            thresholds.use(before)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
     python tests/fuzz_run.py --first 0 --count 10000      # seeds 0 ... 9999; --first goes on where one stopped
     python tests/fuzz_run.py --first 137 --count 1        # one of them again
+    TRITON_INTERPRET=1 python tests/fuzz_run.py --kernels --count 2000      # losses for the fused engine's kernels
 
 A seed that fails is printed with that line, its configuration and what was found.
 """
@@ -9,23 +10,29 @@ A seed that fails is printed with that line, its configuration and what was foun
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
 from fuzz import Case, drawn, perturbed
-from fuzz_manners import ENGINES, Manner, engine, laid, manners, mode
+from fuzz_kernels import counted, draws
+from fuzz_manners import ENGINES, KERNELS, Manner, engine, laid, manners, mode
 from oracles import algebra
 
 import nearfar as nf
+from nearfar.engines.fused import INSTALLED
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 3e-4}
 """How far value and gradient may lie from the oracle's, relative to the largest of them."""
 HALF = {torch.bfloat16: 2**-8, torch.float16: 2**-10}
 """What a gradient in half precision may be off by besides: one rounding (two, of small numbers, in float16)."""
+HALF_PRODUCTS = 0.03
+"""How far kernels that take products of float16 may be off."""
 
 
 def told(case: Case) -> np.ndarray:
@@ -54,6 +61,8 @@ def found(case: Case, manner: Manner) -> list:
     batch = case.batch
     with engine(manner.engine) as name, warnings.catch_warnings():
         warnings.simplefilter("ignore", nf.DegenerateBatchWarning)
+        warnings.filterwarnings("ignore", '.* engine="fused" needs a CUDA device', UserWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of exponentials that kernels mask afterwards
         loss = case.make(name)
         loss.zero_grad()
         with torch.inference_mode(manner.asks == "inside"):
@@ -89,30 +98,37 @@ def far(a: list, b: list) -> float:
     return max(apart)
 
 
-def settled(seed: int) -> tuple[Case, list]:
-    """The case of a seed and its answer, on rows where rounding is felt no more than it must be.
+def attempts(seed: int) -> Iterator[Case]:
+    """The loss of a seed on one batch after the other."""
+    return (drawn(seed, attempt) for attempt in range(20))
+
+
+def settled(cases: Iterable[Case], *, half: bool = False) -> tuple[Case, list]:
+    """The first case, and its answer, whose rows are such that rounding is felt no more than it must be.
 
     Not at a jump of the gradient, where it could fall either way, and no pair so near that its distance, made of
-    products, has few digits left.
+    products, has few digits left. `half`: products of rows in half precision are taken in it.
     """
-    for attempt in range(20):
-        case = drawn(seed, attempt)
+    for case in cases:
         if case.refused:  # other rows may come with a relation that the loss does not take
             continue
-        grain, close = float(torch.finfo(case.dtype).eps), CLOSE[case.dtype]
+        grain, close, moves = float(torch.finfo(case.dtype).eps), CLOSE[case.dtype], 1
         try:
             answer = wanted(case)
         except algebra.UnclearError:
             continue
         near = case.product.similarity == "neg_euclidean" and case.batch.crowded(case.product.normalize) * grain
-        if case.exact or not (near > close / 2 or far(wanted(perturbed(case, 30 * grain)), answer) > close / 2):
+        if half and case.rounded != case.dtype:
+            grain, close, moves = 2**-9 / 30, HALF_PRODUCTS / 2, 3
+        moved = (far(wanted(perturbed(case, 30 * grain, time)), answer) for time in range(moves))
+        if case.exact or not (near > close / 2 or any(by > close / 2 for by in moved)):
             return case, answer
-    raise AssertionError(f"every draw lies at a jump\n{case}")
+    raise AssertionError("every draw lies at a jump")
 
 
 def check_refused(case: Case) -> None:
     """The package must refuse the case, in one sentence."""
-    for name in ("dense", "tiled"):
+    for name in ("dense", "tiled", "fused"):
         try:
             found(case, Manner(name))
         except ValueError as error:
@@ -134,21 +150,43 @@ def asked(case: Case, manner: Manner, got: list) -> None:
         assert all(slope is None for slope in got[1:]), f"{manner}: a gradient that nobody asked for\n{case}"
 
 
-def check(seed: int) -> None:
-    """Fail with a sentence where the package and the oracle differ on a seed."""
-    first = drawn(seed)
-    if first.refused:
-        check_refused(first)
-        return
-    case, answer = settled(seed)
-    close = CLOSE[case.dtype]
-    for manner in manners(seed):
+def tied(case: Case, manner: Manner) -> bool:
+    """Whether several pairs may be the largest; kernels give one of them what dense shares out, with the same value."""
+    chosen = {case.product.over_positive[0], case.product.over_negative[0]} & {"worst", "topk"}
+    return case.exact and manner.engine.startswith("fused") and bool(chosen)
+
+
+def compare(case: Case, answer: list, ways: list[Manner]) -> None:
+    """Fail with a sentence where the package and the oracle differ on a case."""
+    for manner in ways:
         got = found(case, manner)
         asked(case, manner, got)
+        if tied(case, manner):
+            got[1:] = [None] * len(got[1:])
+        half = case.rounded != case.dtype and manner.engine.startswith("fused")
+        close = HALF_PRODUCTS if half else CLOSE[case.dtype]
         apart = far(got[:1], answer[:1])
         assert apart < close, f"{manner}: the value differs from the oracle's by {apart:.2g}\n{case}"
         apart = far(got[1:], answer[1:])
         assert apart < close + HALF.get(case.rounded, 0.0), f"{manner}: the gradient differs by {apart:.2g}\n{case}"
+
+
+def check(seed: int) -> bool:
+    """Hold dense, tiled and auto to the oracle on a seed; false where the package refuses it, as it should."""
+    first = drawn(seed)
+    if first.refused:
+        check_refused(first)
+        return False
+    compare(*settled(attempts(seed)), manners(seed))
+    return True
+
+
+def check_kernels(seed: int) -> bool:
+    """Hold dense, tiled and fused to the oracle on a seed; whether kernels were at work."""
+    case, answer = settled(draws(seed), half=True)
+    with counted() as products:
+        compare(case, answer, manners(seed, kernels=True))
+    return bool(products)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -156,23 +194,39 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=10_000, help="how many seeds")
+    parser.add_argument("--kernels", action="store_true", help="losses for the fused engine, in Triton's interpreter")
     given = parser.parse_args(arguments)
+    if given.kernels and os.environ.get("TRITON_INTERPRET") != "1":
+        parser.error("--kernels needs TRITON_INTERPRET=1 in the environment.")
+    if given.kernels and not INSTALLED:
+        print("Triton is not installed (it is built for Linux on x86): no kernels are tried.")
+        return 0
     torch.set_num_threads(1)
-    failed, start = list[int](), time.monotonic()
-    print(f"seeds {given.first} ... {given.first + given.count - 1} on {', '.join(ENGINES)}", flush=True)
-    for done, seed in enumerate(range(given.first, given.first + given.count)):
+    names = KERNELS if given.kernels else ENGINES
+    print(f"seeds {given.first} ... {given.first + given.count - 1} on {', '.join(names)}", flush=True)
+    failed, counts = run(range(given.first, given.first + given.count), kernels=given.kernels)
+    print(f"{given.count} seeds, {len(failed)} failed{': ' + ', '.join(map(str, failed)) if failed else ''}")
+    print(f"{counts} {'went through the kernels' if given.kernels else 'were served, the others refused as they must'}")
+    return len(failed)
+
+
+def run(seeds: range, *, kernels: bool) -> tuple[list[int], int]:
+    """The seeds that failed, and how many of the others were served (by kernels)."""
+    trial: Callable[[int], bool] = check_kernels if kernels else check
+    failed, counts, start = list[int](), 0, time.monotonic()
+    for done, seed in enumerate(seeds):
         try:
-            check(seed)
+            counts += trial(seed)
         except Exception as error:
             failed.append(seed)
             if not isinstance(error, AssertionError):
                 traceback.print_exc()
-            print(f"FAILED: python tests/fuzz_run.py --first {seed} --count 1\n{error}", flush=True)
+            again = f"python tests/fuzz_run.py {'--kernels ' if kernels else ''}--first {seed} --count 1"
+            print(f"FAILED: {again}\n{error}", flush=True)
         if (done + 1) % 500 == 0:
             spent = time.monotonic() - start
             print(f"{done + 1} seeds, up to {seed}, {len(failed)} failed, {spent:.0f} s", flush=True)
-    print(f"{given.count} seeds, {len(failed)} failed{': ' + ', '.join(map(str, failed)) if failed else ''}")
-    return len(failed)
+    return failed, counts
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """Five hundred random losses on random batches in random manners, against the slow oracle of the algebra.
 
 A failure prints its seed and configuration; `pytest tests/test_fuzz.py -k seed137` runs that one again. `make fuzz`
-runs ten thousand (tests/fuzz_run.py).
+runs ten thousand (tests/fuzz_run.py), and two thousand on the kernels of the fused engine.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import fuzz_run
 import numpy as np
@@ -14,11 +18,12 @@ import pytest
 import torch
 from fuzz import Case, drawn
 from fuzz_manners import ASKS, ENGINES, LAYOUTS, Manner, laid, manners
-from fuzz_run import CLOSE, check, check_refused, far, found, main, settled, told
+from fuzz_run import CLOSE, attempts, check, check_refused, far, found, main, settled, told
 from oracles import algebra
 from oracles.gradient import gradient
 
 import nearfar as nf
+from nearfar.engines.fused import INSTALLED
 
 SEEDS, LARGE = range(500), range(500, 520)
 REFUSED = 1 / 3
@@ -42,6 +47,16 @@ def test_a_random_loss_of_hundreds_of_rows_is_the_same_on_both_engines(seed):
         return
     apart = far(found(case, Manner("tiled")), found(case, Manner("dense")))
     assert apart < CLOSE[case.dtype], f"tiled differs from dense by {apart:.2g}\n{case}"
+
+
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
+def test_random_losses_on_the_kernels_of_the_fused_engine():
+    """Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/fuzz_cases.py"]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 HELD = {"expected", "power", "circle", "distance_weighted"}
@@ -78,7 +93,7 @@ def test_the_gradient_of_the_oracle_is_that_of_its_value():
         )
         if case.refused or case.exact or HELD & {name for name, *_ in factors} or checked[product.groups] == 6:
             continue
-        by_differences, closed = slopes(settled(seed)[0])
+        by_differences, closed = slopes(settled(attempts(seed))[0])
         assert abs(by_differences - closed) <= 1e-6 * max(1, abs(closed)), case
         checked[product.groups] += 1
     assert sum(checked.values()) == 7 * 6

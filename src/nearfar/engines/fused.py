@@ -94,7 +94,7 @@ def _ungrouped(product: Product, vectors: PairVectors) -> str | None:
         return "weights are held constant"
     if not _windowed(product):
         return "the miner keeps no open interval of scores"
-    if product.wants_columns:
+    if product.wants_columns and scope == "anchor_sign":
         turns = vectors.square or vectors.itself != POSITION_THEN_ID
         return None if fold.kind != "max" and product.miner is None and turns else "columns cannot be folded"
     if scope == "triplets":

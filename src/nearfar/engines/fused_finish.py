@@ -142,9 +142,12 @@ def _any(measure: Tensor) -> Tensor:
 def _columns(call: Fused, negative: Tensor, has_negative: Tensor) -> tuple[Tensor, Tensor]:
     """Negative values [n, P] of the columns of the positive pairs, and which have any."""
     assert call.narrow is not None  # noqa: S101 - such links read pairs
+    everyone = call.product.everyone
     if not call.vectors.symmetric:
-        negative, has_negative = _folded(call, "negative", call.product.over_negative, turned=True)
-    return negative[call.narrow.place], has_negative[call.narrow.place]
+        side = "all" if everyone else "negative"
+        negative, has_negative = _folded(call, side, call.product.over_negative, turned=True)
+    # of all pairs of a column, the positive pair itself is one
+    return negative[call.narrow.place], has_negative[call.narrow.place] | everyone
 
 
 def _kind(of: UncertaintySet) -> str | None:
