@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from thresholds_cases import table_of
 import nearfar as nf
 from nearfar import links
 from nearfar._utils.shortcuts import Part, swift, touched
+from nearfar.engines.fused import INSTALLED
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 CLOSE = {"atol": 1e-9, "rtol": 1e-9, "equal_nan": True}
@@ -152,6 +156,16 @@ def test_a_pair_loss_may_say_that_it_is_swift(monkeypatch):
 
     assert lean_way(L.MultiSimilarity(pair=Steep()).product, relation) is not None
     assert lean_way(L.MultiSimilarity(pair=type("Own", (Steep,), {})()).product, relation) is None
+
+
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
+def test_parts_of_ones_own_on_the_fused_engine():
+    """Triton reads TRITON_INTERPRET when it is imported, so that kernels need a process of their own."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/own_parts_fused.py"]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 # ---------------------------------------------------------------- single objects
