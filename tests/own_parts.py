@@ -137,7 +137,7 @@ def methods(kind: type) -> list[str]:
         for name, x in vars(k).items()
         if isinstance(x, types.FunctionType) and (name == "__call__" or not name.startswith("__"))
     }
-    return sorted(names - SILENT - set(kind.shortcuts) - {"soft_", *getattr(kind, "__dataclass_fields__", ())})
+    return sorted(names - SILENT - set(kind.shortcuts) - set(getattr(kind, "__dataclass_fields__", ())))
 
 
 def changed(found: Any) -> Any:

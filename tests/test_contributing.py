@@ -47,9 +47,7 @@ def tried(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def add_the_set(folder: Path) -> None:
     append(folder / "src/nearfar/sets/linear.py", blocks("python")[0])
-    change(
-        folder / "src/nearfar/sets/__init__.py", "import Mean, TopK, Worst", "import Contaminated, Mean, TopK, Worst"
-    )
+    change(folder / "src/nearfar/sets/__init__.py", "import Mean, Worst", "import Contaminated, Mean, Worst")
     change(folder / "src/nearfar/sets/__init__.py", '    "Dual",\n', '    "Contaminated",\n    "Dual",\n')
     append(folder / "tests/oracles/sets.py", blocks("python")[2])
     change(folder / "tests/test_sets.py", "CASES = {\n", "CASES = {\n" + blocks("text")[1])

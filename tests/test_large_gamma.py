@@ -100,7 +100,7 @@ def test_a_set_and_its_stream_equal_the_oracle(weighted, zero_member, gamma, dty
         close(over.value(l, measure), wanted, dtype, top)
         close(streamed(over, l, measure, 7).value(), wanted, dtype, top)
         if not weighted:
-            solved = over.solve_(torch.where(measure, l, -torch.inf), measure.sum(dim=1).to(dtype))
+            solved = over.solved_(torch.where(measure, l, -torch.inf), measure.sum(dim=1).to(dtype))
             close(solved.value, wanted, dtype, top)
 
 
@@ -145,7 +145,7 @@ def test_second_derivatives_stay_those_of_the_softmax(gamma):
 @pytest.mark.parametrize("gamma", GAMMAS[::2])
 def test_where_nothing_may_be_read_it_is_the_same(gamma, monkeypatch):
     """On a GPU no sum says beforehand whether a group is flat: the digits are kept of all."""
-    monkeypatch.setattr("nearfar.sets.soft.readable", lambda x: False)
+    monkeypatch.setattr("nearfar.sets.entropic.readable", lambda x: False)
     rows, labels, E, y = batch(torch.float32)
     for groups in ("batch", "anchor_sign"):
         value, _ = answer(gamma, groups, "keep", rows, labels, 1e-38)

@@ -14,7 +14,7 @@ from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
 from nearfar.groups.groupings import AnchorSign, Problem, tally, turned
 from nearfar.links import Sides
 from nearfar.miners import ScoredPairs, present
-from nearfar.sets.base import Stream
+from nearfar.sets.stream import Stream
 
 __all__ = ["Ends", "by_columns"]
 

@@ -18,11 +18,9 @@ from torch import Tensor
 from nearfar._utils.process_group import cuts
 from nearfar.engines.forms import Form, form_of, write_losses
 from nearfar.engines.runs import Narrow, Runs
-from nearfar.engines.solvers import Solver, solver
 from nearfar.engines.strips import Slopes, Strips
 from nearfar.engines.windows import fence, place_
-from nearfar.sets.base import Support, UncertaintySet
-from nearfar.sets.online import Online
+from nearfar.sets.stream import Support
 
 __all__ = ["Half", "Start", "Strip", "Sums"]
 
@@ -82,10 +80,10 @@ class Sums:
         self.learned = rows.new_zeros(())
 
     def shrink(self, by: Tensor | None) -> None:
-        """Multiply the accumulated gradient by a factor; None for 1."""
+        """Multiply the accumulated gradient by a factor [1]; None for 1."""
         if by is not None:
             for total in (self.rows, self.cols, self.learned):
-                total.mul_(by.to(total.dtype))
+                total.mul_(by[0].to(total.dtype))
 
 
 class Half:
@@ -122,7 +120,7 @@ class Half:
     def __iter__(self) -> Iterator[Strip]:
         n, m = len(self.rows), len(self.form.cols)
         for here in self.cuts:
-            if self.square and 0 < here.start == n - 1:
+            if self.square and 0 < here.start == n - 1 and len(self.cuts) > 1:
                 continue  # all pairs of the last row have been seen
             first = here.start if self.square else 0
             shape = (here.stop - here.start, m - first)
@@ -173,10 +171,6 @@ class Half:
         u, v = self.runs.weights
         return Narrow(place - first, run, positive, torch.where(positive, u[here, None] * v[place], 0.0))
 
-    def solver(self, of: UncertaintySet, like: Tensor) -> Solver | None:
-        """A solver of a set, for pairs as they come here."""
-        return solver(of, like, 2 if self.square else 1, self.per, weighted=self.runs.weights is not None)
-
     def members(self, strip: Strip) -> tuple[Tensor, Tensor]:
         """Measure of the positive and of the negative pairs in a strip."""
         t, u = strip.losses.shape
@@ -217,14 +211,6 @@ class Half:
         sums.rows[strip.rows] += torch.bmm(slope[:, None, :], by_row)[:, 0]
         parts = slope[:, :, None] * by_col
         sums.cols.index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))
-
-    def merge(self, found: Solver, sums: Sums | None) -> None:
-        """Merge a solver over processes: after its first sweep if it needs two (`sums` None), else after its last."""
-        if self.ranks.world == 1 or isinstance(found, Online) == (sums is None):
-            return
-        by = found.merge(self.ranks)
-        if sums is not None:
-            sums.shrink(by)
 
     def gather(self, sums: Sums, scale: Tensor) -> None:
         """Add a gradient times `scale` to the result, with rows and columns in their original order."""

@@ -1,21 +1,21 @@
-"""Fast path for groups of the whole batch: weights and gradient in place, in one or two sweeps of a half matrix."""
+"""Fast path for groups of the whole batch: losses and weights in place, in sweeps of a half matrix."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of, plain_hinge, slope_at_zero, write_slopes
 from nearfar.engines.half_strips import Half, Start, Strip, Sums
-from nearfar.engines.solvers import Few, Named, Solver, solver
 from nearfar.engines.strips import Strips
-from nearfar.engines.sweeps import Ask, Made, few
+from nearfar.engines.sweeps import Ask, Made, few, shares
 from nearfar.engines.windows import windowed
-from nearfar.groups.groupings import Product
+from nearfar.groups.groupings import Problem, Product
 from nearfar.pairs import PairLoss
 from nearfar.relations.layout import Layout
-from nearfar.sets.online import Online, Variance
+from nearfar.sets.stream import Stream
 
 __all__ = ["by_halves", "halves"]
 
@@ -30,12 +30,10 @@ def halves(product: Product, layout: Layout) -> bool:
         return False
     if product.positive is not product.negative and any(True for pair in _both(product) for _ in pair.parameters()):
         return False  # the gradient of a threshold is one sum over both signs
-    sides = ((product.positive, product.over_positive), (product.negative, product.over_negative))
-    like, weighted = torch.zeros(1), layout.weights is not None
-    return all(
-        _flat(pair, sign) and solver(of, like, 1, weighted=weighted) is not None
-        for (pair, of), sign in zip(sides, (+1, -1), strict=True)
-    )
+    streams = (of.stream(1, torch.zeros(1)) for of in (product.over_positive, product.over_negative))
+    # of half a matrix each pair counts twice, and a zero member once
+    known = all(stream is not None and not stream.over.zero_member for stream in streams)
+    return known and _flat(product.positive, +1) and _flat(product.negative, -1)
 
 
 def _flat(pair: PairLoss, sign: int) -> bool:
@@ -50,167 +48,137 @@ def _both(product: Product) -> tuple[PairLoss, PairLoss]:
     return product.positive, product.negative
 
 
-def by_halves(strips: Strips, new_slopes: Ask) -> Made | None:
-    """Value and gradient of the loss; None if ties or a boundary solution need the general path."""
-    slopes = new_slopes()
-    half = Half(strips, slopes)
-    value = _together(half, strips) if strips.product.groups.scope == "batch" else _apart(half, strips)
-    return None if value is None else (value.to(strips.rows.dtype), slopes.sums)
+def by_halves(strips: Strips, new_slopes: Ask) -> Made:
+    """Value and gradient of the loss: sweeps until every stream has converged, and one that applies the weights.
 
-
-def _wide(half: Half, strip: Strip, absent: float, *, together: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses [t, u] of the negative (`together`: all) pairs of a strip, `absent` elsewhere, and their measure.
-
-    The measure is the sum of it, and their weights [t, u] (None if each counts once).
+    A stream that knows its weights up to a factor needs the last sweep only, and one that knows the few pairs which
+    carry all the weight does not need it.
     """
-    positive, negative = half.members(strip)
-    near = half.product.positive(strip.near, +1) if together else torch.full_like(strip.near, absent)
-    weights = strip.weights
-    if weights is not None and together and strip.near_weights is not None:
-        weights = half.fill_(weights, strip, strip.near_weights, 0.0)
-    losses = strip.losses
-    if strip.fence is not None:
-        losses = losses.mul_(strip.fence == 0) if absent == 0 else losses.add_(strip.fence)
-    return half.fill_(losses, strip, near, absent), positive + negative if together else negative, weights
-
-
-def _weigh(half: Half, strip: Strip, found: Online | Variance, sums: Sums, *, together: bool) -> None:
-    """Turn the losses of a strip into weights by a solver, and add their gradient to `sums`."""
-    pairs = half.product
-    # weights vanish where a hinge is 0, so that its slope may be taken as 1 everywhere
-    flat = found.vanishes and plain_hinge(pairs.negative)
-    dl_ds = None
-    if half.slopes.any and not flat:
-        dl_ds = write_slopes(pairs.negative, strip.scores, strip.losses, strip.free)
-    losses, members, weights = _wide(half, strip, found.absent, together=together)
-    sums.shrink(found.absorb_(losses, members, None if dl_ds is not None else strip.free, weights))
-    if not half.slopes.any:
-        return
-    near = pairs.positive.slope(strip.near, +1) if together else torch.zeros_like(strip.near)
-    assert isinstance(near, Tensor)  # noqa: S101 - of the kinds in FLAT
-    if dl_ds is not None:
-        if strip.fence is not None:
-            dl_ds.mul_(strip.fence == 0)
-        half.fill_(dl_ds, strip, near, 0.0)
-        if found.even:
-            half.pull(strip, dl_ds if weights is None else dl_ds.mul_(weights), sums)
-        else:
-            half.pull(strip, losses.mul_(dl_ds), sums)
-        return
-    raw = losses.gather(1, strip.place)
-    raw = torch.where(strip.positive, raw * near, torch.where(strip.absent, 0.0, raw))
-    half.pull(strip, losses.scatter_(1, strip.place, raw), sums)
-
-
-def _weigh_near(half: Half, strip: Strip, found: Online | Variance, sums: Sums) -> None:
-    """Like `_weigh`, for a group of positive pairs only."""
-    losses = torch.where(strip.positive, half.product.positive(strip.near, +1), found.absent)
-    weights = strip.near_weights
-    members = strip.positive.sum() if weights is None else weights.sum()
-    sums.shrink(found.absorb_(losses, members, None, weights))
-    dl_ds = half.product.positive.slope(strip.near, +1)
-    assert isinstance(dl_ds, Tensor)  # noqa: S101 - of the kinds in FLAT
-    if half.slopes.any:
-        dl_ds = torch.where(strip.positive, dl_ds, 0.0)
-        raw = losses if not found.even else torch.ones_like(losses) if weights is None else weights
-        half.pull_near(strip, dl_ds * raw, sums)
-
-
-def _together(half: Half, strips: Strips) -> Tensor | None:
-    """Value of one group of all pairs, and its gradient; None if the general path is needed."""
-    found = half.solver(half.product.over_positive, strips.rows)
-    assert found is not None  # noqa: S101 - checked by `halves`
-    if isinstance(found, Few | Variance):
-        starts = list[Start]()
+    slopes, groups = new_slopes(), strips.product.groups
+    half = Half(strips, slopes)
+    sides = _sides(half, strips.rows)
+    streams = tuple(side.stream for side in sides)
+    wanted = [side for side in sides if not side.stream.single]
+    while wanted:
         for strip in half:
-            starts.append((found.seen, strip.rows, strip.first))
-            found.look(*_wide(half, strip, found.absent, together=True))
-        half.merge(found, None)
-        if isinstance(found, Few):
-            solved = found.solved(None)
-            return None if solved is None else _named(half, strips, solved, starts, near=False)
-        if not found.ready():
-            return None
-    sums = Sums(half.rows, half.form.cols)
-    for strip in half:
-        _weigh(half, strip, found, sums, together=True)
-    half.merge(found, sums)
-    value, scale = found.finish()
-    half.gather(sums, scale)
-    return value
+            for side in wanted:
+                side.look(strip)
+        wanted = [side for side in wanted if side.stream.turn()]
+    supports = [None if stream.single else stream.support() for stream in streams]
+    again = [
+        side
+        for side, support in zip(sides, supports, strict=True)
+        if support is None and (slopes.any or side.stream.single or side.stream.constant)
+    ]
+    for strip in half if again else ():
+        for side in again:
+            side.weigh(strip)
+    found = [side.finish() if side in again else (side.stream.value(), None) for side in sides]
+    factors = shares(groups, streams, strips.rows)
+    for side, support, factor, (_, scale) in zip(sides, supports, factors, found, strict=True):
+        if support is not None and slopes.any:
+            place = half.support(side.starts, support.place, support.weights, near=side.name == "near")
+            few(strips, slopes, place, factor)
+        elif scale is not None:
+            half.gather(side.sums, scale[0] * factor[0])
+    return groups.merge(tuple(value for value, _ in found), streams).to(strips.rows.dtype), slopes.sums
 
 
-def _named(
-    half: Half, strips: Strips, solved: Named, starts: list[Start], *, near: bool, share: Tensor | None = None
-) -> Tensor:
-    """Value of a group in which few pairs carry the weight; adds its gradient times `share`."""
-    value, place, weights = solved
-    if half.slopes.any:
-        share = torch.ones_like(value[0]) if share is None else share
-        few(strips, half.slopes, half.support(starts, place, weights, near=near), share.to(weights.dtype))
-    return value[0]
-
-
-def _apart(half: Half, strips: Strips) -> Tensor | None:
-    """Value of a group of positive pairs and one of negative pairs; None if the general path is needed."""
+def _sides(half: Half, like: Tensor) -> list[_Side]:
+    """The groups of a call: all pairs, or the positive and the negative pairs."""
     product = half.product
-    near, wide = half.solver(product.over_positive, strips.rows), half.solver(product.over_negative, strips.rows)
-    assert near is not None  # noqa: S101 - checked by `halves`
-    assert wide is not None  # noqa: S101
-    starts = _first_look(half, near, wide)
-    balanced = product.groups.scope == "balanced"
-    if (isinstance(near, Variance) and not near.ready()) or (isinstance(wide, Variance) and not wide.ready()):
-        return None
-    few_near = near.solved(None) if isinstance(near, Few) else None
-    cap = near.taken() if balanced and isinstance(near, Few) else None
-    few_wide = wide.solved(cap) if isinstance(wide, Few) else None
-    if (isinstance(near, Few) and few_near is None) or (isinstance(wide, Few) and few_wide is None):
-        return None
-    value_near, value_wide = _second_look(half, near, wide)
-    share_near = share_wide = torch.ones_like(half.rows[0, 0], dtype=torch.float64)
-    if cap is not None and isinstance(wide, Few):
-        a, b = cap[0], torch.minimum(wide.taken(), cap)[0]
-        share_near, share_wide = over(a, a + b), over(b, a + b)
-    if few_near is not None:
-        value_near = _named(half, strips, few_near, starts[0], near=True, share=share_near)
-    if few_wide is not None:
-        value_wide = _named(half, strips, few_wide, starts[1], near=False, share=share_wide)
-    return value_near * share_near + value_wide * share_wide
+    sets = {"all": product.over_positive}
+    if product.groups.scope != "batch":
+        sets = {"near": product.over_positive, "wide": product.over_negative}
+    nothing = like.new_zeros(1, 0)
+    problems = tuple(Problem(over, nothing, nothing > 0, (1, 0), half.per) for over in sets.values())
+    sides = list[_Side]()
+    for name, stream in zip(sets, product.groups.streams(problems), strict=True):
+        assert stream is not None  # noqa: S101 - checked by `halves`
+        stream.ranks, stream.times, stream.floor = half.ranks, 2 if half.square else 1, 0.0
+        sides.append(_Side(half, name, stream))
+    return sides
 
 
-def _first_look(half: Half, near: Solver, wide: Solver) -> tuple[list[Start], list[Start]]:
-    """First sweep of the solvers that need all losses before they can compute weights."""
-    starts: tuple[list[Start], list[Start]] = [], []
-    if not isinstance(near, Few | Variance) and not isinstance(wide, Few | Variance):
-        return starts
-    for strip in half:
-        if isinstance(near, Few | Variance):
-            starts[0].append((near.seen, strip.rows, strip.first))
-            losses, weights = half.product.positive(strip.near, +1), strip.near_weights
-            members = strip.positive.sum() if weights is None else weights.sum()
-            near.look(torch.where(strip.positive, losses, near.absent), members, weights)
-        if isinstance(wide, Few | Variance):
-            starts[1].append((wide.seen, strip.rows, strip.first))
-            wide.look(*_wide(half, strip, wide.absent, together=False))
-    half.merge(near, None)
-    half.merge(wide, None)
-    return starts
+class _Side:
+    """One group of a call: the stream that reduces it, and the gradient of what was weighed.
+
+    Args:
+        half: the strips of the call.
+        name: "near" for positive pairs, "wide" for negative pairs, "all" for both.
+        stream: reduces the group.
+    """
+
+    def __init__(self, half: Half, name: str, stream: Stream) -> None:
+        self.half, self.name, self.stream = half, name, stream
+        self.sums = Sums(half.rows, half.form.cols)
+        self.starts, self.seen = list[Start](), 0
+
+    def look(self, strip: Strip) -> None:
+        """Add the losses of a strip to the stream."""
+        losses, size, weights = self._losses(strip)
+        if not self.stream.sweep:
+            self.starts.append((self.seen, strip.rows, strip.first))
+            self.seen += losses.numel()
+        self.stream.look(_flat_view(losses), size, _flat_view(weights), None)
+
+    def weigh(self, strip: Strip) -> None:
+        """Turn the losses of a strip into weights, and add their gradient."""
+        pairs, wanted, near = self.half.product, self.half.slopes.any, self.name == "near"
+        dl_ds = None
+        if wanted and not near and not (self.stream.vanishes and plain_hinge(pairs.negative)):
+            # else weights vanish where a hinge is 0, so that its slope may be taken as 1 everywhere
+            dl_ds = write_slopes(pairs.negative, strip.scores, strip.losses, strip.free)
+        losses, size, weights = self._losses(strip)
+        free = None if near or dl_ds is not None else _flat_view(strip.free)
+        self.sums.shrink(self.stream.weigh_(_flat_view(losses), size, _flat_view(weights), free))
+        if not wanted:
+            return
+        by_near = torch.zeros_like(strip.near) if self.name == "wide" else pairs.positive.slope(strip.near, +1)
+        assert isinstance(by_near, Tensor)  # noqa: S101 - checked by `halves`
+        if near:
+            raw = losses if not self.stream.even else torch.ones_like(losses) if weights is None else weights
+            self.half.pull_near(strip, torch.where(strip.positive, by_near, 0.0) * raw, self.sums)
+        elif dl_ds is None:
+            raw = losses.gather(1, strip.place)
+            raw = torch.where(strip.positive, raw * by_near, torch.where(strip.absent, 0.0, raw))
+            self.half.pull(strip, losses.scatter_(1, strip.place, raw), self.sums)
+        else:
+            if strip.fence is not None:
+                dl_ds.mul_(strip.fence == 0)
+            self.half.fill_(dl_ds, strip, by_near, 0.0)
+            if self.stream.even:
+                self.half.pull(strip, dl_ds if weights is None else dl_ds.mul_(weights), self.sums)
+            else:
+                self.half.pull(strip, losses.mul_(dl_ds), self.sums)
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Value [1] of the group, and the factor [1] of the gradient."""
+        if self.stream.single:
+            self.stream.turn()
+            self.sums.shrink(self.stream.merged)
+        return self.stream.finish()
+
+    def _losses(self, strip: Strip) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Losses of the group's pairs in a strip, marked elsewhere; their measure, and weights (None: each once)."""
+        absent, product = self.stream.absent, self.half.product
+        if self.name == "near":
+            weights = strip.near_weights
+            losses = torch.where(strip.positive, product.positive(strip.near, +1), absent)
+            return losses, strip.positive.sum() if weights is None else weights.sum(), weights
+        together = self.name == "all"
+        positive, negative = self.half.members(strip)
+        near = product.positive(strip.near, +1) if together else torch.full_like(strip.near, absent)
+        weights = strip.weights
+        if weights is not None and together and strip.near_weights is not None:
+            weights = self.half.fill_(weights, strip, strip.near_weights, 0.0)
+        losses = strip.losses
+        if strip.fence is not None:
+            losses = losses.mul_(strip.fence == 0) if absent == 0 else losses.add_(strip.fence)
+        losses = self.half.fill_(losses, strip, near, absent)
+        return losses, torch.as_tensor(positive + negative if together else negative), weights
 
 
-def _second_look(half: Half, near: Solver, wide: Solver) -> tuple[Tensor, Tensor]:
-    """The sweep that computes weights and gradients; solvers that select few pairs skip it."""
-    values = [half.rows.new_zeros((), dtype=torch.float64) for _ in range(2)]
-    sums = [Sums(half.rows, half.form.cols) for _ in range(2)]
-    if isinstance(near, Few) and isinstance(wide, Few):
-        return values[0], values[1]
-    for strip in half:
-        if not isinstance(near, Few):
-            _weigh_near(half, strip, near, sums[0])
-        if not isinstance(wide, Few):
-            _weigh(half, strip, wide, sums[1], together=False)
-    for k, found in enumerate((near, wide)):
-        if not isinstance(found, Few):
-            half.merge(found, sums[k])
-            values[k], scale = found.finish()
-            half.gather(sums[k], scale)
-    return values[0], values[1]
+def _flat_view(x: Tensor | None) -> Any:
+    """The entries of a strip as one group [1, t·u], in the same memory."""
+    return None if x is None else x.view(1, -1)

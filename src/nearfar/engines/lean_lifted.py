@@ -20,7 +20,7 @@ from nearfar.engines.sweeps import Ask, Made, shared
 from nearfar.groups.groupings import Product, tally
 from nearfar.links import Sides
 from nearfar.relations.layout import Layout
-from nearfar.sets.soft import LOWEST
+from nearfar.sets.entropic import LOWEST
 
 __all__ = ["by_ends", "leans_on_ends"]
 

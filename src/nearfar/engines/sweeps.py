@@ -14,11 +14,11 @@ from torch import Tensor
 from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
-from nearfar.groups.groupings import Problems, Product, tally
+from nearfar.groups.groupings import Grouping, Problems, Product, tally
 from nearfar.miners import ScoredPairs
-from nearfar.sets.base import Stream, Support
+from nearfar.sets.stream import Stream, Support
 
-__all__ = ["Ask", "Counted", "Gradient", "Made", "by_rows", "by_streams", "few", "running", "shared"]
+__all__ = ["Ask", "Counted", "Gradient", "Made", "by_rows", "by_streams", "few", "running", "shared", "shares"]
 
 Gradient = list[Tensor | None]
 """Gradients of rows, columns and parameters; None for those that are not needed."""
@@ -120,22 +120,23 @@ def by_streams(strips: Strips, new_slopes: Ask) -> Made:
     streams, paired = _duals(strips)
     known = paired and form_of(strips.product.similarity) is not None  # scores can be computed pair by pair
     supports = [stream.support() if known else None for stream in streams]
-    leaves = tuple(torch.zeros(1, dtype=strips.rows.dtype, device=strips.rows.device).requires_grad_() for _ in streams)
-    factors: tuple[Tensor, ...] = leaves
-    if slopes.any:
-        with torch.enable_grad():
-            # merging is linear: its gradient does not depend on the values
-            factors = torch.autograd.grad(groups.merge(leaves, streams), leaves)
+    factors = shares(groups, streams, strips.rows)
     again = [k for k, stream in enumerate(streams) if supports[k] is None and (slopes.any or stream.constant)]
     sums = _weigh(strips, slopes, streams, factors, again) if again else {}
     for support, factor in zip(supports, factors, strict=True):
         if support is not None and slopes.any:
             few(strips, slopes, replace(support, place=strips.swept(support.place)), factor)
     values = tuple(
-        sums[k][None].to(leaves[0].dtype) if k in sums and stream.constant else stream.value()
+        sums[k][None].to(strips.rows.dtype) if k in sums and stream.constant else stream.value()
         for k, stream in enumerate(streams)
     )
     return groups.merge(values, streams), slopes.sums
+
+
+def shares(groups: Grouping, streams: tuple[Stream, ...], like: Tensor) -> tuple[Tensor, ...]:
+    """Derivatives [1] of the loss in the value of each stream: merging is linear, so that it is applied to units."""
+    units = torch.eye(len(streams), dtype=like.dtype, device=like.device)
+    return tuple(groups.merge(unit.split(1), streams)[None] for unit in units)
 
 
 def _duals(strips: Strips) -> tuple[tuple[Stream, ...], bool]:

@@ -21,8 +21,9 @@ from nearfar._utils.tensors import over
 from nearfar.links import Link, Sides, Terms
 from nearfar.miners import Miner, ScoredPairs, present
 from nearfar.pairs import PairLoss
-from nearfar.sets.base import Cap, Orders, Stream, UncertaintySet
-from nearfar.sets.linear import TopK
+from nearfar.sets.base import UncertaintySet
+from nearfar.sets.stream import Cap, Orders, Stream
+from nearfar.sets.top_k import TopK
 from nearfar.similarity import Similarity
 
 __all__ = [

@@ -3,10 +3,13 @@
 from typing import Never
 
 from nearfar._utils.renamed import no_such_name
-from nearfar.sets.base import Dual, UncertaintySet
+from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
-from nearfar.sets.entropic import KL, KLBall
-from nearfar.sets.linear import Mean, TopK, Worst
+from nearfar.sets.entropic import KL
+from nearfar.sets.kl_ball import KLBall
+from nearfar.sets.linear import Mean, Worst
+from nearfar.sets.stream import Dual
+from nearfar.sets.top_k import TopK
 from nearfar.sets.wrapped import CalibratedKL, DetachedWeights, PowerWeights, Sampled
 
 __all__ = [

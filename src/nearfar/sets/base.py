@@ -12,7 +12,7 @@ have l = 0.
     weights(l, w, dual)     p* elementwise, no gradient
     value(l, w)             F [g], whose gradient in l is p* (Danskin), twice differentiable where F is
 
-Groups too large for memory are solved by a `stream` (stream.py), which receives their members chunk by chunk.
+Groups too large for memory are reduced by a `stream` (stream.py), which receives their members chunk by chunk.
 
 Whether a group is empty is decided by the measure, never by comparing losses: a comparison with NaN is false and would
 hide it.
@@ -21,7 +21,6 @@ hide it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Literal
@@ -31,17 +30,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nearfar._utils.checks import check_choice
-from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.shortcuts import Part
 from nearfar._utils.tensors import hidden, total
+from nearfar.sets.stream import Cap, Dual, Orders, Stream
 
-__all__ = ["Cap", "Dual", "Fold", "Orders", "Solved", "Stream", "Support", "UncertaintySet"]
-
-Orders = Tensor | int
-Cap = Callable[[], Tensor]
-"""Returns the upper limit [g] on the measure that carries weight; called at the end of a sweep."""
-Dual = tuple[Tensor, ...]
-"""Dual variables, tensors [g]; the first is the one that `explain` shows."""
+__all__ = ["Fold", "Solved", "UncertaintySet"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +149,7 @@ class UncertaintySet(Part, ABC):
         return None
 
     def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:
-        """Value and weights of groups in one pass, overwriting the losses; None if this set does not implement it.
+        """Value and weights of groups in one pass, overwriting the losses; None if their stream is to solve them.
 
         Args:
             l: [g, n] losses, -inf for absent members; overwritten with unscaled weights.
@@ -172,8 +165,12 @@ class UncertaintySet(Part, ABC):
 
     def solved_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved:
         """Like `solve_`, for every set that `solves`."""
-        found = self.solve_(l, size, w)
-        return _streamed_(self, l, w) if found is None else found
+        found, stream = self.solve_(l, size, w), None
+        if found is None:
+            stream = self.stream(len(l), l)
+            assert stream is not None  # noqa: S101 - checked by `solves`
+            found = Solved(*stream.alone_(l, size, w))
+        return found
 
     def fold(self) -> Fold | None:
         """How members are reduced, apart from `zero` and `zero_member`; None if it is none of the kinds of `Fold`."""
@@ -213,137 +210,3 @@ class UncertaintySet(Part, ABC):
             p = self._weights(l, w, self._dual(l, w, mass))
         # the NaN of a present member propagates even if its weight is 0, because 0·NaN is NaN
         return (p * l).sum(dim=1)
-
-
-def _streamed_(over: UncertaintySet, l: Tensor, w: Tensor | None) -> Solved:
-    """Value and weights of groups by the set's stream, overwriting the losses [g, n]; arguments as in `solve_`."""
-    there = l > -torch.inf
-    measure, stream, again = there if w is None else w, over.stream(len(l), l), True
-    assert stream is not None  # noqa: S101 - checked by `solves`
-    while again:
-        stream.add(l, measure)
-        again = stream.turn()
-    p = stream.weights(l, measure)
-    value = (p * torch.where(there, l, 0.0)).sum(dim=1) if stream.constant else stream.value()
-    l.copy_(p)
-    return Solved(value, torch.ones_like(value))
-
-
-@dataclass(frozen=True, eq=False)
-class Support:
-    """The few members of a group [1, n] that carry all its weight: their indices and weights.
-
-    Args:
-        place: [k] index in order of arrival.
-        weights: [k] p*.
-        tag: [k] the tag passed to `Stream.add` with each member.
-    """
-
-    place: Tensor
-    weights: Tensor
-    tag: Tensor
-
-
-class Stream(ABC):
-    """Base class: solves g groups whose members arrive chunk by chunk, in one or more sweeps over all chunks.
-
-    Args:
-        over: the set.
-        groups: g.
-        like: a tensor of the losses' dtype and device.
-        orders: see `UncertaintySet.value`.
-        cap: see `UncertaintySet.value`; a function, because the limit may depend on another stream.
-    """
-
-    constant = False
-    """Whether the value is Σ p*l with p* held constant, which the caller sums in one more sweep."""
-    ranks: ProcessGroup = ALONE
-    """The processes that hold other members of the same groups."""
-
-    def __init__(self, over: UncertaintySet, groups: int, like: Tensor, orders: Orders, cap: Cap | None) -> None:
-        self.over = over
-        self.like = like
-        self.sweep = 0
-        self.size = torch.zeros(groups, dtype=torch.float64, device=like.device)
-        self._orders = orders
-        self._cap = cap
-        self._fresh = True
-
-    def add(self, losses: Tensor, measure: Tensor, tag: Tensor | None = None) -> None:
-        """Add a chunk [g, c] of members; `tag` [g, c] is returned with those in `support`."""
-        if self._fresh:
-            self._fresh = False
-            self._start()
-            if self.over.zero_member and self.ranks.rank == 0:
-                alone = torch.ones(len(losses), 1, dtype=measure.dtype, device=measure.device)
-                self._take(losses.new_zeros(len(losses), 1), alone, None)
-        self._take(*self._members(losses, measure), tag)
-
-    def _take(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        """Accumulate a prepared chunk, and count its measure in the first sweep."""
-        if not self.sweep:
-            self.size += total(w, self.size)
-        self._add(l, w, tag)
-
-    def turn(self) -> bool:
-        """End a sweep, merge over processes, and return whether another sweep is needed."""
-        if self.ranks.world > 1:
-            if not self.sweep:
-                self.size.copy_(self.ranks.sum(self.size))
-            self._merge(self.ranks)
-        self._fresh = True
-        self.sweep += 1
-        return self._turn()
-
-    def weights(self, losses: Tensor, measure: Tensor) -> Tensor:
-        """Weights p* [g, c] of a chunk, after the last sweep."""
-        l, w = self._members(losses, measure)
-        return self._weights(l, w)
-
-    def taken(self) -> Tensor:
-        """Total measure [g] that may carry weight; known after the first sweep."""
-        return self.over._limit(self.size.to(self.like.dtype), self._orders, None if self._cap is None else self._cap())
-
-    def support(self) -> Support | None:
-        """The members that carry all the weight; None if they are many or unknown."""
-        return None
-
-    def _members(self, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses and measure [g, c] of a chunk with `zero` applied; absent members have l = 0."""
-        if self.over.zero == "drop":
-            alive = ~(losses <= 0)  # NaN stays a member and propagates
-            measure = measure & alive if measure.dtype == torch.bool else measure * alive
-        return hidden(losses, measure, 0.0), measure
-
-    def _full(self, value: float, *, wide: bool = False) -> Tensor:
-        """A constant tensor [g], in the dtype of the losses, or in float64 if `wide`."""
-        dtype = torch.float64 if wide else self.like.dtype
-        return torch.full((len(self.size),), value, dtype=dtype, device=self.like.device)
-
-    def _narrow(self, x: Tensor) -> Tensor:
-        """Cast a result [g] to the dtype of the losses, with 0 for empty groups."""
-        return torch.where(self.size == 0, 0.0, x).to(self.like.dtype)
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Reset the accumulators at the beginning of a sweep."""
-
-    @abstractmethod
-    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        """Accumulate a chunk; absent members have l = 0 and w = 0."""
-
-    @abstractmethod
-    def _merge(self, ranks: ProcessGroup) -> None:
-        """Merge the accumulators of all processes at the end of a sweep."""
-
-    def _turn(self) -> bool:
-        """Update the solution after a sweep; returns whether another sweep is needed."""
-        return False
-
-    @abstractmethod
-    def value(self) -> Tensor:
-        """Worst-case value F [g], after the last sweep."""
-
-    @abstractmethod
-    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
-        """Weights p* [g, c] of a prepared chunk, elementwise."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import centered, hidden, over, total, weighted
-from nearfar.sets.base import Cap, Dual, Orders, Stream, UncertaintySet
+from nearfar.sets.base import UncertaintySet
 from nearfar.sets.moments import Moments
-from nearfar.sets.stream import DualStream
+from nearfar.sets.stream import Cap, Dual, Orders, Stream
 from nearfar.similarity import root
 
 __all__ = ["ChiSquare"]
@@ -74,10 +75,13 @@ class ChiSquare(UncertaintySet, swift=True):
         mean, _, energy, room = self._moments(l, w, floor)
         return middle + mean + root(room * energy)
 
-    def _room(self, size: Tensor, whole: Tensor) -> Tensor:
-        """Slack s - 1/W_A of the constraint at uniform weights on A, for W_A = `size` and n = `whole`."""
+    def _room(self, size: Tensor, whole: Tensor, times: int = 1) -> Tensor:
+        """Slack s - 1/W_A of the constraint at uniform weights on A, for W_A = `size` and n = `whole`.
+
+        If each member counts `times`, sums over members are those of a radius of ρ/times.
+        """
         # 1/n - 1/W_A as one quotient: exactly 0 if A contains all; a difference would lose 2ρ/n² to rounding
-        return over(2 * self.rho - over(whole * (whole - size), size), whole * whole)
+        return over(2 * self.rho / times - over(whole * (whole - size), size), whole * whole)
 
     def _moments(self, l: Tensor, w: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mean m_A, 1/W_A, V_A (0 if it is rounding error) and s - 1/W_A on A = {l ≥ floor}, each [g]."""
@@ -112,44 +116,99 @@ class ChiSquare(UncertaintySet, swift=True):
         return ranked.gather(1, last)[:, 0]
 
 
-class _ChiSquareStream(DualStream):
+class _ChiSquareStream(Stream):
     """Stream of `ChiSquare`: finds the active set A by elimination, starting from all members.
 
     Each sweep solves on A and drops the members with a negative weight, until none is dropped; one sweep if the closed
     form holds. For any A that contains the optimal one, η is at most the optimal η, so no active member is dropped.
     Whether all groups have converged is read from the device after each sweep. η is stored relative to the largest
     loss, because it may lie between two losses that are nearly tied there.
+
+    If losses are nonnegative (`floor` is 0), a first `look` sums only l and l². This is enough if no weight is negative
+    even at a loss of 0, and a loss of 0 may then mark absent members.
     """
 
     over: ChiSquare
+    _top: Tensor | None = None
+    _short = True
+    """Whether sums of l and l² are, or may be, enough."""
+
+    @property
+    def _sums_only(self) -> bool:
+        return self._short and self.floor == 0 and not self.over.zero_member
+
+    @property
+    def absent(self) -> float:  # type: ignore[override]
+        """The loss that marks an absent member."""
+        return 0.0 if self._sums_only else -math.inf
 
     def _start(self) -> None:
-        if not self.sweep:
+        if self._top is None:
             self._eta = self._full(-torch.inf, wide=True)
         self._moments = Moments(len(self.size), self.like)
+        self._sums = torch.zeros(2, len(self.size), dtype=torch.float64, device=self.size.device)
 
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         # ~(l < eta): NaN stays in the set and propagates
-        self._moments.add(l, w * ~(l - self._top[:, None] < self._eta[:, None]) if self.sweep else w)
+        active = w if self._top is None else w * ~(l - self._top[:, None] < self._eta[:, None])
+        self._moments.add(l, active)
+
+    def _look(self, l: Tensor, size: Tensor, w: Tensor | None) -> None:
+        if not self._sums_only:
+            super()._look(l, size, w)
+            return
+        once = l if w is None else l * w
+        self._sums += torch.stack([once.sum(dim=1), (once * l).sum(dim=1)])
 
     def _merge(self, ranks: ProcessGroup) -> None:
-        self._moments.merge(ranks)
+        if self._sums_only:
+            self._sums = ranks.sum(self._sums)
+        else:
+            self._moments.merge(ranks)
 
     def _turn(self) -> bool:
+        return self._closed_form() if self._sums_only else self._eliminate()
+
+    def _closed_form(self) -> bool:
+        """Solve by sums of l and l², with all members in A; returns whether another sweep is needed."""
+        nothing, mean = torch.zeros_like(self.size), over(self._sums[0], self.size)
+        energy = (self._sums[1] - self._sums[0] * mean).clamp_min(0.0)
+        grain = max(1e-6, torch.finfo(self.like.dtype).eps ** 0.5)
+        eta = self._solve(self.size, energy, mean, nothing, nothing)
+        self._value = mean + self._penalty
+        self._short = bool(((eta <= 0) & (energy > grain * self._sums[1])).all())
+        return not self._short
+
+    def _eliminate(self) -> bool:
+        """Solve on the members that are left; returns whether some of them have a negative weight."""
         found = self._moments
-        if self.sweep == 1:
+        if self._top is None:
             self._top = found.top.to(self.like.dtype)
         spread = torch.maximum(found.top - found.start, found.start - found.least)
         grain = 16 * torch.finfo(self.like.dtype).eps * spread
         energy = torch.where(found.energy <= found.size * grain**2, 0.0, found.energy)
-        room = self.over._room(found.size, self.size).clamp_min(0.0)
-        base, slope = over(torch.ones_like(room), found.size), over(root(room), root(energy))
-        mean, least = found.mean_above(found.top), found.least - found.top
-        eta = torch.where(slope > 0, mean - over(base, slope), least)
-        self._eta, self._value = torch.maximum(eta, self._eta), found.mean + root(room * energy)
-        duals = (eta + found.top, torch.maximum(eta, least), mean, base, slope, found.top)
-        self.dual = tuple(x.to(self.like.dtype) for x in duals)
+        least = found.least - found.top
+        eta = self._solve(found.size, energy, found.mean_above(found.top), found.top, least)
+        self._eta, self._value = torch.maximum(eta, self._eta), found.mean + self._penalty
         return bool((eta > least).any())
+
+    def _solve(self, size: Tensor, energy: Tensor, mean: Tensor, top: Tensor, least: Tensor) -> Tensor:
+        """Dual variables from W_A, V_A, and m_A and the smallest loss relative to `top`; returns η relative to it."""
+        room = self.over._room(size, self.size, self.times).clamp_min(0.0)
+        base, slope = over(torch.ones_like(room), size), over(root(room), root(energy))
+        eta = torch.where(slope > 0, mean - over(base, slope), least)
+        duals = (eta + top, torch.maximum(eta, least), mean, base, slope, top)
+        self.dual, self._penalty = tuple(x.to(self.like.dtype) for x in duals), root(room * energy)
+        return eta
 
     def value(self) -> Tensor:
         return self._narrow(self._value)
+
+    def _weigh_(self, l: Tensor, size: Tensor, w: Tensor | None) -> Tensor | None:
+        if not self._sums_only:
+            return super()._weigh_(l, size, w)
+        _, _, mean, base, slope, _ = (x[:, None] for x in self.dual)
+        l.mul_(slope).add_(base - slope * mean)
+        if w is not None:
+            l.mul_(w)
+        return None

@@ -1,4 +1,4 @@
-"""Entropic sets: the KL divergence from the base measure as a penalty (`KL`) or as a constraint (`KLBall`)."""
+"""`KL`, the entropic set: the KL divergence from the base measure as a penalty, so that weights are a softmax."""
 
 from __future__ import annotations
 
@@ -9,12 +9,56 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.tensors import centered, hidden, log_of, over, total, weighted
-from nearfar.sets.base import Cap, Dual, Fold, Orders, Solved, Stream, UncertaintySet
-from nearfar.sets.linear import Worst
-from nearfar.sets.soft import LOWEST, KLBallStream, KLStream, flat_rise, log_mean
+from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.tensors import centered, hidden, log_of, over, readable, total, weighted
+from nearfar.sets.base import Fold, UncertaintySet
+from nearfar.sets.stream import Cap, Dual, Orders, Stream
 
-__all__ = ["KL", "KLBall", "log_average", "log_partition"]
+__all__ = ["KL", "LOWEST", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
+
+LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
+"""Smallest exponents: below, exp gives subnormal numbers, on which a processor is thirty times slower."""
+
+
+def gentle(z: Tensor) -> Tensor:
+    """Exponential of z ≤ 0, clamped at `LOWEST` so that no result is subnormal."""
+    return torch.exp(z.clamp_min(LOWEST[z.dtype]))
+
+
+def log_mean(log: Tensor, rise: Tensor, size: Tensor) -> Tensor:
+    """Logarithm of a mean of exponentials, accurate also if the mean is near 1.
+
+        log (Σ w eᶻ / Σ w)  =  log1p(rise / size)
+
+    If γ is large compared with the losses, the mean is near 1, and log Σ w eᶻ - log Σ w would cancel all its digits.
+
+    Args:
+        log: log Σ w eᶻ.
+        rise: Σ w(eᶻ - 1).
+        size: Σ w.
+    """
+    above = over(rise, size)
+    flat = above > -0.5
+    return torch.where(flat, torch.log1p(torch.where(flat, above, 0.0)), log - log_of(size))
+
+
+def _flat_rise(z: Tensor, members: Tensor, w: Tensor | None = None) -> Tensor | None:
+    """Sum of eᶻ - 1 over the members of each group, for `log_mean`; None if no group needs it.
+
+    No group needs it if the mean of z is below -1 in all: the plain logarithm is then accurate.
+
+    Args:
+        z: [g, n] exponents <= 0, clamped at `LOWEST`, which is also the value of absent members.
+        members: [g] measure of the members present.
+        w: [g, n] weights of the members, 0 for absent ones; None if every member counts once.
+    """
+    lowest = LOWEST[z.dtype]
+    if w is not None:
+        return (torch.expm1(z) * w).sum(dim=1)
+    if readable(z) and not bool((z.sum(dim=1) - lowest * (z.shape[1] - members) > -members).any()):
+        return None
+    inside = z > lowest
+    return torch.expm1(z).mul_(inside).sum(dim=1) - (members - inside.sum(dim=1))
 
 
 def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
@@ -69,45 +113,11 @@ class KL(UncertaintySet, swift=True):
         super().__post_init__()
         check_positive("KL", "gamma", self.gamma)
 
-    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved:  # noqa: D102
-        return self.soft_(l, size, w)
-
     def fold(self) -> Fold:  # noqa: D102
         return Fold("exp", self.gamma, self.normalized)
 
-    def soft_(self, l: Tensor, size: Tensor, w: Tensor | None = None, *, held: bool = False) -> Solved:
-        """Softmax weights in place of the losses, as `solve_`; with `held` the value is Σ p*l instead of F."""
-        count = size
-        if self.zero == "drop":
-            if self.normalized:
-                alive = torch.sign(l).clamp_min_(0.0)
-                count = (alive if w is None else alive.mul_(w)).sum(dim=1)
-            torch.threshold_(l, 0.0, -math.inf)  # threshold_ keeps NaN
-        top = l.amax(dim=1)
-        empty = (size == 0) | (top == -math.inf)
-        if self.zero_member:
-            top, count, empty = top.clamp_min(0.0), count + 1, torch.zeros_like(empty)
-        level = torch.where(empty, 0.0, top)
-        l.sub_(level[:, None])
-        if self.gamma != 1:
-            l.mul_(1 / self.gamma)
-        l.clamp_min_(LOWEST[l.dtype])
-        below = l.clone() if held else None
-        rise = flat_rise(l, count - float(self.zero_member), w) if self.normalized and not held else None
-        norm = (l.exp_() if w is None else l.exp_().mul_(w)).sum(dim=1)
-        alone = torch.exp(-level / self.gamma) if self.zero_member else torch.zeros_like(norm)
-        norm = norm + alone
-        if below is not None:
-            value = level * (1 - alone / norm) + self.gamma * (below.mul_(l).sum(dim=1) / norm)
-        elif rise is not None:
-            rise = rise + torch.expm1(-level / self.gamma) if self.zero_member else rise
-            value = level + self.gamma * log_mean(norm.log(), rise, count)
-        else:
-            value = level + self.gamma * (norm.log() - (log_of(count) if self.normalized else 0.0))
-        return Solved(torch.where(empty, 0.0, value), torch.where(empty, 0.0, 1 / norm))
-
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return KLStream(self, groups, like, orders, cap, self.gamma, self.normalized)
+        return KLStream(self, groups, like, orders, cap, self.gamma, normalized=self.normalized)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top, z = centered(l, w, mass)
@@ -125,102 +135,71 @@ class KL(UncertaintySet, swift=True):
         return top + self.gamma * log_partition(z, w, self.gamma, mass)
 
 
-@dataclass(frozen=True, eq=False)
-class KLBall(UncertaintySet, swift=True):
-    """KL ball: the worst case over all weights within a KL divergence ρ of the base measure.
+class KLStream(Stream):
+    """Stream of `KL`: a running log-sum-exp, relative to the largest loss so far.
 
-        U = {p ≥ 0, Σp = 1, KL(p ‖ w/W) ≤ ρ}
-        F = min over γ > 0 of  γρ + γ·log Σ (wᵢ/W) e^{lᵢ/γ},    p* = softmax(l/γ)
-
-    γ is the temperature at which KL(p* ‖ w/W) = ρ. It is found by bisection in log γ and then Newton's method, in a
-    fixed number of steps that do not synchronize with the device. One more, differentiable Newton step supplies dγ/dl,
-    so that second derivatives are exact too.
-
-    Args:
-        rho: ρ ≥ 0, the radius.
-
-    Relations: ρ = 0 is Mean; ρ ≥ log(W / measure of the members tied at the largest loss) is Worst.
+    Accumulates Σ w e^{(l - largest)/γ} and, for the normalized value, Σ w (e^{(l - largest)/γ} - 1) and Σ w.
     """
 
-    rho: float = 0.1
+    single = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("KLBall", "rho", self.rho, zero=True)
+    def __init__(
+        self,
+        over: UncertaintySet,
+        groups: int,
+        like: Tensor,
+        orders: Orders,
+        cap: Cap | None,
+        gamma: float,
+        *,
+        normalized: bool = True,
+    ) -> None:
+        super().__init__(over, groups, like, orders, cap)
+        self._gamma, self._normalized, self.vanishes = gamma, normalized, over.zero == "drop"
 
-    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return KLBallStream(self, groups, like, orders, cap, self.rho)
+    def _start(self) -> None:
+        self._top = self._full(-math.inf)
+        self._sum, self._rise, self._seen = (self._full(0.0, wide=True) for _ in range(3))
 
-    def _temperature(self, l: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Temperature γ [g], the groups whose solution is `Worst` [g], and the groups whose solution is `Mean` [g]."""
-        top = hidden(l, w).amax(dim=1)
-        spread = top - hidden(l, w, math.inf).amin(dim=1)
-        ties = total(w * (l == top[:, None]), l)
-        size = total(w, l)
-        flat = (size == 0) | (spread == 0) | (self.rho == 0)
-        corner = ~flat & (self.rho >= torch.log(over(size, ties).clamp_min(1.0)))
-        unit = torch.where(flat, 1.0, spread)
-        z = torch.where(flat[:, None], 0.0, hidden((l - top[:, None]) / unit[:, None], w, -1.0))
-        low = torch.full_like(unit, math.log(1e-12))
-        high = torch.full_like(unit, math.log(10 * max(1.0, self.rho**-0.5)) if self.rho else 0.0)
-        for _ in range(50):
-            middle = (low + high) / 2
-            outside = _divergence(z, w, middle.exp()) > self.rho
-            low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
-        gamma = ((low + high) / 2).exp()
-        for _ in range(4):
-            step = (_divergence(z, w, gamma) - self.rho) / _divergence_slope(z, w, gamma)
-            gamma = torch.where(torch.isfinite(step) & (step.abs() < gamma / 2), gamma - step, gamma)
-        return torch.where(flat | corner, torch.ones_like(gamma), gamma * unit), corner, flat
+    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        self._weigh_(hidden(l, w), total(w, self._seen), None if w.dtype == torch.bool else w)
 
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        gamma, corner, flat = self._temperature(l, w)
-        gamma = torch.where(corner, 0.0, torch.where(flat, math.inf, gamma))
-        return gamma, *Worst()._dual(l, w, total(w, l)), total(w, l)
+    def _weigh_(self, l: Tensor, size: Tensor, w: Tensor | None) -> Tensor:
+        level, shrink = self._lift(torch.maximum(self._top, l.amax(dim=1)))
+        l.sub_(level[:, None])
+        if self._gamma != 1:
+            l.mul_(1 / self._gamma)
+        l.clamp_min_(LOWEST[l.dtype])
+        rise = _flat_rise(l, size.to(l.dtype), w) if self._normalized and not self.constant else None
+        raw = (l.exp_() if w is None else l.exp_().mul_(w)).sum(dim=1)
+        self._sum = self._sum + raw
+        self._rise = self._rise + (raw - size if rise is None else rise)
+        self._seen = self._seen + size
+        return shrink
 
-    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        gamma, top, ties, size = dual
-        corner = Worst()._weights(l, w, (top, ties))
-        flat = over(w.to(l.dtype), size[:, None])
-        inside = torch.isfinite(gamma) & (gamma > 0)
-        safe = torch.where(inside, gamma, 1.0)[:, None]
-        soft = weighted(torch.exp(hidden(l - top[:, None], w) / safe), w)
-        soft = over(soft, soft.sum(dim=1, keepdim=True))
-        return torch.where(inside[:, None], soft, torch.where((gamma == 0)[:, None], corner, flat))
+    def _merge(self, ranks: ProcessGroup) -> Tensor:
+        _, shrink = self._lift(ranks.largest(self._top))
+        self._sum, self._rise, self._seen = ranks.sum(torch.stack([self._sum, self._rise, self._seen])).unbind()
+        return shrink
 
-    def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        size = total(w, l)
-        top, l = centered(l, w, size)
-        with torch.no_grad():
-            gamma, corner, flat = self._temperature(l, w)
-            slope = _divergence_slope(l, w, gamma)
-            # near-ties below the resolution of γ leave no root, and no slope for a Newton step
-            met = (_divergence(l, w, gamma) - self.rho).abs() <= 1e-3 * gamma * slope.abs()
-            usable = ~flat & ~corner & (slope < 0) & met
-            slope = torch.where(usable, slope, 1.0)
-        # the implicit function theorem as one Newton step: zero in value at the root, dγ/dl in derivative
-        step = (_divergence(l, w, gamma) - self.rho) / slope
-        gamma = gamma - torch.where(usable, step, 0.0)
-        inside = gamma * (self.rho + log_average(l, w, gamma[:, None], size))
-        worst = Worst()._value(l, w, size)
-        mean = over(weighted(l, w).sum(dim=1), size)
-        return top + torch.where(flat, mean, torch.where(corner, worst, inside))
+    def _lift(self, top: Tensor) -> tuple[Tensor, Tensor]:
+        """Rescale the sums to a new maximum `top` [g]; gives it, 0 for groups without members, and the factor."""
+        level = torch.where(top == -math.inf, 0.0, top)  # no members yet: any finite level will do
+        down = (self._top.double() - level.double()) / self._gamma
+        shrink, self._top = torch.exp(down), top
+        self._sum = self._sum * shrink
+        self._rise = self._rise * shrink + self._seen * torch.expm1(down)
+        return level, shrink
 
+    def value(self) -> Tensor:
+        """F [g]: γ·log of the mean, or of the sum, of e^{l/γ}."""
+        log = (self._sum * self.times).log()
+        log = log_mean(self._sum.log(), self._rise, self.size) if self._normalized else log
+        return self._narrow(self._top.double() + self._gamma * log)
 
-def _soft(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
-    """Weights softmax(z/γ) [g, n] with respect to the measure w."""
-    norm = log_partition(z, w, gamma[:, None], total(w, z))
-    return weighted(torch.exp(hidden(z / gamma[:, None], w) - norm[:, None]), w)
+    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
+        raw = weighted(gentle((l - self._top[:, None]) / self._gamma), w)
+        return over(raw, self._sum.to(l.dtype)[:, None])
 
-
-def _divergence(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
-    """Divergence KL(softmax(z/γ) ‖ w/W) of each group, [g]."""
-    p = _soft(z, w, gamma)
-    return (p * z).sum(dim=1) / gamma - log_average(z, w, gamma[:, None], total(w, z))
-
-
-def _divergence_slope(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
-    """Derivative of `_divergence` in γ: -Var_p(z) / γ³, [g]."""
-    p = _soft(z, w, gamma)
-    mean = (p * z).sum(dim=1, keepdim=True)
-    return -(p * (z - mean) ** 2).sum(dim=1) / gamma**3
+    def _scale(self) -> Tensor:
+        return over((self.size > 0).double(), self._sum)

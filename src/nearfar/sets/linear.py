@@ -1,20 +1,20 @@
-"""Polyhedral sets `Mean`, `Worst` and `TopK`: the value is a (weighted) mean of the largest losses."""
+"""`Mean` and `Worst`: even weights, or all the weight on the largest loss."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_positive
-from nearfar._utils.tensors import hidden, over, readable, total
-from nearfar.sets.base import Cap, Dual, Fold, Orders, Solved, Stream, UncertaintySet
-from nearfar.sets.selection import TopKStream
-from nearfar.sets.stream import MeanStream, WorstStream
+from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.tensors import hidden, over, readable, total, weighted
+from nearfar.sets.base import Fold, Solved, UncertaintySet
+from nearfar.sets.stream import Cap, Dual, Orders, Stream, Support
 
-__all__ = ["Mean", "TopK", "Worst", "first_two"]
+__all__ = ["Mean", "Worst", "first_two"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Mean(UncertaintySet, swift=True):
         return Fold("sum")
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return MeanStream(self, groups, like, orders, cap)
+        return _MeanStream(self, groups, like, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return (total(w, l),)
@@ -44,6 +44,36 @@ class Mean(UncertaintySet, swift=True):
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         # losses of absent members are 0 already
         return over((l if w.dtype == torch.bool else l * w).sum(dim=1), mass)
+
+
+class _MeanStream(Stream):
+    """Stream of `Mean`: running Σ w and Σ wl."""
+
+    single = True
+    absent = 0.0
+    even = True
+
+    def _start(self) -> None:
+        self._sum = self._full(0.0, wide=True)
+
+    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        self._sum += weighted(l, w).sum(dim=1, dtype=torch.float64)
+
+    def _weigh_(self, l: Tensor, size: Tensor, w: Tensor | None) -> Tensor | None:
+        self._sum += (l if w is None else l.mul_(w)).sum(dim=1)
+        return None
+
+    def _merge(self, ranks: ProcessGroup) -> None:
+        self._sum = ranks.sum(self._sum)
+
+    def value(self) -> Tensor:
+        return self._narrow(over(self._sum, self.size))
+
+    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
+        return over(w.to(l.dtype), self.size.to(l.dtype)[:, None])
+
+    def _scale(self) -> Tensor:
+        return over(torch.ones_like(self.size), self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +106,7 @@ class Worst(UncertaintySet, swift=True):
         return Fold("max")
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return WorstStream(self, groups, like, orders, cap)
+        return _WorstStream(self, groups, like, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top = hidden(l, w).amax(dim=1)
@@ -91,6 +121,55 @@ class Worst(UncertaintySet, swift=True):
             return super()._value(l, w, mass)
         # amax splits its gradient evenly between ties, as `_weights` does, in fewer passes
         return torch.where(total(w, l) == 0, 0.0, hidden(l, w).amax(dim=1))
+
+
+class _WorstStream(Stream):
+    """Stream of `Worst`: running maximum, the measure of the members tied at it, and the place of one of them."""
+
+    def _start(self) -> None:
+        self._top, self._ties = self._full(-torch.inf), self._full(0.0, wide=True)
+        self._seen, self._place = 0, -1
+
+    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        self._rise(hidden(l, w).amax(dim=1), lambda top: total(w * (l == top[:, None]), self._ties))
+
+    def _look(self, l: Tensor, size: Tensor, w: Tensor | None) -> None:
+        if w is not None or len(l) > 1 or not readable(l):
+            super()._look(l, size, w)
+            return
+        largest, place, behind = first_two(l)
+        if bool(largest > self._top):
+            self._place = self._seen + int(place)
+        alone = bool(behind < largest)
+        self._rise(largest, lambda top: (largest == top if alone else l == top[:, None]).double().sum()[None])
+        self._seen += l.shape[1]
+
+    def _rise(self, largest: Tensor, tied: Callable[[Tensor], Tensor]) -> None:
+        """Raise the maximum to that of a chunk; `tied` counts the members of the chunk at the new maximum."""
+        top = torch.maximum(self._top, largest)
+        self._ties = torch.where(top > self._top, 0.0, self._ties) + tied(top)
+        self._top = top
+
+    def _merge(self, ranks: ProcessGroup) -> None:
+        top = ranks.largest(self._top)
+        self._ties = ranks.sum(torch.where(self._top == top, self._ties, 0.0))
+        self._place = self._place if bool((self._top == top).all()) else -1
+        self._top = top
+
+    def support(self) -> Support | None:
+        """The largest member if it is alone, or none if it needs no weight; None if there are ties."""
+        if not self._seen or self.over.zero_member:
+            return None
+        idle = bool(self._top <= self.floor)
+        if not idle and not bool(self._ties == 1):
+            return None
+        mine = [] if idle or self._place < 0 else [self._place]
+        place = torch.tensor(mine, dtype=torch.int64)
+        return Support(place, torch.ones_like(place, dtype=self.like.dtype), torch.zeros_like(place, dtype=torch.bool))
+
+    def _turn(self) -> bool:
+        self.dual = self._top, self._ties.to(self.like.dtype)
+        return False
 
 
 def _ties_(l: Tensor, top: Tensor, w: Tensor | None) -> Tensor:
@@ -118,81 +197,3 @@ def first_two(l: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     behind = near.scatter(1, which, -math.inf).amax(dim=1)
     others = most.scatter(1, column, -math.inf).amax(dim=1)
     return top[:, 0], around.gather(1, which)[:, 0], torch.maximum(behind, others)
-
-
-@dataclass(frozen=True, eq=False)
-class TopK(UncertaintySet, swift=True):
-    """Top-K: the K largest losses share the weight evenly (DRO-TopK of Qi et al. 2020; CVaR).
-
-        U = {Σp = 1, 0 ≤ pᵢ ≤ wᵢ/K}
-        F = mean of the K largest losses = min over t of t + Σ wᵢ(lᵢ-t)₊ / K
-
-    If K is not an integer, the last loss counts in part; if K exceeds the number of members, all of them count. Members
-    tied at the threshold t share the remaining weight evenly, so the weights do not depend on the order of the samples.
-
-    Args:
-        k: K, the number of members, counted by their measure. Give either `k` or `fraction`.
-        fraction: K as a fraction of the measure, in (0, 1]; CVaR at level 1 - fraction.
-
-    Relations: TopK(1) = Worst, TopK(fraction=1) = Mean.
-
-    >>> TopK(2.5).value(torch.tensor([[4.0, 1.0, 3.0, 2.0]]))
-    tensor([3.2000])
-    """
-
-    k: float | None = None
-    fraction: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.k is None) == (self.fraction is None):
-            raise ValueError(
-                f"TopK: give k or fraction, exactly one of them, but k={self.k!r} and fraction={self.fraction!r} came."
-            )
-        if self.k is not None:
-            check_positive("TopK", "k", self.k)
-        elif self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ValueError(f"TopK: fraction must lie in (0, 1], but came as {self.fraction!r}.")
-
-    def fold(self) -> Fold:  # noqa: D102
-        return Fold("top", most=self.k)
-
-    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        most = None if self.k is None else math.ceil(2 * self.k)
-        return TopKStream(self, groups, like, orders, cap, most)
-
-    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """K of each group: k·orders entries (k counts unordered pairs) or a fraction, at most the total measure."""
-        if self.k is None:
-            mass = size * float(self.fraction or 1)
-        else:
-            mass = torch.minimum(torch.full_like(size, self.k) * orders, size)
-        return mass if cap is None else torch.minimum(mass, cap)
-
-    def _most(self, n: int) -> int:
-        """Upper bound on K that does not depend on the data: 2k, for both orders of each pair."""
-        return min(n, math.ceil(2 * self.k if self.k is not None else n * float(self.fraction or 1)))
-
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        k = mass
-        threshold = self._threshold(l, w, k)
-        above = total(w * (l > threshold[:, None]), l)
-        ties = total(w * (l == threshold[:, None]), l)
-        return threshold, over(k - above, ties), k
-
-    def _threshold(self, l: Tensor, w: Tensor, k: Tensor) -> Tensor:
-        """The K-th largest loss of each group, counted by measure."""
-        masked = hidden(l, w)
-        if w.dtype == torch.bool and self._most(l.shape[1]) < l.shape[1]:
-            largest = masked.topk(self._most(l.shape[1]), dim=1).values
-            last = (torch.ceil(k).long() - 1).clamp(0, largest.shape[1] - 1)
-            return largest.gather(1, last[:, None])[:, 0]
-        largest, order = masked.sort(dim=1, descending=True)
-        spent = w.to(torch.float64).gather(1, order).cumsum(dim=1)
-        short = (spent < k[:, None] * (1 - 1e-12)).sum(dim=1).clamp(max=l.shape[1] - 1)
-        return largest.gather(1, short[:, None])[:, 0]
-
-    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        threshold, share, k = (x[:, None] for x in dual)
-        part = (l > threshold).to(l.dtype) + share * (l == threshold).to(l.dtype)
-        return over(w * part, k)

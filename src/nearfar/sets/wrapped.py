@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive, check_whole
-from nearfar._utils.shortcuts import check_part, exactly
+from nearfar._utils.shortcuts import check_part
 from nearfar._utils.tensors import hidden, over, total, weighted
-from nearfar.sets.base import Cap, Dual, Fold, Orders, Solved, Stream, UncertaintySet
-from nearfar.sets.entropic import KL
-from nearfar.sets.stream import HeldStream, both
+from nearfar.sets.base import Fold, UncertaintySet
+from nearfar.sets.entropic import KL, KLStream
+from nearfar.sets.stream import Cap, Dual, Orders, Stream
 
 __all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "draw"]
 
@@ -38,18 +40,17 @@ class DetachedWeights(UncertaintySet, swift=True):
         super().__post_init__()
         check_part("DetachedWeights", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
 
-    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
-        if not exactly(self.of, KL) or self.zero == "drop" or self.zero_member:
-            return None
-        return self.of.soft_(l, size, w, held=True)
-
     def fold(self) -> Fold | None:  # noqa: D102
         found = None if (self.of.zero, self.of.zero_member) != (self.zero, self.zero_member) else self.of.fold()
         return None if found is None else replace(found, held=True)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream | None:  # noqa: D102
-        inner = both(self, self.of).stream(groups, like, orders, cap)
-        return None if inner is None else HeldStream(inner)
+        zero: Literal["keep", "drop"] = "drop" if "drop" in (self.zero, self.of.zero) else "keep"
+        both = replace(self.of, zero=zero, zero_member=self.zero_member or self.of.zero_member)
+        stream = both.stream(groups, like, orders, cap)
+        if stream is not None:
+            stream.constant = True
+        return stream
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.of._members(*super()._members(losses, measure))
@@ -151,17 +152,7 @@ class PowerWeights(UncertaintySet, swift=True):
     exact_gradient = False
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        inner = KL(1.0, zero=self.zero, zero_member=self.zero_member).stream(groups, like, orders, cap)
-        return HeldStream(inner, self._height)
-
-    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
-        if self.zero == "drop" or self.zero_member:
-            return None
-        there = l > -torch.inf
-        losses = torch.where(there, l, 0.0)
-        l.copy_(losses).div_(self.shift).log1p_().mul_(self.power)
-        solved = SOFTMAX.soft_(l.masked_fill_(~there, -torch.inf), size, w)
-        return replace(solved, value=losses.mul_(l).sum(dim=1) * solved.scale)
+        return _PowerStream(self, groups, like, orders, cap, 1.0)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return SOFTMAX._dual(self._height(l), w, mass)
@@ -172,6 +163,23 @@ class PowerWeights(UncertaintySet, swift=True):
     def _height(self, l: Tensor) -> Tensor:
         """Logarithm of the power, b·log(1 + l/a), whose softmax gives the weights."""
         return self.power * torch.log1p(l / self.shift)
+
+
+class _PowerStream(KLStream):
+    """Stream of `PowerWeights`: the softmax weights of b·log(1 + l/a)."""
+
+    over: PowerWeights
+    constant = True
+
+    def _weigh_(self, l: Tensor, size: Tensor, w: Tensor | None) -> Tensor:
+        height = torch.nan_to_num(l, nan=math.nan, posinf=math.inf, neginf=0.0)
+        height.div_(self.over.shift).log1p_().mul_(self.over.power)
+        least = torch.finfo(l.dtype).min
+        l.clamp_max_(least).sub_(least)  # 0 for members, -inf for absent ones; a mask would take ten times as long
+        return super()._weigh_(l.add_(height), size, w)
+
+    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
+        return super()._weights(self.over._height(l), w)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,20 @@
-"""The stream of `TopK`: selects the K largest losses chunk by chunk, by keeping them or by a radix search."""
+"""`TopK`, the mean of the K largest losses: selected chunk by chunk by keeping them, or by a radix search."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
-from nearfar._utils.tensors import hidden, over, readable
-from nearfar.sets.base import Cap, Orders, Support, UncertaintySet
-from nearfar.sets.stream import DualStream
+from nearfar._utils.tensors import hidden, over, readable, total
+from nearfar.sets.base import Fold, UncertaintySet
+from nearfar.sets.stream import Cap, Dual, Orders, Stream, Support
 
-__all__ = ["KEPT", "Digits", "Largest", "TopKStream"]
+__all__ = ["KEPT", "Digits", "Largest", "TopK"]
 
 KEPT = 2**17
 """Maximum number of members kept; for a larger K, the threshold is found by a radix search in a few sweeps."""
@@ -18,6 +22,85 @@ STRETCH = 16
 """Members per block that are rejected together if the largest of them is too small."""
 MANY = 2**14
 """Smallest chunk that is filtered by such blocks."""
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(UncertaintySet, swift=True):
+    """Top-K: the K largest losses share the weight evenly (DRO-TopK of Qi et al. 2020; CVaR).
+
+        U = {Σp = 1, 0 ≤ pᵢ ≤ wᵢ/K}
+        F = mean of the K largest losses = min over t of t + Σ wᵢ(lᵢ-t)₊ / K
+
+    If K is not an integer, the last loss counts in part; if K exceeds the number of members, all of them count. Members
+    tied at the threshold t share the remaining weight evenly, so the weights do not depend on the order of the samples.
+
+    Args:
+        k: K, the number of members, counted by their measure. Give either `k` or `fraction`.
+        fraction: K as a fraction of the measure, in (0, 1]; CVaR at level 1 - fraction.
+
+    Relations: TopK(1) = Worst, TopK(fraction=1) = Mean.
+
+    >>> TopK(2.5).value(torch.tensor([[4.0, 1.0, 3.0, 2.0]]))
+    tensor([3.2000])
+    """
+
+    k: float | None = None
+    fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.k is None) == (self.fraction is None):
+            raise ValueError(
+                f"TopK: give k or fraction, exactly one of them, but k={self.k!r} and fraction={self.fraction!r} came."
+            )
+        if self.k is not None:
+            check_positive("TopK", "k", self.k)
+        elif self.fraction is not None and not 0 < self.fraction <= 1:
+            raise ValueError(f"TopK: fraction must lie in (0, 1], but came as {self.fraction!r}.")
+
+    def fold(self) -> Fold:  # noqa: D102
+        return Fold("top", most=self.k)
+
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
+        # K is at most k for each order of a pair, of which there are at most two
+        most = None if self.k is None else math.ceil(self.k * (orders if isinstance(orders, int) else 2))
+        return _TopKStream(self, groups, like, orders, cap, most)
+
+    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        """K of each group: k·orders entries (k counts unordered pairs) or a fraction, at most the total measure."""
+        if self.k is None:
+            mass = size * float(self.fraction or 1)
+        else:
+            mass = torch.minimum(torch.full_like(size, self.k) * orders, size)
+        return mass if cap is None else torch.minimum(mass, cap)
+
+    def _most(self, n: int) -> int:
+        """Upper bound on K that does not depend on the data: 2k, for both orders of each pair."""
+        return min(n, math.ceil(2 * self.k if self.k is not None else n * float(self.fraction or 1)))
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
+        k = mass
+        threshold = self._threshold(l, w, k)
+        above = total(w * (l > threshold[:, None]), l)
+        ties = total(w * (l == threshold[:, None]), l)
+        return threshold, over(k - above, ties), k
+
+    def _threshold(self, l: Tensor, w: Tensor, k: Tensor) -> Tensor:
+        """The K-th largest loss of each group, counted by measure."""
+        masked = hidden(l, w)
+        if w.dtype == torch.bool and self._most(l.shape[1]) < l.shape[1]:
+            largest = masked.topk(self._most(l.shape[1]), dim=1).values
+            last = (torch.ceil(k).long() - 1).clamp(0, largest.shape[1] - 1)
+            return largest.gather(1, last[:, None])[:, 0]
+        largest, order = masked.sort(dim=1, descending=True)
+        spent = w.to(torch.float64).gather(1, order).cumsum(dim=1)
+        short = (spent < k[:, None] * (1 - 1e-12)).sum(dim=1).clamp(max=l.shape[1] - 1)
+        return largest.gather(1, short[:, None])[:, 0]
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        threshold, share, k = (x[:, None] for x in dual)
+        part = (l > threshold).to(l.dtype) + share * (l == threshold).to(l.dtype)
+        return over(w * part, k)
 
 
 class Largest:
@@ -41,10 +124,6 @@ class Largest:
         self.ties = torch.zeros(groups, dtype=torch.float64, device=like.device)
         self.seen = 0
         self._everyone: tuple[Tensor, Tensor] | None = None
-
-    def add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        """Add a chunk [g, c] of members with a mask."""
-        self.look(hidden(l, w), tag)
 
     def look(self, masked: Tensor, tag: Tensor | None = None) -> None:
         """Add a chunk [g, c] in which absent members are -inf."""
@@ -179,7 +258,7 @@ class Digits:
         return found, self.above, self.ties
 
 
-class TopKStream(DualStream):
+class _TopKStream(Stream):
     """Stream of `TopK`: keeps the largest members if they are few and unweighted, else uses a radix search.
 
     `most` is the largest number of members that may carry weight, or None if unknown.
@@ -188,7 +267,7 @@ class TopKStream(DualStream):
     constant = True
 
     def __init__(
-        self, over: UncertaintySet, groups: int, like: Tensor, orders: Orders, cap: Cap | None, most: int | None
+        self, over: TopK, groups: int, like: Tensor, orders: Orders, cap: Cap | None, most: int | None
     ) -> None:
         super().__init__(over, groups, like, orders, cap)
         self._most = most
@@ -197,17 +276,26 @@ class TopKStream(DualStream):
 
     def _start(self) -> None: ...
 
-    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+    def _keeps(self, *, weighted: bool) -> bool:
+        """Whether the largest members are kept; decided by the first chunk."""
         if self._kept is None and self._digits is None:
-            groups = len(self.size)
-            if self._most is not None and self._most * groups <= KEPT and w.dtype == torch.bool:
-                self._kept = Largest(groups, self._most, self.like)
+            if self._most is not None and self._most * len(self.size) <= KEPT and not weighted:
+                self._kept = Largest(len(self.size), self._most, self.like, self.floor)
             else:
-                self._digits = Digits(groups, self.like)
-        if self._kept is not None:
-            self._kept.add(l, w, tag)
+                self._digits = Digits(len(self.size), self.like)
+        return self._kept is not None
+
+    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+        if self._keeps(weighted=w.dtype != torch.bool) and self._kept is not None:
+            self._kept.look(hidden(l, w), tag)
         elif self._digits is not None:
             self._digits.add(l, w)
+
+    def _look(self, l: Tensor, size: Tensor, w: Tensor | None) -> None:
+        if self._keeps(weighted=w is not None) and self._kept is not None:
+            self._kept.look(l)
+        else:
+            super()._look(l, size, w)
 
     def _merge(self, ranks: ProcessGroup) -> None:
         kept = self._digits if self._kept is None else self._kept
@@ -226,25 +314,27 @@ class TopKStream(DualStream):
         self.dual = threshold, over(k - above.to(k.dtype), ties.to(k.dtype)), k
         return False
 
+    def _parts(self, kept: Largest) -> Tensor:
+        """Weights [g, k] of the members kept."""
+        threshold, share, k = (x[:, None] for x in self.dual)
+        part = (kept.values > threshold).to(k.dtype) + share * (kept.values == threshold)
+        return over(part * ((kept.values > self.floor) & torch.isfinite(kept.values)), k)
+
     def support(self) -> Support | None:
         """The K largest members; None unless all members tied at the threshold are kept (synchronizes)."""
         kept = self._kept
         if kept is None or len(self.size) > 1 or self.over.zero_member or not readable(kept.values):
             return None
-        threshold, share, k = self.dual
-        if not self.ranks.all_agree(kept.complete(threshold), kept.values):
+        # members without weight need not be kept
+        idle = bool(self.dual[0] <= self.floor) and not bool(torch.isnan(kept.values).any())
+        if not self.ranks.all_agree(idle or kept.complete(self.dual[0]), kept.values):
             return None
-        tied = kept.values == threshold[:, None]
-        there = torch.isfinite(kept.values)
-        part = (kept.values > threshold[:, None]).to(k.dtype) + share[:, None] * tied
-        part = over(part * there, k[:, None])
-        chosen = (part > 0)[0].nonzero()[:, 0]
-        return Support(kept.place[0, chosen], part[0, chosen], kept.tag[0, chosen])
+        part = self._parts(kept)[0]
+        chosen = (part > 0).nonzero()[:, 0]
+        return Support(kept.place[0, chosen], part[chosen], kept.tag[0, chosen])
 
     def value(self) -> Tensor:
         """Mean of the K largest losses; only if they are kept."""
         assert self._kept is not None  # noqa: S101 - called only if there is a support
-        threshold, share, k = self.dual
-        values = self._kept.values
-        part = (values > threshold[:, None]).to(k.dtype) + share[:, None] * (values == threshold[:, None])
-        return over(self.ranks.sum((torch.where(part > 0, values, 0.0) * part).sum(dim=1)), k)
+        part = self._parts(self._kept)
+        return self.ranks.sum((torch.where(part > 0, self._kept.values, 0.0) * part).sum(dim=1))
