@@ -159,7 +159,7 @@ class _Side:
             self.sums.shrink(self.stream.merged)
         return self.stream.finish()
 
-    def _losses(self, strip: Strip) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _losses(self, strip: Strip) -> tuple[Tensor, Tensor | float, Tensor | None]:
         """Losses of the group's pairs in a strip, marked elsewhere; their measure, and weights (None: each once)."""
         absent, product = self.stream.absent, self.half.product
         if self.name == "near":
@@ -176,7 +176,7 @@ class _Side:
         if strip.fence is not None:
             losses = losses.mul_(strip.fence == 0) if absent == 0 else losses.add_(strip.fence)
         losses = self.half.fill_(losses, strip, near, absent)
-        return losses, torch.as_tensor(positive + negative if together else negative), weights
+        return losses, positive + negative if together else negative, weights
 
 
 def _flat_view(x: Tensor | None) -> Any:

@@ -164,7 +164,7 @@ class _WorstStream(Stream):
         if not idle and not bool(self._ties == 1):
             return None
         mine = [] if idle or self._place < 0 else [self._place]
-        place = torch.tensor(mine, dtype=torch.int64)
+        place = torch.tensor(mine, dtype=torch.int64, device=self.like.device)
         return Support(place, torch.ones_like(place, dtype=self.like.dtype), torch.zeros_like(place, dtype=torch.bool))
 
     def _turn(self) -> bool:
