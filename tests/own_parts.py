@@ -67,6 +67,9 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
 """How each part is made, of its own class or of one made of it."""
 DRAWN = {S.Sampled}
 """Draws are not the same in strips as in one matrix, whoever wrote the set."""
+for public in (getattr(S, name) for name in S.__all__):
+    if inspect.isclass(public) and issubclass(public, Part) and public.swift and public not in DRAWN:
+        EXAMPLES.setdefault(public, lambda of: of())  # a new set is found by itself
 
 
 def robust(**more: Any) -> nf.RobustLoss:
