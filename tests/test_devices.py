@@ -55,6 +55,7 @@ def test_no_tensor_of_a_miner_is_made_without_a_device(kind, miner, engine):
     check_made_on_the_device(kind(miner=MINERS[miner], engine=engine).double(), rows(12), Y)
 
 
+@pytest.mark.filterwarnings("ignore::nearfar.DegenerateBatchWarning")
 @pytest.mark.parametrize("engine", ["dense", "tiled"])
 @pytest.mark.parametrize("name", cases())
 def test_no_tensor_of_a_relation_is_made_without_a_device(name, engine):

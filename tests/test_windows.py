@@ -9,7 +9,7 @@ import torch
 from test_tiled import MINERS, SETS, measured, on
 
 import nearfar as nf
-from nearfar.engines.runs import Runs
+from nearfar.engines.runs import columns
 from nearfar.engines.tiled import lean_way
 from nearfar.engines.windows import fence
 from nearfar.miners import ScoredPairs, Window, present
@@ -33,7 +33,7 @@ def scored(seed, measure=None):
 def windowed(miner, relation, pairs):
     """The measures [n, m] of positive and negative pairs that a miner's window keeps."""
     layout = relation.layout()
-    runs = Runs(layout, dtype=torch.float64)
+    runs = columns(layout, torch.float64)
     narrow = runs.narrow(slice(0, len(Y)))
     scores = pairs.scores[:, runs.order].clone()
     near = scores.gather(1, narrow.place)
@@ -124,5 +124,20 @@ def test_a_window_of_ones_own_may_leave_all_negative_pairs(make):
     assert lean_way(make(miner=Near()).product, nf.Relation.from_labels(Y)) is not None
     x = torch.randn(len(Y), 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     wanted, found = (measured(on(make(miner=Near()), engine, 4), x, Y) for engine in ("dense", "tiled"))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("make", [nf.losses.DroKL, nf.losses.DroKLGrouped])
+def test_pairs_without_loss_are_left_out_of_the_weights_too(make):
+    """Nine rows in a heap, whose negative pairs all cost, and three of little weight elsewhere, whose pairs do not."""
+    y = torch.arange(12) % 3
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[3:] = x[3:] / 10 + torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    relation = nf.Relation.from_labels(y, weights=torch.where(torch.arange(12) < 3, 0.05, 1.0).double())
+    pair = nf.pairs.Hinge(1.0, 0.5)
+    wanted, found = (
+        measured(on(make(gamma=2.0, zero="drop", pair=pair), engine, 4), x, relation) for engine in ("dense", "tiled")
+    )
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearfar._utils.process_group import cuts
 from nearfar.engines.forms import Form, form_of, write_losses
-from nearfar.engines.runs import Narrow, Runs
+from nearfar.engines.runs import Narrow, columns
 from nearfar.engines.strips import Slopes, Strips
 from nearfar.engines.windows import fence, place_
 from nearfar.sets.stream import Support
@@ -103,9 +103,10 @@ class Half:
             tall = min(tall, -(-len(strips.rows) // (2 * strips.ranks.world)))
         self.ranks, self.cuts = strips.ranks, cuts(len(strips.rows), tall, strips.ranks)
         self.tall = max(here.stop - here.start for here in self.cuts)
-        self.labels = layout.row_labels, layout.col_labels
-        self.by_row = layout.row_labels.sort(stable=True).indices
-        self.runs = Runs(layout, self.by_row, strips.rows.dtype)
+        self.layout = layout
+        self.runs = columns(layout, strips.rows.dtype, sort_rows=True)
+        every = torch.arange(len(strips.rows), device=strips.rows.device)
+        self.by_row = every if self.runs.by_row is None else self.runs.by_row
         strips.had_positive[self.by_row], strips.had_negative[self.by_row] = (
             self.runs.has_positive(),
             self.runs.has_negative(),
@@ -146,9 +147,7 @@ class Half:
 
     def _weigh_(self, weights: Tensor, here: slice, first: int, narrow: Narrow, ring: Tensor | None) -> None:
         """Write the weights [t, u] of the negative pairs of a strip."""
-        assert self.runs.weights is not None  # noqa: S101 - the caller has a buffer for them
-        u, v = self.runs.weights
-        torch.outer(u[here], v[first:], out=weights)
+        self.runs.weigh_(weights, here, first)
         if ring is not None:
             weights.mul_(ring == 0)
         if self.square:
@@ -158,18 +157,7 @@ class Half:
 
     def _narrow(self, here: slice, first: int) -> Narrow:
         """Columns near each row's class, which have its label, and which are positive pairs, [t, P] each."""
-        if not self.square:
-            return self.runs.narrow(here)
-        start, end, m = self.runs.start[here, None], self.runs.end[here, None], len(self.form.cols)
-        width = min(self.runs.width, m - first)
-        place = start.clamp(first, m - width) + torch.arange(width, device=start.device)
-        run = (place >= start) & (place < end)
-        row = torch.arange(here.start, here.stop, device=start.device)[:, None]
-        positive = run & (place > row)
-        if self.runs.weights is None:
-            return Narrow(place - first, run, positive)
-        u, v = self.runs.weights
-        return Narrow(place - first, run, positive, torch.where(positive, u[here, None] * v[place], 0.0))
+        return self.runs.above(here, first) if self.square else self.runs.narrow(here)
 
     def members(self, strip: Strip) -> tuple[Tensor, Tensor]:
         """Measure of the positive and of the negative pairs in a strip."""
@@ -180,7 +168,9 @@ class Half:
         if strip.fence is not None:
             return positive, (strip.fence == 0).sum()
         if self.square:
-            return positive, t * u - t * (t + 1) // 2 - positive
+            # of the columns after their row, those that are not negative
+            after = strip.place > torch.arange(t, device=strip.place.device)[:, None]
+            return positive, t * u - t * (t + 1) // 2 - positive - (strip.absent & after).sum()
         return positive, t * u - positive - strip.absent.sum()
 
     def fill_(self, x: Tensor, strip: Strip, near: Tensor, absent: float) -> Tensor:
@@ -233,4 +223,4 @@ class Half:
             row, col = (place[mine] - offset) // width, (place[mine] - offset) % width
             i[mine], j[mine] = row + here.start, first + (col if columns is None else columns[row, col])
         i, j = self.by_row[i], self.runs.order[j]
-        return Support(i * len(self.form.cols) + j, weights, self.labels[0][i] == self.labels[1][j])
+        return Support(i * len(self.form.cols) + j, weights, self.layout.same(i, j))

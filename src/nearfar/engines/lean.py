@@ -204,9 +204,7 @@ class _Lean:
     def _weigh(self, here: slice, narrow: Narrow, inside: Tensor, fence: Tensor | None) -> Tensor:
         """Weights [t, m] of the pairs of the wide side, 0 for others."""
         assert self.weights is not None  # noqa: S101 - checked by the caller
-        assert self.sorted.runs.weights is not None  # noqa: S101
-        u, v = self.sorted.runs.weights
-        weights = torch.outer(u[here], v, out=self.weights[: len(inside)])
+        weights = self.sorted.runs.weigh_(self.weights[: len(inside)], here)
         if fence is not None:
             weights.mul_(fence == 0)
         return place_(weights, narrow, inside.to(weights.dtype))

@@ -4,6 +4,8 @@ Rows and columns that form no pair (ignored, or not asked for) are left out. Amo
 
     another label           a negative pair
     the same label          a positive pair, unless the column is the row's own sample or is held `apart`
+
+Relations that no labels tell have a list of the pairs that are not negative instead (see `Near`), where it is short.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearfar.relations.near import Near, Weights
 from nearfar.relations.representatives import RepresentativeMask
 
 __all__ = ["Layout", "consistent", "kept"]
@@ -36,7 +39,10 @@ class Layout:
         itself: tells the row's own sample, by indices of the relation; None where no column is one.
         own: how many columns are the row's own sample: the same number for all rows, or None where it differs.
         apart: [m] columns that are nobody's positive (representatives among themselves); None for none.
-        weights: weights of the rows [n] and columns [m], whose product is that of a pair; None where each counts once.
+        weights: weights of the rows [n] and columns [m], whose product is that of a pair, or one matrix [n, m] of them;
+            None where each pair counts once.
+        near: the pairs that are not negative, where labels do not tell; rows and columns then have their positions as
+            labels.
     """
 
     rows: Tensor | None
@@ -48,7 +54,17 @@ class Layout:
     itself: Itself | None = None
     own: int | None = 0
     apart: Tensor | None = None
-    weights: tuple[Tensor, Tensor] | None = None
+    weights: Weights | None = None
+    near: Near | None = None
+
+    @staticmethod
+    def listed(
+        near: Near, shape: tuple[int, int], square: bool, orders: int | Tensor, weights: Weights | None
+    ) -> Layout:
+        """The layout of a list of pairs of n rows and m columns."""
+        n, m = (torch.arange(size, device=near.keys.device) for size in shape)
+        same = square and near.symmetric and not isinstance(weights, Tensor)
+        return Layout(None, None, n, m, same, orders, own=int(square), weights=weights, near=near)
 
     @staticmethod
     def of(
@@ -87,6 +103,12 @@ class Layout:
         """The reverse of `taken`: x of all rows or columns, 0 for those that were left out."""
         at = (self.rows, self.cols)[side]
         return x if at is None else x.new_zeros(size, *x.shape[1:]).index_copy_(0, at, x)
+
+    def same(self, row: Tensor, col: Tensor) -> Tensor:
+        """Which pairs are of one label, for indices [k] and [k]; of a list, which are positive."""
+        if self.near is not None:
+            return self.near.tells(row * len(self.col_labels) + col)
+        return self.row_labels[row] == self.col_labels[col]
 
     def counts(self, row: Tensor, col: Tensor) -> Tensor | None:
         """Which pairs of equal label are positive, for broadcastable indices [n] and [m]; None for all."""

@@ -9,9 +9,8 @@ whether two tensors are the same object.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Never
 
 import torch
@@ -21,39 +20,13 @@ from nearfar._utils.checks import check_whole
 from nearfar._utils.renamed import refuse_unknown
 from nearfar._utils.tensors import check_class_numbers, check_tensor, readable
 from nearfar.relations.layout import Layout, consistent, kept
+from nearfar.relations.near import Once, entries, listed, meetings, own_pairs
 from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
+from nearfar.relations.tile import Tile
 
 __all__ = ["EVERYTHING", "Relation", "Tile"]
 EVERYTHING = slice(None)
-
-
-@dataclass(frozen=True, eq=False)
-class Tile:
-    """The masks of a relation for t rows and u columns.
-
-    Args:
-        same: [t, u] whether a pair is positive.
-        valid: [t, u] whether a pair counts at all (not a sample with itself, no ignored label).
-        weight: [t, u] pair weights, or None if every pair counts once.
-    """
-
-    same: Tensor
-    valid: Tensor
-    weight: Tensor | None = None
-
-    @property
-    def positive(self) -> Tensor:
-        """Base measure [t, u] of the positive pairs: a mask, or weights."""
-        return self._measure(self.same & self.valid)
-
-    @property
-    def negative(self) -> Tensor:
-        """Base measure [t, u] of the negative pairs: a mask, or weights."""
-        return self._measure(~self.same & self.valid)
-
-    def _measure(self, mask: Tensor) -> Tensor:
-        return mask if self.weight is None else torch.where(mask, self.weight, torch.zeros_like(self.weight))
 
 
 class Relation(ABC):
@@ -92,6 +65,7 @@ class Relation(ABC):
         self.reference_starts_with_batch = given.reference_starts_with_batch
         self._given = given
         self._among: tuple[Tensor, Tensor] | None = None
+        self._once = Once[Layout | None]()
         self.orders: int | Tensor = 2 if square else count_orders(self._ids, self._ref_ids)
         if given.projection is not None or given.reference_starts_with_batch:
             self.orders = 1  # with representatives or a memory, each pair occurs once
@@ -238,7 +212,21 @@ class Relation(ABC):
         return None
 
     def layout(self) -> Layout | None:
-        """The relation as vectors; None where masks alone tell it."""
+        """The relation as vectors, or as a list of the pairs that are not negative; None where masks alone tell it."""
+        return self._once([x for x in vars(self).values() if isinstance(x, Tensor)], self._listed)
+
+    def _listed(self) -> Layout | None:
+        same, positions = self._same_pairs(), self.square or self.reference_starts_with_batch
+        if same is None:
+            return None
+        met = own_pairs(self.shape, self.device, (self._ids, self._ref_ids), positions, self._is_itself)
+        u, v = self._weights, self._ref_weights
+        weights = u if u is None or v is None else (u, v)
+        near = listed(self.shape, same, met, self._known(EVERYTHING, EVERYTHING), weights)
+        return None if near is None else Layout.listed(near, self.shape, self.square, self.orders, weights)
+
+    def _same_pairs(self) -> Tensor | None:
+        """Flat indices i·m + j of the pairs of one label, in any order; None where they are too many to list."""
         return None
 
     def tile(self, rows: slice, cols: slice) -> Tile:
@@ -259,14 +247,12 @@ class Relation(ABC):
 
     def counts(self) -> tuple[Tensor, Tensor]:
         """Total measure of the positive and of the negative pairs of each row, [n] and [n]; computed in strips."""
-        strips = [(tile.positive.sum(dim=1), tile.negative.sum(dim=1)) for tile in self._strips()]
+        n, tall = self.shape[0], max(1, 2**20 // max(self.shape[1], 1))
+        tiles = (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, n, tall))
+        strips = [(tile.positive.sum(dim=1), tile.negative.sum(dim=1)) for tile in tiles]
         if not strips:
             return (torch.zeros(0, dtype=torch.int64, device=self.device),) * 2
         return torch.cat([positive for positive, _ in strips]), torch.cat([negative for _, negative in strips])
-
-    def _strips(self) -> Iterator[Tile]:
-        n, tall = self.shape[0], max(1, 2**20 // max(self.shape[1], 1))
-        return (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, n, tall))
 
     def width(self, positive: Tensor) -> int:
         """Maximum number of positives per row of the measure `positive`: counted on a CPU, else `width`, else m."""
@@ -330,11 +316,17 @@ class _Labels(Relation):
         labels, ids = (self._row, self._col), self._ids is not None
         weights = None if self._weights is None or self._ref_weights is None else (self._weights, self._ref_weights)
         if (self.weighted and weights is None) or not consistent(self._ids, self._ref_ids, labels):
-            return None  # weights [n, m] of pairs, or one sample under two labels
+            return super().layout()  # weights [n, m] of pairs, or one sample under two labels
         keep, apart = kept(labels, self.square, self._ignore, self._projection, self._among, weights)
         met = self.square or self.reference_starts_with_batch
         itself = self._is_itself if met or ids else None
         return Layout.of(labels, keep, self.square, self.orders, (itself, None if ids else int(met)), apart, weights)
+
+    def _same_pairs(self) -> Tensor | None:
+        if self._projection is not None or self._among is not None:
+            return None
+        row, col = (torch.arange(size, device=self.device) for size in self.shape)
+        return meetings((row, self._row), (col, self._col), self.shape)
 
     def gathered(self, rows: Join, cols: Join) -> Relation:
         given = self._given.gathered(rows, cols, self.square)
@@ -381,6 +373,11 @@ class _MultiLabel(Relation):
         given = self._given.gathered(rows, cols, self.square)
         return _MultiLabel(rows(self._row), None if self.square else cols(self._col), given)
 
+    def _same_pairs(self) -> Tensor | None:
+        row, mine = self._row.nonzero(as_tuple=True)
+        col, theirs = (row, mine) if self.square else self._col.nonzero(as_tuple=True)
+        return meetings((row, mine), (col, theirs), self.shape)
+
     def _same(self, rows: slice, cols: slice) -> Tensor:
         return (self._row[rows] @ self._col[cols].T) > 0.5
 
@@ -392,6 +389,9 @@ class _Matrix(Relation):
         self._matrix = same
         self._valid = valid
         super().__init__((same.shape[0], same.shape[1]), same.device, square, given)
+
+    def _same_pairs(self) -> Tensor | None:
+        return entries(self._matrix)
 
     def _same(self, rows: slice, cols: slice) -> Tensor:
         return self._matrix[rows, cols]

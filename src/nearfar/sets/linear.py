@@ -97,10 +97,10 @@ class Worst(UncertaintySet, swift=True):
         there = size > 0
         value, scale = torch.where(there, top, 0.0), there.to(l.dtype)
         if not readable(l):
-            return Solved(value, scale / _ties_(l, top, w))
+            return Solved(value, over(scale, _ties_(l, top, w)))
         if not bool(((behind == top) & there).any()):
             return Solved(value, scale, place)
-        return Solved(value, scale / _ties_(l, top, w))
+        return Solved(value, over(scale, _ties_(l, top, w)))
 
     def fold(self) -> Fold:  # noqa: D102
         return Fold("max")

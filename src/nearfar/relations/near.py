@@ -1,0 +1,165 @@
+"""`Near`: the pairs of a relation that are not negative, as a list, where they are few; all other pairs are negative.
+
+Multi-hot labels, matrices and pair weights have no vectors that tell a pair (see `Layout`). Where most of their pairs
+are negative, a short list of the others serves the same engines, and no mask of all pairs is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["Near", "Once", "Weights", "entries", "listed", "meetings", "own_pairs"]
+
+Kind = TypeVar("Kind")
+Weights = tuple[Tensor, Tensor] | Tensor
+"""Weights of rows [n] and columns [m], whose product is that of a pair, or of pairs [n, m]."""
+SHARE = 8
+"""A list has at most every such pair of a relation; longer ones are slower than masks."""
+FEW = 64
+"""A row may list this many columns in any case, and else two of `SHARE` of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Near:
+    """The pairs of n rows and m columns that are not negative.
+
+    Args:
+        keys: [k] flat indices i·m + j, increasing.
+        positive: [k] which of these pairs are positive; the others are absent.
+        symmetric: whether the pairs (i, j) and (j, i) are alike, for all i and j.
+    """
+
+    keys: Tensor
+    positive: Tensor
+    symmetric: bool
+
+    def tells(self, keys: Tensor) -> Tensor:
+        """Which pairs are positive, for flat indices of any shape."""
+        if not len(self.keys):
+            return torch.zeros_like(keys, dtype=torch.bool)
+        at = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
+        return (self.keys[at] == keys) & self.positive[at]
+
+
+def most_listed(shape: tuple[int, int]) -> int:
+    """The largest number of pairs that a list of a relation may have."""
+    return max(shape[0] * shape[1] // SHARE, FEW * shape[0])
+
+
+def meetings(rows: tuple[Tensor, Tensor], cols: tuple[Tensor, Tensor], shape: tuple[int, int]) -> Tensor | None:
+    """Flat indices i·m + j of the pairs that share a label, a pair once for each; None where they are too many.
+
+    Args:
+        rows: [a] row indices, and a label [a] that each of these rows has.
+        cols: [b] column indices, and likewise labels [b].
+        shape: (n, m).
+    """
+    (row, mine), (col, theirs) = rows, cols
+    theirs, order = theirs.sort()
+    start, end = (
+        torch.searchsorted(theirs, mine.contiguous()),
+        torch.searchsorted(theirs, mine.contiguous(), right=True),
+    )
+    count = end - start
+    total = int(count.sum())
+    if total > most_listed(shape):
+        return None
+    which = torch.repeat_interleave(torch.arange(len(row), device=row.device), count, output_size=total)
+    within = torch.arange(total, device=row.device) - (count.cumsum(dim=0) - count)[which]
+    return row[which] * shape[1] + col[order[start[which] + within]]
+
+
+def entries(mask: Tensor) -> Tensor | None:
+    """Flat indices of the entries of a mask [n, m] that are true; None where they are too many."""
+    if int(torch.count_nonzero(mask)) > most_listed((mask.shape[0], mask.shape[1])):
+        return None
+    return mask.reshape(-1).nonzero()[:, 0]
+
+
+def own_pairs(
+    shape: tuple[int, int],
+    device: torch.device,
+    ids: tuple[Tensor | None, Tensor | None],
+    positions: bool,
+    itself: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor | None:
+    """Flat indices of the pairs of a sample with itself; None where they are too many.
+
+    Args:
+        shape: (n, m).
+        device: of the relation.
+        ids: ids of the rows [n] and of the columns [m], or None.
+        positions: whether column i is row i.
+        itself: tells a row's own sample exactly, by indices of rows and columns.
+    """
+    (n, m), (mine, theirs) = shape, ids
+    row, col = torch.arange(n, device=device), torch.arange(m, device=device)
+    found = [row * m + row] if positions else [row[:0]]
+    if mine is not None and theirs is not None:
+        met = meetings((row, mine), (col, theirs), shape)
+        if met is None:
+            return None
+        found.append(met)
+    keys = torch.cat(found)
+    return keys[itself(keys // m, keys % m)]
+
+
+def listed(
+    shape: tuple[int, int], same: Tensor, own: Tensor | None, known: Tensor | None, weights: Weights | None
+) -> Near | None:
+    """The list of pairs that are not negative; None where a row has too many of them.
+
+    Args:
+        shape: (n, m).
+        same: [a] flat indices of the pairs that share a label, in any order; a pair may occur several times.
+        own: [b] flat indices of the pairs of a sample with itself, likewise.
+        known: [n, m] which pairs count; None for all.
+        weights: those of the relation; pairs of weight 0 do not count.
+    """
+    n, m = shape
+    found = [own] if known is None else [own, entries(~known)]
+    if isinstance(weights, Tensor):
+        found.append(entries(weights <= 0))
+    elif weights is not None and any(bool((x <= 0).any()) for x in weights):
+        return None  # a whole row or column is absent
+    parts = [part for part in found if part is not None]
+    if len(parts) < len(found):
+        return None
+    absent = torch.cat(parts)
+    keys = torch.cat([same, absent]).sort().values
+    keys = keys[torch.cat([torch.ones_like(keys[:1], dtype=torch.bool), keys[1:] != keys[:-1]])]
+    row, col = keys // m, keys % m
+    if len(keys) and int(torch.bincount(row).amax()) > max(2 * m // SHARE, FEW):
+        return None
+    positive = torch.ones_like(keys, dtype=torch.bool)
+    positive[torch.searchsorted(keys, absent)] = False
+    turned, order = (col * m + row).sort()
+    symmetric = n == m and torch.equal(turned, keys) and torch.equal(positive[order], positive)
+    return Near(keys, positive, symmetric)
+
+
+class Once(Generic[Kind]):
+    """Keeps a result for the very next call: an engine is chosen by it, and then makes use of it.
+
+    Nothing is kept for later calls, nor where a tensor that it was made of has been written to.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[list[int], Kind] | None = None
+
+    def __call__(self, of: list[Tensor], make: Callable[[], Kind]) -> Kind:
+        """The kept result, or a new one; `of` are the tensors that it is made of."""
+        kept, self._kept = self._kept, None
+        if any(x.is_inference() for x in of):  # writing to them is not counted
+            return make()
+        now = [x._version for x in of]
+        if kept is not None and kept[0] == now:
+            return kept[1]
+        made = make()
+        self._kept = now, made
+        return made
