@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Near", "Once", "Weights", "entries", "listed", "meetings", "own_pairs"]
+__all__ = ["Near", "Weights", "entries", "listed", "meetings", "once", "own_pairs"]
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
@@ -143,23 +143,23 @@ def listed(
     return Near(keys, positive, symmetric)
 
 
-class Once(Generic[Kind]):
-    """Keeps a result for the very next call: an engine is chosen by it, and then makes use of it.
+def once(
+    kept: tuple[list[int], Kind] | None, of: list[Tensor], make: Callable[[], Kind]
+) -> tuple[tuple[list[int], Kind] | None, Kind]:
+    """A result that serves twice in a row: an engine is chosen by it, and then makes use of it.
 
-    Nothing is kept for later calls, nor where a tensor that it was made of has been written to.
+    Args:
+        kept: what the last call gave to keep.
+        of: the tensors that the result is made of; if one has been written to since, it is made again.
+        make: makes it.
+
+    Returns:
+        what to keep for the next call, and the result.
     """
-
-    def __init__(self) -> None:
-        self._kept: tuple[list[int], Kind] | None = None
-
-    def __call__(self, of: list[Tensor], make: Callable[[], Kind]) -> Kind:
-        """The kept result, or a new one; `of` are the tensors that it is made of."""
-        kept, self._kept = self._kept, None
-        if any(x.is_inference() for x in of):  # writing to them is not counted
-            return make()
-        now = [x._version for x in of]
-        if kept is not None and kept[0] == now:
-            return kept[1]
-        made = make()
-        self._kept = now, made
-        return made
+    if any(x.is_inference() for x in of):  # writing to them is not counted
+        return None, make()
+    now = [x._version for x in of]
+    if kept is not None and kept[0] == now:
+        return None, kept[1]
+    made = make()
+    return (now, made), made

@@ -20,7 +20,7 @@ from nearfar._utils.checks import check_whole
 from nearfar._utils.renamed import refuse_unknown
 from nearfar._utils.tensors import check_class_numbers, check_tensor, readable
 from nearfar.relations.layout import Layout, consistent, kept
-from nearfar.relations.near import Once, entries, listed, meetings, own_pairs
+from nearfar.relations.near import entries, listed, meetings, once, own_pairs
 from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
 from nearfar.relations.tile import Tile
@@ -65,7 +65,7 @@ class Relation(ABC):
         self.reference_starts_with_batch = given.reference_starts_with_batch
         self._given = given
         self._among: tuple[Tensor, Tensor] | None = None
-        self._once = Once[Layout | None]()
+        self._kept: tuple[list[int], Layout | None] | None = None
         self.orders: int | Tensor = 2 if square else count_orders(self._ids, self._ref_ids)
         if given.projection is not None or given.reference_starts_with_batch:
             self.orders = 1  # with representatives or a memory, each pair occurs once
@@ -213,13 +213,14 @@ class Relation(ABC):
 
     def layout(self) -> Layout | None:
         """The relation as vectors, or as a list of the pairs that are not negative; None where masks alone tell it."""
-        return self._once([x for x in vars(self).values() if isinstance(x, Tensor)], self._listed)
+        self._kept, found = once(self._kept, [x for x in vars(self).values() if isinstance(x, Tensor)], self._listed)
+        return found
 
     def _listed(self) -> Layout | None:
-        same, positions = self._same_pairs(), self.square or self.reference_starts_with_batch
+        same, ids = self._same_pairs(), (self._ids, self._ref_ids)
         if same is None:
             return None
-        met = own_pairs(self.shape, self.device, (self._ids, self._ref_ids), positions, self._is_itself)
+        met = own_pairs(self.shape, self.device, ids, self.square or self.reference_starts_with_batch, self._is_itself)
         u, v = self._weights, self._ref_weights
         weights = u if u is None or v is None else (u, v)
         near = listed(self.shape, same, met, self._known(EVERYTHING, EVERYTHING), weights)
@@ -231,9 +232,7 @@ class Relation(ABC):
 
     def tile(self, rows: slice, cols: slice) -> Tile:
         """The masks for rows i0:i1 and columns j0:j1; needs the memory of the tile only."""
-        same = self._same(rows, cols)
-        valid = ~self._itself(rows, cols)
-        known = self._known(rows, cols)
+        same, valid, known = self._same(rows, cols), ~self._itself(rows, cols), self._known(rows, cols)
         valid = valid if known is None else valid & known
         if self._projection is not None:
             valid = valid & self._projection.allowed(rows, cols, same)
