@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Near", "Weights", "entries", "listed", "meetings", "once", "own_pairs"]
+__all__ = ["Near", "Weights", "entries", "listed", "meetings", "once", "own_pairs", "together"]
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
@@ -44,6 +44,11 @@ class Near:
             return torch.zeros_like(keys, dtype=torch.bool)
         at = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
         return (self.keys[at] == keys) & self.positive[at]
+
+
+def together(rows: Tensor | None, cols: Tensor | None) -> Weights | None:
+    """Weights of rows [n] and columns [m], or of pairs [n, m] (then without `cols`), as one."""
+    return rows if rows is None or cols is None else (rows, cols)
 
 
 def most_listed(shape: tuple[int, int]) -> int:
@@ -110,9 +115,9 @@ def own_pairs(
 
 
 def listed(
-    shape: tuple[int, int], same: Tensor, own: Tensor | None, known: Tensor | None, weights: Weights | None
+    shape: tuple[int, int], same: Tensor | None, own: Tensor | None, known: Tensor | None, weights: Weights | None
 ) -> Near | None:
-    """The list of pairs that are not negative; None where a row has too many of them.
+    """The list of pairs that are not negative; None where there are too many, or a row has too many of them.
 
     Args:
         shape: (n, m).
@@ -122,6 +127,8 @@ def listed(
         weights: those of the relation; pairs of weight 0 do not count.
     """
     n, m = shape
+    if same is None:  # before anything is made of all pairs
+        return None
     found = [own] if known is None else [own, entries(~known)]
     if isinstance(weights, Tensor):
         found.append(entries(weights <= 0))

@@ -10,7 +10,7 @@ from torch import Tensor
 from nearfar._utils.tensors import check_tensor, readable
 from nearfar.relations.representatives import Join, RepresentativeMask
 
-__all__ = ["RelationOptions", "check_hot", "check_ids", "check_weights", "count_orders"]
+__all__ = ["RelationOptions", "check_hot", "check_ids", "check_matrix", "check_weights", "count_orders"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,22 @@ def check_hot(hot: Tensor, ref_hot: Tensor | None) -> None:
         raise ValueError(
             f"Relation.from_multilabel: hot and ref_hot must have the same classes, but came with "
             f"{hot.shape[1]} and {ref_hot.shape[1]} columns."
+        )
+
+
+def check_matrix(same: Tensor, valid: Tensor | None, square: bool) -> None:
+    """Validate the matrices of `Relation.from_matrix`: boolean, of one shape, square if there is no reference."""
+    for name, x in (("same", same), ("valid", same if valid is None else valid)):
+        check_tensor("Relation.from_matrix", name, x)
+        if x.dtype != torch.bool or x.ndim != 2 or x.shape != same.shape:
+            raise ValueError(
+                f"Relation.from_matrix: {name} must be a boolean [n, m] matrix like same {list(same.shape)}, "
+                f"but came as {x.dtype} {list(x.shape)}."
+            )
+    if square and same.shape[0] != same.shape[1]:
+        raise ValueError(
+            f"Relation.from_matrix: same must be square, but came with shape {list(same.shape)}; "
+            "pass square=False when the columns are a reference."
         )
 
 

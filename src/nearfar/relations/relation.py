@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Never
 
 import torch
@@ -18,15 +18,43 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_whole
 from nearfar._utils.renamed import refuse_unknown
-from nearfar._utils.tensors import check_class_numbers, check_tensor, readable
+from nearfar._utils.tensors import check_class_numbers, readable
 from nearfar.relations.layout import Layout, consistent, kept
-from nearfar.relations.near import entries, listed, meetings, once, own_pairs
-from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_weights, count_orders
+from nearfar.relations.near import entries, listed, meetings, once, own_pairs, together
+from nearfar.relations.one_a_class import first_of_each
+from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_matrix, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
-from nearfar.relations.tile import Tile
 
 __all__ = ["EVERYTHING", "Relation", "Tile"]
 EVERYTHING = slice(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """The masks of a relation for t rows and u columns.
+
+    Args:
+        same: [t, u] whether a pair is positive.
+        valid: [t, u] whether a pair counts at all (not a sample with itself, no ignored label).
+        weight: [t, u] pair weights, or None if every pair counts once.
+    """
+
+    same: Tensor
+    valid: Tensor
+    weight: Tensor | None = None
+
+    @property
+    def positive(self) -> Tensor:
+        """Base measure [t, u] of the positive pairs: a mask, or weights."""
+        return self._measure(self.same & self.valid)
+
+    @property
+    def negative(self) -> Tensor:
+        """Base measure [t, u] of the negative pairs: a mask, or weights."""
+        return self._measure(~self.same & self.valid)
+
+    def _measure(self, mask: Tensor) -> Tensor:
+        return mask if self.weight is None else torch.where(mask, self.weight, torch.zeros_like(self.weight))
 
 
 class Relation(ABC):
@@ -185,18 +213,7 @@ class Relation(ABC):
             weights: see `from_labels`.
             ref_weights: see `from_labels`.
         """
-        for name, x in (("same", same), ("valid", same if valid is None else valid)):
-            check_tensor("Relation.from_matrix", name, x)
-            if x.dtype != torch.bool or x.ndim != 2 or x.shape != same.shape:
-                raise ValueError(
-                    f"Relation.from_matrix: {name} must be a boolean [n, m] matrix like same {list(same.shape)}, "
-                    f"but came as {x.dtype} {list(x.shape)}."
-                )
-        if square and same.shape[0] != same.shape[1]:
-            raise ValueError(
-                f"Relation.from_matrix: same must be square, but came with shape {list(same.shape)}; "
-                "pass square=False when the columns are a reference."
-            )
+        check_matrix(same, valid, square)
         return _Matrix(same, valid, square, RelationOptions(ids, ref_ids, weights, ref_weights))
 
     @abstractmethod
@@ -218,11 +235,8 @@ class Relation(ABC):
 
     def _listed(self) -> Layout | None:
         same, ids = self._same_pairs(), (self._ids, self._ref_ids)
-        if same is None:
-            return None
         met = own_pairs(self.shape, self.device, ids, self.square or self.reference_starts_with_batch, self._is_itself)
-        u, v = self._weights, self._ref_weights
-        weights = u if u is None or v is None else (u, v)
+        weights = together(self._weights, self._ref_weights)
         near = listed(self.shape, same, met, self._known(EVERYTHING, EVERYTHING), weights)
         return None if near is None else Layout.listed(near, self.shape, self.square, self.orders, weights)
 
@@ -313,8 +327,8 @@ class _Labels(Relation):
 
     def layout(self) -> Layout | None:
         labels, ids = (self._row, self._col), self._ids is not None
-        weights = None if self._weights is None or self._ref_weights is None else (self._weights, self._ref_weights)
-        if (self.weighted and weights is None) or not consistent(self._ids, self._ref_ids, labels):
+        weights = together(self._weights, self._ref_weights)
+        if isinstance(weights, Tensor) or not consistent(self._ids, self._ref_ids, labels):
             return super().layout()  # weights [n, m] of pairs, or one sample under two labels
         keep, apart = kept(labels, self.square, self._ignore, self._projection, self._among, weights)
         met = self.square or self.reference_starts_with_batch
@@ -332,22 +346,11 @@ class _Labels(Relation):
         return _Labels(rows(self._row), None if self.square else cols(self._col), self._ignore, given)
 
     def one_a_class(self) -> Relation:
-        n = len(self._row)
-        (row, rank), (col, order) = self._row.sort(stable=True), self._col.sort(stable=True)
-        first = torch.cat([torch.ones_like(row[:1], dtype=torch.bool), row[1:] != row[:-1]])
-        anchors = torch.zeros_like(first).index_put((rank,), first)
-        # position of the anchor of each column's class; not every class has one
-        at = torch.searchsorted(row, col).clamp(max=max(n - 1, 0))
-        good = (row[at] == col) & ~self._is_itself(rank[at], order) if n else torch.zeros_like(col, dtype=torch.bool)
-        if self._ignore is not None:
-            good = good & (col != self._ignore)
-        so_far = good.cumsum(dim=0)
-        before = torch.cat([so_far.new_zeros(1), so_far])[torch.searchsorted(col, col)]
-        positive = torch.zeros_like(good).index_put((order,), good & (so_far - before == 1))
+        anchors, positive = first_of_each(self._row, self._col, self._ignore, self._is_itself)
         # constructed anew, because `torch.compile` of torch 2.11 cannot trace `copy`
         seen = _Labels(self._row, None if self.square else self._col, self._ignore, self._given)
         seen._projection = self._projection
-        seen._among = anchors, positive | ~positive.any()
+        seen._among = anchors, positive
         return seen
 
     def _same(self, rows: slice, cols: slice) -> Tensor:

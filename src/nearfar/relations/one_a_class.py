@@ -1,0 +1,38 @@
+"""One positive pair a class: its first row, and the first column that is a positive of it (`NPair`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["first_of_each"]
+
+
+def first_of_each(
+    mine: Tensor, theirs: Tensor, ignore: int | None, itself: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Which rows [n] and columns [m] are paired: the first row of each class, and its first positive column.
+
+    All columns, if no class has a positive one.
+
+    Args:
+        mine: [n] labels of the rows.
+        theirs: [m] labels of the columns.
+        ignore: a label whose columns are nobody's positive.
+        itself: tells a row's own sample, by indices of rows and columns.
+    """
+    n = len(mine)
+    (row, rank), (col, order) = mine.sort(stable=True), theirs.sort(stable=True)
+    first = torch.cat([torch.ones_like(row[:1], dtype=torch.bool), row[1:] != row[:-1]])
+    anchors = torch.zeros_like(first).index_put((rank,), first)
+    # position of the anchor of each column's class; not every class has one
+    at = torch.searchsorted(row, col).clamp(max=max(n - 1, 0))
+    good = (row[at] == col) & ~itself(rank[at], order) if n else torch.zeros_like(col, dtype=torch.bool)
+    if ignore is not None:
+        good = good & (col != ignore)
+    so_far = good.cumsum(dim=0)
+    before = torch.cat([so_far.new_zeros(1), so_far])[torch.searchsorted(col, col)]
+    positive = torch.zeros_like(good).index_put((order,), good & (so_far - before == 1))
+    return anchors, positive | ~positive.any()
