@@ -376,9 +376,8 @@ class _MultiLabel(Relation):
         return _MultiLabel(rows(self._row), None if self.square else cols(self._col), given)
 
     def _same_pairs(self) -> Tensor | None:
-        row, mine = self._row.nonzero(as_tuple=True)
-        col, theirs = (row, mine) if self.square else self._col.nonzero(as_tuple=True)
-        return meetings((row, mine), (col, theirs), self.shape)
+        rows = self._row.nonzero(as_tuple=True)
+        return meetings(rows, rows if self.square else self._col.nonzero(as_tuple=True), self.shape)
 
     def _same(self, rows: slice, cols: slice) -> Tensor:
         return (self._row[rows] @ self._col[cols].T) > 0.5
@@ -388,8 +387,7 @@ class _Matrix(Relation):
     """Relation of a boolean matrix; see `Relation.from_matrix`."""
 
     def __init__(self, same: Tensor, valid: Tensor | None, square: bool, given: RelationOptions) -> None:
-        self._matrix = same
-        self._valid = valid
+        self._matrix, self._valid = same, valid
         super().__init__((same.shape[0], same.shape[1]), same.device, square, given)
 
     def _same_pairs(self) -> Tensor | None:
