@@ -56,7 +56,7 @@ def most_listed(shape: tuple[int, int]) -> int:
     return max(shape[0] * shape[1] // SHARE, FEW * shape[0])
 
 
-def meetings(rows: tuple[Tensor, Tensor], cols: tuple[Tensor, Tensor], shape: tuple[int, int]) -> Tensor | None:
+def meetings(rows: tuple[Tensor, ...], cols: tuple[Tensor, ...], shape: tuple[int, int]) -> Tensor | None:
     """Flat indices i·m + j of the pairs that share a label, a pair once for each; None where they are too many.
 
     Args:
