@@ -379,9 +379,9 @@ def part_classes():
 
 
 def asked(node):
-    """The names of the classes that an `isinstance`, or a comparison of `type(x)`, tests for."""
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
-        return {x.id for x in ast.walk(node.args[1]) if isinstance(x, ast.Name)}
+    """The names of the classes that an `isinstance`, an `exactly` or a comparison of `type(x)` tests for."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "exactly"):
+        return {x.id for kind in node.args[1:] for x in ast.walk(kind) if isinstance(x, ast.Name)}
     if isinstance(node, ast.Compare) and any(
         isinstance(x, ast.Call) and getattr(x.func, "id", "") == "type" for x in ast.walk(node)
     ):
@@ -389,11 +389,11 @@ def asked(node):
     return set()
 
 
-def test_engines_know_parts_through_the_gate_alone():
+def test_engines_ask_parts_and_never_for_their_class():
     here = Path(inspect.getfile(nf)).parent
     kinds = part_classes()
     assert {"Hinge", "KL", "AnchorSign", "SemiHardBand"} <= kinds
     for path in [*(here / "engines").glob("*.py"), *(here / "sets").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found = asked(node) & kinds
-            assert not found, f"{path.name}:{node.lineno} tests for {found}; use nearfar.parts.exactly"
+            assert not found, f"{path.name}:{node.lineno} tests for {found}; ask the part"

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import exactly
 from nearfar._utils.tensors import over
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
-from nearfar.groups.groupings import AnchorSign, Problem, tally, turned
+from nearfar.groups.groupings import halves, tally, turned
 from nearfar.links import Sides
 from nearfar.miners import ScoredPairs, present
 from nearfar.sets.stream import Stream
@@ -70,13 +69,6 @@ def by_columns(strips: Strips, new_slopes: Ask, grad_output: Tensor | None = Non
     return value, slopes.scaled(share)
 
 
-def _halves(strips: Strips, pairs: ScoredPairs) -> tuple[Problem, Problem]:
-    """The problems of the positive and of the negative pairs of each row."""
-    groups = strips.product.groups
-    assert exactly(groups, AnchorSign)  # noqa: S101 - other groupings have no columns
-    return groups.halves(strips.product, pairs)
-
-
 def _ends(strips: Strips) -> Ends:
     """First sweep (or sweeps, as the set needs): negative values of all rows and columns."""
     values = list[Tensor]()
@@ -86,7 +78,7 @@ def _ends(strips: Strips) -> Ends:
     while wanted:
         first = not values
         for here in strips:
-            wide = _halves(strips, strips.plain(here))[1]
+            wide = halves(strips.product, strips.plain(here))[1]
             seen = turned(wide)
             if first:
                 values.append(wide.value())
@@ -106,7 +98,7 @@ def _column_values(strips: Strips, stream: Stream) -> Tensor:
         return stream.value()
     value = torch.zeros_like(stream.size)
     for here in strips:
-        seen = turned(_halves(strips, strips.plain(here))[1])
+        seen = turned(halves(strips.product, strips.plain(here))[1])
         value += (stream.weights(seen.losses, seen.measure) * torch.where(seen.measure > 0, seen.losses, 0.0)).sum(
             dim=1
         )
@@ -115,7 +107,7 @@ def _column_values(strips: Strips, stream: Stream) -> Tensor:
 
 def _linked(strips: Strips, pairs: ScoredPairs, ends: Ends, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
     """Numerator and denominator of a strip's terms, from the negative values of its rows [t] and all columns [m]."""
-    positive, _ = _halves(strips, pairs)
+    positive, _ = halves(strips.product, pairs)
     sides = Sides(
         positive=positive.value(),
         negative=rows,
@@ -145,7 +137,7 @@ def _gradients(
         with torch.enable_grad():
             pairs = slopes.pairs(here)
             leaf = cut(pairs)
-            wide = _halves(strips, leaf)[1]
+            wide = halves(strips.product, leaf)[1]
             seen = turned(wide)
             weights = ends.stream.weights(seen.losses.detach(), seen.measure) * at_cols[:, None]
             top, bottom = _linked(strips, leaf, ends, ends.rows[here], ends.cols)

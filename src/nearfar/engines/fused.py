@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import exactly, swift, touched
+from nearfar._utils.shortcuts import swift, touched
 from nearfar.engines.launch import LOW, SIDES, SIMILARITIES, Spec
 from nearfar.engines.pair_vectors import POSITION_THEN_ID, Narrow, PairVectors, pair_vectors
 from nearfar.groups.groupings import Product
-from nearfar.groups.triplets import SemiHardBand, difference
+from nearfar.groups.triplets import difference
 from nearfar.miners import Miner
 from nearfar.pairs import PairForm, PairLoss
 from nearfar.relations.relation import Relation
@@ -100,7 +100,7 @@ def _ungrouped(product: Product, vectors: PairVectors) -> str | None:
     if scope == "triplets":
         rule: Any = getattr(product.groups, "rule", None)
         plain = rule is not None and rule.compare is difference and not rule.balanced
-        plain = plain and (rule.keep is None or exactly(rule.keep, SemiHardBand))
+        plain = plain and (rule.keep is None or rule.band is not None)
         return None if plain and fold.kind == "sum" else "triplets are chosen, or not averaged"
     return None
 

@@ -10,14 +10,13 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import exactly
 from nearfar.engines.forms import Plain, form_of
 from nearfar.engines.lean import line_of
+from nearfar.engines.lean_triplets import rule_of
 from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, shared
 from nearfar.groups.groupings import Product, tally
-from nearfar.groups.triplets import AngularScore, Positive
 from nearfar.links import Terms
 from nearfar.relations.layout import Layout
 
@@ -26,10 +25,10 @@ __all__ = ["by_angles", "leans_on_angles"]
 
 def leans_on_angles(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
-    groups = product.groups
-    if not exactly(groups, Positive) or not exactly(groups.rule.compare, AngularScore):
+    if product.groups.scope != "positive" or product.miner is not None or layout.weights is not None:
         return False
-    if groups.rule.keep is not None or groups.rule.balanced or product.miner is not None or layout.weights is not None:
+    rule = rule_of(product)
+    if rule.angle is None or rule.keep is not None or rule.balanced:
         return False
     if product.reduction == "none" or form_of(product.similarity) is not Plain:
         return False
@@ -56,11 +55,9 @@ class _Angles:
     """State of one call: a buffer, and the coefficients of the score."""
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
-        line, groups = line_of(strips.product), strips.product.groups
-        assert exactly(groups, Positive)  # noqa: S101 - checked by `leans_on_angles`
-        assert exactly(groups.rule.compare, AngularScore)  # noqa: S101
-        assert line is not None  # noqa: S101
-        tan2 = groups.rule.compare.tan2
+        line, tan2 = line_of(strips.product), rule_of(strips.product).angle
+        assert line is not None  # noqa: S101 - checked by `leans_on_angles`
+        assert tan2 is not None  # noqa: S101
         self.sorted, self.product, self.rows, self.tall = sorted, strips.product, strips.rows, strips.tall
         self.sides, self.base, self.start = line[0] * 4 * tan2, line[0] * -2 * (1 + tan2), line[1]
         self.buffer = strips.rows.new_empty(strips.tall, len(strips.cols))

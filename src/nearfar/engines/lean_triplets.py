@@ -11,14 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import exactly
 from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
 from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips
 from nearfar.engines.sweeps import Ask, Made
 from nearfar.groups.groupings import Product
-from nearfar.groups.triplets import Rule, SemiHardBand, difference
+from nearfar.groups.triplets import Rule, difference
 from nearfar.relations.layout import Layout
 
 __all__ = ["by_triplets", "leans_on_triplets", "rule_of"]
@@ -33,10 +32,7 @@ def leans_on_triplets(product: Product, layout: Layout) -> bool:
         return False
     if rule.compare is not difference or rule.balanced or form_of(product.similarity) is None:
         return False
-    if rule.keep is None:
-        return True
-    band = rule.keep.margin if exactly(rule.keep, SemiHardBand) else None
-    return hinge == (band, 0.0)
+    return rule.keep is None or hinge == (rule.band, 0.0)
 
 
 def hinge_of(product: Product) -> tuple[float, float] | None:

@@ -17,12 +17,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nearfar._utils.shortcuts import exactly, swift, touched
+from nearfar._utils.shortcuts import swift, touched
 from nearfar._utils.tensors import over
 from nearfar.engines.dense import dense_value, kept
 from nearfar.engines.listed_scores import ListedScores, cheapest
-from nearfar.groups.groupings import AnchorSign, Problem, Product, reduce, tally
-from nearfar.groups.triplets import Triplets
+from nearfar.groups.groupings import Problem, Product, halves, reduce, tally
 from nearfar.links import Sides
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import Listing, check_apart, listed_pairs, spread
@@ -54,9 +53,8 @@ def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relatio
     direct = len(indices) == 3 and product.groups.takes_triplets
     if not direct and cheapest(len(indices[1]) + len(indices[-1]), pairs) == "matrix":
         return False  # as a matrix the tuple is smaller than as a list
-    if (direct and not exactly(product.groups, Triplets)) or (
-        product.wants_columns and not exactly(product.groups, AnchorSign)
-    ):
+    scope = product.groups.scope
+    if (direct and scope != "triplets") or (product.wants_columns and scope != "anchor_sign"):
         return False
     strips = product.groups.strips and (product.link is None or product.link.strips)
     return strips and swift(product.parts) and touched(product.parts) is None
@@ -244,8 +242,7 @@ def _joined(problems: tuple[Problem, ...]) -> Problem:
 
 def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Tensor:
     """The loss of a link that also reads the negative value of each listed reference, over all anchors that list it."""
-    assert exactly(product.groups, AnchorSign)  # noqa: S101 - ensured by `takes_lists`
-    positive, wide = product.groups.halves(product, pairs)
+    positive, wide = halves(product, pairs)
     order = listing.cols.argsort(stable=True)
     names = listing.cols.index_select(0, order)
     place, width = spread(names, pairs.relation.shape[1])

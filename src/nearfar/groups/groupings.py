@@ -41,6 +41,7 @@ __all__ = [
     "Sign",
     "Taking",
     "Values",
+    "halves",
     "reduce",
     "tally",
     "turned",
@@ -278,16 +279,8 @@ class AnchorSign(Grouping, swift=True):
     strips = True
     scope = "anchor_sign"
 
-    def halves(self, product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
-        """The problems of the positive pairs and of the negative (or all) pairs of each anchor."""
-        wide = _union(pairs) if product.everyone else pairs.negative
-        return (
-            _rows(product.over_positive, product.positive(pairs.scores, +1), pairs.positive),
-            _rows(product.over_negative, product.negative(pairs.scores, -1), wide),
-        )
-
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
-        positive, wide = self.halves(product, pairs)
+        positive, wide = halves(product, pairs)
         if product.wants_columns:
             return positive, wide, turned(wide)
         return positive, wide
@@ -308,6 +301,15 @@ class AnchorSign(Grouping, swift=True):
                 has_columns=present(problems[2].measure) if len(values) > 2 else None,
             )
         )
+
+
+def halves(product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
+    """The problems of the positive pairs and of the negative (or all) pairs of each anchor, as in `AnchorSign`."""
+    wide = _union(pairs) if product.everyone else pairs.negative
+    return (
+        _rows(product.over_positive, product.positive(pairs.scores, +1), pairs.positive),
+        _rows(product.over_negative, product.negative(pairs.scores, -1), wide),
+    )
 
 
 def turned(wide: Problem) -> Problem:

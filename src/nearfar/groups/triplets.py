@@ -49,8 +49,18 @@ def nearest_difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
     return torch.maximum(s_an, s_pn) - s_ap
 
 
+class Judge(Part):
+    """Base class of what scores or selects triplets in numbers that a fast path may read."""
+
+    shortcuts = ("angle", "band")
+    angle: float | None = None
+    """t of a score that is `AngularScore`; None for any other."""
+    band: float | None = None
+    """m of a selection that is `SemiHardBand`; None for any other."""
+
+
 @dataclass(frozen=True)
-class AngularScore(Part, swift=True):
+class AngularScore(Judge, swift=True):
     """Score of the angular loss, 4t(s_an + s_pn) - 2(1+t) s_ap with t = tan²α: bounds the angle at the negative.
 
     Args:
@@ -59,13 +69,17 @@ class AngularScore(Part, swift=True):
 
     tan2: float
 
+    @property
+    def angle(self) -> float:  # type: ignore[override] # noqa: D102
+        return self.tan2
+
     def __call__(self, s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
         """Score of each triplet."""
         return 4 * self.tan2 * (s_an + s_pn) - 2 * (1 + self.tan2) * s_ap
 
 
 @dataclass(frozen=True)
-class SemiHardBand(Part, swift=True):
+class SemiHardBand(Judge, swift=True):
     """Semi-hard triplets: the negative is farther than the positive, by less than the margin: -m < s_an - s_ap < 0.
 
     Args:
@@ -73,6 +87,10 @@ class SemiHardBand(Part, swift=True):
     """
 
     margin: float
+
+    @property
+    def band(self) -> float:  # type: ignore[override] # noqa: D102
+        return self.margin
 
     def __call__(self, score: Tensor) -> Tensor:
         """Which triplets are semi-hard, from their scores."""
@@ -94,6 +112,18 @@ class Rule(Part, swift=True):
     keep: Callable[[Tensor], Tensor] | None = None
     wants_reference: bool = False
     balanced: bool = False
+
+    @property
+    def angle(self) -> float | None:
+        """The number t of an angular score; None for any other score."""
+        found: float | None = getattr(self.compare, "angle", None)
+        return found
+
+    @property
+    def band(self) -> float | None:
+        """The margin m of a selection of semi-hard triplets; None for any other."""
+        found: float | None = getattr(self.keep, "band", None)
+        return found
 
     def all(self, product: Product, pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
         """Losses and measure [n, P, m] of every triplet of the batch."""
