@@ -213,8 +213,9 @@ class Half:
             if total is not None:
                 total += sums.learned * scale
 
-    def support(self, starts: list[Start], place: Tensor, weights: Tensor, *, near: bool) -> Support:
+    def support(self, starts: list[Start], found: Support, *, near: bool) -> Support:
         """Map members, by their index in order of arrival (`near`: among positive pairs), to flat indices i·m + j."""
+        place = found.place
         i, j = torch.zeros_like(place), torch.zeros_like(place)
         for offset, here, first in starts:
             columns = self._narrow(here, first).place if near else None
@@ -223,4 +224,4 @@ class Half:
             row, col = (place[mine] - offset) // width, (place[mine] - offset) % width
             i[mine], j[mine] = row + here.start, first + (col if columns is None else columns[row, col])
         i, j = self.by_row[i], self.runs.order[j]
-        return Support(i * len(self.form.cols) + j, weights, self.layout.same(i, j))
+        return Support(i * len(self.form.cols) + j, found.weights, self.layout.same(i, j))

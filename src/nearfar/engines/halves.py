@@ -9,13 +9,13 @@ from torch import Tensor
 
 from nearfar.engines.forms import form_of, plain_hinge, slope_at_zero, write_slopes
 from nearfar.engines.half_strips import Half, Start, Strip, Sums
-from nearfar.engines.strips import Strips
-from nearfar.engines.sweeps import Ask, Made, few, shares
+from nearfar.engines.strips import Slopes, Strips
+from nearfar.engines.sweeps import Ask, Made, Source, solved
 from nearfar.engines.windows import windowed
 from nearfar.groups.groupings import Problem, Product
 from nearfar.pairs import PairLoss
 from nearfar.relations.layout import Layout
-from nearfar.sets.stream import Stream
+from nearfar.sets.stream import Stream, Support
 
 __all__ = ["by_halves", "halves"]
 
@@ -49,55 +49,46 @@ def _both(product: Product) -> tuple[PairLoss, PairLoss]:
 
 
 def by_halves(strips: Strips, new_slopes: Ask) -> Made:
-    """Value and gradient of the loss: sweeps until every stream has converged, and one that applies the weights.
-
-    A stream that knows its weights up to a factor needs the last sweep only, and one that knows the few pairs which
-    carry all the weight does not need it.
-    """
-    slopes, groups = new_slopes(), strips.product.groups
-    half = Half(strips, slopes)
-    sides = _sides(half, strips.rows)
-    streams = tuple(side.stream for side in sides)
-    wanted = [side for side in sides if not side.stream.single]
-    while wanted:
-        for strip in half:
-            for side in wanted:
-                side.look(strip)
-        wanted = [side for side in wanted if side.stream.turn()]
-    supports = [None if stream.single else stream.support() for stream in streams]
-    again = [
-        side
-        for side, support in zip(sides, supports, strict=True)
-        if support is None and (slopes.any or side.stream.single or side.stream.constant)
-    ]
-    for strip in half if again else ():
-        for side in again:
-            side.weigh(strip)
-    found = [side.finish() if side in again else (side.stream.value(), None) for side in sides]
-    factors = shares(groups, streams, strips.rows)
-    for side, support, factor, (_, scale) in zip(sides, supports, factors, found, strict=True):
-        if support is not None and slopes.any:
-            place = half.support(side.starts, support.place, support.weights, near=side.name == "near")
-            few(strips, slopes, place, factor)
-        elif scale is not None:
-            half.gather(side.sums, scale[0] * factor[0])
-    return groups.merge(tuple(value for value, _ in found), streams).to(strips.rows.dtype), slopes.sums
+    """Value and gradient for groups of the whole batch."""
+    return solved(_Halves(strips, new_slopes()))
 
 
-def _sides(half: Half, like: Tensor) -> list[_Side]:
-    """The groups of a call: all pairs, or the positive and the negative pairs."""
-    product = half.product
-    sets = {"all": product.over_positive}
-    if product.groups.scope != "batch":
-        sets = {"near": product.over_positive, "wide": product.over_negative}
-    nothing = like.new_zeros(1, 0)
-    problems = tuple(Problem(over, nothing, nothing > 0, (1, 0), half.per) for over in sets.values())
-    sides = list[_Side]()
-    for name, stream in zip(sets, product.groups.streams(problems), strict=True):
-        assert stream is not None  # noqa: S101 - checked by `halves`
-        stream.ranks, stream.times, stream.floor = half.ranks, 2 if half.square else 1, 0.0
-        sides.append(_Side(half, name, stream))
-    return sides
+class _Halves(Source):
+    """The pairs of a half matrix: one group of all pairs, or one of positive and one of negative pairs."""
+
+    rescales = True
+
+    def __init__(self, strips: Strips, slopes: Slopes) -> None:
+        super().__init__(strips, slopes)
+        self.half, product = Half(strips, slopes), strips.product
+        sets = {"all": product.over_positive}
+        if self.groups.scope != "batch":
+            sets = {"near": product.over_positive, "wide": product.over_negative}
+        nothing = strips.rows.new_zeros(1, 0)
+        problems = tuple(Problem(over, nothing, nothing > 0, (1, 0), self.half.per) for over in sets.values())
+        self.streams = tuple(stream for stream in self.groups.streams(problems) if stream is not None)
+        for stream in self.streams:
+            stream.ranks, stream.times, stream.floor = strips.ranks, 2 if self.half.square else 1, 0.0
+        self.sides = [_Side(self.half, *each) for each in zip(sets, self.streams, strict=True)]
+
+    def look(self, wanted: list[int]) -> None:
+        for strip in self.half:
+            for k in wanted:
+                self.sides[k].look(strip)
+
+    def support(self, which: int) -> Support | None:
+        found, side = self.streams[which].support(), self.sides[which]
+        return None if found is None else self.half.support(side.starts, found, near=side.name == "near")
+
+    def weigh(self, which: list[int], factors: tuple[Tensor, ...]) -> dict[int, Tensor]:
+        for strip in self.half:
+            for k in which:
+                self.sides[k].weigh(strip)
+        values = dict[int, Tensor]()
+        for k in which:
+            values[k], scale = self.sides[k].finish()
+            self.half.gather(self.sides[k].sums, (scale * factors[k])[0])
+        return values
 
 
 class _Side:

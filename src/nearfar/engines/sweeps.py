@@ -1,10 +1,12 @@
 """General path of the tiled engine: per-anchor groups in one sweep, groups of the whole batch by streams.
 
-`by_rows` and `by_streams` return the value and, if needed, the gradient, which is computed strip by strip.
+`by_rows` and `by_streams` return the value and, if needed, the gradient, which is computed strip by strip. Fast paths
+for groups of the whole batch are sources of `solved`, too.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -14,11 +16,11 @@ from torch import Tensor
 from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
-from nearfar.groups.groupings import Grouping, Problems, Product, tally
+from nearfar.groups.groupings import Problems, Product, tally
 from nearfar.miners import ScoredPairs
 from nearfar.sets.stream import Stream, Support
 
-__all__ = ["Ask", "Counted", "Gradient", "Made", "by_rows", "by_streams", "few", "running", "shared", "shares"]
+__all__ = ["Ask", "Counted", "Gradient", "Made", "Source", "by_rows", "by_streams", "running", "shared", "solved"]
 
 Gradient = list[Tensor | None]
 """Gradients of rows, columns and parameters; None for those that are not needed."""
@@ -111,83 +113,117 @@ def _added(found: list[Gradient]) -> Gradient:
             for parts in zip(*found, strict=True)]  # fmt: skip
 
 
-def by_streams(strips: Strips, new_slopes: Ask) -> Made:
-    """Value and gradient for groups of the whole batch: sweeps until every stream has converged, then applies weights.
+class Source(ABC):
+    """Where the members of groups that span the batch come from, sweep by sweep.
 
-    If a stream knows the few pairs that carry all the weight, the sweep that applies the weights is skipped for it.
+    Attributes:
+        strips: the strips of the call.
+        slopes: the gradient to add to.
+        streams: one for each group.
+        rescales: whether `weigh` can be the only sweep of a stream that knows its weights up to a factor.
     """
-    groups, slopes = strips.product.groups, new_slopes()
-    streams, paired = _duals(strips)
-    known = paired and form_of(strips.product.similarity) is not None  # scores can be computed pair by pair
-    supports = [stream.support() if known else None for stream in streams]
-    factors = shares(groups, streams, strips.rows)
-    again = [k for k, stream in enumerate(streams) if supports[k] is None and (slopes.any or stream.constant)]
-    sums = _weigh(strips, slopes, streams, factors, again) if again else {}
+
+    streams: tuple[Stream, ...]
+    rescales = False
+
+    def __init__(self, strips: Strips, slopes: Slopes) -> None:
+        self.strips, self.slopes, self.groups = strips, slopes, strips.product.groups
+
+    @abstractmethod
+    def look(self, wanted: list[int]) -> None:
+        """Sweep once, adding the members of these groups to their streams."""
+
+    @abstractmethod
+    def support(self, which: int) -> Support | None:
+        """The few pairs that carry all the weight of a group, with flat indices i·m + j; None if they are many."""
+
+    @abstractmethod
+    def weigh(self, which: list[int], factors: tuple[Tensor, ...]) -> dict[int, Tensor]:
+        """Sweep once and add the gradient of these groups, each times its factor; gives their values [1]."""
+
+
+def solved(source: Source) -> Made:
+    """Value and gradient: sweeps until every stream has converged, and one that applies the weights.
+
+    If a stream knows the few pairs that carry all the weight, the last sweep is skipped for it.
+    """
+    streams, slopes = source.streams, source.slopes
+    late = [source.rescales and stream.single for stream in streams]
+    wanted = [k for k, waits in enumerate(late) if not waits]
+    while wanted:
+        source.look(wanted)
+        wanted = [k for k in wanted if streams[k].turn()]
+    supports = [None if waits else source.support(k) for k, waits in enumerate(late)]
+    # merging is linear: its derivatives are its values at units
+    units = torch.eye(len(streams), dtype=source.strips.rows.dtype, device=source.strips.rows.device)
+    factors = tuple(source.groups.merge(unit.split(1), streams)[None] for unit in units)
+    again = [k for k, found in enumerate(supports) if found is None and (slopes.any or late[k] or streams[k].constant)]
+    values = source.weigh(again, factors) if again else {}
     for support, factor in zip(supports, factors, strict=True):
         if support is not None and slopes.any:
-            few(strips, slopes, replace(support, place=strips.swept(support.place)), factor)
-    values = tuple(
-        sums[k][None].to(strips.rows.dtype) if k in sums and stream.constant else stream.value()
-        for k, stream in enumerate(streams)
-    )
-    return groups.merge(values, streams), slopes.sums
+            _few(source.strips, slopes, support, factor)
+    found = tuple(values[k] if k in values else stream.value() for k, stream in enumerate(streams))
+    return source.groups.merge(found, streams).to(source.strips.rows.dtype), slopes.sums
 
 
-def shares(groups: Grouping, streams: tuple[Stream, ...], like: Tensor) -> tuple[Tensor, ...]:
-    """Derivatives [1] of the loss in the value of each stream: merging is linear, so that it is applied to units."""
-    units = torch.eye(len(streams), dtype=like.dtype, device=like.device)
-    return tuple(groups.merge(unit.split(1), streams)[None] for unit in units)
+def by_streams(strips: Strips, new_slopes: Ask) -> Made:
+    """Value and gradient for groups of the whole batch."""
+    return solved(_Problems(strips, new_slopes()))
 
 
-def _duals(strips: Strips) -> tuple[tuple[Stream, ...], bool]:
-    """Streams after their last sweep, and whether each member is one pair (so that indices map to rows and columns)."""
-    groups, product = strips.product.groups, strips.product
-    streams, paired, wanted = tuple[Stream, ...](), False, [0]
-    while wanted:
-        for here in strips:
-            for problems in groups.blocks(product, strips.plain(here), strips.most):
-                if not streams:
-                    streams = tuple(stream for stream in groups.streams(problems) if stream is not None)
-                    for stream in streams:
-                        stream.ranks = strips.ranks
-                    paired, wanted = problems[0].positive is not None, list(range(len(streams)))
+class _Problems(Source):
+    """The problems that a grouping makes of each strip."""
+
+    def __init__(self, strips: Strips, slopes: Slopes) -> None:
+        super().__init__(strips, slopes)
+        next(iter(strips))  # keeps the state of the generators, which every sweep begins with
+        problems = next(iter(self._blocks(strips.plain(slice(0, 1)))))
+        self.streams = tuple(stream for stream in self.groups.streams(problems) if stream is not None)
+        for stream in self.streams:
+            stream.ranks = strips.ranks
+        # whether each member is one pair, whose score can be computed alone
+        self._alone = problems[0].positive is not None and form_of(strips.product.similarity) is not None
+
+    def _blocks(self, pairs: ScoredPairs) -> Iterator[Problems]:
+        return self.groups.blocks(self.strips.product, pairs, self.strips.most)
+
+    def look(self, wanted: list[int]) -> None:
+        for here in self.strips:
+            for problems in self._blocks(self.strips.plain(here)):
                 for k in wanted:
                     losses, positive = problems[k].losses, problems[k].positive
-                    streams[k].add(
-                        losses, problems[k].measure, None if positive is None else positive.expand(losses.shape)
-                    )
-        wanted = [k for k in wanted if streams[k].turn()]
-    return streams, paired
+                    tag = None if positive is None else positive.expand(losses.shape)
+                    self.streams[k].add(losses, problems[k].measure, tag)
+
+    def support(self, which: int) -> Support | None:
+        found = self.streams[which].support() if self._alone else None
+        return None if found is None else replace(found, place=self.strips.swept(found.place))
+
+    def weigh(self, which: list[int], factors: tuple[Tensor, ...]) -> dict[int, Tensor]:
+        strips, slopes = self.strips, self.slopes
+        sums = {k: torch.zeros(1, dtype=torch.float64, device=strips.rows.device) for k in which}
+        for here in strips:
+            with torch.set_grad_enabled(slopes.any):
+                pairs = slopes.pairs(here)
+                leaf = cut(pairs) if slopes.any else pairs
+                for problems in self._blocks(leaf):
+                    parts = {k: self._weighted(problems, k) for k in which}
+                    for k, part in parts.items():
+                        sums[k] += part.detach()
+                    if slopes.any:
+                        slopes.note(torch.stack([parts[k] * factors[k] for k in which]).sum(), leaf)
+                slopes.through(here, pairs)
+        return {k: strips.ranks.sum(sums[k]).to(strips.rows.dtype) for k in which if self.streams[k].constant}
+
+    def _weighted(self, problems: Problems, k: int) -> Tensor:
+        """Weighted sum Σ p*l of problem k of a strip."""
+        losses, measure = problems[k].losses, problems[k].measure
+        # absent members are 0; the NaN of a present one propagates even if its weight is 0
+        there = torch.where(measure > 0, losses, 0.0)
+        return (self.streams[k].weights(losses.detach(), measure) * there).sum()
 
 
-def _weigh(
-    strips: Strips, slopes: Slopes, streams: tuple[Stream, ...], factors: tuple[Tensor, ...], again: list[int]
-) -> dict[int, Tensor]:
-    """Sweep that applies the weights: Σ p*l of each stream in `again`; adds its gradient times its factor."""
-    sums = {k: torch.zeros((), dtype=torch.float64, device=strips.rows.device) for k in again}
-    for here in strips:
-        with torch.set_grad_enabled(slopes.any):
-            pairs = slopes.pairs(here)
-            leaf = cut(pairs) if slopes.any else pairs
-            for problems in strips.product.groups.blocks(strips.product, leaf, strips.most):
-                parts = {k: _weighted(problems, streams, k) for k in again}
-                for k, part in parts.items():
-                    sums[k] += part.detach()
-                if slopes.any:
-                    slopes.note(torch.stack([parts[k] * factors[k] for k in again]).sum(), leaf)
-            slopes.through(here, pairs)
-    return {k: strips.ranks.sum(total) for k, total in sums.items()}
-
-
-def _weighted(problems: Problems, streams: tuple[Stream, ...], k: int) -> Tensor:
-    """Weighted sum Σ p*l of problem k of a strip."""
-    losses = problems[k].losses
-    # absent members are 0; the NaN of a present one propagates even if its weight is 0
-    there = torch.where(problems[k].measure > 0, losses, 0.0)
-    return (streams[k].weights(losses.detach(), problems[k].measure) * there).sum()
-
-
-def few(strips: Strips, slopes: Slopes, support: Support, factor: Tensor) -> None:
+def _few(strips: Strips, slopes: Slopes, support: Support, factor: Tensor) -> None:
     """Add the gradient of a few pairs, computed pair by pair, without the score matrix."""
     product, width = strips.product, len(strips.cols)
     i, j = support.place // width, support.place % width

@@ -22,7 +22,7 @@ LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
 
 def gentle(z: Tensor) -> Tensor:
     """Exponential of z ≤ 0, clamped at `LOWEST` so that no result is subnormal."""
-    return torch.exp(z.clamp_min(LOWEST[z.dtype]))
+    return torch.exp(z.clamp_min(LOWEST.get(z.dtype, -math.inf)))
 
 
 def log_mean(log: Tensor, rise: Tensor, size: Tensor) -> Tensor:
@@ -121,12 +121,12 @@ class KL(UncertaintySet, swift=True):
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top, z = centered(l, w, mass)
-        return (top + log_partition(z, w, self.gamma, mass) * self.gamma,)
+        norm = weighted(gentle(z / self.gamma), w).sum(dim=1)
+        return top + log_of(norm) * self.gamma, top, norm
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        _, z = centered(l, w, total(w, l))
-        raw = weighted(torch.exp(hidden(z, w) / self.gamma), w)
-        return over(raw, raw.sum(dim=1, keepdim=True))
+        _, top, norm = (x[:, None] for x in dual)
+        return over(weighted(gentle((l - top) / self.gamma), w), norm)
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         top, z = centered(l, w, mass)  # mass = total measure of the group
@@ -191,15 +191,16 @@ class KLStream(Stream):
         self._rise = self._rise * shrink + self._seen * torch.expm1(down)
         return level, shrink
 
+    def _turn(self) -> bool:
+        level = torch.where(self._top == -math.inf, 0.0, self._top)
+        self.dual = level + (self._gamma * log_of(self._sum)).to(level.dtype), level, self._sum.to(level.dtype)
+        return False
+
     def value(self) -> Tensor:
         """F [g]: γ·log of the mean, or of the sum, of e^{l/γ}."""
         log = (self._sum * self.times).log()
         log = log_mean(self._sum.log(), self._rise, self.size) if self._normalized else log
         return self._narrow(self._top.double() + self._gamma * log)
-
-    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
-        raw = weighted(gentle((l - self._top[:, None]) / self._gamma), w)
-        return over(raw, self._sum.to(l.dtype)[:, None])
 
     def _scale(self) -> Tensor:
         return over((self.size > 0).double(), self._sum)

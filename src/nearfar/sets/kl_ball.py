@@ -70,18 +70,17 @@ class KLBall(UncertaintySet, swift=True):
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         gamma, corner, flat = self._temperature(l, w)
-        gamma = torch.where(corner, 0.0, torch.where(flat, math.inf, gamma))
-        return gamma, *Worst()._dual(l, w, total(w, l)), total(w, l)
+        size, (top, ties) = total(w, l), Worst()._dual(l, w, mass)
+        norm = weighted(gentle((l - torch.where(size == 0, 0.0, top)[:, None]) / gamma[:, None]), w).sum(dim=1)
+        return torch.where(corner, 0.0, torch.where(flat, math.inf, gamma)), top, ties, size, norm
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        gamma, top, ties, size = dual
-        corner = Worst()._weights(l, w, (top, ties))
-        flat = over(w.to(l.dtype), size[:, None])
+        gamma, top, _, size, norm = (x[:, None] for x in dual)
+        corner = Worst()._weights(l, w, dual[1:3])
+        flat = over(w.to(l.dtype), size)
         inside = torch.isfinite(gamma) & (gamma > 0)
-        safe = torch.where(inside, gamma, 1.0)[:, None]
-        soft = weighted(torch.exp(hidden(l - top[:, None], w) / safe), w)
-        soft = over(soft, soft.sum(dim=1, keepdim=True))
-        return torch.where(inside[:, None], soft, torch.where((gamma == 0)[:, None], corner, flat))
+        soft = over(weighted(gentle((l - top) / torch.where(inside, gamma, 1.0)), w), norm)
+        return torch.where(inside, soft, torch.where(gamma == 0, corner, flat))
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         size = total(w, l)
@@ -182,7 +181,8 @@ class _KLBallStream(Stream):
         new = torch.where(inside, new, (self._low + self._high) / 2)
         done = self._still | near | (self._high - self._low < 1e-14)
         self._gamma = torch.where(done, self._gamma, new.exp())
-        self._norm, self._log = norm, log
+        self._log = log
+        self._mark(norm)
         # the last sweep must use the final γ
         return not bool(done.all()) and self.sweep < 100
 
@@ -200,17 +200,15 @@ class _KLBallStream(Stream):
         guess = (over(found.energy, self.size) / (2 * max(self._rho, 1e-300))).sqrt()
         guess = torch.minimum(torch.maximum(guess.log(), self._low), self._high).exp()
         self._gamma = torch.where(self._still, unit, guess)
-        self._norm, self._log = torch.ones_like(unit), torch.zeros_like(unit)
+        self._log = torch.zeros_like(unit)
+        self._mark(torch.ones_like(unit))
         return not bool(self._still.all())
+
+    def _mark(self, norm: Tensor) -> None:
+        """Set the dual variables, as `KLBall._dual` gives them."""
+        gamma = torch.where(self._corner, 0.0, torch.where(self._flat, math.inf, self._gamma))
+        self.dual = tuple(x.to(self.like.dtype) for x in (gamma, self._level, self._ties, self.size, norm))
 
     def value(self) -> Tensor:
         inside = self._level + self._gamma * (self._rho + self._log)
         return self._narrow(torch.where(self._flat, self._moments.mean, torch.where(self._corner, self._level, inside)))
-
-    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
-        z = hidden((l.double() - self._level[:, None]) / self._gamma[:, None], w, 0.0)
-        soft = weighted(gentle(z), w) / self._norm[:, None]
-        corner = over(w * (l == self._level.to(l.dtype)[:, None]).double(), self._ties[:, None])
-        flat = over(w.double(), self.size[:, None])
-        edge = torch.where(self._corner[:, None], corner, flat)
-        return torch.where(self._still[:, None], edge, soft).to(l.dtype)

@@ -178,9 +178,6 @@ class _PowerStream(KLStream):
         l.clamp_max_(least).sub_(least)  # 0 for members, -inf for absent ones; a mask would take ten times as long
         return super()._weigh_(l.add_(height), size, w)
 
-    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
-        return super()._weights(self.over._height(l), w)
-
 
 @dataclass(frozen=True, eq=False)
 class CalibratedKL(UncertaintySet, swift=True):
