@@ -114,9 +114,9 @@ def represented(n=20, d=6, seed=4, among=False):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Several tiles a chunk, several chunks a row, several strips."""
-    monkeypatch.setattr(launch, "_blocks", lambda x: {"BM": 16, "BN": 16, "BK": 16})
-    monkeypatch.setattr(launch, "CHUNKS", 2)
+    """Several tiles, several strips."""
+    monkeypatch.setattr(launch, "_blocks", lambda x, kind: {"BM": 16, "BN": 16, "BK": 16})
+    monkeypatch.setattr(launch, "STATES", 64)
     monkeypatch.setattr(launch, "STRIP", 16 * 8)
 
 

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nearfar.engines import _kernels, _kernels_triplets, launch
+from nearfar.engines import _kernels, _kernels_top, _kernels_triplets, launch
 from nearfar.engines.launch import LOW, Spec, Work
 
 ROWS, COLS, WIDTH = 40, 50, 96
@@ -20,6 +20,7 @@ TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.int32: "*i32",
+    torch.int64: "*i64",
     torch.int8: "*i8",
 }
 
@@ -66,18 +67,25 @@ def work(kind: torch.dtype, given: int = 0, **more) -> Work:
 
 
 def main() -> None:
-    for module in (_kernels, _kernels_triplets):
+    for module in (_kernels, _kernels_triplets, _kernels_top):
         for name in module.__all__:
             setattr(module, name, Caught(getattr(module, name)))
-    launch._blocks = lambda x: {"BM": 32, "BN": 32, "BK": 32}
+    launch._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
     numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
-    work(torch.bfloat16, itself=1, upper=1).fold()
-    every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "exp": 1, "flat": 1, "held": 1}
+    work(torch.bfloat16, itself=1, half=1).fold()
+    work(torch.bfloat16, itself=1, half=1, exp=1).fold()
+    every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "exp": 2, "flat": 1, "held": 1}
     work(torch.float32, 7, shape=1, side=2, **every).fold()
-    work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers)
+    work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers, numbers)
+    work(torch.bfloat16, half=1, exp=1).weigh(numbers, numbers, numbers)
     work(torch.float32, 7, shape=3, itself=2, similarity=1).hardest()
+    work(torch.bfloat16, half=1).hardest()
     work(torch.bfloat16, itself=1, shape=1, similarity=2).fold_triplets(near, near)
     work(torch.bfloat16, 7, itself=2, shape=2, band=1, drop=1).weigh_triplets(near, near, numbers)
+    above = work(torch.bfloat16, half=2)
+    (strip,) = above.strips(2**20, half=True)
+    into = torch.zeros(2, dtype=torch.int32), torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
+    above.collect(strip, torch.zeros(()), torch.zeros(strip.tall, strip.wide), into, (9, 9))
 
 
 if __name__ == "__main__":

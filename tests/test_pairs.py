@@ -12,7 +12,7 @@ from table import random_batch, tensors
 
 import nearfar as nf
 from nearfar.losses.arguments import GROUPS
-from nearfar.pairs import smooth_hinge
+from nearfar.pairs import PairForm, smooth_hinge
 
 P = nf.pairs
 
@@ -215,3 +215,21 @@ def test_pair_losses_say_what_they_are():
     for pair, _ in CASES.values():
         assert type(pair).__name__ in repr(pair)
         assert "=" in repr(pair)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        PairForm("line", -2.0, 0.5, 3.0),
+        PairForm("power", 1.5, 0.2, 2.0, 3.0),
+        PairForm("softplus", -9.0, 1.0, 0.3),
+        PairForm("pace", 1.0, 0.25, 80.0, center=0.25),
+        PairForm("pace", -1.0, 1.25, -80.0, center=0.75),
+    ],
+    ids=lambda form: f"{form.shape}{form.a}",
+)
+def test_the_bounds_of_a_form(form):
+    losses = form.value(torch.linspace(-1.01, 1.01, 20001, dtype=torch.float64))
+    least, most = form.bounds(-1.01, 1.01)
+    assert least == pytest.approx(float(losses.min()), abs=1e-6)
+    assert most == pytest.approx(float(losses.max()), abs=1e-6)

@@ -1,8 +1,11 @@
 """Triton kernels of the fused engine: a product whose tile goes straight into a reduction, or into weights.
 
-    fold      tile of scores -> losses -> state of each row          one program per row tile and chunk of columns
+    fold      tile of scores -> losses -> state of each row
     hardest   tile of scores -> largest loss of each row, and its column
     weigh     tile of scores -> weight x slope = dF/d⟨x, y⟩           a strip of it, in the dtype of the rows
+
+A program does one tile. Where pairs are symmetric, tiles below the diagonal are those above it turned: a tile is
+reduced along its columns and along its rows, which costs far less than its product.
 
 What a pair is (positive, negative, none) and counts for follows from vectors: labels, flags, ids, sample weights. This
 module imports Triton; `fused` imports it when it is needed. Numbers that choose code are `tl.constexpr`.
@@ -16,24 +19,37 @@ import triton.language as tl
 __all__ = ["fold", "hardest", "weigh"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
-def _scores(X, Y, NX, NY, rm, rn, n, m, D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, BK: tl.constexpr):
-    """Scores of a tile: product (SIM 0), minus squared distance (1), minus distance (2)."""
+def _spot(tall, wide, GROUP: tl.constexpr):
+    """Row tile and column tile of this program: GROUP rows of tiles at a time, so that they share what they load."""
+    program = tl.program_id(0)
+    group = program // (GROUP * wide)
+    first = group * GROUP
+    here = min(tall - first, GROUP)
+    rest = program - group * GROUP * wide
+    return first + rest % here, rest // here
+
+
+@triton.jit
+def _scores(X, Y, NX, NY, rm, rn, D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, BK: tl.constexpr):
+    """Scores of a tile: product (SIM 0), minus squared distance (1), minus distance (2).
+
+    Rows, columns and their width are filled up with zeros to whole tiles, so that no load needs a mask.
+    """
     rk = tl.arange(0, BK)
-    left = X + rm[:, None].to(tl.int64) * D
-    right = Y + rn[None, :].to(tl.int64) * D
+    left = X + rm[:, None].to(tl.int64) * D + rk[None, :]
+    right = Y + rn[None, :].to(tl.int64) * D + rk[:, None]
     dot = tl.zeros((rm.shape[0], rn.shape[0]), tl.float32)
-    for k in range(0, D, BK):
-        inside = k + rk < D
-        x = tl.load(left + (k + rk)[None, :], mask=(rm < n)[:, None] & inside[None, :], other=0.0)
-        y = tl.load(right + (k + rk)[:, None], mask=(rn < m)[None, :] & inside[:, None], other=0.0)
-        dot = tl.dot(x, y, dot, input_precision=PREC)
+    for _ in range(0, D, BK):
+        dot = tl.dot(tl.load(left), tl.load(right), dot, input_precision=PREC)
+        left += BK
+        right += BK
     s = dot
     if SIM > 0:
-        norms = tl.load(NX + rm, mask=rm < n, other=0.0)[:, None] + tl.load(NY + rn, mask=rn < m, other=0.0)[None, :]
-        s = 2.0 * dot - norms
+        s = 2.0 * dot - (tl.load(NX + rm)[:, None] + tl.load(NY + rn)[None, :])
     if SIM == 2:
         s = -tl.sqrt(tl.where(s >= 0.0, 0.0, -s))  # NaN stays
     return s
@@ -74,10 +90,10 @@ def _small_log1p(e):
 
 @triton.jit
 def _loss(s, a, b, scale, center, power, SHAPE: tl.constexpr, POWER: tl.constexpr):
-    """Pair losses of a tile; see `PairForm`. SHAPE 0 line, 1 power, 2 softplus, 3 pace."""
+    """Pair losses of a tile; see `PairForm`. SHAPE 0 line (of scale 1), 1 power, 2 softplus, 3 pace."""
     z = a * s + b
     if SHAPE == 0:
-        l = scale * z
+        l = z
     elif SHAPE == 1:
         l = scale * _power(tl.where(z <= 0.0, 0.0, z), power, POWER)
     elif SHAPE == 2:
@@ -92,7 +108,7 @@ def _slope(s, a, b, scale, power, SHAPE: tl.constexpr, POWER: tl.constexpr):
     """dl/ds of a tile."""
     z = a * s + b
     if SHAPE == 0:
-        found = tl.full(s.shape, 1.0, tl.float32) * (scale * a)
+        found = tl.full(s.shape, 1.0, tl.float32) * a
     elif SHAPE == 1:
         lower: tl.constexpr = -1 if POWER == -1 else POWER - 1
         found = tl.where(z <= 0.0, 0.0, scale * a * power * _power(tl.where(z <= 0.0, 0.0, z), power - 1.0, lower))
@@ -104,49 +120,52 @@ def _slope(s, a, b, scale, power, SHAPE: tl.constexpr, POWER: tl.constexpr):
 
 
 @triton.jit
-def _pairs(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF: tl.constexpr, FLAGS: tl.constexpr,
-           WEIGHTS: tl.constexpr, UPPER: tl.constexpr):  # fmt: skip
-    """Which pairs of a tile are positive and which are negative, and their weights.
+def _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF: tl.constexpr, FLAGS: tl.constexpr,
+             WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr):  # fmt: skip
+    """Which pairs of a tile belong to a side: 0 negative, 1 positive, 2 both.
 
     ITSELF 0: no row is a column; 1: those of equal position; 2: of equal id; 3: by position among the first n, then id.
     FLAGS: bit 1 of a row and of a column allow them in positive pairs, bit 2 in negative pairs.
+    EVEN: the tiles end where rows and columns end.
     """
-    inside = (rm < n)[:, None] & (rn < m)[None, :]
     same = tl.load(RY + rm, mask=rm < n, other=0)[:, None] == tl.load(CY + rn, mask=rn < m, other=0)[None, :]
+    if SIDE == 0:
+        there = same == 0
+    elif SIDE == 1:
+        there = same
+    else:
+        there = tl.full(same.shape, 1, tl.int1)
+    if FLAGS:
+        both = tl.load(RF + rm, mask=rm < n, other=0)[:, None] & tl.load(CF + rn, mask=rn < m, other=0)[None, :]
+        there = there & (tl.where(same, both & 1, both & 2) != 0)
     if ITSELF == 1:
-        inside = inside & (rm[:, None] != rn[None, :])
+        there = there & (rm[:, None] != rn[None, :])
     if ITSELF >= 2:
         equal = tl.load(RI + rm, mask=rm < n, other=0)[:, None] == tl.load(CI + rn, mask=rn < m, other=0)[None, :]
         if ITSELF == 3:
             equal = tl.where((rn < n)[None, :], rm[:, None] == rn[None, :], equal)
-        inside = inside & (equal == 0)
-    if UPPER:
-        inside = inside & (rm[:, None] < rn[None, :])
-    positive = inside & same
-    negative = inside & (same == 0)
-    if FLAGS:
-        both = tl.load(RF + rm, mask=rm < n, other=0)[:, None] & tl.load(CF + rn, mask=rn < m, other=0)[None, :]
-        positive = positive & ((both & 1) != 0)
-        negative = negative & ((both & 2) != 0)
+        there = there & (equal == 0)
     if WEIGHTS:
-        w = tl.load(RW + rm, mask=rm < n, other=0.0)[:, None] * tl.load(CW + rn, mask=rn < m, other=0.0)[None, :]
-        positive = positive & (w > 0.0)
-        negative = negative & (w > 0.0)
-    else:
-        w = tl.full(same.shape, 1.0, tl.float32)
-    return positive, negative, w
+        there = there & (tl.load(RW + rm, mask=rm < n, other=0.0) > 0.0)[:, None]
+        there = there & (tl.load(CW + rn, mask=rn < m, other=0.0) > 0.0)[None, :]
+    if EVEN == 0:
+        there = there & (rm < n)[:, None] & (rn < m)[None, :]
+    return there
 
 
 @triton.jit
-def _side(positive, negative, SIDE: tl.constexpr):
-    """The pairs of one side: 0 negative, 1 positive, 2 both."""
-    if SIDE == 0:
-        found = negative
-    elif SIDE == 1:
-        found = positive
-    else:
-        found = positive | negative
-    return found
+def _measured(x, rm, rn, n, m, RW, CW, WEIGHTS: tl.constexpr):
+    """Entries of a tile times the weights of their pairs."""
+    if WEIGHTS:
+        x = x * tl.load(RW + rm, mask=rm < n, other=0.0)[:, None] * tl.load(CW + rn, mask=rn < m, other=0.0)[None, :]
+    return x
+
+
+@triton.jit
+def _mined(s, r, n, FLOOR, high, MINED: tl.constexpr, AXIS: tl.constexpr):
+    """Which scores of a tile the miner keeps, for the rows r (AXIS 1) or the columns r (AXIS 0); NaN is kept."""
+    floor = tl.expand_dims(tl.load(FLOOR + r, mask=r < n, other=0.0), AXIS)
+    return ((s > floor) & (s < high)) | (s != s)
 
 
 @triton.jit
@@ -157,168 +176,183 @@ def _small_expm1(z, e):
 
 
 @triton.jit
-def _online(l, there, w, top, total, rise, held, size, per_gamma, FLAT: tl.constexpr, HOLD: tl.constexpr):
-    """Add a tile to Σ w·e^z, Σ w·(e^z - 1) and Σ w·z·e^z, z = (l - top)/γ, whose top may rise with the tile."""
-    new = tl.maximum(top, tl.max(tl.where(there, l, float("-inf")), 1))
-    safe = tl.where(new == float("-inf"), 0.0, new)
-    gap = tl.where(top == float("-inf"), 0.0, (top - safe) * per_gamma)
-    shrink = tl.exp2(gap * LOG2E)
-    z = tl.where(there, (l - safe[:, None]) * per_gamma, 0.0)
-    e = tl.exp2(z * LOG2E)
-    if FLAT:
-        rise = shrink * rise + size * _small_expm1(gap, shrink)
-        rise += tl.sum(tl.where(there, w * _small_expm1(z, e), 0.0), 1)
-    e = tl.where(there, w * e, 0.0)
-    if HOLD:
-        held = shrink * (held + gap * total) + tl.sum(e * z, 1)
-    total = shrink * total + tl.sum(e, 1)
-    return new, total, rise, held
+def _reduce(l, there, rm, rn, n, m, RW, CW, seen, INTO, at, size, level, per_gamma, WEIGHTS: tl.constexpr,
+            EXP: tl.constexpr, FLAT: tl.constexpr, HOLD: tl.constexpr, SIZED: tl.constexpr, COUNTED: tl.constexpr,
+            AXIS: tl.constexpr):  # fmt: skip
+    """Reduce a tile along its columns (AXIS 1) or rows (0): see `fold`."""
+    rise: tl.constexpr = 1 + (EXP == 2)
+    held: tl.constexpr = rise + FLAT
+    sized: tl.constexpr = held + HOLD
+    counted: tl.constexpr = sized + SIZED
+    if EXP == 0:
+        x = l
+    else:
+        if EXP == 2:
+            top = tl.max(tl.where(there, l, float("-inf")), AXIS)
+            tl.store(INTO + size + at, top)
+            level = tl.expand_dims(tl.where(top == float("-inf"), 0.0, top), AXIS)
+            l = tl.where(there, l, level)  # what is not there must not overflow
+        x = tl.exp2((l - level) * (per_gamma * LOG2E))
+        z = (l - level) * per_gamma
+        if FLAT:
+            more = _measured(_small_expm1(z, x), rm, rn, n, m, RW, CW, WEIGHTS)
+            tl.store(INTO + rise * size + at, tl.sum(tl.where(there, more, 0.0), AXIS))
+        if HOLD:
+            more = _measured(x * z, rm, rn, n, m, RW, CW, WEIGHTS)
+            tl.store(INTO + held * size + at, tl.sum(tl.where(there, more, 0.0), AXIS))
+    x = _measured(x, rm, rn, n, m, RW, CW, WEIGHTS)
+    tl.store(INTO + at, tl.sum(tl.where(there, x, 0.0), AXIS))
+    if SIZED:
+        one = _measured(tl.full(there.shape, 1.0, tl.float32), rm, rn, n, m, RW, CW, WEIGHTS)
+        tl.store(INTO + sized * size + at, tl.sum(tl.where(there, one, 0.0), AXIS))
+    if COUNTED:
+        tl.store(INTO + counted * size + at, tl.sum(seen.to(tl.float32), AXIS))
 
 
 @triton.jit
-def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, TOP, SUM, RISE, HELD, SIZE, SEEN,
-         n, m, a, b, k, scale, center, power, high, per_gamma,
+def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS,
+         n, m, r0, c0, H, W, a, b, k, scale, center, power, high, level, per_gamma,
          D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
-         ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, UPPER: tl.constexpr, SIDE: tl.constexpr,
-         LEARNED: tl.constexpr, MINED: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr, FLAT: tl.constexpr,
-         HOLD: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """State of each row over one chunk of TILES column tiles: Σ w·l, or top and Σ w·e^{(l - top)/γ} (online)."""
-    rm = tl.program_id(0) * BM + tl.arange(0, BM)
-    first = tl.program_id(1) * TILES * BN
-    if LEARNED:
-        b += k * tl.load(OFFSET)
-    top = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    rise = tl.zeros((BM,), tl.float32)
-    held = tl.zeros((BM,), tl.float32)
-    size = tl.zeros((BM,), tl.float32)
-    seen = tl.zeros((BM,), tl.float32)
-    for j in range(TILES):
-        start = first + j * BN
-        # above the diagonal, tiles that lie below it hold no pair
-        if (start < m) & (start + BN > tl.program_id(0) * BM * UPPER):
-            rn = start + tl.arange(0, BN)
-            s = _scores(X, Y, NX, NY, rm, rn, n, m, D, SIM, PREC, BK)
-            positive, negative, w = _pairs(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, UPPER)
-            there = _side(positive, negative, SIDE)
-            if MINED:
-                kept = ((s > tl.load(FLOOR + rm, mask=rm < n, other=0.0)[:, None]) & (s < high)) | (s != s)
-                there = there & kept
-                negative = negative & kept
-            seen += tl.sum(_side(positive, negative, SIDE % 2).to(tl.float32), 1)
-            l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
-            if DROP:
-                there = there & ((l <= 0.0) == 0)
-            if EXP:
-                top, total, rise, held = _online(l, there, w, top, total, rise, held, size, per_gamma, FLAT, HOLD)
-            else:
-                total += tl.sum(tl.where(there, w * l, 0.0), 1)
-            size += tl.sum(tl.where(there, w, 0.0), 1)
-    out = tl.program_id(1).to(tl.int64) * n + rm
-    tl.store(SUM + out, total, mask=rm < n)
-    tl.store(SIZE + out, size, mask=rm < n)
-    tl.store(SEEN + out, seen, mask=rm < n)
-    if EXP:
-        tl.store(TOP + out, top, mask=rm < n)
-    if FLAT:
-        tl.store(RISE + out, rise, mask=rm < n)
-    if HOLD:
-        tl.store(HELD + out, held, mask=rm < n)
+         ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
+         LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr,
+         FLAT: tl.constexpr, HOLD: tl.constexpr, SIZED: tl.constexpr, COUNTED: tl.constexpr, BM: tl.constexpr,
+         BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """State of each row of H from r0 and each tile of W columns from c0, into ROWS [states, W/BN, H].
 
-
-@triton.jit
-def hardest(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, TOP, PLACE, SEEN,
-            n, m, a, b, k, scale, center, power, high,
-            D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
-            ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, UPPER: tl.constexpr, SIDE: tl.constexpr,
-            LEARNED: tl.constexpr, MINED: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-            BK: tl.constexpr):  # fmt: skip
-    """The largest loss of each row in one chunk of columns, its column (-1: none), and the number of members.
-
-    A loss that is NaN counts as larger than all others.
+    States: Σ w·l (EXP 0) or Σ w·e^z with z = (l - level)/γ (1) or with the tile's largest loss for a level (2), then
+    this largest loss; Σ w·(e^z - 1) if FLAT; Σ w·z·e^z if HOLD; Σ w if SIZED; the number of pairs before any loss of
+    theirs is looked at if COUNTED. HALF: the tile (j, i) is this one turned, and its states go into
+    COLS [states, H/BM, W]; tiles below the diagonal are left out.
     """
-    rm = tl.program_id(0) * BM + tl.arange(0, BM)
-    first = tl.program_id(1) * TILES * BN
-    if LEARNED:
-        b += k * tl.load(OFFSET)
-    top = tl.full((BM,), float("-inf"), tl.float32)
-    place = tl.full((BM,), -1, tl.int32)
-    seen = tl.zeros((BM,), tl.float32)
-    for j in range(TILES):
-        start = first + j * BN
-        # above the diagonal, tiles that lie below it hold no pair
-        if (start < m) & (start + BN > tl.program_id(0) * BM * UPPER):
-            rn = start + tl.arange(0, BN)
-            s = _scores(X, Y, NX, NY, rm, rn, n, m, D, SIM, PREC, BK)
-            positive, negative, _ = _pairs(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, UPPER)
-            there = _side(positive, negative, SIDE)
-            if MINED:
-                kept = ((s > tl.load(FLOOR + rm, mask=rm < n, other=0.0)[:, None]) & (s < high)) | (s != s)
-                there = there & kept
-                negative = negative & kept
-            seen += tl.sum(_side(positive, negative, SIDE % 2).to(tl.float32), 1)
-            l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
-            l = tl.where(there, tl.where(l != l, float("inf"), l), float("-inf"))
-            here = tl.max(l, 1)
-            spot = tl.argmax(l, 1).to(tl.int32) + start
-            place = tl.where((here > top) | ((place < 0) & (tl.max(there.to(tl.int32), 1) > 0)), spot, place)
-            top = tl.maximum(top, here)
-    out = tl.program_id(1).to(tl.int64) * n + rm
-    tl.store(TOP + out, top, mask=rm < n)
-    tl.store(PLACE + out, place, mask=rm < n)
-    tl.store(SEEN + out, seen, mask=rm < n)
-
-
-@triton.jit
-def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, COEF, G, LEARN,
-          n, m, r0, c0, H, W, a, b, k, scale, center, power, high, per_gamma,
-          D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
-          ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, UPPER: tl.constexpr, SIDE: tl.constexpr,
-          LEARNED: tl.constexpr, MINED: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr, BOTH: tl.constexpr,
-          BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """A tile of dF/d⟨x, y⟩ for the strip of H rows from r0 and W columns from c0; BOTH: each pair in both orders."""
-    rm = r0 + tl.program_id(0) * BM + tl.arange(0, BM)
-    rn = c0 + tl.program_id(1) * BN + tl.arange(0, BN)
-    out = G + (rm - r0)[:, None].to(tl.int64) * W + (rn - c0)[None, :]
-    inside = (rm < r0 + H)[:, None] & (rn < c0 + W)[None, :]
-    if LEARNED:
-        b += k * tl.load(OFFSET)
-    learned = tl.zeros((BM,), tl.float32)
-    if c0 + (tl.program_id(1) + 1) * BN > (r0 + tl.program_id(0) * BM) * UPPER:
-        s = _scores(X, Y, NX, NY, rm, rn, n, m, D, SIM, PREC, BK)
-        positive, negative, w = _pairs(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, UPPER)
-        there = _side(positive, negative, SIDE)
+    i, j = _spot(H // BM, W // BN, GROUP)
+    if (HALF == 0) | (c0 + j * BN >= r0 + i * BM):
+        rm = r0 + i * BM + tl.arange(0, BM)
+        rn = c0 + j * BN + tl.arange(0, BN)
+        if LEARNED:
+            b += k * tl.load(OFFSET)
+        s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+        there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
+        seen = there
+        if COUNTED & (SIDE == 2):  # of all pairs the negative ones are counted
+            seen = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, 0)
         l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
         if DROP:
             there = there & ((l <= 0.0) == 0)
-        p = _weight(l, s, rm, n, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 1)
-        if BOTH:
-            p += _weight(l, s, rn, m, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 0)
-        g = tl.where(there, w * p * _slope(s, a, b, scale, power, SHAPE, POWER), 0.0)
-        learned = tl.sum(tl.where(inside, g, 0.0), 1)
-        g = tl.where(there, g * _by_product(s, SIM), 0.0)
-        tl.store(out, g.to(G.dtype.element_ty), mask=inside)
-    else:
-        tl.store(out, tl.zeros((BM, BN), G.dtype.element_ty), mask=inside)
-    if LEARNED:
-        tl.store(LEARN + tl.program_id(1).to(tl.int64) * H + rm - r0, learned, mask=rm < r0 + H)
+        at = (j * H + i * BM + tl.arange(0, BM)).to(tl.int64)
+        size = (W // BN).to(tl.int64) * H
+        mine, counted = there, seen
+        if MINED:
+            kept = _mined(s, rm, n, FLOOR, high, MINED, 1)
+            mine, counted = there & kept, seen & kept
+        _reduce(l, mine, rm, rn, n, m, RW, CW, counted, ROWS, at, size, level, per_gamma, WEIGHTS, EXP, FLAT, HOLD,
+                SIZED, COUNTED, 1)  # fmt: skip
+        if HALF:  # noqa: SIM102 - known when the kernel is compiled
+            if c0 + j * BN > r0 + i * BM:  # a tile on the diagonal holds both orders
+                at = i.to(tl.int64) * W + j * BN + tl.arange(0, BN)
+                size = (H // BM).to(tl.int64) * W
+                mine, counted = there, seen
+                if MINED:
+                    kept = _mined(s, rn, n, FLOOR, high, MINED, 0)
+                    mine, counted = there & kept, seen & kept
+                _reduce(l, mine, rm, rn, n, m, RW, CW, counted, COLS, at, size, level, per_gamma, WEIGHTS, EXP, FLAT,
+                        HOLD, SIZED, COUNTED, 0)  # fmt: skip
 
 
 @triton.jit
-def _weight(l, s, r, n, LEVEL, COEF, FLOOR, high, per_gamma, EXP: tl.constexpr, MINED: tl.constexpr,
-            ROWS: tl.constexpr):  # fmt: skip
-    """Coefficient of the group of r (rows, or columns) times e^{(l - level)/γ}."""
-    p = tl.load(COEF + r, mask=r < n, other=0.0)
-    p = p[:, None] if ROWS else p[None, :]
-    if EXP:
-        level = tl.load(LEVEL + r, mask=r < n, other=0.0)
-        level = level[:, None] if ROWS else level[None, :]
+def hardest(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, TOPS, PLACES, TURNED, TURNED_PLACES,
+            n, m, r0, c0, H, W, a, b, k, scale, center, power, high,
+            D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
+            ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
+            LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+            BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """The largest loss of each row in each tile, -inf where there is no pair, and its column; laid out as by `fold`.
+
+    A loss that is NaN counts as infinite, one that is -inf as the least number. HALF 2: only above the diagonal.
+    """
+    i, j = _spot(H // BM, W // BN, GROUP)
+    if (HALF == 0) | (c0 + j * BN >= r0 + i * BM):
+        rm = r0 + i * BM + tl.arange(0, BM)
+        rn = c0 + j * BN + tl.arange(0, BN)
+        if LEARNED:
+            b += k * tl.load(OFFSET)
+        s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+        there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
+        l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
+        l = tl.where(l != l, float("inf"), tl.maximum(l, LEAST))
+        if HALF == 2:
+            there = there & (rm[:, None] < rn[None, :])
+        mine = there
+        if MINED:
+            mine = there & _mined(s, rm, n, FLOOR, high, MINED, 1)
+        top, place = tl.max(tl.where(mine, l, float("-inf")), 1, return_indices=True)
+        at = (j * H + i * BM + tl.arange(0, BM)).to(tl.int64)
+        tl.store(TOPS + at, top)
+        tl.store(PLACES + at, place + c0 + j * BN)
+        if HALF == 1:  # noqa: SIM102
+            if c0 + j * BN > r0 + i * BM:
+                mine = there
+                if MINED:
+                    mine = there & _mined(s, rn, n, FLOOR, high, MINED, 0)
+                top, place = tl.max(tl.where(mine, l, float("-inf")), 0, return_indices=True)
+                at = i.to(tl.int64) * W + j * BN + tl.arange(0, BN)
+                tl.store(TURNED + at, top)
+                tl.store(TURNED_PLACES + at, place + r0 + i * BM)
+
+
+@triton.jit
+def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, COEF, G, ROWS, COLS, LEARN,
+          n, m, r0, c0, H, W, a, b, k, scale, center, power, high, level, per_gamma,
+          D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
+          ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
+          LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr,
+          BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """A tile of G = dF/d⟨x, y⟩ for the strip of H rows from r0 and W columns from c0.
+
+    HALF: a pair stands for both of its orders; a tile on the diagonal, which holds both, counts half. Distances need
+    the sums of G's rows and columns, by tiles in ROWS [W/BN, H] and COLS [H/BM, W]; a learned offset Σ dF/dl·dl/ds.
+    """
+    i, j = _spot(H // BM, W // BN, GROUP)
+    rows = i * BM + tl.arange(0, BM)
+    cols = j * BN + tl.arange(0, BN)
+    out = G + rows[:, None].to(tl.int64) * W + cols[None, :]
+    if (HALF == 0) | (c0 + j * BN >= r0 + i * BM):
+        rm, rn = r0 + rows, c0 + cols
+        if LEARNED:
+            b += k * tl.load(OFFSET)
+        s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+        there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
+        l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
+        if DROP:
+            there = there & ((l <= 0.0) == 0)
+        part = 1.0
+        if HALF:
+            part = tl.where(c0 + j * BN == r0 + i * BM, 0.5, 1.0)
+        p = _weight(l, s, rm, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 1)
+        if HALF:
+            p += _weight(l, s, rn, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 0)
+        if EXP == 1:
+            p = p * tl.exp2((l - level) * (per_gamma * LOG2E))
+        p = _measured(p * _slope(s, a, b, scale, power, SHAPE, POWER), rm, rn, n, m, RW, CW, WEIGHTS)
+        if LEARNED:
+            tl.store(LEARN + (j * H + rows).to(tl.int64), tl.sum(tl.where(there, p, 0.0), 1))
+        g = tl.where(there, p * _by_product(s, SIM), 0.0).to(G.dtype.element_ty)
+        tl.store(out, g)
+        if SIM > 0:  # of the rounded numbers, as the products are
+            tl.store(ROWS + (j * H + rows).to(tl.int64), tl.sum(g.to(tl.float32), 1))
+            tl.store(COLS + i.to(tl.int64) * W + cols, tl.sum(g.to(tl.float32), 0))
+    else:
+        tl.store(out, tl.zeros((BM, BN), G.dtype.element_ty))
+
+
+@triton.jit
+def _weight(l, s, r, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP: tl.constexpr, MINED: tl.constexpr,
+            AXIS: tl.constexpr):  # fmt: skip
+    """Coefficient of the group of r (rows with AXIS 1, columns with 0), times e^{(l - its level)/γ} if EXP is 2."""
+    p = tl.expand_dims(tl.load(COEF + r, mask=r < n, other=0.0) * part, AXIS)
+    if EXP == 2:
+        level = tl.expand_dims(tl.load(LEVEL + r, mask=r < n, other=0.0), AXIS)
         z = (l - level) * per_gamma
         p = p * tl.exp2(tl.where(z > 0.0, 0.0, z) * LOG2E)  # above the level are absent pairs only
-    else:
-        p = p + tl.zeros(l.shape, tl.float32)
     if MINED:
-        floor = tl.load(FLOOR + r, mask=r < n, other=0.0)
-        floor = floor[:, None] if ROWS else floor[None, :]
-        p = tl.where(((s > floor) & (s < high)) | (s != s), p, 0.0)
+        p = tl.where(_mined(s, r, n, FLOOR, high, MINED, AXIS), p, 0.0)
     return p

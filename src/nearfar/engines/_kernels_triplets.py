@@ -9,88 +9,88 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nearfar.engines._kernels import _by_product, _loss, _pairs, _scores, _slope
+from nearfar.engines._kernels import _by_product, _loss, _measured, _members, _scores, _slope, _spot
 
 __all__ = ["fold_triplets", "weigh_triplets"]
 
 
 @triton.jit
-def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, NEAR, REAL, OFFSET, SUM, SIZE, SEEN, PULL,
-                  n, m, P, a, b, k, scale, center, power, low, high,
+def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, NEAR, REAL, ROWS,
+                  n, m, P, r0, c0, H, W, a, b, k, scale, center, power, low, high,
                   D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
-                  ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, LEARNED: tl.constexpr,
-                  BAND: tl.constexpr, DROP: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                  BK: tl.constexpr):  # fmt: skip
-    """Σ l and Σ w over the triplets of each row in one chunk of columns, and Σ dl/ds of each of its P positives."""
-    rm = tl.program_id(0) * BM + tl.arange(0, BM)
-    first = tl.program_id(1) * TILES * BN
+                  ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr,
+                  LEARNED: tl.constexpr, BAND: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                  BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """Σ l, Σ w, number of negatives, and Σ dl/ds of each positive, of each row in each tile: ROWS [3 + P, W/BN, H]."""
+    i, j = _spot(H // BM, W // BN, GROUP)
+    rm = r0 + i * BM + tl.arange(0, BM)
+    rn = c0 + j * BN + tl.arange(0, BN)
     if LEARNED:
         b += k * tl.load(OFFSET)
-    chunk = tl.program_id(1).to(tl.int64) * n + rm
+    s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+    negative = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, 0)
     total = tl.zeros((BM,), tl.float32)
     size = tl.zeros((BM,), tl.float32)
-    seen = tl.zeros((BM,), tl.float32)
-    for j in range(TILES):
-        start = first + j * BN
-        if start < m:
-            rn = start + tl.arange(0, BN)
-            s = _scores(X, Y, NX, NY, rm, rn, n, m, D, SIM, PREC, BK)
-            _, negative, w = _pairs(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, 0)
-            seen += tl.sum(negative.to(tl.float32), 1)
-            p = 0
-            while p < P:
-                at = rm.to(tl.int64) * P + p
-                z = s - tl.load(NEAR + at, mask=rm < n, other=0.0)[:, None]
-                real = tl.load(REAL + at, mask=rm < n, other=0.0)
-                there = _triplets(z, negative, real, low, high, BAND)
-                l = _loss(z, a, b, scale, center, power, SHAPE, POWER)
-                if DROP:
-                    there = there & ((l <= 0.0) == 0)
-                total += real * tl.sum(tl.where(there, w * l, 0.0), 1)
-                size += real * tl.sum(tl.where(there, w, 0.0), 1)
-                pull = real * tl.sum(tl.where(there, w * _slope(z, a, b, scale, power, SHAPE, POWER), 0.0), 1)
-                into = PULL + chunk * P + p
-                tl.store(into, tl.load(into, mask=rm < n, other=0.0) + pull, mask=rm < n)
-                p += 1
-    tl.store(SUM + chunk, total, mask=rm < n)
-    tl.store(SIZE + chunk, size, mask=rm < n)
-    tl.store(SEEN + chunk, seen, mask=rm < n)
+    at = (j * H + i * BM + tl.arange(0, BM)).to(tl.int64)
+    state = (W // BN).to(tl.int64) * H
+    one = _measured(tl.full(s.shape, 1.0, tl.float32), rm, rn, n, m, RW, CW, WEIGHTS)
+    p = 0
+    while p < P:  # the interpreter has no range of a number that is not known
+        near = rm.to(tl.int64) * P + p
+        z = s - tl.load(NEAR + near, mask=rm < n, other=0.0)[:, None]
+        real = tl.load(REAL + near, mask=rm < n, other=0.0)
+        l = _loss(z, a, b, scale, center, power, SHAPE, POWER)
+        there = _triplets(z, l, negative, real, low, high, BAND, DROP)
+        total += real * tl.sum(tl.where(there, one * l, 0.0), 1)
+        size += real * tl.sum(tl.where(there, one, 0.0), 1)
+        pull = tl.sum(tl.where(there, one * _slope(z, a, b, scale, power, SHAPE, POWER), 0.0), 1)
+        tl.store(ROWS + (3 + p) * state + at, real * pull)
+        p += 1
+    tl.store(ROWS + at, total)
+    tl.store(ROWS + state + at, size)
+    tl.store(ROWS + 2 * state + at, tl.sum(negative.to(tl.float32), 1))
 
 
 @triton.jit
-def _triplets(z, negative, real, low, high, BAND: tl.constexpr):
-    """Which triplets of a tile count, by their score z; BAND: those with low < z < high."""
+def _triplets(z, l, negative, real, low, high, BAND: tl.constexpr, DROP: tl.constexpr):
+    """Which triplets of a tile count, by their score z and loss l; BAND: those with low < z < high."""
     there = negative & (real > 0.0)[:, None]
     if BAND:
         there = there & (((z > low) & (z < high)) | (z != z))
+    if DROP:
+        there = there & ((l <= 0.0) == 0)
     return there
 
 
 @triton.jit
-def weigh_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, NEAR, REAL, OFFSET, COEF, G,
-                   n, m, P, r0, H, a, b, k, scale, center, power, low, high,
+def weigh_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, NEAR, REAL, COEF, G, ROWS, COLS,
+                   n, m, P, r0, c0, H, W, a, b, k, scale, center, power, low, high,
                    D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
-                   ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, LEARNED: tl.constexpr,
-                   BAND: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                   BK: tl.constexpr):  # fmt: skip
-    """A tile of dF/d⟨x, y⟩ of the negatives, summed over the P positives of each row."""
-    rm = r0 + tl.program_id(0) * BM + tl.arange(0, BM)
-    rn = tl.program_id(1) * BN + tl.arange(0, BN)
+                   ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr,
+                   LEARNED: tl.constexpr, BAND: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                   BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """A tile of G = dF/d⟨x, y⟩ of the negatives, summed over the P positives of each row; see `weigh`."""
+    i, j = _spot(H // BM, W // BN, GROUP)
+    rows = i * BM + tl.arange(0, BM)
+    cols = j * BN + tl.arange(0, BN)
+    rm, rn = r0 + rows, c0 + cols
     if LEARNED:
         b += k * tl.load(OFFSET)
-    s = _scores(X, Y, NX, NY, rm, rn, n, m, D, SIM, PREC, BK)
-    _, negative, w = _pairs(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, 0)
+    s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+    negative = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, 0)
     g = tl.zeros((BM, BN), tl.float32)
     p = 0
     while p < P:
-        at = rm.to(tl.int64) * P + p
-        z = s - tl.load(NEAR + at, mask=rm < n, other=0.0)[:, None]
-        real = tl.load(REAL + at, mask=rm < n, other=0.0)
-        there = _triplets(z, negative, real, low, high, BAND)
-        if DROP:
-            there = there & ((_loss(z, a, b, scale, center, power, SHAPE, POWER) <= 0.0) == 0)
+        near = rm.to(tl.int64) * P + p
+        z = s - tl.load(NEAR + near, mask=rm < n, other=0.0)[:, None]
+        real = tl.load(REAL + near, mask=rm < n, other=0.0)
+        l = _loss(z, a, b, scale, center, power, SHAPE, POWER)
+        there = _triplets(z, l, negative, real, low, high, BAND, DROP)
         g += tl.where(there, real[:, None] * _slope(z, a, b, scale, power, SHAPE, POWER), 0.0)
         p += 1
-    g = tl.where(negative, g * w * tl.load(COEF + rm, mask=rm < n, other=0.0)[:, None] * _by_product(s, SIM), 0.0)
-    out = G + (rm - r0)[:, None].to(tl.int64) * m + rn[None, :]
-    tl.store(out, g.to(G.dtype.element_ty), mask=(rm < r0 + H)[:, None] & (rn < m)[None, :])
+    g = _measured(g * tl.load(COEF + rm, mask=rm < n, other=0.0)[:, None], rm, rn, n, m, RW, CW, WEIGHTS)
+    g = tl.where(negative, g * _by_product(s, SIM), 0.0).to(G.dtype.element_ty)
+    tl.store(G + rows[:, None].to(tl.int64) * W + cols[None, :], g)
+    if SIM > 0:  # of the rounded numbers, as the products are
+        tl.store(ROWS + (j * H + rows).to(tl.int64), tl.sum(g.to(tl.float32), 1))
+        tl.store(COLS + i.to(tl.int64) * W + cols, tl.sum(g.to(tl.float32), 0))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.shortcuts import swift, touched
-from nearfar.engines.launch import LOW, SIDES, SIMILARITIES, Spec
+from nearfar.engines.launch import LOW, REACH, SIDES, SIMILARITIES, Spec
 from nearfar.engines.pair_vectors import POSITION_THEN_ID, Narrow, PairVectors, pair_vectors
 from nearfar.groups.groupings import Product
 from nearfar.groups.triplets import difference
@@ -32,10 +32,12 @@ from nearfar.sets.base import Fold, UncertaintySet
 
 __all__ = ["Fused", "Rows", "fused_way", "has_triton", "plain_parts", "unfused"]
 
-MOST = 2**15
+MOST = 2**20
 """Largest K of the hardest pairs."""
 GATHERED = 2**26
 """Most entries n·P of gathered positive pairs."""
+SCORES = (-1.01, 1.01), (-4.1, 0.1), (-2.1, 0.1)
+"""Between these lie the scores of unit rows, by similarity, in half precision too."""
 
 
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -196,8 +198,8 @@ class Fused:
     def _mine(self, miner: Miner) -> None:
         """Keep the positive pairs that the miner keeps, and note between which scores it keeps negative ones."""
         assert self.measure is not None  # noqa: S101
-        score, seen = self.hardest("negative", PairForm("line", 1.0, 0.0))
-        self.had_negative, near = seen > 0, self.near.detach()
+        score, self.had_negative = self.hardest("negative", PairForm("line", 1.0, 0.0))
+        near = self.near.detach()
         top = torch.where(self.had_negative, score.detach()[:, 0], -torch.inf)
         window = miner.window(near, self.measure, top)
         assert window is not None  # noqa: S101 - checked by `fused_way`
@@ -240,16 +242,8 @@ class Fused:
         told |= {"similarity": self.similarity, "dtype": self.dtype}
         return Spec.of(form, side=SIDES.index(side), **told, **more), form
 
-    def fold(
-        self,
-        side: str,
-        of: UncertaintySet,
-        fold: Fold,
-        *,
-        once: bool = False,
-        turned: bool = False,
-    ) -> Rows:
-        """Fold one side of each row (`turned`: of each column); `once`: only pairs above the diagonal."""
+    def fold(self, side: str, of: UncertaintySet, fold: Fold, *, turned: bool = False) -> Rows:
+        """Fold one side of each row (`turned`: of each column)."""
         from nearfar.engines.fused_ops import fold as folded
 
         pair = self.product.positive if side == "positive" else self.product.negative
@@ -259,27 +253,36 @@ class Fused:
             high=self.high,
             gamma=fold.gamma,
             drop=int(of.zero == "drop"),
-            exp=int(fold.kind == "exp"),
             flat=int(fold.normalized),
             held=int(fold.held),
-            upper=int(once),
-            both=int(self.vectors.symmetric and not once),
+            half=int(self.vectors.symmetric),
         )
+        if fold.kind == "exp":
+            level = self._level(form, fold.gamma)
+            spec = replace(spec, exp=2 if level is None else 1, level=level or 0.0)
         rows, cols, pairs = self.rows, None if self.vectors.square else self.cols, self.vectors.tensors()
         if turned:
             rows, cols, pairs = self.cols, self.rows, self.vectors.turned().tensors()
         t, size, seen, _, _, held = folded(rows, cols, pairs, self.floor, form.offset, *spec.said())
         return Rows(t, size, seen, held)
 
+    def _level(self, form: PairForm, gamma: float) -> float | None:
+        """The middle of all losses that there can be, if their exponentials fit around it; else None."""
+        if form.offset is not None or not self.product.similarity.normalize:
+            return None
+        least, most = form.bounds(*SCORES[self.similarity])
+        return 0.5 * (least + most) if most - least <= 2 * REACH * gamma else None
+
     def hardest(self, side: str, pair: PairForm | None = None) -> tuple[Tensor, Tensor]:
-        """Scores [n, 1] of the member with the largest loss of each row, and the number of members [n]."""
+        """Scores [n, 1] of the member with the largest loss of each row, and which rows [n] have one."""
         from nearfar.engines.fused_ops import hardest
 
-        spec, form = self._spec(self.product.negative, side, high=self.high)
+        half = int(self.vectors.symmetric)
+        spec, form = self._spec(self.product.negative, side, high=self.high, half=half)
         if pair is not None:
-            kept = {name: getattr(spec, name) for name in ("side", "similarity", "itself", "given", "dtype")}
+            kept = {name: getattr(spec, name) for name in ("side", "similarity", "itself", "given", "dtype", "half")}
             spec, form = Spec.of(pair, **kept), pair
         rows, cols = self.rows.detach(), None if self.vectors.square else self.cols.detach()
         offset = None if form.offset is None else form.offset.detach()
-        place, seen = hardest(rows, cols, self.vectors.tensors(), self.floor, offset, *spec.said())
-        return self.scores(place[:, None]), seen
+        place, there = hardest(rows, cols, self.vectors.tensors(), self.floor, offset, *spec.said())
+        return self.scores(place[:, None]), there

@@ -5,7 +5,6 @@ One function for each scope of groups. A group over the batch is finished from t
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import torch
@@ -65,12 +64,12 @@ def _say(owner: str, device: torch.device) -> None:
 def fold_and_finish(
     product: Product, relation: Relation, rows: Tensor, cols: Tensor, low: torch.dtype = torch.float32
 ) -> Found | None:
-    """The loss; None where positive pairs can be neither gathered nor folded."""
+    """The loss; None where positive pairs can be neither gathered nor folded, or the top K cannot be told apart."""
     call = Fused(product, relation, rows, cols, low)
     if call.narrow is None and not call.foldable:
         return None
-    value, had_positive, had_negative = FINISH[product.groups.scope or ""](call)
-    return value.to(rows.dtype), had_positive, had_negative
+    found = FINISH[product.groups.scope or ""](call)
+    return None if found is None else (found[0].to(rows.dtype), *found[1:])
 
 
 def group_value(
@@ -121,8 +120,8 @@ def _anchor_sign(call: Fused) -> Found:
         losses, had_positive, has_positive = product.positive(call.near, +1), call.had_positive, _any(measure)
         positive = product.over_positive.value(losses, measure)
     if _kind(product.over_negative) == "max":
-        score, seen = call.hardest(side)
-        has_negative = seen > 0
+        score, there = call.hardest(side)
+        has_negative = there if side == "negative" else call.vectors.has_negative()
         there = has_negative | (had_positive & product.everyone)
         negative = product.over_negative.value(product.negative(score, -1), there[:, None])
     else:
@@ -157,19 +156,13 @@ def _kind(of: UncertaintySet) -> str | None:
 
 def _whole(call: Fused, side: str, of: UncertaintySet, fold: Fold) -> tuple[Tensor, Tensor, Tensor]:
     """Folded numbers t and Σ w [1, n] of all pairs of one side, and which rows had one before any mining."""
-    once = call.vectors.symmetric and call.floor is None  # each pair stands on both sides of the diagonal
-    rows = call.fold(side, of, fold, once=once)
-    if not once:
-        return rows.t[None], rows.size[None], rows.seen > 0 if call.had_negative is None else call.had_negative
-    twice = fold.gamma * math.log(2) * (rows.size > 0).to(rows.t.dtype)
-    t = 2 * rows.t if fold.kind == "sum" else rows.t + twice
-    return t[None], 2 * rows.size[None], call.vectors.has(side)
+    rows = call.fold(side, of, fold)
+    return rows.t[None], rows.size[None], rows.seen > 0 if call.had_negative is None else call.had_negative
 
 
 def _hardest(call: Fused) -> tuple[Tensor, Tensor, Tensor]:
     """Losses [n, 1] of the hardest negative pair of each row, which rows have one, and which had one before mining."""
-    score, seen = call.hardest("negative")
-    there = seen > 0
+    score, there = call.hardest("negative")
     return call.product.negative(score, -1), there, there if call.had_negative is None else call.had_negative
 
 
@@ -182,7 +175,7 @@ def _with_hardest(call: Fused) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return losses, there, call.had_positive, had_negative
 
 
-def _batch(call: Fused) -> Found:
+def _batch(call: Fused) -> Found | None:
     """One value of all pairs."""
     product, of = call.product, call.product.over_positive
     fold = of.fold()
@@ -203,30 +196,36 @@ def _batch(call: Fused) -> Found:
     return product.groups.merge((value,), ()), had_positive, had_negative
 
 
-def _top(call: Fused, of: UncertaintySet, fold: Fold) -> Found:
+def _top(call: Fused, of: UncertaintySet, fold: Fold) -> Found | None:
     """One value of the K hardest pairs, positive and negative."""
     assert call.measure is not None  # noqa: S101 - they are not folded
-    losses, there = top_pairs(call, fold.most or 0.0)
+    found = top_pairs(call, fold.most or 0.0)
+    if found is None:
+        return None
+    losses, there = found
     losses = torch.cat([call.product.positive(call.near, +1).reshape(1, -1), losses], dim=1)
     measure = torch.cat([call.measure.reshape(1, -1), there], dim=1)
     value = top_problem(call, of, losses, measure).value()
     return call.product.groups.merge((value,), ()), call.had_positive, call.vectors.has_negative()
 
 
-def _top_apart(call: Fused) -> Found:
+def _top_apart(call: Fused) -> Found | None:
     """Two values of the K hardest pairs, of the positive and of the negative ones."""
     product, fold = call.product, call.product.over_negative.fold()
     assert fold is not None  # noqa: S101 - checked by `fused_way`
     assert call.measure is not None  # noqa: S101 - they are not folded
+    found = top_pairs(call, fold.most or 0.0)
+    if found is None:
+        return None
     near, measure = product.positive(call.near, +1).reshape(1, -1), call.measure.reshape(1, -1)
     first = top_problem(call, product.over_positive, near, measure)
     cap = first.taken() if product.groups.scope == "balanced" else None
-    second = top_problem(call, product.over_negative, *top_pairs(call, fold.most or 0.0), cap)
+    second = top_problem(call, product.over_negative, *found, cap)
     value = product.groups.merge((first.value(), second.value()), (first, second))
     return value, call.had_positive, call.vectors.has_negative()
 
 
-def _sign(call: Fused) -> Found:
+def _sign(call: Fused) -> Found | None:
     """One value of all positive pairs, and one of all negative pairs."""
     if _kind(call.product.over_negative) == "top":
         return _top_apart(call)

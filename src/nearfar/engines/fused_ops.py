@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.engines.launch import Spec, Work, merged
+from nearfar.engines.fused_states import totals
+from nearfar.engines.launch import Spec, Work
 
 __all__ = ["fold", "hardest", "near", "triplets"]
 
@@ -36,9 +37,7 @@ def fold(
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """t, Σ w and the number of members of each row; then level, Σ w·e^{(l - level)/γ} and Σ p·l."""
-    spec = Spec.read(numbers, codes)
-    work = Work(spec, rows, cols, pairs, floor, offset)
-    return merged(spec, *work.fold())
+    return totals(Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset))
 
 
 @fold.register_fake
@@ -54,12 +53,13 @@ def weigh(
     floor: Tensor | None,
     offset: Tensor | None,
     level: Tensor,
-    coef: Tensor,
+    norm: Tensor,
+    pull: Tensor,
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of rows, columns (empty where they are the rows) and offset, from dF/dt times the norm of weights."""
-    return Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset).weigh(level, coef)
+    """Gradients of rows, columns (empty where they are the rows) and offset, from dF/dt."""
+    return Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset).weigh(level, norm, pull)
 
 
 @weigh.register_fake
@@ -84,8 +84,7 @@ def _check_once() -> None:
 def _pull_fold(ctx: Any, grad_t: Tensor, *rest: Any) -> tuple[Any, ...]:
     _check_once()
     rows, cols, floor, offset, level, norm, *pairs = ctx.saved_tensors
-    coef = torch.where(norm == 0, 0.0, grad_t / torch.where(norm == 0, 1.0, norm))
-    by_row, by_col, learned = weigh(rows, cols, pairs, floor, offset, level, coef, ctx.numbers, ctx.codes)
+    by_row, by_col, learned = weigh(rows, cols, pairs, floor, offset, level, norm, grad_t, ctx.numbers, ctx.codes)
     by_offset = None if offset is None else learned.to(offset.dtype)
     return by_row, None if cols is None else by_col, [None] * len(pairs), None, by_offset, None, None
 
@@ -103,17 +102,14 @@ def hardest(
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Column of the largest loss of each row (0 where there is none), and the number of members."""
-    top, place, seen = Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset).hardest()
-    # a chunk without members holds -inf, as does one whose losses are all -inf: the place tells them apart
-    rank = torch.where(place < 0, -torch.inf, top.clamp_min(torch.finfo(top.dtype).min))
-    chunk = rank.argmax(dim=0, keepdim=True)
-    return place.gather(0, chunk)[0].clamp_min(0).to(torch.int64), seen.sum(dim=0, dtype=torch.float64)
+    """Column of the largest loss of each row (0 where there is none), and whether it has a member."""
+    top, place = Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset).hardest()
+    return place, top > -torch.inf
 
 
 @hardest.register_fake
 def _(rows: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return _like(rows, torch.int64, torch.float64)
+    return _like(rows, torch.int64, torch.bool)
 
 
 @torch.library.custom_op("nearfar::triplets", mutates_args=())
@@ -129,8 +125,7 @@ def triplets(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σ l, Σ w and the number of negatives of each row, and Σ dl/ds [n, P] of each positive; scores, real: [n, P]."""
     found = Work(Spec.read(numbers, codes), rows, cols, pairs, None, offset).fold_triplets(scores, real)
-    total, size, seen, pull = (x.sum(dim=0, dtype=torch.float64) for x in found)
-    return total, size, seen, pull.to(torch.float32)
+    return found[0].clone(), found[1].clone(), found[2].clone(), found[3:].T.to(torch.float32).contiguous()
 
 
 @triplets.register_fake

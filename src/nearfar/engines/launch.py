@@ -8,16 +8,17 @@ which tests use.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nearfar.engines.fused_states import States
 from nearfar.pairs import PairForm
 
-__all__ = ["LOW", "SHAPES", "SIDES", "SIMILARITIES", "Spec", "Work", "merged"]
+__all__ = ["LOW", "SHAPES", "SIDES", "SIMILARITIES", "Spec", "Strip", "Work"]
 
 SIMILARITIES = ("dot", "squared", "distance")
 SHAPES = ("line", "power", "softplus", "pace")
@@ -26,10 +27,11 @@ LOW = (torch.float32, torch.bfloat16, torch.float16)
 """Types that products are taken in."""
 STRIP = 2**25
 """Entries of a strip of gradients."""
-CHUNKS = 16
-"""Most parts of a row that are folded side by side."""
-FLOATS = 9
-States = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+STATES = 2**23
+"""Numbers that a strip of tiles leaves behind when it is folded."""
+REACH = 68.0
+"""Exponents within ±REACH of a level need no largest loss: their sums over 2^20 pairs fit into float32."""
+FLOATS = 10
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,14 @@ class Spec:
         gamma: temperature of an exponential fold.
         low: scores of triplets that count lie above it, with `band`.
         high: and below this one; mined pairs lie between their row's floor and it.
+        level: exponentials are of (l - level)/γ, with `exp` 1.
         similarity: index in `SIMILARITIES`.
         shape: index in `SHAPES`.
         side: index in `SIDES`: the pairs that are folded.
         itself: see `PairVectors`.
-        upper: only pairs above the diagonal.
-        both: the gradient of a pair (i, j) is that of (j, i) too: `weigh` takes the half above the diagonal for both.
+        half: pairs are symmetric, and those above the diagonal stand for both orders.
         drop: members without loss are absent.
-        exp: fold exponentials; else sums.
+        exp: 0 fold sums; 1 exponentials around a level that is known; 2 around the largest loss.
         flat: keep Σ w(e^z - 1) too, for means of exponentials near 1.
         held: keep Σ w·z·e^z too, for values with weights held constant.
         band: triplets count by their score.
@@ -65,12 +67,12 @@ class Spec:
     gamma: float = 1.0
     low: float = 0.0
     high: float = math.inf
+    level: float = 0.0
     similarity: int = 0
     shape: int = 0
     side: int = 0
     itself: int = 0
-    upper: int = 0
-    both: int = 0
+    half: int = 0
     drop: int = 0
     exp: int = 0
     flat: int = 0
@@ -85,6 +87,9 @@ class Spec:
         numbers: dict[str, Any] = {
             name: float(getattr(form, name)) for name in ("a", "b", "scale", "power", "center", "by_offset")
         }
+        if form.shape == "line":  # one number less to multiply with
+            scale, numbers["scale"] = numbers["scale"], 1.0
+            numbers |= {name: scale * numbers[name] for name in ("a", "b", "by_offset")}
         return Spec(**numbers, shape=SHAPES.index(form.shape), **more)
 
     def said(self) -> tuple[list[float], list[int]]:
@@ -105,28 +110,21 @@ class Spec:
         return [next(left).contiguous() if here else None for here in there for _ in range(2)]
 
 
-def merged(spec: Spec, top: Tensor, total: Tensor, rise: Tensor, held: Tensor, size: Tensor, seen: Tensor) -> States:
-    """States [chunks, n] of rows as one: t, Σ w, members, level, Σ w·e^z, Σ p·l, all float64."""
-    sizes = size.double()
-    all_sizes, all_seen = sizes.sum(dim=0), seen.sum(dim=0, dtype=torch.float64)
-    if not spec.exp:
-        sums = total.sum(dim=0, dtype=torch.float64)
-        return sums, all_sizes, all_seen, torch.zeros_like(sums), torch.ones_like(sums), torch.zeros_like(sums)
-    empty = all_sizes == 0
-    tops = top.double()
-    level = torch.where(empty, 0.0, tops.amax(dim=0))
-    gap = torch.where(sizes == 0, 0.0, (tops - level) / spec.gamma)
-    shrink = torch.exp(gap)
-    norm = (total.double() * shrink).sum(dim=0)
-    if spec.flat:
-        rises = (rise.double() * shrink + sizes * torch.expm1(gap)).sum(dim=0)
-        norm = torch.where(rises > -0.5 * all_sizes, all_sizes + rises, norm)
-    t = torch.where(empty, 0.0, level + spec.gamma * torch.where(empty, 1.0, norm).log())
-    value = torch.zeros_like(t)
-    if spec.held:
-        moment = ((held.double() + gap * total.double()) * shrink).sum(dim=0)
-        value = torch.where(empty, 0.0, level + spec.gamma * moment / torch.where(empty, 1.0, norm))
-    return t, all_sizes, all_seen, level, norm, value
+@dataclass(frozen=True)
+class Strip:
+    """Some rows and columns: where they begin, how many they are, and how many tiles they fill."""
+
+    r0: int
+    c0: int
+    high: int
+    width: int
+    tall: int
+    wide: int
+
+    @property
+    def where(self) -> tuple[int, int, int, int]:
+        """First row and column, and numbers of rows and columns."""
+        return self.r0, self.c0, self.high, self.width
 
 
 class Work:
@@ -137,9 +135,10 @@ class Work:
     ) -> None:
         self.spec, self.square = spec, cols is None
         self.rows, self.type = rows, LOW[spec.dtype]
-        self.x = rows.detach().to(self.type).contiguous()
-        self.y = self.x if cols is None else cols.detach().to(self.type).contiguous()
-        self.n, self.m, self.width = len(self.x), len(self.y), self.x.shape[1]
+        self.blocks = _blocks(rows, self.type)
+        self.n, self.m = len(rows), len(rows if cols is None else cols)
+        self.x = self._filled(rows)
+        self.y = self.x if cols is None else self._filled(cols)
         self.floor = None if floor is None else floor.detach().float().contiguous()
         self.offset = None if offset is None else offset.detach().float()
         self.pairs = spec.vectors(pairs)
@@ -147,179 +146,251 @@ class Work:
         if spec.similarity:
             by_row = self.x.float().square().sum(dim=1)
             self.norms = (by_row, by_row if self.square else self.y.float().square().sum(dim=1))
-        self.blocks = _blocks(self.x)
+
+    def _filled(self, x: Tensor) -> Tensor:
+        """Rows in the type of the products, filled up with zeros to whole tiles."""
+        tall, wide = (-size % self.blocks[name] for size, name in zip(x.shape, ("BM", "BK"), strict=True))
+        x = x.detach().to(self.type)
+        return torch.nn.functional.pad(x, (0, wide, 0, tall)) if tall or wide else x.contiguous()
 
     def _given(self) -> tuple[Any, ...]:
-        return (self.x, self.y, *self.norms, *self.pairs)
+        return (self.x, self.y, *self.norms, *self.pairs, self.floor, self.offset)
 
     def _choices(self) -> dict[str, Any]:
         """What chooses code in every kernel."""
         spec = self.spec
-        tf32 = self.x.is_cuda and torch.backends.cuda.matmul.allow_tf32
         power = int(spec.power) if spec.power in (1.0, 2.0) else -1
+        # a sample has its own label, so that it is no negative of itself
+        apart = spec.itself == 1 and spec.side == 0 and self.square
         return {
-            "D": self.width, "SIM": spec.similarity, "PREC": "tf32" if tf32 else "ieee", "SHAPE": spec.shape,
-            "POWER": power, "ITSELF": spec.itself, "FLAGS": int(self.pairs[2] is not None),
-            "WEIGHTS": int(self.pairs[6] is not None), "LEARNED": int(self.offset is not None), **self.blocks,
+            "D": self.x.shape[1], "SIM": spec.similarity, "PREC": _precision(self.x), "SHAPE": spec.shape,
+            "POWER": power, "ITSELF": 0 if apart else spec.itself, "FLAGS": int(self.pairs[2] is not None),
+            "WEIGHTS": int(self.pairs[6] is not None), "EVEN": int(self.even), "LEARNED": int(self.offset is not None),
+            **self.blocks, "GROUP": 8,
         }  # fmt: skip
+
+    @property
+    def even(self) -> bool:
+        """Whether rows and columns fill their tiles."""
+        return len(self.x) == self.n and len(self.y) == self.m
+
+    @property
+    def counted(self) -> bool:
+        """Whether members must be counted pair by pair: labels, flags and weights do not tell their number."""
+        return self.floor is not None or self.spec.itself >= 2
 
     def _numbers(self) -> tuple[float, ...]:
         spec = self.spec
         return spec.a, spec.b, spec.by_offset, spec.scale, spec.center, spec.power
 
-    def _chunks(self) -> tuple[tuple[int, int], int, int]:
-        """The grid of a fold, the column tiles of a chunk, and the number of chunks."""
-        tiles = -(-self.m // self.blocks["BN"])
-        each = 1
-        while each * CHUNKS < tiles:  # powers of two: each is code of its own
-            each *= 2
-        chunks = max(1, -(-tiles // each))
-        return (-(-self.n // self.blocks["BM"]), chunks), each, chunks
+    def strips(self, entries: int, *, half: bool) -> Iterator[Strip]:
+        """Strips of whole tiles with about so many pairs each; half: those from the diagonal on."""
+        tall, wide, block = len(self.x), len(self.y), self.blocks["BM"]
+        r0 = 0
+        while r0 < tall:
+            c0 = r0 if half else 0
+            high = min(tall - r0, max(block, entries // (wide - c0) // block * block))
+            yield Strip(r0, c0, high, wide - c0, high // block, (wide - c0) // self.blocks["BN"])
+            r0 += high
 
-    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor beside the rows."""
         return torch.empty(shape, dtype=dtype, device=self.x.device)
 
-    def fold(self) -> tuple[Tensor, ...]:
-        """States of the rows [chunks, n]: top, sum, rise, held, size, seen; those that are not kept are empty."""
+    def start(self, kernel: Any, strip: Strip, *more: Any, **choices: Any) -> None:
+        """Start a kernel, one program a tile of the strip."""
+        with _on(self.x):
+            kernel[(strip.tall * strip.wide,)](*self._given(), *more, **choices, **self._choices())
+
+    def fold(self) -> Tensor:
+        """States [states, n] of the rows, float64: see the kernel, and `States`."""
         from nearfar.engines._kernels import fold
 
-        spec, (grid, tiles, chunks) = self.spec, self._chunks()
-        kept = (spec.exp, 1, spec.exp and spec.flat, spec.exp and spec.held, 1, 1)
-        state = tuple(self._empty(chunks, self.n if keep else 0) for keep in kept)
-        with _on(self.x):
-            fold[grid](
-                *self._given(), self.floor, self.offset, *state, self.n, self.m, *self._numbers(), spec.high,
-                1 / spec.gamma, UPPER=spec.upper, SIDE=spec.side, MINED=int(self.floor is not None), DROP=spec.drop,
-                EXP=spec.exp, FLAT=int(bool(kept[2])), HOLD=int(bool(kept[3])), TILES=tiles, **self._choices(),
+        spec, states = self.spec, States(self)
+        for strip in self.strips(STATES * self.blocks["BM"] // (2 * states.number), half=bool(spec.half)):
+            rows, cols = states.empty(strip)
+            self.start(
+                fold, strip, rows, cols, self.n, self.m, *strip.where, *self._numbers(), spec.high, spec.level,
+                1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half, DROP=spec.drop,
+                EXP=spec.exp, **states.kept,
             )  # fmt: skip
-        return state
+            states.add(rows, strip.r0)
+            if spec.half:
+                states.add(cols, strip.c0)
+        return states.found[:, : self.n]
 
-    def hardest(self) -> tuple[Tensor, ...]:
-        """Largest loss of each row, its column, and the number of members, [chunks, n] each."""
+    def maxima(self) -> Iterator[tuple[Strip, Tensor, Tensor, Tensor, Tensor]]:
+        """By strips: largest loss of each row in each tile and its column, then those of each column if pairs turn."""
         from nearfar.engines._kernels import hardest
 
-        spec, (grid, tiles, chunks) = self.spec, self._chunks()
-        found = tuple(self._empty(chunks, self.n, dtype=x) for x in (torch.float32, torch.int32, torch.float32))
-        with _on(self.x):
-            hardest[grid](
-                *self._given(), self.floor, self.offset, *found, self.n, self.m, *self._numbers(), spec.high,
-                UPPER=spec.upper, SIDE=spec.side, MINED=int(self.floor is not None), TILES=tiles, **self._choices(),
+        spec = self.spec
+        for strip in self.strips(STATES * self.blocks["BM"] // 4, half=bool(spec.half)):
+            shapes = (strip.wide, strip.high), (strip.tall, strip.width if spec.half == 1 else 0)
+            tops, turned = (self.empty(*shape) for shape in shapes)
+            if spec.half:  # tiles below the diagonal are not written
+                tops, turned = tops.fill_(-torch.inf), turned.fill_(-torch.inf)
+            places, turned_places = (self.empty(*shape, dtype=torch.int32) for shape in shapes)
+            self.start(
+                hardest, strip, tops, places, turned, turned_places, self.n, self.m, *strip.where, *self._numbers(),
+                spec.high, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half,
             )  # fmt: skip
-        return found
+            yield strip, tops, places, turned, turned_places
 
-    def weigh(self, level: Tensor, coef: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of rows, columns and offset."""
+    def hardest(self) -> tuple[Tensor, Tensor]:
+        """Largest loss of each row, -inf where it has no pair, and its column."""
+        best = self.empty(len(self.x)).fill_(-torch.inf)
+        place = self.empty(len(self.x), dtype=torch.int64).zero_()
+        for strip, mine, at_mine, turned, at_turned in self.maxima():
+            for tops, places, first in ((mine, at_mine, strip.r0), (turned, at_turned, strip.c0)):
+                if not tops.numel():
+                    continue
+                here = slice(first, first + tops.shape[1])
+                top, tile = tops.max(dim=0)
+                at = places.gather(0, tile[None])[0].long()
+                place[here] = torch.where(top > best[here], at, place[here])
+                best[here] = torch.maximum(best[here], top)
+        return best[: self.n], place[: self.n]
+
+    def collect(self, strip: Strip, level: Tensor, tops: Tensor, into: Sequence[Tensor], most: Sequence[int]) -> None:
+        """Write down the places of all losses of a strip that reach a level; see the kernel."""
+        from nearfar.engines._kernels_top import collect
+
+        self.start(
+            collect, strip, level, tops, *into, self.n, self.m, *strip.where, *most, *self._numbers(),
+            SIDE=self.spec.side, HALF=self.spec.half,
+        )  # fmt: skip
+
+    def weigh(self, level: Tensor, norm: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of rows, columns and offset from dF/dt [n], t with this level and norm of weights."""
         from nearfar.engines._kernels import weigh
 
-        spec, unit, coef = self.spec, *self._unit(coef)
+        spec, unit = self.spec, self._unit(pull)
         level = level.float().contiguous()
-        upper = spec.upper or spec.both
+        coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
         learned = self.rows.new_zeros((), dtype=torch.float64)
-        sums = _Sums(self)
-        for r0, high in self._strips():
-            c0 = r0 if upper else 0
-            strip = self._empty(high, self.m - c0, dtype=self.type)
-            grid = (-(-high // self.blocks["BM"]), -(-strip.shape[1] // self.blocks["BN"]))
-            parts = self._empty(grid[1], high if self.offset is not None else 0)
-            with _on(self.x):
-                weigh[grid](
-                    *self._given(), self.floor, self.offset, level, coef, strip, parts, self.n, self.m, r0, c0,
-                    *strip.shape, *self._numbers(), spec.high, 1 / spec.gamma, UPPER=upper, SIDE=spec.side,
-                    MINED=int(self.floor is not None), DROP=spec.drop, EXP=spec.exp, BOTH=spec.both,
-                    **self._choices(),
-                )  # fmt: skip
-            sums.add(strip, r0, c0)
-            learned = learned + parts.sum(dtype=torch.float64)
-        by_row, by_col = sums.found(unit)
+        gradients = Gradients(self)
+        for strip in self.strips(STRIP, half=bool(spec.half)):
+            g, rows, cols = gradients.empty(strip)
+            learn = self.empty(strip.wide, strip.high if self.offset is not None else 0).zero_()
+            self.start(
+                weigh, strip, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self._numbers(),
+                spec.high, spec.level, 1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None),
+                HALF=spec.half, DROP=spec.drop, EXP=spec.exp,
+            )  # fmt: skip
+            gradients.add(strip, g, rows, cols)
+            learned = learned + learn.sum(dtype=torch.float64) if self.offset is not None else learned
+        by_row, by_col = gradients.found(unit)
         return by_row, by_col, (learned * unit * (spec.by_offset / spec.a)).to(self.rows.dtype)
 
-    def fold_triplets(self, scores: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """Σ l, Σ w and number of negatives [chunks, n] of each row's triplets, and Σ dl/ds [chunks, n, P]."""
+    def fold_triplets(self, scores: Tensor, real: Tensor) -> Tensor:
+        """Σ l, Σ w, number of negatives and Σ dl/ds of P positives of each row, [3 + P, n] float64."""
         from nearfar.engines._kernels_triplets import fold_triplets
 
-        spec, (grid, tiles, chunks), wide = self.spec, self._chunks(), scores.shape[1]
-        found = tuple(self._empty(chunks, self.n) for _ in range(3))
-        pull = self._empty(chunks, self.n, wide).zero_()
-        with _on(self.x):
-            fold_triplets[grid](
-                *self._given(), scores.float().contiguous(), real.float().contiguous(), self.offset, *found, pull,
-                self.n, self.m, wide, *self._numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
-                TILES=tiles, **self._choices(),
+        spec, many = self.spec, scores.shape[1]
+        found = self.empty(many + 3, len(self.x), dtype=torch.float64)
+        scores, real = scores.float().contiguous(), real.float().contiguous()
+        for strip in self.strips(STATES * self.blocks["BM"] // (many + 3), half=False):
+            states = self.empty(many + 3, strip.wide, strip.high)
+            self.start(
+                fold_triplets, strip, scores, real, states, self.n, self.m, many, *strip.where, *self._numbers(),
+                spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
             )  # fmt: skip
-        return *found, pull
+            found[:, strip.r0 : strip.r0 + strip.high] = states.sum(dim=1, dtype=torch.float64)
+        return found[:, : self.n]
 
-    def weigh_triplets(self, scores: Tensor, real: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh_triplets(self, scores: Tensor, real: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of rows and columns through the scores of the negatives."""
         from nearfar.engines._kernels_triplets import weigh_triplets
 
-        spec, unit, coef = self.spec, *self._unit(coef)
-        scores, real, sums = scores.float().contiguous(), real.float().contiguous(), _Sums(self)
-        for r0, high in self._strips():
-            strip = self._empty(high, self.m, dtype=self.type)
-            grid = (-(-high // self.blocks["BM"]), -(-self.m // self.blocks["BN"]))
-            with _on(self.x):
-                weigh_triplets[grid](
-                    *self._given(), scores, real, self.offset, coef, strip, self.n, self.m, scores.shape[1], r0, high,
-                    *self._numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop, **self._choices(),
-                )  # fmt: skip
-            sums.add(strip, r0, 0)
-        return sums.found(unit)
+        spec, unit, gradients = self.spec, self._unit(pull), Gradients(self)
+        scores, real, coef = scores.float().contiguous(), real.float().contiguous(), (pull / unit).float().contiguous()
+        for strip in self.strips(STRIP, half=False):
+            g, rows, cols = gradients.empty(strip)
+            self.start(
+                weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
+                *strip.where, *self._numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
+            )  # fmt: skip
+            gradients.add(strip, g, rows, cols)
+        return gradients.found(unit)
 
-    def _strips(self) -> list[tuple[int, int]]:
-        """First row and number of rows of each strip."""
-        block = self.blocks["BM"]
-        tall = max(block, STRIP // max(1, self.m) // block * block)
-        return [(r0, min(tall, self.n - r0)) for r0 in range(0, self.n, tall)]
-
-    def _unit(self, coef: Tensor) -> tuple[Tensor, Tensor]:
-        """A factor, and coefficients divided by it, so that their products keep their digits in half precision."""
+    def _unit(self, pull: Tensor) -> Tensor:
+        """A power of two that these numbers are divided by, so that their products keep their digits in 16 bits."""
         if self.type == torch.float32:
-            return coef.new_ones(()), coef.float().contiguous()
-        most = coef.abs().amax()
-        unit = torch.where(most == 0, 1.0, torch.exp2(most.log2().ceil()))
-        return unit, (coef / unit).float().contiguous()
+            return pull.new_ones(())
+        most = pull.abs().amax()
+        return torch.where(most == 0, 1.0, torch.exp2(most.log2().ceil()))
 
 
-class _Sums:
+class Gradients:
     """Gradients of rows and columns, summed over strips; one for both where the columns are the rows."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
         self.rows = torch.zeros(work.x.shape, dtype=torch.float32, device=work.x.device)
         self.cols = self.rows if work.square else torch.zeros(work.y.shape, dtype=torch.float32, device=work.x.device)
+        self.buffer = work.empty(0, dtype=work.type)
+        self.far = bool(work.spec.similarity)
+        """The scores are distances, of which the norms are part."""
+        self.row_sums = work.empty(len(work.x) if self.far else 0).zero_()
+        self.col_sums = self.row_sums if work.square else work.empty(len(work.y) if self.far else 0).zero_()
 
-    def add(self, strip: Tensor, r0: int, c0: int) -> None:
-        """Back-propagate dF/d⟨x, y⟩ of the rows from r0 and the columns from c0."""
-        x, y = self.work.x[r0 : r0 + len(strip)], self.work.y[c0:]
-        for sums, slope, mine, others in (
-            (self.rows[r0 : r0 + len(strip)], strip, x, y),
-            (self.cols[c0:], strip.T, y, x),
-        ):
-            sums += _product(slope, others)
-            if self.work.spec.similarity:  # the norms are part of a distance
-                sums -= slope.sum(dim=1, dtype=torch.float32)[:, None] * mine.float()
+    def empty(self, strip: Strip) -> tuple[Tensor, Tensor, Tensor]:
+        """Room for a strip of G, and for the sums of its rows and columns by tiles."""
+        entries = strip.high * strip.width
+        if self.buffer.numel() < entries:
+            self.buffer = self.work.empty(entries, dtype=self.work.type)
+        sums = (self.work.empty(strip.wide, strip.high * self.far), self.work.empty(strip.tall, strip.width * self.far))
+        if self.work.spec.half:
+            sums = (sums[0].zero_(), sums[1].zero_())
+        return self.buffer[:entries].view(strip.high, strip.width), *sums
+
+    def add(self, strip: Strip, g: Tensor, row_sums: Tensor, col_sums: Tensor) -> None:
+        """Back-propagate a strip of dF/d⟨x, y⟩."""
+        rows, cols = slice(strip.r0, strip.r0 + strip.high), slice(strip.c0, None)
+        _add_product(self.rows[rows], g, self.work.y[cols])
+        _add_product(self.cols[cols], g.T, self.work.x[rows])
+        if self.far:
+            self.row_sums[rows] += row_sums.sum(dim=0)
+            self.col_sums[cols] += col_sums.sum(dim=0)
 
     def found(self, unit: Tensor) -> tuple[Tensor, Tensor]:
         """The sums times a factor, in the dtype of the rows; no columns where they are the rows."""
-        kind, by = self.work.rows.dtype, unit.float()
-        rows = (self.rows * by).to(kind)
-        return rows, rows.new_empty(0) if self.work.square else (self.cols * by).to(kind)
+        by, work = unit.float(), self.work
+        found: list[Tensor] = []
+        for sums, far, x, size in (
+            (self.rows, self.row_sums, work.x, work.n),
+            (self.cols, self.col_sums, work.y, work.m),
+        ):
+            if far.numel() and not (found and work.square):
+                sums.addcmul_(far[:, None], x.float(), value=-1)
+            found.append((sums * by)[:size, : work.rows.shape[1]].to(work.rows.dtype))
+        return found[0], found[0].new_empty(0) if work.square else found[1]
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Product a @ b in float32; half precision goes to the tensor cores as it is."""
+def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to sums, in float32; half precision goes to the tensor cores as it is."""
     if a.dtype == torch.float32:
-        return a @ b
-    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+        torch.addmm(sums, a, b, out=sums)
+    elif a.is_cuda:
+        torch.addmm(sums, a, b, out_dtype=torch.float32, out=sums)
+    else:
+        sums += a.float() @ b.float()
 
 
-def _blocks(x: Tensor) -> dict[str, int]:
-    """Sizes of a tile; untuned."""
+def _precision(x: Tensor) -> str:
+    """How products of float32 are taken: as torch's own setting says; three TF32 products are as exact as one."""
+    if not x.is_cuda:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def _blocks(x: Tensor, kind: torch.dtype) -> dict[str, int]:
+    """Sizes of a tile, measured on an H200."""
     if not x.is_cuda:
         return {"BM": 32, "BN": 32, "BK": 32}
-    if x.dtype == torch.float32:
-        return {"BM": 64, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
-    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
+    if kind == torch.float32:
+        return {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
+    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 3}
 
 
 def _on(x: Tensor) -> Any:

@@ -29,6 +29,8 @@ SMALL_FOR_TRIPLETS = 2**22
 """The same for triplets, whose two lists of pairs would take two products in strips."""
 CHUNK = 2**18
 """Entries of the rows [t, d] that are gathered at a time; more of them would leave the processor's cache."""
+CHUNK_ON_GPU = 2**24
+"""The same on a GPU, which would wait for the next call of a shorter one."""
 STRIP = 2**20
 """Entries of a strip of the matrix product."""
 
@@ -97,7 +99,8 @@ def cheapest(pairs: int, all_pairs: int, *, triplets: bool = False) -> How:
 
 def _chunks(d: int, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Lists [t] in parts of so many entries that their rows [t, d] are CHUNK numbers."""
-    step = max(1, CHUNK // max(1, d))
+    chunk = CHUNK if lists[0].device.type == "cpu" else CHUNK_ON_GPU
+    step = max(1, chunk // max(1, d))
     if len(lists[0]) <= step:
         return iter((lists,))
     return zip(*(torch.split(x, step) for x in lists), strict=True)

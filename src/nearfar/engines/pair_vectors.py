@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearfar.relations.relation import Relation
 
-__all__ = ["Narrow", "PairVectors", "pair_vectors"]
+__all__ = ["Narrow", "PairVectors", "number", "pair_vectors"]
 
 NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
 POSITIVE, NEGATIVE = 1, 2
@@ -73,31 +73,12 @@ class PairVectors:
             self.symmetric,
         )
 
-    def has(self, side: str) -> Tensor:
-        """Which rows [n] have a positive, or a negative, column; for symmetric pairs, counted by labels alone."""
-        row, bit = self.labels[0], POSITIVE if side == "positive" else NEGATIVE
-        able = torch.ones_like(row, dtype=torch.bool) if self.flags is None else (self.flags[0] & bit) != 0
-        able = able if self.weights is None else able & (self.weights[0] > 0)
-        ranked, order = row.sort()
-        so_far = torch.cat([torch.zeros_like(order[:1]), able[order].cumsum(dim=0)])
-        same = so_far[torch.searchsorted(ranked, row, right=True)] - so_far[torch.searchsorted(ranked, row)]
-        return able & ((same > 1) if side == "positive" else (able.sum() - same > 0))
-
     def has_negative(self) -> Tensor:
-        """Which rows [n] have a negative column, where nothing has a weight; a sample is not its own negative.
+        """Which rows [n] have a negative column.
 
         A sample that comes twice, under two labels, counts as its own negative here, and nowhere else.
         """
-        if self.symmetric:
-            return self.has("negative")
-        row, col = self.labels
-        able, mine = torch.ones_like(col, dtype=torch.bool), torch.ones_like(row, dtype=torch.bool)
-        if self.flags is not None:
-            able, mine = (self.flags[1] & NEGATIVE) != 0, (self.flags[0] & NEGATIVE) != 0
-        ranked, order = col.sort()
-        so_far = torch.cat([torch.zeros_like(order[:1]), able[order].cumsum(dim=0)])
-        same = so_far[torch.searchsorted(ranked, row, right=True)] - so_far[torch.searchsorted(ranked, row)]
-        return mine & (able.sum() - same > 0)
+        return number(self.labels, self.flags, self.weights, NEGATIVE) > 0
 
     def runs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Columns sorted by label [m], and where each row's label begins and ends among them, [n] and [n]."""
@@ -129,6 +110,39 @@ class PairVectors:
         return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
 
 
+Both = tuple[Tensor, Tensor]
+"""Of rows and of columns."""
+
+
+def number(
+    labels: Both, flags: Both | None, weights: Both | None, bit: int, *, own: bool = False, weighed: bool = False
+) -> Tensor:
+    """The number of each row's members of one sign, or with `weighed` their weights' sum, [n] float64.
+
+    Args:
+        labels: ranks of the labels of rows and columns.
+        flags: see `PairVectors`.
+        weights: see `PairVectors`.
+        bit: POSITIVE or NEGATIVE.
+        own: a row is the column of its position, which is not its own positive.
+        weighed: Σ w instead of their number.
+    """
+    (row, col), able = labels, []
+    for side, codes in enumerate(labels):
+        x = torch.ones(len(codes), dtype=torch.float64, device=codes.device)
+        x = x if flags is None else x * ((flags[side] & bit) != 0)
+        if weights is not None:
+            x = x * (weights[side] if weighed else weights[side] > 0)
+        able.append(x)
+    mine, others = able
+    same = torch.zeros(len(row) + len(col), dtype=torch.float64, device=row.device).index_add_(0, col, others)[row]
+    if bit == NEGATIVE:
+        return mine * (others.sum() - same)
+    if own:
+        same = same - torch.where(row == col[: len(row)], others[: len(row)], 0.0)
+    return mine * same
+
+
 def pair_vectors(relation: Relation) -> PairVectors | None:
     """The vectors of a relation; None where a matrix says which pairs there are, or what they count for."""
     row, col = getattr(relation, "_row", None), getattr(relation, "_col", None)
@@ -158,11 +172,9 @@ def pair_vectors(relation: Relation) -> PairVectors | None:
 def _codes(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
     """Small integers that are equal where the given ones are; ranks, so that nothing is read from the device."""
     both = row if col is row else torch.cat([row, col])
-    if both.dtype in (torch.int64, torch.uint8):
-        ranked, order = both.sort()
-        rank = torch.cat([torch.zeros_like(ranked[:1]), (ranked[1:] != ranked[:-1]).to(ranked.dtype)])
-        both = torch.empty_like(order).scatter_(0, order, rank.cumsum(0, dtype=torch.int64))
-    both = both.to(torch.int32).contiguous()
+    ranked, order = both.sort()
+    new = torch.cat([torch.zeros_like(order[:1]), (ranked[1:] != ranked[:-1]).to(order.dtype)])
+    both = torch.empty_like(order).scatter_(0, order, new.cumsum(0)).to(torch.int32)
     return (both, both) if col is row else (both[: len(row)].contiguous(), both[len(row) :].contiguous())
 
 

@@ -1,0 +1,54 @@
+"""Triton kernel of the fused engine for the K hardest pairs: write down the places of all losses above a number."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nearfar.engines._kernels import LEAST, _loss, _members, _scores, _spot
+
+__all__ = ["collect"]
+
+
+@triton.jit
+def collect(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, TOPS, COUNT, FOUND, TIES,
+            n, m, r0, c0, H, W, most, most_ties, a, b, k, scale, center, power,
+            D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
+            ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
+            LEARNED: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+            GROUP: tl.constexpr):  # fmt: skip
+    """Places row·m + col of the losses above LEVEL into FOUND, and of those equal to it into TIES, in any order.
+
+    COUNT [2] says how many there were; no more than `most` and `most_ties` are written. TOPS [H/BM, W/BN] holds the
+    largest loss of each tile: those below the level are not computed again.
+    """
+    i, j = _spot(H // BM, W // BN, GROUP)
+    level = tl.load(LEVEL)
+    if tl.load(TOPS + i.to(tl.int64) * (W // BN) + j) >= level:
+        rm = r0 + i * BM + tl.arange(0, BM)
+        rn = c0 + j * BN + tl.arange(0, BN)
+        if LEARNED:
+            b += k * tl.load(OFFSET)
+        s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+        there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
+        if HALF:
+            there = there & (rm[:, None] < rn[None, :])
+        l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
+        l = tl.where(l != l, float("inf"), tl.maximum(l, LEAST))
+        place = rm[:, None].to(tl.int64) * m + rn[None, :]
+        _append(there & (l > level), place, COUNT, FOUND, most)
+        _append(there & (l == level), place, COUNT + 1, TIES, most_ties)
+
+
+@triton.jit
+def _append(there, place, COUNT, INTO, most):
+    """Append the places of a tile that are there."""
+    one = there.to(tl.int32)
+    in_row = tl.sum(one, 1)
+    number = tl.sum(in_row, 0)
+    if number > 0:
+        first = tl.atomic_add(COUNT, number)
+        if first < most:
+            before = (tl.cumsum(in_row, 0) - in_row)[:, None] + tl.cumsum(one, 1) - one
+            spot = first + before
+            tl.store(INTO + spot, place, mask=there & (spot < most))
