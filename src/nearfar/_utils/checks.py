@@ -75,18 +75,28 @@ class Deferred:
         return {"_aside": None, "_event": None}
 
     def note(self, count: Tensor) -> None:
-        """Start to copy a 0-dim count to the host, unless one is still under way or a graph is being captured."""
-        if self._event is not None or torch.cuda.is_current_stream_capturing():
+        """Start to copy a 0-dim count to the host, unless one is still under way.
+
+        While a CUDA graph is captured, the copy becomes part of it, if there was a call before.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            if self._aside is not None:
+                self._aside.copy_(count.detach(), non_blocking=True)
+            return
+        if self._event is not None:
             return
         if self._aside is None:
-            self._aside = torch.empty((), dtype=torch.int64, pin_memory=True)
+            self._aside = torch.zeros((), dtype=torch.int64).pin_memory()
         self._aside.copy_(count.detach(), non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
     def take(self) -> int:
-        """Return the count that has arrived since the last call, or 0."""
-        if self._event is None or self._aside is None or not self._event.query():  # type: ignore[no-untyped-call]
+        """Return the count that has arrived since the last call, or 0; nothing can be asked in a capture."""
+        if self._aside is None or torch.cuda.is_current_stream_capturing():
             return 0
-        self._event = None
-        return int(self._aside)
+        if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
+            return 0
+        self._event, found = None, int(self._aside)
+        self._aside.zero_()
+        return found

@@ -168,7 +168,7 @@ class Fused:
         runs, own = self.vectors.runs(), int(self.vectors.itself in (1, 3))
         if self.vectors.width is not None:
             width = min(self.vectors.width + own, len(self.cols))
-        elif torch.compiler.is_compiling():
+        elif torch.compiler.is_compiling() or (self.rows.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None
         else:
             width = int((runs[2] - runs[1]).amax())

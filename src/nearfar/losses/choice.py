@@ -55,9 +55,14 @@ def by_other_engine(loss: Any, call: Any, relation: Relation, product: Product, 
         found = fused_with_again(_tiling(loss, call, relation, product), *rows, _low_type(call))
     if found is not None:
         return found
-    if not _tiles(loss, call, relation, product):
+    if _captured() or not _tiles(loss, call, relation, product):
         return None
     return tiled_value(_tiling(loss, call, relation, product), *rows)
+
+
+def _captured() -> bool:
+    """Whether a CUDA graph is being captured, in which nothing can be read from the device."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _tiling(loss: Any, call: Any, relation: Relation, product: Product) -> Tiling:

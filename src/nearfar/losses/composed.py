@@ -39,6 +39,9 @@ class Composed(Loss):
             raise ValueError(f"{self.owner}: this loss chooses its own pairs and takes no index tuple; leave it out.")
         return self._inner(call)
 
+    def _core(self) -> RobustLoss:
+        return self.robust
+
     def _value(self, call: Call) -> Tensor:
         value = self.robust._value(self._inside(call))
         extra = self._extra(call.embeddings)

@@ -28,6 +28,7 @@ from nearfar.losses.arguments import Engine, check_engine, check_relation, for_e
 from nearfar.losses.choice import by_list, by_other_engine
 from nearfar.losses.degenerate import Had
 from nearfar.losses.explanation import Explanation, explain, unexplained
+from nearfar.losses.replays import DEVICES, Replays, replayed
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
 from nearfar.relations.index_tuples import check_apart, check_indices
@@ -101,6 +102,7 @@ class Loss(NewKeywords, nn.Module, ABC):
         super().__init__()
         self.owner = type(self).__name__
         """Whom messages name; a loss inside another one bears the outer name."""
+        self._replays = Replays()
 
     @abstractmethod
     def _value(self, call: Call) -> Tensor: ...
@@ -138,7 +140,13 @@ class Loss(NewKeywords, nn.Module, ABC):
         """Validate the embeddings, switch autocast off, compute the value."""
         check_embeddings(self.owner, "embeddings", call.embeddings)
         with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
-            return self._value(call)
+            core = self._core() if call.embeddings.device.type in DEVICES else None
+            value = None if core is None else replayed(self, core, call)
+            return self._value(call) if value is None else value
+
+    def _core(self) -> RobustLoss | None:
+        """The product inside, if a call depends on its arguments, parameters and settings alone; else None."""
+        return None
 
     def explain(
         self,
@@ -275,6 +283,9 @@ class RobustLoss(Loss):
             x.exact_gradient for x in (self.pair_positive, self.pair_negative, self.over_positive, self.over_negative)
         )
 
+    def _core(self) -> RobustLoss:
+        return self
+
     def _value(self, call: Call) -> Tensor:
         relation = self._relation(call)
         if 0 in call.shape:
@@ -327,11 +338,15 @@ class RobustLoss(Loss):
             return
         teaches = self._teaching(had).any()
         if relation.device.type == "cuda":
-            if self._deferred.take():
-                self._say("an earlier batch had no pair to learn from")
+            self.heed()
             self._deferred.note(1 - teaches.to(torch.int64))
         elif relation.device.type == "cpu" and not bool(teaches):
             self._say(had.reason())
+
+    def heed(self) -> None:
+        """Say what an earlier batch on a GPU has told by now."""
+        if not self._warned and self._deferred.take():
+            self._say("an earlier batch had no pair to learn from")
 
     def _teaching(self, had: Had) -> Tensor:
         """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""

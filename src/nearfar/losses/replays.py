@@ -1,0 +1,289 @@
+"""Small batches on a GPU: the default call records itself as a CUDA graph and replays it.
+
+A loss of 128 rows is some 200 short kernels, and starting them takes longer than their work. After `WAIT` calls with
+equal shapes and settings, forward and backward are recorded once; later calls copy their rows into the recording,
+start it, and copy value and gradients out. Nothing else changes: the numbers are those of the dense engine, a setting
+that changes makes another recording, and create_graph=True computes again by plain autograd. engine="dense" never
+records, nor does a loss with a class, part or hook of one's own, which may do what a recording cannot repeat.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._utils.shortcuts import HOOKS, Part
+
+__all__ = ["DEVICES", "Replays", "replayed", "settings"]
+
+WAIT = 3
+"""Calls with the same shapes before one is recorded."""
+MOST = 8
+"""Recordings of one loss; the one that was used least lately goes first."""
+PAIRS = 2**22
+"""Pairs n·m up to which a call is recorded: the dense engine's matrices stay in the recording's memory."""
+TRIPLETS = 2**24
+"""The same for n·m·m of losses over triplets."""
+DEVICES = frozenset({"cuda"})
+TENSORS = frozenset({Tensor, nn.Parameter})
+BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
+KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
+"""Classes, and whether they and all their bases are ours."""
+CHANGING = frozenset({"training", "_warned", "_deferred", "_replays"})
+"""Attributes of a loss that say nothing about its value."""
+
+Given = tuple[Tensor | None, ...]
+Run = Callable[[Given], Tensor]
+
+
+def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
+    """The value of a call by a recording; None where it is to be computed.
+
+    Args:
+        loss: the loss that was called; its `_value` computes a call.
+        core: the product in it, whose engine and groups say whether a recording is worth its memory.
+        call: the arguments.
+    """
+    given = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, call.ids, call.ref_ids)
+    if core.engine != "auto" or core.reduction == "none" or call.indices is not None or call.ranks is not None:
+        return None
+    device = call.embeddings.device
+    if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or _watched():
+        return None
+    product = core.product
+    n, m = len(call.embeddings), max([len(call.reference), *(len(x) for x in loss.parameters() if x.ndim)])
+    triplets = product.groups.scope in ("positive", "triplets")
+    if not 0 < n * m <= PAIRS or (triplets and n * m * m > TRIPLETS) or product.draws:
+        return None
+    told = settings(loss, product.parts)
+    if told is None:
+        return None
+    shapes = tuple(None if x is None else (x.shape, x.dtype, x.requires_grad) for x in given)
+    key = (told, shapes, torch.is_grad_enabled(), *_modes(call.embeddings))
+
+    def run(given: Given) -> Tensor:
+        embeddings, labels, *rest = given
+        value: Tensor = loss._value(type(call)(call.owner, embeddings, labels, None, *rest))
+        return value
+
+    learned = [x for x in loss.parameters() if x.requires_grad]
+    value: Tensor | None = loss._replays.value(key, run, given, learned)
+    if value is not None:
+        core.heed()
+    return value
+
+
+def _watched() -> bool:
+    """Whether somebody looks at single operations, or records them already."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.is_anomaly_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def _modes(x: Tensor) -> tuple[Hashable, ...]:
+    """Settings of torch that choose kernels, and the stream."""
+    matmul = torch.backends.cuda.matmul
+    stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    return x.device, stream, matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
+
+
+class Replays:
+    """The recordings of one loss. A copy of the loss begins without them."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, int | Recording] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> Replays:
+        return Replays()
+
+    def __reduce__(self) -> tuple[type[Replays], tuple[()]]:
+        return Replays, ()
+
+    def value(self, key: Hashable, run: Run, given: Given, learned: Sequence[Tensor]) -> Tensor | None:
+        """The value `run(given)` by a recording; None while there is none, and where another thread uses it.
+
+        Args:
+            key: equal for calls that differ in the numbers of `given` and `learned` alone.
+            run: computes the value, a 0-dim tensor.
+            given: the tensors of a call; the first is the embeddings.
+            learned: parameters that the value depends on.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            found = self._recording(key, run, given, learned)
+            if found is None:
+                return None
+            if not found.leaves:
+                return found.replay(given)[0]
+            value: Tensor = _Replayed.apply(found, run, len(given), *given, *learned)  # type: ignore[no-untyped-call]
+            return value
+        finally:
+            self._lock.release()
+
+    def _recording(self, key: Hashable, run: Run, given: Given, learned: Sequence[Tensor]) -> Recording | None:
+        """The recording of this key, made if it came often enough."""
+        found = self._known.get(key, 0)
+        if isinstance(found, int):
+            found += 1
+            if found > WAIT:
+                found = Recording(run, given, learned)
+            self._known[key] = found
+            while len(self._known) > MOST:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return found if isinstance(found, Recording) else None
+
+
+class Recording:
+    """Forward and backward of one call, recorded on copies of its tensors."""
+
+    def __init__(self, run: Run, given: Given, learned: Sequence[Tensor]) -> None:
+        wanted = torch.is_grad_enabled()
+        self.given = tuple(None if x is None else x.detach().clone() for x in given)
+        self.leaves = [
+            place for place, x in enumerate((*given, *learned)) if wanted and x is not None and x.requires_grad
+        ]
+        """Which of the tensors, given and learned, have a gradient."""
+
+        def body() -> tuple[Tensor, tuple[Tensor | None, ...]]:
+            # gradients are float32 at least, so that a scaled loss is scaled before they are rounded
+            rows = [_leaf(x, place in self.leaves) for place, x in enumerate(self.given)]
+            every = (*rows, *learned)
+            with torch.set_grad_enabled(bool(self.leaves)):
+                value = run(tuple(rows))
+            if not self.leaves:
+                return value, ()
+            leaves = [x for place, x in enumerate(every) if x is not None and place in self.leaves]
+            return value.detach(), torch.autograd.grad(value, leaves, allow_unused=True)
+
+        self.start, (self.found, self.slopes) = record(body, given[0])
+
+    def replay(self, given: Given) -> tuple[Tensor, list[Tensor | None]]:
+        """Value and gradients of other tensors of the same shapes."""
+        with torch.no_grad():
+            for mine, x in zip(self.given, given, strict=True):
+                if mine is not None and x is not None:
+                    mine.copy_(x)
+            self.start()
+            return self.found.clone(), [None if x is None else x.clone() for x in self.slopes]
+
+
+def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:
+    """A tensor of which a gradient is taken, in float32 at least."""
+    if x is None or not wanted:
+        return x
+    return x.detach().to(torch.promote_types(x.dtype, torch.float32)).requires_grad_()
+
+
+POOLS: dict[tuple[int, int], Any] = {}
+"""Memory that the recordings of one stream share, since they never run at the same time."""
+
+
+def record(body: Callable[[], Any], like: Tensor | None) -> tuple[Callable[[], None], Any]:
+    """Record what `body` starts on the GPU; returns how to start it again, and its results, which then change."""
+    assert like is not None  # noqa: S101 - the embeddings
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+    now = torch.cuda.current_stream(like.device)
+    pool = POOLS.setdefault((like.get_device(), now.cuda_stream), torch.cuda.graph_pool_handle())
+    side.wait_stream(now)
+    with torch.cuda.stream(side):
+        body()  # once before: libraries set themselves up on a stream
+        torch.cuda.synchronize(like.device)
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            found = body()
+        finally:
+            graph.capture_end()
+    now.wait_stream(side)
+    return graph.replay, found
+
+
+class _Replayed(torch.autograd.Function):
+    """The value of a recording; under create_graph=True its gradient is computed again by plain autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, run: Run, many: int, *inputs: Tensor | None) -> Tensor:
+        ctx.run, ctx.many, ctx.leaves = run, many, recording.leaves
+        value, ctx.slopes = recording.replay(inputs[:many])
+        ctx.save_for_backward(*inputs)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
+        inputs, (grad,) = ctx.saved_tensors, grad_output
+        found: list[Tensor | None] = [None] * len(inputs)
+        slopes: Sequence[Tensor | None]
+        if torch.is_grad_enabled():  # somebody differentiates once more
+            leaves = [inputs[i] for i in ctx.leaves]
+            slopes = torch.autograd.grad(
+                ctx.run(inputs[: ctx.many]), leaves, grad, create_graph=True, allow_unused=True
+            )
+        else:
+            slopes = [None if x is None else x * grad for x in ctx.slopes]
+        for place, slope in zip(ctx.leaves, slopes, strict=True):
+            found[place] = None if slope is None else slope.to(inputs[place].dtype)
+        return None, None, None, *found
+
+
+def settings(loss: nn.Module, parts: Sequence[Part | None]) -> tuple[Any, ...] | None:
+    """Everything that a recording of this loss depends on beside the tensors of a call.
+
+    None where it cannot be recorded: a class that is not ours, a hook, or an attribute that may change unseen.
+    """
+    told: list[Any] = []
+    modules = list(loss.modules())
+    for one in (*modules, *(x for x in parts if x is not None and not isinstance(x, nn.Module))):
+        if not _ours(type(one)) or not _told(one, told):
+            return None
+    told.extend((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in loss.parameters())
+    return tuple(told)
+
+
+def _ours(kind: Any) -> bool:
+    found = KNOWN.get(kind)
+    if found is None:
+        found = KNOWN[kind] = all(base in BASES or base.__module__.startswith("nearfar.") for base in kind.__mro__)
+    return found
+
+
+def _told(one: Any, told: list[Any]) -> bool:
+    """Append the plain attributes of an object and of the parts that it holds; False if one of them is not plain."""
+    told.append(type(one))
+    module = isinstance(one, nn.Module)
+    for name, value in getattr(one, "__dict__", {}).items():
+        kind = type(value)
+        if kind in PLAIN:
+            if name not in CHANGING:
+                told.append(value)
+        elif module and name in INNER:
+            if name in HOOKS and value:
+                return False
+        elif isinstance(value, Part) and not isinstance(value, nn.Module):
+            if not _ours(kind) or not _told(value, told):
+                return False
+        elif name not in CHANGING and not isinstance(value, nn.Module):
+            try:
+                hash(value)
+            except TypeError:
+                return False
+            told.append(value)
+    return True
+
+
+PLAIN = frozenset({bool, int, float, str, type(None)})
+INNER = frozenset(nn.Module().__dict__)
+"""What every module holds: parameters, buffers, modules and hooks, which are told otherwise."""
