@@ -1,7 +1,7 @@
 """Engines: evaluate a loss and its gradient; `dense` is the reference, `tiled` needs less memory, `fused` a GPU."""
 
 from nearfar.engines.dense import dense_pairs, dense_value
-from nearfar.engines.fused import plain_parts
+from nearfar.engines.fused import fused_way, has_triton, plain_parts
 from nearfar.engines.fused_auto import fused_with_again, worth_fusing
 from nearfar.engines.fused_finish import fused_value
 from nearfar.engines.listed import listed_value, takes_lists
@@ -13,7 +13,9 @@ __all__ = [
     "dense_pairs",
     "dense_value",
     "fused_value",
+    "fused_way",
     "fused_with_again",
+    "has_triton",
     "listed_value",
     "plain_parts",
     "takes_lists",

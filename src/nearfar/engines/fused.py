@@ -72,7 +72,7 @@ def unfused(product: Product, relation: Relation, plain: bool | None = None) -> 
         return "a part allows no shortcut"
     if product.similarity.form is None or product.negative.form(-1) is None:
         return "the similarity or the pair loss has no form"
-    vectors = pair_vectors(relation)
+    vectors = pair_vectors(relation, coded=False)
     if vectors is None:
         return "pairs are given by a matrix"
     if product.groups.per_anchor and product.reduction == "none":

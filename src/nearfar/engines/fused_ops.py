@@ -3,7 +3,7 @@
     fold      t [n]: Σ w·l of each row, or γ·log Σ w·e^{l/γ}            its backward is `weigh`
     hardest   the column of each row's largest loss
     triplets  Σ l over the triplets of each row                          its backward is `weigh_triplets`
-    near      products of each row with P columns of its own            in parts, so that [n, P, d] is never held
+    near      products of each row with P columns of its own            [n, P, d] is never held
 
 `torch.compile` sees each as one node. Gradients of rows are float32 also where products are taken in half precision.
 """
@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 
 from nearfar.engines.fused_states import totals
-from nearfar.engines.launch import Spec, Work
+from nearfar.engines.launch import Spec, Work, on_device
 
 __all__ = ["fold", "hardest", "near", "triplets"]
+
+PAIRS = {"BM": 16, "BK": 64}
+"""Rows and entries of a program that computes single pairs."""
 
 
 def _like(rows: Tensor, *kinds: torch.dtype) -> tuple[Tensor, ...]:
@@ -174,16 +177,16 @@ def _pull_triplets(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
 
 triplets.register_autograd(_pull_triplets, setup_context=_keep_triplets)
 
-ENTRIES = 2**23
-"""Numbers that are gathered at once."""
-
 
 @torch.library.custom_op("nearfar::near", mutates_args=())
 def near(rows: Tensor, cols: Tensor, place: Tensor) -> Tensor:
     """Products [n, P] of rows [n, d] with the columns `place` [n, P] of cols [m, d]."""
+    from nearfar.engines._kernels_pairs import near as kernel
+
     found = rows.new_empty(place.shape)
-    for here in _parts(place, rows.shape[1]):
-        torch.matmul(cols[place[here]], rows[here, :, None], out=found[here, :, None])
+    rows, cols, place = rows.contiguous(), cols.contiguous(), place.contiguous()
+    with on_device(rows):
+        kernel[(-(-len(rows) // 16),)](rows, cols, place, found, len(rows), place.shape[1], rows.shape[1], **PAIRS)
     return found
 
 
@@ -195,11 +198,13 @@ def _(rows: Tensor, cols: Tensor, place: Tensor) -> Tensor:
 @torch.library.custom_op("nearfar::near_back", mutates_args=())
 def near_back(rows: Tensor, cols: Tensor, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of rows and columns from those of the products."""
-    by_row, by_col = torch.zeros_like(rows), torch.zeros_like(cols)
-    for here in _parts(place, rows.shape[1]):
-        by_row[here] = torch.bmm(slope[here, None, :], cols[place[here]])[:, 0]
-        parts = slope[here, :, None] * rows[here, None, :]
-        by_col.index_add_(0, place[here].reshape(-1), parts.reshape(-1, rows.shape[1]))
+    from nearfar.engines._kernels_pairs import near_back as kernel
+
+    by_row, by_col = rows.new_empty(rows.shape), cols.new_zeros(cols.shape)
+    rows, cols, place = rows.contiguous(), cols.contiguous(), place.contiguous()
+    (n, width), grid = rows.shape, (-(-len(rows) // 16), -(-rows.shape[1] // 64))
+    with on_device(rows):
+        kernel[grid](rows, cols, place, slope.contiguous(), by_row, by_col, n, place.shape[1], width, **PAIRS)
     return by_row, by_col
 
 
@@ -208,19 +213,13 @@ def _(rows: Tensor, cols: Tensor, place: Tensor, slope: Tensor) -> tuple[Tensor,
     return torch.empty_like(rows), torch.empty_like(cols)
 
 
-def _parts(place: Tensor, width: int) -> list[slice]:
-    """Row slices of which each gathers at most `ENTRIES` numbers."""
-    step = max(1, ENTRIES // max(1, place.shape[1] * width))
-    return [slice(i, i + step) for i in range(0, len(place), step)]
-
-
 def _keep_near(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
 def _pull_near(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
     _check_once()
-    return *near_back(*ctx.saved_tensors, slope.contiguous()), None
+    return *near_back(*ctx.saved_tensors, slope), None
 
 
 near.register_autograd(_pull_near, setup_context=_keep_near)

@@ -70,7 +70,7 @@ def _(
 def top_pairs(call: Fused, k: float) -> tuple[Tensor, Tensor] | None:
     """Losses [1, c] of the hardest negative pairs of the batch, and which of them there are: at least the 2k first.
 
-    None where too many lie close together; this is read from the device.
+    None where too many lie close together, which is read from the device, or where nothing can be read.
     """
     once = call.vectors.symmetric
     spec, form = call._spec(call.product.negative, "negative", half=2 * int(once))
@@ -79,18 +79,18 @@ def top_pairs(call: Fused, k: float) -> tuple[Tensor, Tensor] | None:
     count = min(math.ceil(k if once else 2 * k), len(rows) * m)
     most = min(MANY * count, len(rows) * m)
     offset = None if form.offset is None else form.offset.detach()
+    if torch.compiler.is_compiling():
+        return None
     place, number = candidates(rows, cols, call.vectors.tensors(), offset, *spec.said(), count, most)
-    if not torch.compiler.is_compiling():
-        above, equal = (min(int(x), size) for x, size in zip(number.tolist(), (most + 1, count), strict=True))
-        if above > most:
-            return None
-        place = place[: above + equal]
-    there, place = place >= 0, place.clamp_min(0)
+    above, equal = (min(int(x), size) for x, size in zip(number.tolist(), (most + 1, count), strict=True))
+    if above > most:
+        return None
+    place = place[: above + equal]
     row, col = place // m, place % m
     product = call.product
     scores = ListedScores(product.similarity, call.rows, call.cols, "rows")[row, col]
-    losses, times = product.negative(scores, -1)[None], 2 if once else 1
-    return losses.repeat(1, times), there[None].repeat(1, times)
+    losses = product.negative(scores, -1)[None].repeat(1, 2 if once else 1)
+    return losses, torch.ones_like(losses, dtype=torch.bool)
 
 
 def top_problem(call: Fused, of: UncertaintySet, losses: Tensor, there: Tensor, cap: Tensor | None = None) -> Problem:

@@ -18,7 +18,7 @@ from torch import Tensor
 from nearfar.engines.fused_states import States
 from nearfar.pairs import PairForm
 
-__all__ = ["LOW", "SHAPES", "SIDES", "SIMILARITIES", "Spec", "Strip", "Work"]
+__all__ = ["LOW", "SHAPES", "SIDES", "SIMILARITIES", "Spec", "Strip", "Work", "on_device"]
 
 SIMILARITIES = ("dot", "squared", "distance")
 SHAPES = ("line", "power", "softplus", "pace")
@@ -199,7 +199,7 @@ class Work:
 
     def start(self, kernel: Any, strip: Strip, *more: Any, **choices: Any) -> None:
         """Start a kernel, one program a tile of the strip."""
-        with _on(self.x):
+        with on_device(self.x):
             kernel[(strip.tall * strip.wide,)](*self._given(), *more, **choices, **self._choices())
 
     def fold(self) -> Tensor:
@@ -393,6 +393,6 @@ def _blocks(x: Tensor, kind: torch.dtype) -> dict[str, int]:
     return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 3}
 
 
-def _on(x: Tensor) -> Any:
+def on_device(x: Tensor) -> Any:
     """The device of x as the current one."""
     return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()

@@ -143,8 +143,12 @@ def number(
     return mine * same
 
 
-def pair_vectors(relation: Relation) -> PairVectors | None:
-    """The vectors of a relation; None where a matrix says which pairs there are, or what they count for."""
+def pair_vectors(relation: Relation, *, coded: bool = True) -> PairVectors | None:
+    """The vectors of a relation; None where a matrix says which pairs there are, or what they count for.
+
+    Without `coded`, labels and ids stay as they were given, which costs nothing and tells which vectors there are.
+    """
+    codes = _codes if coded else _as_given
     row, col = getattr(relation, "_row", None), getattr(relation, "_col", None)
     weights = relation._weights
     if row is None or col is None or row.ndim != 1 or (weights is not None and weights.ndim == 2):
@@ -152,13 +156,13 @@ def pair_vectors(relation: Relation) -> PairVectors | None:
     ids, pairs = None, relation._weights
     itself = POSITION if relation.square or relation.reference_starts_with_batch else NOWHERE
     if relation._ids is not None and relation._ref_ids is not None and not relation.square:
-        ids = _codes(relation._ids, relation._ref_ids)
+        ids = codes(relation._ids, relation._ref_ids)
         itself = POSITION_THEN_ID if relation.reference_starts_with_batch else ID
     found = None
     if pairs is not None and relation._ref_weights is not None:
         found = (pairs.detach().float(), relation._ref_weights.detach().float())
     return PairVectors(
-        _codes(row, row if relation.square else col),
+        codes(row, row if relation.square else col),
         _flags(relation, row, col),
         ids,
         found,
@@ -167,6 +171,10 @@ def pair_vectors(relation: Relation) -> PairVectors | None:
         relation.square and relation._projection is None and relation._among is None,
         relation._width if ids is None else None,
     )
+
+
+def _as_given(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
+    return row, col
 
 
 def _codes(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,9 @@ from nearfar._utils.process_group import ALONE
 from nearfar.engines import (
     Tiling,
     fused_value,
+    fused_way,
     fused_with_again,
+    has_triton,
     listed_value,
     takes_lists,
     tiled_value,
@@ -48,16 +50,24 @@ def by_list(
 def by_other_engine(loss: Any, call: Any, relation: Relation, product: Product, rows: Rows) -> Found | None:
     """The loss of prepared rows by the fused or the tiled engine; None where the dense one is to serve."""
     found, alone = None, call.indices is None and call.ranks is None
-    measured = alone and loss.engine == "auto" and not torch.compiler.is_compiling()
     if alone and loss.engine == "fused":
         found = fused_value(loss.owner, product, relation, *rows, _low_type(call), plain=loss._plain())
-    elif measured and worth_fusing(product, relation):
+    elif alone and fuses(loss, call, relation, product):
         found = fused_with_again(_tiling(loss, call, relation, product), *rows, _low_type(call))
     if found is not None:
         return found
     if _captured() or not _tiles(loss, call, relation, product):
         return None
     return tiled_value(_tiling(loss, call, relation, product), *rows)
+
+
+def fuses(loss: Any, call: Any, relation: Relation, product: Product) -> bool:
+    """Whether the kernels of the fused engine serve a call: they can, and are asked for or measured to be the best."""
+    if torch.compiler.is_compiling() or _low_type(call) == torch.float64:
+        return False
+    if loss.engine == "fused":
+        return has_triton(relation.device) and fused_way(product, relation)
+    return loss.engine == "auto" and worth_fusing(product, relation)
 
 
 def _captured() -> bool:
@@ -72,6 +82,9 @@ def _tiling(loss: Any, call: Any, relation: Relation, product: Product) -> Tilin
 
 def _low_type(call: Any) -> torch.dtype:
     """The type in which kernels take products: half precision if rows and references came in it."""
+    if call.low is not None:
+        found: torch.dtype = call.low
+        return found
     return torch.promote_types(call.embeddings.dtype, call.reference.dtype)
 
 

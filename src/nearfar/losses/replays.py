@@ -20,8 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.shortcuts import HOOKS, Part
+from nearfar.groups.groupings import Product
+from nearfar.losses.choice import fuses
+from nearfar.sets.base import UncertaintySet
 
-__all__ = ["DEVICES", "Replays", "replayed", "settings"]
+__all__ = ["DEVICES", "Replays", "replayed", "settings", "widest"]
 
 WAIT = 3
 """Calls with the same shapes before one is recorded."""
@@ -31,6 +34,8 @@ PAIRS = 2**22
 """Pairs n·m up to which a call is recorded: the dense engine's matrices stay in the recording's memory."""
 TRIPLETS = 2**24
 """The same for n·m·m of losses over triplets."""
+FUSED = 2**31
+"""Pairs up to which a call of the fused engine is recorded; beyond them its kernels take longer than their start."""
 DEVICES = frozenset({"cuda"})
 TENSORS = frozenset({Tensor, nn.Parameter})
 BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
@@ -52,25 +57,25 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
         call: the arguments.
     """
     given = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, call.ids, call.ref_ids)
-    if core.engine != "auto" or core.reduction == "none" or call.indices is not None or call.ranks is not None:
+    if core.reduction == "none" or call.indices is not None or call.ranks is not None or call.labels is None:
         return None
     device = call.embeddings.device
     if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or _watched():
         return None
     product = core.product
-    n, m = len(call.embeddings), max([len(call.reference), *(len(x) for x in loss.parameters() if x.ndim)])
-    triplets = product.groups.scope in ("positive", "triplets")
-    if not 0 < n * m <= PAIRS or (triplets and n * m * m > TRIPLETS) or product.draws:
-        return None
-    told = settings(loss, product.parts)
+    large = _large(loss, core, call, product)
+    told = None if large is None else settings(loss, product.parts)
     if told is None:
         return None
+    # how many positives a row has chooses the sizes of what is gathered: read before, as it cannot be in a recording
+    width = widest(call.labels, call.labels if call.ref_labels is None else call.ref_labels) if large else None
     shapes = tuple(None if x is None else (x.shape, x.dtype, x.requires_grad) for x in given)
-    key = (told, shapes, torch.is_grad_enabled(), *_modes(call.embeddings))
+    key = (told, shapes, width, torch.is_grad_enabled(), *_modes(call.embeddings))
+    low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
 
     def run(given: Given) -> Tensor:
         embeddings, labels, *rest = given
-        value: Tensor = loss._value(type(call)(call.owner, embeddings, labels, None, *rest))
+        value: Tensor = loss._value(type(call)(call.owner, embeddings, labels, None, *rest, low=low, width=width))
         return value
 
     learned = [x for x in loss.parameters() if x.requires_grad]
@@ -78,6 +83,35 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     if value is not None:
         core.heed()
     return value
+
+
+def _large(loss: Any, core: Any, call: Any, product: Product) -> bool | None:
+    """Whether a call must know its widest row before it is recorded; None where it is not recorded."""
+    n, m = len(call.embeddings), max([len(call.reference), *(len(x) for x in loss.parameters() if x.ndim)])
+    if product.draws or core.engine not in ("auto", "fused") or not n * m:
+        return None
+    triplets = product.groups.scope in ("positive", "triplets")
+    if core.engine == "auto" and n * m <= PAIRS and (not triplets or n * m * m <= TRIPLETS):
+        return False
+    if (
+        loss is not core
+        or n * m > FUSED
+        or any(reads_device(x) for x in (product.over_positive, product.over_negative))
+    ):
+        return None
+    return True if fuses(core, call, core._relation(call), product) else None
+
+
+def reads_device(of: UncertaintySet) -> bool:
+    """Whether the fused engine reads from the device how many members count: not in a recording."""
+    fold = of.fold()
+    return fold is not None and fold.kind == "top"
+
+
+def widest(labels: Tensor, others: Tensor) -> int:
+    """The most columns that share a row's label, itself among them; reads from the device."""
+    ranked = others.sort().values
+    return max(1, int((torch.searchsorted(ranked, labels, right=True) - torch.searchsorted(ranked, labels)).amax()))
 
 
 def _watched() -> bool:
@@ -170,7 +204,8 @@ class Recording:
             leaves = [x for place, x in enumerate(every) if x is not None and place in self.leaves]
             return value.detach(), torch.autograd.grad(value, leaves, allow_unused=True)
 
-        self.start, (self.found, self.slopes) = record(body, given[0])
+        assert self.given[0] is not None  # noqa: S101 - the embeddings
+        self.start, (self.found, self.slopes) = record(body, self.given[0])
 
     def replay(self, given: Given) -> tuple[Tensor, list[Tensor | None]]:
         """Value and gradients of other tensors of the same shapes."""
@@ -190,26 +225,34 @@ def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:
 
 
 POOLS: dict[tuple[int, int], Any] = {}
-"""Memory that the recordings of one stream share, since they never run at the same time."""
+"""Memory that the recordings of one stream share, since they never run at the same time; a pool ends with its last
+graph, so that an empty one keeps it."""
 
 
-def record(body: Callable[[], Any], like: Tensor | None) -> tuple[Callable[[], None], Any]:
+def record(body: Callable[[], Any], like: Tensor) -> tuple[Callable[[], None], Any]:
     """Record what `body` starts on the GPU; returns how to start it again, and its results, which then change."""
-    assert like is not None  # noqa: S101 - the embeddings
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
     now = torch.cuda.current_stream(like.device)
-    pool = POOLS.setdefault((like.get_device(), now.cuda_stream), torch.cuda.graph_pool_handle())
+    side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
     side.wait_stream(now)
-    with torch.cuda.stream(side):
+    with torch.cuda.device(like.device), torch.cuda.stream(side):
+        where = like.get_device(), now.cuda_stream
+        if where not in POOLS:
+            POOLS[where] = _captured(lambda: torch.zeros(1, device=like.device), None)[0]
         body()  # once before: libraries set themselves up on a stream
-        torch.cuda.synchronize(like.device)
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            found = body()
-        finally:
-            graph.capture_end()
+        graph, found = _captured(body, POOLS[where].pool())
     now.wait_stream(side)
     return graph.replay, found
+
+
+def _captured(body: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        found = body()
+    finally:
+        graph.capture_end()
+    return graph, found
 
 
 class _Replayed(torch.autograd.Function):

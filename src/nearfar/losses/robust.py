@@ -44,7 +44,10 @@ Labels = Tensor | Relation | None
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each holding all of it."""
+    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each holding all of it.
+
+    A recording knows more: the type that products may be taken in, and the most positives of a row.
+    """
 
     owner: str
     embeddings: Tensor
@@ -55,6 +58,8 @@ class Call:
     ids: Tensor | None = None
     ref_ids: Tensor | None = None
     ranks: ProcessGroup | None = None
+    low: torch.dtype | None = None
+    width: int | None = None
 
     @property
     def reference(self) -> Tensor:
@@ -92,7 +97,8 @@ class Call:
         check_reference(self.owner, self.embeddings, self.ref_emb, self.ref_labels)
         if self.ref_labels is not None:
             check_labels(self.owner, "ref_labels", self.ref_labels, len(self.reference), device)
-        return Relation.from_labels(self.labels, self.ref_labels, ids=self.ids, ref_ids=self.ref_ids)
+        ids, ref_ids = self.ids, self.ref_ids
+        return Relation.from_labels(self.labels, self.ref_labels, ids=ids, ref_ids=ref_ids, width=self.width)
 
 
 class Loss(NewKeywords, nn.Module, ABC):
