@@ -51,8 +51,14 @@ def _scores(X, Y, NX, NY, rm, rn, D: tl.constexpr, SIM: tl.constexpr, PREC: tl.c
     if SIM > 0:
         s = 2.0 * dot - (tl.load(NX + rm)[:, None] + tl.load(NY + rn)[None, :])
     if SIM == 2:
-        s = -tl.sqrt(tl.where(s >= 0.0, 0.0, -s))  # NaN stays
+        s = -_distance(-s)
     return s
+
+
+@triton.jit
+def _distance(square):
+    """√max(x, 0); NaN stays. A reciprocal root is one instruction, a root and a quotient are many."""
+    return tl.where(square <= 0.0, 0.0, square * tl.rsqrt(tl.where(square <= 0.0, 1.0, square)))
 
 
 @triton.jit
@@ -63,7 +69,7 @@ def _by_product(s, SIM: tl.constexpr):
     elif SIM == 1:
         found = tl.full(s.shape, 2.0, tl.float32)
     else:
-        found = tl.where(s == 0.0, 0.0, -1.0 / tl.where(s == 0.0, 1.0, s))
+        found = tl.where(s == 0.0, 0.0, tl.rsqrt(tl.where(s == 0.0, 1.0, s * s)))
     return found
 
 

@@ -37,18 +37,13 @@ def collect(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, 
         l = tl.where(l != l, float("inf"), tl.maximum(l, LEAST))
         place = rm[:, None].to(tl.int64) * m + rn[None, :]
         _append(there & (l > level), place, COUNT, FOUND, most)
-        _append(there & (l == level), place, COUNT + 1, TIES, most_ties)
+        if tl.load(COUNT + 1) < most_ties:  # enough of them are enough
+            _append(there & (l == level), place, COUNT + 1, TIES, most_ties)
 
 
 @triton.jit
 def _append(there, place, COUNT, INTO, most):
-    """Append the places of a tile that are there."""
-    one = there.to(tl.int32)
-    in_row = tl.sum(one, 1)
-    number = tl.sum(in_row, 0)
-    if number > 0:
-        first = tl.atomic_add(COUNT, number)
-        if first < most:
-            before = (tl.cumsum(in_row, 0) - in_row)[:, None] + tl.cumsum(one, 1) - one
-            spot = first + before
-            tl.store(INTO + spot, place, mask=there & (spot < most))
+    """Append the places of a tile that are there; mostly few."""
+    if tl.max(tl.max(there.to(tl.int32), 1), 0) > 0:
+        spot = tl.atomic_add(COUNT + tl.zeros(there.shape, tl.int32), 1, mask=there, sem="relaxed")
+        tl.store(INTO + spot, place, mask=there & (spot < most))

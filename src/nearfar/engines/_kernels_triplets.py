@@ -34,6 +34,7 @@ def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, N
     at = (j * H + i * BM + tl.arange(0, BM)).to(tl.int64)
     state = (W // BN).to(tl.int64) * H
     one = _measured(tl.full(s.shape, 1.0, tl.float32), rm, rn, n, m, RW, CW, WEIGHTS)
+    every = tl.sum(tl.where(negative, one, 0.0), 1)
     p = 0
     while p < P:  # the interpreter has no range of a number that is not known
         near = rm.to(tl.int64) * P + p
@@ -42,7 +43,10 @@ def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, N
         l = _loss(z, a, b, scale, center, power, SHAPE, POWER)
         there = _triplets(z, l, negative, real, low, high, BAND, DROP)
         total += real * tl.sum(tl.where(there, one * l, 0.0), 1)
-        size += real * tl.sum(tl.where(there, one, 0.0), 1)
+        if BAND | DROP:
+            size += real * tl.sum(tl.where(there, one, 0.0), 1)
+        else:
+            size += real * every
         pull = tl.sum(tl.where(there, one * _slope(z, a, b, scale, power, SHAPE, POWER), 0.0), 1)
         tl.store(ROWS + (3 + p) * state + at, real * pull)
         p += 1

@@ -253,25 +253,28 @@ class Fused:
             high=self.high,
             gamma=fold.gamma,
             drop=int(of.zero == "drop"),
-            flat=int(fold.normalized),
             held=int(fold.held),
             half=int(self.vectors.symmetric),
         )
         if fold.kind == "exp":
-            level = self._level(form, fold.gamma)
-            spec = replace(spec, exp=2 if level is None else 1, level=level or 0.0)
+            spec = replace(spec, **self._level(form, fold))
         rows, cols, pairs = self.rows, None if self.vectors.square else self.cols, self.vectors.tensors()
         if turned:
             rows, cols, pairs = self.cols, self.rows, self.vectors.turned().tensors()
         t, size, seen, _, _, held = folded(rows, cols, pairs, self.floor, form.offset, *spec.said())
         return Rows(t, size, seen, held)
 
-    def _level(self, form: PairForm, gamma: float) -> float | None:
-        """The middle of all losses that there can be, if their exponentials fit around it; else None."""
+    def _level(self, form: PairForm, fold: Fold) -> dict[str, Any]:
+        """Around which level exponentials are taken: the middle of all losses that there can be, if they fit around it.
+
+        Sums of e^z - 1 are needed only where all z may be near 0: γ is larger than what losses differ by.
+        """
         if form.offset is not None or not self.product.similarity.normalize:
-            return None
+            return {"exp": 2, "flat": int(fold.normalized)}
         least, most = form.bounds(*SCORES[self.similarity])
-        return 0.5 * (least + most) if most - least <= 2 * REACH * gamma else None
+        if most - least > 2 * REACH * fold.gamma:
+            return {"exp": 2, "flat": 0}
+        return {"exp": 1, "level": 0.5 * (least + most), "flat": int(fold.normalized and most - least < fold.gamma)}
 
     def hardest(self, side: str, pair: PairForm | None = None) -> tuple[Tensor, Tensor]:
         """Scores [n, 1] of the member with the largest loss of each row, and which rows [n] have one."""

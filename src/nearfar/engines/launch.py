@@ -200,7 +200,7 @@ class Work:
     def start(self, kernel: Any, strip: Strip, *more: Any, **choices: Any) -> None:
         """Start a kernel, one program a tile of the strip."""
         with on_device(self.x):
-            kernel[(strip.tall * strip.wide,)](*self._given(), *more, **choices, **self._choices())
+            kernel[(strip.tall * strip.wide,)](*self._given(), *more, **(self._choices() | choices))
 
     def fold(self) -> Tensor:
         """States [states, n] of the rows, float64: see the kernel, and `States`."""
@@ -293,7 +293,7 @@ class Work:
             states = self.empty(many + 3, strip.wide, strip.high)
             self.start(
                 fold_triplets, strip, scores, real, states, self.n, self.m, many, *strip.where, *self._numbers(),
-                spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
+                spec.low, spec.high, BAND=spec.band, DROP=spec.drop, **self._two_tiles(),
             )  # fmt: skip
             found[:, strip.r0 : strip.r0 + strip.high] = states.sum(dim=1, dtype=torch.float64)
         return found[:, : self.n]
@@ -309,9 +309,14 @@ class Work:
             self.start(
                 weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
                 *strip.where, *self._numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
+                **self._two_tiles(),
             )  # fmt: skip
             gradients.add(strip, g, rows, cols)
         return gradients.found(unit)
+
+    def _two_tiles(self) -> dict[str, int]:
+        """More threads for a program that holds two tiles of numbers, which else do not fit into its registers."""
+        return {"num_warps": 8} if self.x.is_cuda else {}
 
     def _unit(self, pull: Tensor) -> Tensor:
         """A power of two that these numbers are divided by, so that their products keep their digits in 16 bits."""
