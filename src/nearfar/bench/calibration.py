@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nearfar.bench.study import Plan, Row, about
+from nearfar.bench.study import Plan, Row, about, offered
 from nearfar.bench.subjects import EACH, SUBJECTS
 from nearfar.engines import thresholds
 from nearfar.engines.thresholds import ENGINES, GENERAL, SCOPES, Thresholds, scope_of
@@ -24,7 +24,8 @@ from nearfar.engines.tiled import lean_way
 from nearfar.groups.groupings import Product
 from nearfar.relations.relation import Relation
 
-__all__ = ["BAR", "LOSSES", "Fit", "calibrated", "cut", "representatives", "scopes_of", "served", "table_text"]
+__all__ = ["BAR", "LOSSES", "Fit", "calibrated", "contestants", "cut", "representatives", "scopes_of", "served",
+           "table_text"]  # fmt: skip
 
 LOSSES = (
     "MultiSimilarity", "SupCon", "Triplet hard", "Contrastive", "DroKL", "DroTopK", "LiftedStructure", "Triplet all",
@@ -34,6 +35,8 @@ LOSSES = (
 OTHERS = 2
 """How many losses stand for those without a fast path; which ones, the engine is asked."""
 FUSED = "nearfar.engines.fused"
+DENSE = {"recorded": "dense"}
+"""On a GPU small batches of the dense engine are recorded, and so they are timed."""
 BAR = 1.15
 """How much slower than the best engine `auto` may be at a measured size."""
 CLEAR = 0.97
@@ -51,6 +54,12 @@ class Fit:
 
     thresholds: Thresholds
     worst: Mapping[str, tuple[float, str, int]] = field(default_factory=dict)
+
+
+def contestants(device: str) -> tuple[str, ...]:
+    """The engines among which `auto` chooses on a device."""
+    every = (each for each in offered(device) if each != "auto")
+    return tuple("recorded" if each == "dense" and device == "cuda" else each for each in every)
 
 
 def representatives() -> tuple[str, ...]:
@@ -85,7 +94,10 @@ def calibrated(rows: Sequence[Row], plan: Plan, table: Mapping[str, Thresholds] 
     Where the tiled engine is best at no measured size it is taken from the next one on, or from where the `table` has
     it: larger batches must go to the engine that needs less memory.
     """
-    rows = [replace(row, cells={who: row.cells[who] for who in row.cells if served(row.loss, who)}) for row in rows]
+    rows = [
+        replace(row, cells={DENSE.get(who, who): row.cells[who] for who in row.cells if served(row.loss, who)})
+        for row in rows
+    ]
     scopes = {row.loss: scopes_of(row.loss) for row in rows}
     found: dict[str, dict[str, int]] = {scope: {} for scope in SCOPES}
     for place, engine in enumerate(ENGINES):

@@ -124,7 +124,7 @@ def planned(
 ) -> Plan:
     """Build the plan from the options."""
     from nearfar.bench import Limits, Patience, Plan, offered
-    from nearfar.bench.calibration import representatives
+    from nearfar.bench.calibration import contestants, representatives
 
     gpu = device == "cuda"
     usual = QUICK if quick else (CALIBRATED if calibrate else SIZES).get(device, QUICK)
@@ -145,8 +145,7 @@ def planned(
         few = Patience(3, 0.5) if quick else Patience(7, 1.0)
         plan = replace(plan, losses=losses or representatives(), patience=few, peers=False, memory=False, launches=0)
     if engines is None and (gpu or calibrate):
-        there = offered(device)
-        plan = replace(plan, engines=tuple(each for each in there if each != "auto") if calibrate else there)
+        plan = replace(plan, engines=contestants(device) if calibrate else offered(device))
     return plan
 
 
