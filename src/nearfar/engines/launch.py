@@ -293,7 +293,7 @@ class Work:
             states = self.empty(many + 3, strip.wide, strip.high)
             self.start(
                 fold_triplets, strip, scores, real, states, self.n, self.m, many, *strip.where, *self._numbers(),
-                spec.low, spec.high, BAND=spec.band, DROP=spec.drop, **self._two_tiles(),
+                spec.low, spec.high, BAND=spec.band, DROP=spec.drop
             )  # fmt: skip
             found[:, strip.r0 : strip.r0 + strip.high] = states.sum(dim=1, dtype=torch.float64)
         return found[:, : self.n]
@@ -309,14 +309,9 @@ class Work:
             self.start(
                 weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
                 *strip.where, *self._numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
-                **self._two_tiles(),
             )  # fmt: skip
             gradients.add(strip, g, rows, cols)
         return gradients.found(unit)
-
-    def _two_tiles(self) -> dict[str, int]:
-        """More threads for a program that holds two tiles of numbers, which else do not fit into its registers."""
-        return {"num_warps": 8} if self.x.is_cuda else {}
 
     def _unit(self, pull: Tensor) -> Tensor:
         """A power of two that these numbers are divided by, so that their products keep their digits in 16 bits."""
@@ -395,7 +390,7 @@ def _blocks(x: Tensor, kind: torch.dtype) -> dict[str, int]:
         return {"BM": 32, "BN": 32, "BK": 32}
     if kind == torch.float32:
         return {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
-    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 3}
+    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
 
 
 def on_device(x: Tensor) -> Any:

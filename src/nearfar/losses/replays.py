@@ -117,8 +117,7 @@ def widest(labels: Tensor, others: Tensor) -> int:
 def _watched() -> bool:
     """Whether somebody looks at single operations, or records them already."""
     return (
-        torch.compiler.is_compiling()
-        or torch.is_anomaly_enabled()
+        torch.is_anomaly_enabled()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0

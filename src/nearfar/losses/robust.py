@@ -146,7 +146,9 @@ class Loss(NewKeywords, nn.Module, ABC):
         """Validate the embeddings, switch autocast off, compute the value."""
         check_embeddings(self.owner, "embeddings", call.embeddings)
         with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
-            core = self._core() if call.embeddings.device.type in DEVICES else None
+            core = None
+            if call.embeddings.device.type in DEVICES and not torch.compiler.is_compiling():
+                core = self._core()
             value = None if core is None else replayed(self, core, call)
             return self._value(call) if value is None else value
 
