@@ -1,0 +1,153 @@
+"""On a GPU: recordings and captures of every loss, and the fused kernels with tiles of their true size."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+
+import pytest
+import torch
+from table import IDS, ROWS
+
+import nearfar as nf
+from nearfar.engines.fused import has_triton, unfused
+from nearfar.losses import replays
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here; run on a GPU machine")
+rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
+L = nf.losses
+
+
+def pair(make):
+    """The same loss twice: by default, and dense."""
+    torch.manual_seed(0)
+    loss = make().float().cuda()
+    dense = copy.deepcopy(loss)
+    loss._core().engine, dense._core().engine = "auto", "dense"
+    return loss, dense, next((p.shape[1] for p in loss.parameters() if p.ndim == 2), 16)
+
+
+def batch(seed, n, d, classes=8):
+    rng = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n, d, generator=rng), torch.randint(0, classes, (n,), generator=rng)
+    return x.cuda(), (y % 4 if classes < 4 else y).cuda()
+
+
+def step(loss, x, y, **more):
+    leaf = x.clone().requires_grad_()
+    loss.zero_grad()
+    value = loss(leaf, y, **more)
+    value.sum().backward()
+    return [value.detach(), leaf.grad, *(p.grad.clone() for p in loss.parameters() if p.grad is not None)]
+
+
+def recorded(loss):
+    return sum(isinstance(each, replays.Recording) for each in loss._replays._known.values())
+
+
+@rows
+def test_a_recording_is_the_dense_engine(row):
+    loss, dense, width = pair(row.make)
+    for seed in range(6):
+        x, y = batch(seed, 24, width, 4)
+        for a, b in zip(step(loss, x, y), step(dense, x, y), strict=True):
+            assert torch.equal(a, b)
+    drawn = loss._core().product.draws or loss._core().reduction == "none"
+    assert recorded(loss) == (0 if drawn else 1)
+
+
+@rows
+def test_every_loss_can_be_captured_by_hand(row):
+    loss, _, width = pair(row.make)
+    if loss._core().product.draws:
+        pytest.skip("draws, as a graph must be told beforehand")
+    x, y = batch(0, 24, width, 4)
+    leaf = x.clone().requires_grad_()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            leaf.grad = None
+            loss(leaf, y).sum().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    leaf.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = loss(leaf, y).sum()
+        value.backward()
+    other, labels = batch(1, 24, width, 4)
+    with torch.no_grad():
+        leaf.copy_(other)
+        y.copy_(labels)
+    graph.replay()
+    found, slope = value.clone(), leaf.grad.clone()
+    torch.testing.assert_close([found, slope], [step(loss, other, labels)[0].sum(), step(loss, other, labels)[1]])
+
+
+def test_recordings_end_with_their_loss_and_others_begin():
+    for _ in range(3):
+        loss, dense, _ = pair(L.SupCon)
+        for seed in range(6):
+            x, y = batch(seed, 24, 16, 4)
+            assert torch.equal(step(loss, x, y)[1], step(dense, x, y)[1])
+        assert recorded(loss) == 1
+        del loss
+        gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.isfinite(torch.randn(3, device="cuda")).all()  # the generator is in no capture
+
+
+def test_a_batch_with_nothing_to_learn_is_told_from_a_recording():
+    loss = L.SupCon()
+    good = batch(0, 24, 16, 4)
+    for _ in range(5):
+        loss(*good)
+    assert recorded(loss) == 1
+    loss(good[0], torch.arange(24, device="cuda"))
+    torch.cuda.synchronize()
+    with pytest.warns(nf.DegenerateBatchWarning, match="an earlier batch"):
+        loss(*good)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(*good)
+
+
+PRECISIONS = {"float32": (torch.float32, 1e-5), "bf16": (torch.bfloat16, 2e-2), "fp16": (torch.float16, 1e-2)}
+KINKED = ("Contrastive", "Margin", "Triplet", "DroWorst", "DroTopK", "Hinge")
+"""A rounding moves a pair across the corner of a hinge, or makes another pair the hardest."""
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@rows
+def test_the_fused_kernels_equal_dense_in_float64(row, precision):
+    kind, close = PRECISIONS[precision]
+    if not has_triton(torch.device("cuda")):
+        pytest.skip("Triton is not installed")
+    loss, dense, width = pair(row.make)
+    loss._core().engine, dense = "fused", dense.double()
+    relation = nf.Relation.from_labels(torch.arange(8).cuda() // 2)
+    if row.composed or unfused(loss.product, relation) is not None:
+        pytest.skip("has no kernels")
+    if precision != "float32" and row.id.startswith(KINKED):
+        close = 0.2
+    for n in (129, 300):
+        x, y = batch(n, n, width, n // 4)
+        x = x.to(kind)
+        found, wanted = step(loss, x, y), step(dense, x.double(), y)
+        for a, b in zip(found, wanted, strict=True):
+            assert float((a.double() - b).norm() / b.norm().clamp_min(1e-12)) < close
+
+
+def test_large_calls_of_the_fused_engine_are_recorded():
+    if not has_triton(torch.device("cuda")):
+        pytest.skip("Triton is not installed")
+    for make in (L.SupCon, L.MultiSimilarity, L.Triplet):
+        loss = make(engine="fused")
+        plain = make(engine="fused")
+        plain.register_buffer("mine", torch.zeros(1))
+        plain._replays.value = lambda *given: None
+        for seed in range(6):
+            x, y = batch(seed, 700, 32, 180 + 5 * (seed == 5))
+            a, b = step(loss, x, y), step(plain, x, y)
+            torch.testing.assert_close(a[0], b[0])
+            torch.testing.assert_close(a[1], b[1], atol=1e-7, rtol=1e-4)
