@@ -267,7 +267,7 @@ def measured(loss, x, *args, **more):
 def test_a_call_goes_to_the_kernels(monkeypatch):
     heard = []
     work = launch.Work.fold
-    monkeypatch.setattr(launch.Work, "fold", lambda self: heard.append(1) or work(self))
+    monkeypatch.setattr(launch.Work, "fold", lambda self, states: heard.append(1) or work(self, states))
     given = plain()
     y = torch.arange(21) // 3
     for a, b in zip(
@@ -312,7 +312,7 @@ def test_auto_takes_the_kernels_where_they_were_measured_to_be_fastest(monkeypat
     scopes = {scope: {"fused": 400} for scope in thresholds.SCOPES}
     monkeypatch.setattr(thresholds, "TABLE", {"cpu": thresholds.Thresholds(scopes)})
     heard, work = [], launch.Work.fold
-    monkeypatch.setattr(launch.Work, "fold", lambda self: heard.append(1) or work(self))
+    monkeypatch.setattr(launch.Work, "fold", lambda self, states: heard.append(1) or work(self, states))
     x, y = plain().rows, torch.arange(21) // 3
     for make in (L.SupCon, L.Margin):
         auto, dense = make(), make(engine="dense")

@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nearfar.engines import _kernels, _kernels_top, _kernels_triplets, launch
+from nearfar.engines.fused_states import totals
 from nearfar.engines.launch import LOW, Spec, Work
 
 ROWS, COLS, WIDTH = 40, 50, 96
@@ -72,10 +73,10 @@ def main() -> None:
             setattr(module, name, Caught(getattr(module, name)))
     launch._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
     numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
-    work(torch.bfloat16, itself=1, half=1).fold()
-    work(torch.bfloat16, itself=1, half=1, exp=1).fold()
+    totals(work(torch.bfloat16, itself=1, half=1))
+    totals(work(torch.bfloat16, itself=1, half=1, exp=1))
     every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "exp": 2, "flat": 1, "held": 1}
-    work(torch.float32, 7, shape=1, side=2, **every).fold()
+    totals(work(torch.float32, 7, shape=1, side=2, **every))
     work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers, numbers)
     work(torch.bfloat16, half=1, exp=1).weigh(numbers, numbers, numbers)
     work(torch.float32, 7, shape=3, itself=2, similarity=1).hardest()

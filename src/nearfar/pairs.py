@@ -76,26 +76,6 @@ class PairForm:
             return self.scale * torch.relu(z) * (s - self.center)
         return self.scale * (torch.relu(z) if self.power == 1 else torch.relu(z) ** self.power)
 
-    def bounds(self, least: float, most: float) -> tuple[float, float]:
-        """The least and the largest loss of scores between these two, without the offset."""
-        places = [least, most]
-        if self.shape == "pace":  # the others are monotone; this one has a corner and a vertex
-            corner = -self.b / self.a
-            places += [s for s in (corner, 0.5 * (self.center + corner)) if least <= s <= most]
-        losses = [self._number(s) for s in places]
-        return min(losses), max(losses)
-
-    def _number(self, s: float) -> float:
-        """The loss of one score, as `value` without the offset; a number, which a compiler can know."""
-        z = self.a * s + self.b
-        if self.shape == "line":
-            return self.scale * z
-        if self.shape == "softplus":
-            return self.scale * (max(z, 0.0) + math.log1p(math.exp(-abs(z))))
-        if self.shape == "pace":
-            return self.scale * max(z, 0.0) * (s - self.center)
-        return float(self.scale * max(z, 0.0) ** self.power)
-
     def slope(self, s: Tensor) -> Tensor:
         """dl/ds of scores s."""
         z = self._inside(s)

@@ -30,7 +30,7 @@ from nearfar.pairs import PairForm, PairLoss
 from nearfar.relations.relation import Relation
 from nearfar.sets.base import Fold, UncertaintySet
 
-__all__ = ["Fused", "Rows", "fused_way", "has_triton", "plain_parts", "unfused"]
+__all__ = ["Fused", "Rows", "bounds", "fused_way", "has_triton", "plain_parts", "unfused"]
 
 MOST = 2**20
 """Largest K of the hardest pairs."""
@@ -120,6 +120,28 @@ def _windowed(product: Product) -> bool:
 def _wide_set(product: Product) -> UncertaintySet:
     """The set that weights the negative pairs."""
     return product.over_positive if product.groups.scope in ("batch", "anchor") else product.over_negative
+
+
+def bounds(form: PairForm, least: float, most: float) -> tuple[float, float]:
+    """The least and the largest loss of scores between these two, without an offset."""
+    places = [least, most]
+    if form.shape == "pace":  # the others are monotone; this one has a corner and a vertex
+        corner = -form.b / form.a
+        places += [s for s in (corner, 0.5 * (form.center + corner)) if least <= s <= most]
+    losses = [_number(form, s) for s in places]
+    return min(losses), max(losses)
+
+
+def _number(form: PairForm, s: float) -> float:
+    """`PairForm.value` of one score, without an offset; a number, which `torch.compile` can know."""
+    z = form.a * s + form.b
+    if form.shape == "line":
+        return form.scale * z
+    if form.shape == "softplus":
+        return form.scale * (max(z, 0.0) + math.log1p(math.exp(-abs(z))))
+    if form.shape == "pace":
+        return form.scale * max(z, 0.0) * (s - form.center)
+    return float(form.scale * max(z, 0.0) ** form.power)
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +293,7 @@ class Fused:
         """
         if form.offset is not None or not self.product.similarity.normalize:
             return {"exp": 2, "flat": int(fold.normalized)}
-        least, most = form.bounds(*SCORES[self.similarity])
+        least, most = bounds(form, *SCORES[self.similarity])
         if most - least > 2 * REACH * fold.gamma:
             return {"exp": 2, "flat": 0}
         return {"exp": 1, "level": 0.5 * (least + most), "flat": int(fold.normalized and most - least < fold.gamma)}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from nearfar.engines.launch import Strip, Work
 from nearfar.engines.pair_vectors import NEGATIVE, POSITION, POSITIVE, number
-
-if TYPE_CHECKING:
-    from nearfar.engines.launch import Strip, Work
 
 __all__ = ["States", "members", "totals"]
 
@@ -69,7 +65,9 @@ class States:
 
 def totals(work: Work) -> Totals:
     """Fold the rows: t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each, all float64."""
-    spec, found = work.spec, [x.clone() for x in work.fold()]  # an operator's results share no memory
+    spec, states = work.spec, States(work)
+    work.fold(states)
+    found = [x[: work.n].clone() for x in states.found]  # an operator's results share no memory
     size, seen = (found[-2], found[-1]) if work.counted else members(work)
     size = found[-1] if spec.drop and not work.counted else size
     if not spec.exp:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.engines.fused_states import States
 from nearfar.pairs import PairForm
 
 __all__ = ["LOW", "SHAPES", "SIDES", "SIMILARITIES", "Spec", "Strip", "Work", "on_device"]
@@ -202,11 +201,11 @@ class Work:
         with on_device(self.x):
             kernel[(strip.tall * strip.wide,)](*self._given(), *more, **(self._choices() | choices))
 
-    def fold(self) -> Tensor:
-        """States [states, n] of the rows, float64: see the kernel, and `States`."""
+    def fold(self, states: Any) -> None:
+        """Add what the kernel says of each row to the `States`."""
         from nearfar.engines._kernels import fold
 
-        spec, states = self.spec, States(self)
+        spec = self.spec
         for strip in self.strips(STATES * self.blocks["BM"] // (2 * states.number), half=bool(spec.half)):
             rows, cols = states.empty(strip)
             self.start(
@@ -217,7 +216,6 @@ class Work:
             states.add(rows, strip.r0)
             if spec.half:
                 states.add(cols, strip.c0)
-        return states.found[:, : self.n]
 
     def maxima(self) -> Iterator[tuple[Strip, Tensor, Tensor, Tensor, Tensor]]:
         """By strips: largest loss of each row in each tile and its column, then those of each column if pairs turn."""
