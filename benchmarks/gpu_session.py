@@ -4,11 +4,12 @@
     python benchmarks/gpu_session.py --output OUT --device cpu --tiny      does it run at all?
     python benchmarks/gpu_session.py --output OUT --probes graphs big      some of them
 
-Probes, in this order: `correctness` (every loss on every engine against dense in float64 on the CPU), `calibrate` (the
-thresholds of `engine="auto"`), `small` (128 to 2,048 rows with PML, launches and memory), `graphs` (CUDA graphs of
-every loss: captured by hand, and `torch.compile(mode="reduce-overhead")`), `big` (8,192 to 1,048,576 rows). A probe is
-a process of its own. Its file is written after each case, so that a probe that is stopped keeps what it has; run again
-with the same folder, it goes on. A device that is lost ends the process, and the next one goes on after that case.
+Probes, in this order: `calibrate` (the thresholds of `engine="auto"`, which the others then use), `correctness` (every
+loss on every engine against dense in float64 on the CPU), `small` (128 to 8,192 rows with PML, launches and memory),
+`graphs` (CUDA graphs of every loss: captured by hand, and `torch.compile(mode="reduce-overhead")`), `big` (8,192 to
+1,048,576 rows). A probe is a process of its own. Its file is written after each case, so that a probe that is stopped
+keeps what it has; run again with the same folder, it goes on. A device that is lost ends the process, and the next one
+goes on after that case.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from nearfar.bench.subjects import PRECISIONS, Step, backward, batch, matmul, ou
 from nearfar.bench.timing import clock_of, reason
 from nearfar.engines import thresholds
 
-SHARES = {"correctness": 0.2, "calibrate": 0.22, "small": 0.22, "graphs": 0.12, "big": 0.24}
+SHARES = {"calibrate": 0.24, "correctness": 0.2, "small": 0.2, "graphs": 0.12, "big": 0.24}
 """Of the time that is given; what a probe does not need goes to the next ones."""
 LOST, GRACE, TRIES = 3, 20.0, 30
 """The exit code after a lost device, the last seconds of a probe, in which nothing is begun, and its most processes."""
@@ -231,7 +232,10 @@ def small(given: argparse.Namespace) -> None:
 
     def plans() -> Iterator[Plan]:
         for losses, precision in ((tuple(both), "float32"), (ours, "float32"), (HEAVY, "bf16")):
-            yield _plan(given, losses=losses, sizes=sizes, precisions=(precision,), launches=min(sizes))
+            engines = offered(given.device, ("auto", "dense"))
+            yield _plan(
+                given, losses=losses, sizes=sizes, precisions=(precision,), engines=engines, launches=min(sizes)
+            )
 
     _table(given, "small.json", plans())
 
@@ -240,11 +244,17 @@ def big(given: argparse.Namespace) -> None:
     """Large batches: first the sizes that have bars."""
 
     def plans() -> Iterator[Plan]:
-        few = Patience(7, 1.0)
-        yield _plan(given, losses=HEAVY, sizes=(32768,), precisions=("bf16",), patience=few)
-        yield _plan(given, losses=HEAVY[:2], sizes=(262144, 1048576), precisions=("bf16",), patience=few)
-        yield _plan(given, losses=HEAVY, sizes=(8192, 32768), precisions=("float32", "tf32"), patience=few)
-        yield _plan(given, losses=HEAVY[:8], sizes=(8192, 131072), precisions=("bf16", "float32"), patience=few)
+        few: dict[str, Any] = {
+            "patience": Patience(7, 1.0),
+            "engines": offered(given.device, ("auto",)),
+            "peers": False,
+        }
+        yield _plan(given, losses=HEAVY, sizes=(32768,), precisions=("bf16",), **few)
+        yield _plan(given, losses=HEAVY[:1], sizes=(262144, 1048576), precisions=("bf16",), **few)
+        yield _plan(given, losses=HEAVY, sizes=(32768,), precisions=("tf32", "float32"), **few)
+        every = {**few, "engines": offered(given.device, ("auto", "tiled", "fused"))}
+        yield _plan(given, losses=HEAVY, sizes=(8192,), precisions=("float32", "bf16"), **every)
+        yield _plan(given, losses=HEAVY[:4], sizes=(131072,), precisions=("bf16", "float32"), **few)
 
     _table(given, "big.json", plans())
 
@@ -323,18 +333,15 @@ def graphs(given: argparse.Namespace) -> None:
     """CUDA graphs of every loss: all of them by hand, then by the compiler, which takes longer."""
     cases = Cases(given.output / "graphs.json", given.seconds)
     rows = 16 if given.tiny else 128
-    engines = [each for each in offered(given.device) if each in ("auto", "fused")]
-    for engine in engines:
-        for name in _subjects(given):
-            told = (name, engine, rows, given.width)
-            if given.device == "cuda":
-                cases.run(f"by hand, {name}, {engine}", given.device, lambda told=told: captured(*told))
+    for name in _subjects(given) if given.device == "cuda" else ():
+        told = (name, "auto", rows, given.width)
+        cases.run(f"by hand, {name}, auto", given.device, lambda told=told: captured(*told))
     for name in _subjects(given):
         told = (name, "auto", rows, given.width)
         cases.run(f"compiled, {name}", given.device, lambda told=told: reduced(*told, given))
 
 
-PROBES = {"correctness": correctness, "calibrate": calibrate, "small": small, "graphs": graphs, "big": big}
+PROBES = {"calibrate": calibrate, "correctness": correctness, "small": small, "graphs": graphs, "big": big}
 
 
 def session(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -388,6 +395,8 @@ def main() -> None:
     if given.probe is None:
         session(given)
         return
+    if (given.output / thresholds.FILE).exists():
+        thresholds.use(thresholds.read(given.output / thresholds.FILE))
     try:
         PROBES[given.probe](given)
     except DeviceLostError as error:
