@@ -145,7 +145,7 @@ class Window:
 class Miner(Part, nn.Module, ABC):
     """Chooses the pairs that enter a loss, from scores without gradient."""
 
-    shortcuts = ("window",)
+    shortcuts = ("window", "log_odds")
     both: bool = False
     """A row without positive or without negative pairs keeps none."""
     draws: bool = False
@@ -162,6 +162,17 @@ class Miner(Part, nn.Module, ABC):
             near: [t, P] scores of the positive pairs of t anchors.
             measure: [t, P] mask or weights of these pairs, 0 where there is none.
             top: [t] largest score of a negative pair, -inf where there is none.
+        """
+        return None
+
+    def log_odds(self, distances: Tensor, dim: int) -> Tensor | None:
+        """Log-odds with which negative pairs at these distances are drawn; None for a miner that draws otherwise.
+
+        Such a miner keeps all positive pairs, and draws as many negative ones for each anchor, with replacement.
+
+        Args:
+            distances: Euclidean distances of unit rows, of any shape.
+            dim: d, the width of the embedding.
         """
         return None
 
@@ -285,13 +296,19 @@ class DistanceWeighted(Miner, swift=True):
         self.sample = sample
         self.draws = sample
 
+    def log_odds(self, distances: Tensor, dim: int) -> Tensor | None:  # noqa: D102
+        return self._log_odds(distances, dim) if self.sample else None
+
+    def _log_odds(self, distances: Tensor, dim: int) -> Tensor:
+        """-log q(d), and -inf from `upper` on."""
+        d = distances.clamp(self.cutoff, 2 - torch.finfo(distances.dtype).eps)  # the last number below 2
+        log_weight = torch.log1p(-0.25 * d**2) * (0.5 * (3 - dim)) + d.log() * (2 - dim)
+        near = distances < min(self.upper, 2.0) if self.cutoff < self.upper else torch.zeros_like(d, dtype=torch.bool)
+        return torch.where(near, log_weight, -math.inf)
+
     def probabilities(self, pairs: ScoredPairs) -> Tensor:
         """The chance [n, m] of each negative pair, summing to 1 over a row, or all 0 where no pair qualifies."""
-        d = pairs.distances().clamp_min(self.cutoff)
-        inside = (d < self.upper) & (d < 2)
-        safe = torch.where(inside, d, torch.full_like(d, self.cutoff))
-        log_weight = (2.0 - pairs.dim) * safe.log() - 0.5 * (pairs.dim - 3) * torch.log1p(-0.25 * safe**2)
-        log_weight = hidden(log_weight, (pairs.negative > 0) & inside)
+        log_weight = hidden(self._log_odds(pairs.distances(), pairs.dim), pairs.negative > 0)
         top = log_weight.amax(dim=1, keepdim=True)
         # one maximum per row, not one per batch: in high dimensions a whole row would underflow otherwise
         weight = torch.where(torch.isfinite(log_weight), torch.exp(log_weight - top), 0.0)

@@ -54,6 +54,24 @@ class Form(ABC):
         """Gradients of ⟨x, y⟩ in rows [t, d] and in P columns of each, cols [t, P, d]; broadcastable to [t, P, d]."""
         return cols, rows[:, None, :]
 
+    def pull_few_(
+        self, totals: tuple[Tensor | None, Tensor | None], slope: Tensor, rows: Tensor, place: Tensor
+    ) -> None:
+        """Back-propagate dF/d⟨x, y⟩ [t, P] of few pairs.
+
+        Args:
+            totals: gradients of the rows [t, d] and of all columns [m, d], to be added to; None if not needed.
+            slope: [t, P].
+            rows: [t, d].
+            place: [t, P] the columns of the pairs.
+        """
+        by_row, by_col = self.directions(rows, self.cols[place])
+        if totals[0] is not None:
+            totals[0].add_(torch.bmm(slope[:, None, :], by_row)[:, 0])
+        if totals[1] is not None:
+            parts = slope[:, :, None] * by_col
+            totals[1].index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))
+
 
 class Plain(Form):
     """Inner product: s = ⟨x, y⟩ (also the cosine of unit rows)."""

@@ -196,11 +196,8 @@ class Half:
         """Back-propagate dF/ds [t, P] of the positive pairs of a strip to `sums`."""
         sums.learned -= slope.sum()
         slope = self.form.descend_(slope, strip.near)
-        place = strip.place + strip.first
-        by_row, by_col = self.form.directions(self.rows[strip.rows], self.form.cols[place])
-        sums.rows[strip.rows] += torch.bmm(slope[:, None, :], by_row)[:, 0]
-        parts = slope[:, :, None] * by_col
-        sums.cols.index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))
+        totals = sums.rows[strip.rows], sums.cols
+        self.form.pull_few_(totals, slope, self.rows[strip.rows], strip.place + strip.first)
 
     def gather(self, sums: Sums, scale: Tensor) -> None:
         """Add a gradient times `scale` to the result, with rows and columns in their original order."""

@@ -222,9 +222,5 @@ class Sorted:
 
     def few(self, here: slice, place: Tensor, slope: Tensor) -> None:
         """Back-propagate dF/d⟨x, y⟩ [t, P] of the rows `here` and the columns `place` [t, P]."""
-        by_row, by_col = self.form.directions(self.rows[here], self.form.cols[place])
-        if self.slopes.sums[0] is not None:
-            self.slopes.sums[0][here] += torch.bmm(slope[:, None, :], by_row)[:, 0]
-        if self.cols is not None:
-            parts = slope[:, :, None] * by_col
-            self.cols.index_add_(0, place.reshape(-1), parts.reshape(-1, parts.shape[-1]))
+        total = self.slopes.sums[0]
+        self.form.pull_few_((None if total is None else total[here], self.cols), slope, self.rows[here], place)

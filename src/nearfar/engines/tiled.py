@@ -23,6 +23,7 @@ from nearfar.engines.dense import dense_pairs, dense_value
 from nearfar.engines.halves import by_halves, halves
 from nearfar.engines.lean import by_runs, leans
 from nearfar.engines.lean_angular import by_angles, leans_on_angles
+from nearfar.engines.lean_drawn import by_draws, leans_on_draws
 from nearfar.engines.lean_lifted import by_ends, leans_on_ends
 from nearfar.engines.lean_ranked import by_ranks, leans_on_ranks
 from nearfar.engines.lean_triplets import by_triplets, leans_on_triplets
@@ -53,6 +54,7 @@ LEAN_WAYS: tuple[tuple[Callable[[Product, Layout], bool], Way], ...] = (
     (leans_on_ranks, by_ranks),
     (leans_on_angles, by_angles),
     (leans_on_ends, by_ends),
+    (leans_on_draws, by_draws),
 )
 """Fast paths, each with the function that checks whether it supports a loss; at most one supports any loss."""
 
