@@ -18,7 +18,7 @@ from nearfar.engines.runs import Columns, columns
 from nearfar.engines.strips import ENTRIES, Strips, gradient, height
 from nearfar.engines.sweeps import Ask, Made
 from nearfar.groups.groupings import Product
-from nearfar.miners import Miner, ScoredPairs
+from nearfar.miners import ScoredPairs
 from nearfar.relations.layout import Layout
 
 __all__ = ["by_draws", "leans_on_draws"]
@@ -113,7 +113,7 @@ class _Draws:
     def _chance(self, here: slice, scores: Tensor) -> Tensor:
         """The chance [t, m] of each negative pair of a strip, summing to 1 or 0 over a row."""
         miner, similarity = self.strips.product.miner, self.strips.product.similarity
-        assert isinstance(miner, Miner)  # noqa: S101 - checked by `leans_on_draws`
+        assert miner is not None  # noqa: S101 - checked by `leans_on_draws`
         odds = miner.log_odds(similarity.distance(scores), self.strips.rows.shape[1])
         assert odds is not None  # noqa: S101 - likewise
         place, run = self.place[here], self.narrow.run[here]
