@@ -16,6 +16,7 @@ from nearfar.miners import ScoredPairs, Window, present
 from nearfar.similarity import Cosine
 
 SETS = SETS | {"kl-large": nf.sets.KL(1e3), "kl-large-zero_member": nf.sets.KL(1e3, zero_member=True)}
+SETS = SETS | {"kl-large-drop": nf.sets.KL(1e3, zero="drop"), "mean-drop": nf.sets.Mean(zero="drop")}
 Y = torch.tensor([3, 0, 1, 0, 2, 1, 0, 1, 1, 4, 2])
 
 

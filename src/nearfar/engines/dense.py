@@ -16,7 +16,7 @@ from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import indexed
 from nearfar.relations.relation import Relation, Tile
 
-__all__ = ["dense_pairs", "dense_value", "kept", "measures"]
+__all__ = ["dense_pairs", "dense_value", "kept", "scored"]
 
 
 def dense_pairs(
@@ -38,34 +38,28 @@ def dense_pairs(
         indices: explicit index tuple of a miner, or None.
         once: count a pair once even if `indices` lists it several times.
     """
-    positive, negative = measures(relation.dense(), rows)
-    triplets = None
-    had_positive, had_negative = present(positive), present(negative)
+    pairs = scored(product, rows, cols, relation, relation.dense())
     if indices is not None:
-        listed = indexed(indices, relation.shape, once=once)
-        positive, negative = (x if x.dtype == torch.bool else x.to(rows.dtype) for x in listed)
-        if len(indices) == 3 and product.groups.takes_triplets:
-            triplets = (indices[0], indices[1], indices[2])
-    scores = product.similarity.scores(rows, cols)
-    return kept(
-        product,
-        ScoredPairs(
-            scores,
-            positive,
-            negative,
-            had_positive,
-            had_negative,
-            relation,
-            product.similarity,
-            rows,
-            cols,
-            triplets,
-            mined=indices is not None,
-        ),
-    )
+        positive, negative = (
+            x if x.dtype == torch.bool else x.to(rows.dtype) for x in indexed(indices, relation.shape, once=once)
+        )
+        direct = len(indices) == 3 and product.groups.takes_triplets
+        triplets = (indices[0], indices[1], indices[2]) if direct else None
+        pairs = replace(pairs, positive=positive, negative=negative, triplets=triplets, mined=True)
+    return kept(product, pairs)
 
 
-def measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
+def scored(
+    product: Product, rows: Tensor, cols: Tensor, relation: Relation, tile: Tile, *, strip: bool = False
+) -> ScoredPairs:
+    """Scores [t, m] of rows [t, d] and columns [m, d], and all their pairs by the tile of the relation."""
+    positive, negative = _measures(tile, rows)
+    had, similarity = (present(positive), present(negative)), product.similarity
+    scores = similarity.scores(rows, cols)
+    return ScoredPairs(scores, positive, negative, *had, relation, similarity, rows, cols, strip=strip)
+
+
+def _measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
     """Base measures of the positive and negative pairs: masks, or weights in the dtype of `like`."""
     positive, negative = tile.positive, tile.negative
     return (positive, negative) if positive.dtype == torch.bool else (positive.to(like.dtype), negative.to(like.dtype))

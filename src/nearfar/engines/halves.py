@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -102,8 +103,12 @@ class _Side:
 
     def __init__(self, half: Half, name: str, stream: Stream) -> None:
         self.half, self.name, self.stream = half, name, stream
-        self.sums = Sums(half.rows, half.form.cols)
         self.starts, self.seen = list[Start](), 0
+
+    @cached_property
+    def sums(self) -> Sums:
+        """The gradient of what was weighed, up to a factor."""
+        return Sums(self.half.rows, self.half.form.cols)
 
     def look(self, strip: Strip) -> None:
         """Add the losses of a strip to the stream."""
@@ -111,7 +116,8 @@ class _Side:
         if not self.stream.sweep:
             self.starts.append((self.seen, strip.rows, strip.first))
             self.seen += losses.numel()
-        self.stream.look(_flat_view(losses), size, _flat_view(weights), None)
+        free = None if self.name == "near" else _flat_view(strip.free)
+        self.stream.look(_flat_view(losses), size, _flat_view(weights), free)
 
     def weigh(self, strip: Strip) -> None:
         """Turn the losses of a strip into weights, and add their gradient."""

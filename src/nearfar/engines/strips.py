@@ -15,10 +15,10 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ALONE, ProcessGroup, cuts
 from nearfar._utils.rng import State, set_states, states
-from nearfar.engines.dense import kept, measures
+from nearfar.engines.dense import kept, scored
 from nearfar.engines.forms import Form, form_of
 from nearfar.groups.groupings import Product
-from nearfar.miners import ScoredPairs, present
+from nearfar.miners import ScoredPairs
 from nearfar.relations.layout import Layout
 from nearfar.relations.relation import EVERYTHING, Relation
 
@@ -104,26 +104,9 @@ class Strips:
 
     def pairs(self, here: slice, rows: Tensor, cols: Tensor) -> ScoredPairs:
         """Scores [t, m] of the strip `here`, whose embeddings are `rows` [t, d], and its pairs after mining."""
-        positive, negative = measures(self.relation.tile(here, EVERYTHING), rows)
-        had_positive, had_negative = present(positive), present(negative)
-        self.had_positive[here], self.had_negative[here] = had_positive, had_negative
-        similarity = self.product.similarity
-        scores = similarity.scores(rows, cols)
-        return kept(
-            self.product,
-            ScoredPairs(
-                scores,
-                positive,
-                negative,
-                had_positive,
-                had_negative,
-                self.relation,
-                similarity,
-                rows,
-                cols,
-                strip=True,
-            ),
-        )
+        pairs = scored(self.product, rows, cols, self.relation, self.relation.tile(here, EVERYTHING), strip=True)
+        self.had_positive[here], self.had_negative[here] = pairs.had_positive, pairs.had_negative
+        return kept(self.product, pairs)
 
     def plain(self, here: slice) -> ScoredPairs:
         """The pairs of a strip, without an autograd graph."""
