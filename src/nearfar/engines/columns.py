@@ -10,8 +10,7 @@ from torch import Tensor
 from nearfar._utils.tensors import over
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, running, shared
-from nearfar.groups.groupings import halves, tally, turned
-from nearfar.links import Sides
+from nearfar.groups.groupings import Problem, halves, sides_of, tally, turned
 from nearfar.miners import ScoredPairs, present
 from nearfar.sets.stream import Stream
 
@@ -71,55 +70,40 @@ def by_columns(strips: Strips, new_slopes: Ask, grad_output: Tensor | None = Non
 
 def _ends(strips: Strips) -> Ends:
     """First sweep (or sweeps, as the set needs): negative values of all rows and columns."""
-    values = list[Tensor]()
-    stream: Stream | None = None
-    has_cols = torch.zeros(len(strips.cols), dtype=torch.bool, device=strips.cols.device)
-    wanted = True
+    values, has_cols = list[Tensor](), torch.zeros(len(strips.cols), dtype=torch.bool, device=strips.cols.device)
+    next(iter(strips))  # keeps the state of the generators, which every sweep begins with
+    stream = turned(_wide(strips, slice(0, 1))).stream()
+    assert stream is not None  # noqa: S101 - checked by `untiled`
+    stream.ranks, wanted = strips.ranks, True
     while wanted:
-        first = not values
         for here in strips:
-            wide = halves(strips.product, strips.plain(here))[1]
+            wide = _wide(strips, here)
             seen = turned(wide)
-            if first:
+            if not stream.sweep:
                 values.append(wide.value())
                 has_cols |= present(seen.measure)
-            stream = seen.stream() if stream is None else stream
-            assert stream is not None  # noqa: S101 - checked by `untiled`
-            stream.ranks = strips.ranks
             stream.add(seen.losses, seen.measure)
-        wanted = stream is not None and stream.turn()
-    assert stream is not None  # noqa: S101 - there was a strip
-    return Ends(strips.whole(values), _column_values(strips, stream), strips.ranks.any(has_cols), stream)
+        wanted = stream.turn()
+    if stream.constant:  # weights are held constant: one more sweep
+        held = torch.zeros_like(stream.size)
+        for here in strips:
+            seen = turned(_wide(strips, here))
+            held += stream.held(seen.losses, seen.measure)
+        columns = strips.ranks.sum(held).to(strips.rows.dtype)
+    else:
+        columns = stream.value()
+    return Ends(strips.whole(values), columns, strips.ranks.any(has_cols), stream)
 
 
-def _column_values(strips: Strips, stream: Stream) -> Tensor:
-    """Negative values [m] of the columns; sweeps again if the set holds its weights constant."""
-    if not stream.constant:
-        return stream.value()
-    value = torch.zeros_like(stream.size)
-    for here in strips:
-        seen = turned(halves(strips.product, strips.plain(here))[1])
-        value += (stream.weights(seen.losses, seen.measure) * torch.where(seen.measure > 0, seen.losses, 0.0)).sum(
-            dim=1
-        )
-    return strips.ranks.sum(value).to(strips.rows.dtype)
+def _wide(strips: Strips, here: slice) -> Problem:
+    """The problem of the negative pairs of each row of a strip."""
+    return halves(strips.product, strips.plain(here))[1]
 
 
 def _linked(strips: Strips, pairs: ScoredPairs, ends: Ends, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
     """Numerator and denominator of a strip's terms, from the negative values of its rows [t] and all columns [m]."""
     positive, _ = halves(strips.product, pairs)
-    sides = Sides(
-        positive=positive.value(),
-        negative=rows,
-        has_positive=pairs.has_positive,
-        has_negative=pairs.has_negative,
-        anchors=pairs.anchors,
-        losses=positive.losses,
-        measure=pairs.positive,
-        columns=cols,
-        has_columns=ends.has_cols,
-    )
-    (terms,) = strips.product.joined(sides)
+    (terms,) = strips.product.joined(sides_of(pairs, positive, (positive.value(), rows, cols), ends.has_cols))
     return tally(terms, strips.product.reduction)
 
 
@@ -139,11 +123,7 @@ def _gradients(
             leaf = cut(pairs)
             wide = halves(strips.product, leaf)[1]
             seen = turned(wide)
-            weights = ends.stream.weights(seen.losses.detach(), seen.measure) * at_cols[:, None]
+            mine, theirs = wide.value() * at_rows[here], ends.stream.held(seen.losses, seen.measure) * at_cols
             top, bottom = _linked(strips, leaf, ends, ends.rows[here], ends.cols)
-            there = torch.where(seen.measure > 0, seen.losses, 0.0)
-            slopes.note(
-                _aimed(top, bottom, grad_output, here) + (wide.value() * at_rows[here]).sum() + (weights * there).sum(),
-                leaf,
-            )
+            slopes.note(_aimed(top, bottom, grad_output, here) + mine.sum() + theirs.sum(), leaf)
             slopes.through(here, pairs)

@@ -21,8 +21,7 @@ from nearfar._utils.shortcuts import swift, touched
 from nearfar._utils.tensors import over
 from nearfar.engines.dense import dense_value, kept
 from nearfar.engines.listed_scores import ListedScores, cheapest
-from nearfar.groups.groupings import Problem, Product, halves, reduce, tally
-from nearfar.links import Sides
+from nearfar.groups.groupings import Problem, Product, halves, reduce, sides_of, tally
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import Listing, check_apart, listed_pairs, spread
 from nearfar.relations.relation import Relation
@@ -254,17 +253,9 @@ def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Ten
         return flat.index_copy(0, place, x.reshape(-1).index_select(0, member)).reshape(-1, width)
 
     down = Problem(wide.over, turned(wide.losses), turned(wide.measure), (pairs.relation.shape[1], width))
-    sides = Sides(
-        positive=positive.value(),
-        negative=wide.value(),
-        has_positive=pairs.has_positive,
-        has_negative=pairs.has_negative,
-        anchors=pairs.anchors,
-        losses=positive.losses,
-        measure=pairs.positive,
-        columns=listing.padded(down.value().index_select(0, listing.cols)),
-        has_columns=listing.padded(present(down.measure).index_select(0, listing.cols)),
-    )
+    columns = listing.padded(down.value().index_select(0, listing.cols))
+    has_columns = listing.padded(present(down.measure).index_select(0, listing.cols))
+    sides = sides_of(pairs, positive, (positive.value(), wide.value(), columns), has_columns)
     parts = [reduce(terms, product.reduction) for terms in product.joined(sides)]
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 

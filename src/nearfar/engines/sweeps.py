@@ -207,20 +207,13 @@ class _Problems(Source):
                 pairs = slopes.pairs(here)
                 leaf = cut(pairs) if slopes.any else pairs
                 for problems in self._blocks(leaf):
-                    parts = {k: self._weighted(problems, k) for k in which}
+                    parts = {k: self.streams[k].held(problems[k].losses, problems[k].measure) for k in which}
                     for k, part in parts.items():
                         sums[k] += part.detach()
                     if slopes.any:
                         slopes.note(torch.stack([parts[k] * factors[k] for k in which]).sum(), leaf)
                 slopes.through(here, pairs)
         return {k: strips.ranks.sum(sums[k]).to(strips.rows.dtype) for k in which if self.streams[k].constant}
-
-    def _weighted(self, problems: Problems, k: int) -> Tensor:
-        """Weighted sum Σ p*l of problem k of a strip."""
-        losses, measure = problems[k].losses, problems[k].measure
-        # absent members are 0; the NaN of a present one propagates even if its weight is 0
-        there = torch.where(measure > 0, losses, 0.0)
-        return (self.streams[k].weights(losses.detach(), measure) * there).sum()
 
 
 def _few(strips: Strips, slopes: Slopes, support: Support, factor: Tensor) -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "Values",
     "halves",
     "reduce",
+    "sides_of",
     "tally",
     "turned",
 ]
@@ -288,19 +289,8 @@ class AnchorSign(Grouping, swift=True):
     def terms(  # noqa: D102
         self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values
     ) -> tuple[Terms, ...]:
-        return product.joined(
-            Sides(
-                positive=values[0],
-                negative=values[1],
-                has_positive=pairs.has_positive,
-                has_negative=pairs.has_negative,
-                anchors=pairs.anchors,
-                losses=problems[0].losses,
-                measure=pairs.positive,
-                columns=values[2] if len(values) > 2 else None,
-                has_columns=present(problems[2].measure) if len(values) > 2 else None,
-            )
-        )
+        has_columns = present(problems[2].measure) if len(values) > 2 else None
+        return product.joined(sides_of(pairs, problems[0], values, has_columns))
 
 
 def halves(product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
@@ -309,6 +299,21 @@ def halves(product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
     return (
         _rows(product.over_positive, product.positive(pairs.scores, +1), pairs.positive),
         _rows(product.over_negative, product.negative(pairs.scores, -1), wide),
+    )
+
+
+def sides_of(pairs: ScoredPairs, positive: Problem, values: Values, has_columns: Tensor | None = None) -> Sides:
+    """What a link reads: the values of positive and negative pairs, and of columns, where there is a third."""
+    return Sides(
+        positive=values[0],
+        negative=values[1],
+        has_positive=pairs.has_positive,
+        has_negative=pairs.has_negative,
+        anchors=pairs.anchors,
+        losses=positive.losses,
+        measure=pairs.positive,
+        columns=values[2] if len(values) > 2 else None,
+        has_columns=has_columns,
     )
 
 

@@ -146,6 +146,11 @@ class Stream(ABC):
         """Weights p* [g, c] of a chunk, after the last sweep."""
         return self._weights(*self._members(losses, measure))
 
+    def held(self, losses: Tensor, measure: Tensor) -> Tensor:
+        """Weighted sum Σ p*l [g] of a chunk, after the last sweep, with p* held constant."""
+        # absent members are 0; the NaN of a present one propagates even if its weight is 0
+        return (self.weights(losses.detach(), measure) * hidden(losses, measure, 0.0)).sum(dim=1)
+
     def weigh_(
         self, l: Tensor, size: Tensor | float, w: Tensor | None = None, free: Tensor | None = None
     ) -> Tensor | None:
