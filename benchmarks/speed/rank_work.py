@@ -40,7 +40,7 @@ LOSSES: dict[str, Callable[[int], Any]] = {
     "DroKL": lambda size: L.DroKL(),
     "DroTopK": lambda size: L.DroTopK(k=2 * size),
 }
-SIZES = {8192: tuple(LOSSES), 16384: ("MultiSimilarity", "SupCon", "DroTopK")}
+SIZES = {8192: tuple(LOSSES), 16384: ("SupCon", "Triplet-hard", "DroKL")}
 """Rows, and what is measured there."""
 
 
