@@ -171,3 +171,33 @@ def test_similarities_say_what_they_are():
     assert repr(Cosine()) == "Cosine()"
     assert repr(NegEuclidean(normalize=False)) == "NegEuclidean(normalize=False)"
     assert nf.similarity.Cosine is Cosine
+
+
+def test_a_root_has_the_value_and_derivatives_of_its_definition():
+    """√max(x, 0), with slope 0 at 0 and below; NaN and infinity stay."""
+
+    def plain(x):
+        zero = x <= 0
+        return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, x)))
+
+    x = torch.tensor([0.0, -1.0, 4.0, 1e-300, math.nan, math.inf], dtype=torch.float64)
+    slopes = []
+    for root in (nf.similarity.root, plain):
+        leaf = x.clone().requires_grad_()
+        slopes.append((root(leaf).detach(), *torch.autograd.grad(root(leaf).sum(), leaf)))
+    for found, wanted in zip(*slopes, strict=True):
+        torch.testing.assert_close(found, wanted, equal_nan=True, rtol=1e-15, atol=0)
+    assert torch.autograd.gradgradcheck(nf.similarity.root, torch.tensor([0.3, 2.0]).double().requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_only_crowded_rows_have_their_origin_moved(dtype):
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    near = nf.similarity.NegEuclidean()
+    rows, cols = near.prepared(x)
+    assert torch.equal(rows, near.prepare(x))
+    assert cols is rows
+    crowd = torch.ones(6, dtype=dtype) + x / 1000
+    crowd[0] = -crowd[0]  # one distant row does not change that
+    moved, _ = near.prepared(crowd)
+    assert moved[1:].abs().amax() < 0.01 < 0.3 < near.prepare(crowd).abs().amin()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.shortcuts import HOOKS, Part
+from nearfar._utils.tensors import readable
 
 __all__ = [
     "Called",
@@ -77,8 +78,36 @@ def _wide(x: Tensor) -> Tensor:
 
 def root(square: Tensor) -> Tensor:
     """√max(x, 0) whose gradient at 0 is 0 instead of infinite; NaN stays NaN."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return _plain_root(square)
+    found: Tensor = _Root.apply(square)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _plain_root(square: Tensor) -> Tensor:
     zero = square <= 0
     return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, square)))
+
+
+class _Root(torch.autograd.Function):
+    """`root` in a third of the steps."""
+
+    @staticmethod
+    def forward(ctx: Any, square: Tensor) -> Tensor:
+        found = square.clamp_min(0.0).sqrt_()
+        ctx.save_for_backward(square, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Tensor) -> Tensor:
+        found: Tensor
+        (g,), (square, y) = grad_output, ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody differentiates once more
+            (found,) = torch.autograd.grad(_plain_root(square), square, g, create_graph=True)
+        else:
+            # the sign is 0 at 0, and the clamp keeps the quotient finite there
+            found = (g * y.sign()).div_((2 * y).clamp_min_(torch.finfo(y.dtype).tiny))
+        return found
 
 
 SAMPLE = 1024
@@ -101,6 +130,19 @@ def origin(x: Tensor) -> Tensor:
     far = torch.where(finite[:, 0], (x - mean).square().sum(dim=1), torch.inf)
     crowded = far.median() * CROWD < mean.square().sum()
     return torch.where(crowded, x.index_select(0, far.argmin(dim=0, keepdim=True))[0], 0.0)
+
+
+def _crowded(x: Tensor) -> bool:
+    """Whether `origin` may move: the same comparison in fewer steps, where reading is free; True if rows are broken."""
+    mean = x.mean(dim=0)
+    far = torch.linalg.vector_norm(x - mean, dim=1).median()
+    return not bool(far * far * CROWD >= mean.dot(mean))
+
+
+def _some(x: Tensor, y: Tensor | None) -> Tensor:
+    """About `SAMPLE` rows of each."""
+    some = [z[:: max(1, len(z) // SAMPLE)] for z in (x, y) if z is not None]
+    return some[0] if y is None else torch.cat(some)
 
 
 class Similarity(Part, nn.Module, ABC):
@@ -143,7 +185,9 @@ class Similarity(Part, nn.Module, ABC):
         """All scores [n, m] between prepared rows x [n, d] and y [m, d]."""
         if not self.norms:
             return x @ y.T
-        return self.finish(x @ y.T, (x * x).sum(dim=1)[:, None], (y * y).sum(dim=1)[None, :])
+        rows = (x * x).sum(dim=1)
+        cols = rows if y is x else (y * y).sum(dim=1)
+        return self.finish(x @ y.T, rows[:, None], cols[None, :])
 
     def prepared(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Raw rows x [n, d] and y [m, d] (None: the rows themselves) as `scores` takes them."""
@@ -152,8 +196,9 @@ class Similarity(Part, nn.Module, ABC):
         if not self.shifts or not len(rows) or not len(cols):
             return rows, cols
         with torch.no_grad():
-            some = [z[:: max(1, len(z) // SAMPLE)] for z in ((x,) if y is None else (x, y))]
-            start = origin(torch.cat([self.prepare(_wide(z)) for z in some]))
+            if readable(rows) and not _crowded(_some(rows, None if y is None else cols)):
+                return rows, cols  # most batches lie around the origin, and say so in their own precision
+            start = origin(self.prepare(_wide(_some(x, y))))
         rows = self._moved(x, rows, start)
         return rows, rows if y is None else self._moved(y, cols, start)
 
