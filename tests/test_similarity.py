@@ -180,14 +180,14 @@ def test_a_root_has_the_value_and_derivatives_of_its_definition():
         zero = x <= 0
         return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, x)))
 
-    x = torch.tensor([0.0, -1.0, 4.0, 1e-300, math.nan, math.inf], dtype=torch.float64)
+    x = torch.tensor([0.0, -1.0, 4.0, 1e-300, torch.nan, torch.inf], dtype=torch.float64)
     slopes = []
-    for root in (nf.similarity.root, plain):
+    for of in (root, plain):
         leaf = x.clone().requires_grad_()
-        slopes.append((root(leaf).detach(), *torch.autograd.grad(root(leaf).sum(), leaf)))
+        slopes.append((of(leaf).detach(), *torch.autograd.grad(of(leaf).sum(), leaf)))
     for found, wanted in zip(*slopes, strict=True):
         torch.testing.assert_close(found, wanted, equal_nan=True, rtol=1e-15, atol=0)
-    assert torch.autograd.gradgradcheck(nf.similarity.root, torch.tensor([0.3, 2.0]).double().requires_grad_())
+    assert torch.autograd.gradgradcheck(root, torch.tensor([0.3, 2.0]).double().requires_grad_())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
