@@ -7,6 +7,7 @@ TRITON_INTERPRET=1 the kernels compute what they can.
 from __future__ import annotations
 
 import inspect
+from itertools import product
 from typing import Any
 
 import pytest
@@ -32,6 +33,12 @@ SETS = {
 GROUPS = ("batch", "sign", "anchor", "anchor_sign")
 SHARED = ("batch", "anchor_sign")
 """What ranks are tried with: groups that lie on all of them, and on one."""
+BATCHES = {
+    "many": larger(30),
+    "two": (torch.eye(2, dtype=torch.float64), torch.tensor([0, 1])),
+    "equal": (torch.eye(3, dtype=torch.float64)[torch.arange(12) % 3], torch.arange(12) % 4),
+}
+"""Also one in which the last rank has no pair of its own (of half a matrix), and one of many ties."""
 sets = pytest.mark.parametrize("name", SETS)
 groups = pytest.mark.parametrize("groups", GROUPS)
 
@@ -66,11 +73,10 @@ def test_the_fused_engine_equals_dense(name, groups):
 def of_rank(share: Share) -> dict[str, Any]:
     """Value and gradients of each set in each grouping; in strips that the ranks share, where the set has them."""
     found = {}
-    for name in SETS:
-        for groups in SHARED:
-            loss, (rows, labels) = loss_of(name, groups).double(), larger(30)
-            on(loss, "tiled" if untiled(loss.product) is None else "dense", 5)
-            found[f"{name}/{groups}"] = measured(share, loss, rows, share(labels))
+    for name, groups, (size, (rows, labels)) in product(SETS, SHARED, BATCHES.items()):
+        loss = loss_of(name, groups).double()
+        on(loss, "tiled" if untiled(loss.product) is None else "dense", 5)
+        found[f"{name}/{groups}/{size}"] = measured(share, loss, rows, share(labels))
     return found
 
 
@@ -82,4 +88,4 @@ def test_two_ranks_equal_one_process(tmp_path):
     found = together("test_every_set", "on_ranks", 2, tmp_path)
     for name, wanted in of_rank(Share()).items():
         same([rank[name] for rank in found], wanted, name)
-    assert set(found[0]) == {f"{name}/{groups}" for name in SETS for groups in SHARED}
+    assert set(found[0]) == {"/".join(case) for case in product(SETS, SHARED, BATCHES)}

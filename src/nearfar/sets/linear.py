@@ -128,20 +128,19 @@ class _WorstStream(Stream):
 
     def _start(self) -> None:
         self._top, self._ties = self._full(-torch.inf), self._full(0.0, wide=True)
-        self._seen, self._place = 0, -1
+        self._seen, self._place = 0, torch.full_like(self.size, -1, dtype=torch.int64)
 
     def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
         self._rise(hidden(l, w).amax(dim=1), lambda top: total(w * (l == top[:, None]), self._ties))
 
     def _look(self, l: Tensor, size: Tensor, w: Tensor | None) -> None:
-        if w is not None or len(l) > 1 or not readable(l):
+        if w is not None or len(l) > 1:
             super()._look(l, size, w)
             return
         largest, place, behind = first_two(l)
-        if bool(largest > self._top):
-            self._place = self._seen + int(place)
-        alone = bool(behind < largest)
-        self._rise(largest, lambda top: (largest == top if alone else l == top[:, None]).double().sum()[None])
+        self._place = torch.where(largest > self._top, place + self._seen, self._place)
+        alone = readable(l) and bool(behind < largest)
+        self._rise(largest, lambda top: (largest == top).double() if alone else total(l == top[:, None], self._ties))
         self._seen += l.shape[1]
 
     def _rise(self, largest: Tensor, tied: Callable[[Tensor], Tensor]) -> None:
@@ -153,18 +152,17 @@ class _WorstStream(Stream):
     def _merge(self, ranks: ProcessGroup) -> None:
         top = ranks.largest(self._top)
         self._ties = ranks.sum(torch.where(self._top == top, self._ties, 0.0))
-        self._place = self._place if bool((self._top == top).all()) else -1
+        self._place = torch.where(self._top == top, self._place, -1)
         self._top = top
 
     def support(self) -> Support | None:
         """The largest member if it is alone, or none if it needs no weight; None if there are ties."""
         if not self._seen or self.over.zero_member:
             return None
-        idle = bool(self._top <= self.floor)
-        if not idle and not bool(self._ties == 1):
+        weighs = ~(self._top <= self.floor)  # NaN weighs
+        if bool(weighs & (self._ties != 1)):
             return None
-        mine = [] if idle or self._place < 0 else [self._place]
-        place = torch.tensor(mine, dtype=torch.int64, device=self.like.device)
+        place = self._place[weighs & (self._place >= 0)]
         return Support(place, torch.ones_like(place, dtype=self.like.dtype), torch.zeros_like(place, dtype=torch.bool))
 
     def _turn(self) -> bool:

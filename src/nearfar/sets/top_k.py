@@ -323,7 +323,9 @@ class _TopKStream(Stream):
     def support(self) -> Support | None:
         """The K largest members; None unless all members tied at the threshold are kept (synchronizes)."""
         kept = self._kept
-        if kept is None or len(self.size) > 1 or self.over.zero_member or not readable(kept.values):
+        if kept is None or len(self.size) > 1 or self.over.zero_member:
+            return None
+        if self.floor == -math.inf and not readable(kept.values):
             return None
         # members without weight need not be kept
         idle = bool(self.dual[0] <= self.floor) and not bool(torch.isnan(kept.values).any())
