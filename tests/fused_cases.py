@@ -118,6 +118,7 @@ def _small(monkeypatch):
     monkeypatch.setattr(launch, "_blocks", lambda x, kind: {"BM": 16, "BN": 16, "BK": 16})
     monkeypatch.setattr(launch, "STATES", 64)
     monkeypatch.setattr(launch, "STRIP", 16 * 8)
+    monkeypatch.setattr(launch, "TALL", 16)
 
 
 def both(loss, given, low=torch.float32):

@@ -57,6 +57,7 @@ def test_a_recording_is_the_dense_engine(row):
     assert recorded(loss) == (0 if drawn else 1)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")  # of a parameter, warmed up aside
 @rows
 def test_every_loss_can_be_captured_by_hand(row):
     loss, _, width = pair(row.make)

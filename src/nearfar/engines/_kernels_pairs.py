@@ -1,7 +1,6 @@
 """Triton kernels of the fused engine for single pairs: the products of each row with P columns of its own.
 
-A program does some rows. In the backward pass the gradient of a row is a sum that it alone writes; that of a column is
-added by whoever has it as a positive.
+A program does some rows. In the backward pass the gradient of a column is added by whoever has it as a positive.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def near(X, Y, PLACE, OUT, n, P, D, BM: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def near_back(X, Y, PLACE, SLOPE, DX, DY, n, P, D, BM: tl.constexpr, BK: tl.constexpr):
-    """Gradients from those of the products, SLOPE [n, P]: DX [n, D] is written, DY [m, D] is added to."""
+    """Gradients from those of the products, SLOPE [n, P], added to DX [n, D] and DY [m, D], which may be one."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     rk = tl.program_id(1) * BK + tl.arange(0, BK)
     inside = rows < n
@@ -51,4 +50,4 @@ def near_back(X, Y, PLACE, SLOPE, DX, DY, n, P, D, BM: tl.constexpr, BK: tl.cons
         total += slope[:, None] * tl.load(Y + to, mask=mask, other=0.0)
         tl.atomic_add(DY + to, slope[:, None] * x, mask=mask & (slope != 0.0)[:, None], sem="relaxed")
         p += 1
-    tl.store(DX + at, total, mask=mask)
+    tl.atomic_add(DX + at, total, mask=mask, sem="relaxed")

@@ -241,7 +241,7 @@ class Fused:
         """Scores [n, P] of each row with the columns `place` [n, P], in float32, with their gradient."""
         from nearfar.engines.fused_ops import near
 
-        dots: Tensor = near(self.rows, self.cols, place)
+        dots: Tensor = near(self.rows, None if self.vectors.square else self.cols, place)
         if self.product.similarity.form == "dot":
             return dots
         norms = (self.rows * self.rows).sum(dim=1)

@@ -179,47 +179,52 @@ triplets.register_autograd(_pull_triplets, setup_context=_keep_triplets)
 
 
 @torch.library.custom_op("nearfar::near", mutates_args=())
-def near(rows: Tensor, cols: Tensor, place: Tensor) -> Tensor:
-    """Products [n, P] of rows [n, d] with the columns `place` [n, P] of cols [m, d]."""
+def near(rows: Tensor, cols: Tensor | None, place: Tensor) -> Tensor:
+    """Products [n, P] of rows [n, d] with the columns `place` [n, P] of cols [m, d] (None: the rows)."""
     from nearfar.engines._kernels_pairs import near as kernel
 
     found = rows.new_empty(place.shape)
-    rows, cols, place = rows.contiguous(), cols.contiguous(), place.contiguous()
+    rows, place = rows.contiguous(), place.contiguous()
+    cols = rows if cols is None else cols.contiguous()
     with on_device(rows):
         kernel[(-(-len(rows) // 16),)](rows, cols, place, found, len(rows), place.shape[1], rows.shape[1], **PAIRS)
     return found
 
 
 @near.register_fake
-def _(rows: Tensor, cols: Tensor, place: Tensor) -> Tensor:
+def _(rows: Tensor, cols: Tensor | None, place: Tensor) -> Tensor:
     return rows.new_empty(place.shape)
 
 
 @torch.library.custom_op("nearfar::near_back", mutates_args=())
-def near_back(rows: Tensor, cols: Tensor, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of rows and columns from those of the products."""
+def near_back(rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and columns (empty where they are the rows) from those of the products."""
     from nearfar.engines._kernels_pairs import near_back as kernel
 
-    by_row, by_col = rows.new_empty(rows.shape), cols.new_zeros(cols.shape)
-    rows, cols, place = rows.contiguous(), cols.contiguous(), place.contiguous()
+    rows, place = rows.contiguous(), place.contiguous()
+    by_row, square = rows.new_zeros(rows.shape), cols is None
+    cols = rows if cols is None else cols.contiguous()
+    by_col = by_row if square else cols.new_zeros(cols.shape)
     (n, width), grid = rows.shape, (-(-len(rows) // 16), -(-rows.shape[1] // 64))
     with on_device(rows):
         kernel[grid](rows, cols, place, slope.contiguous(), by_row, by_col, n, place.shape[1], width, **PAIRS)
-    return by_row, by_col
+    return by_row, rows.new_empty(0) if square else by_col
 
 
 @near_back.register_fake
-def _(rows: Tensor, cols: Tensor, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(rows), torch.empty_like(cols)
+def _(rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(rows), rows.new_empty(0) if cols is None else torch.empty_like(cols)
 
 
 def _keep_near(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _pull_near(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
+def _pull_near(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None, None]:
     _check_once()
-    return *near_back(*ctx.saved_tensors, slope), None
+    rows, cols, place = ctx.saved_tensors
+    by_row, by_col = near_back(rows, cols, place, slope)
+    return by_row, None if cols is None else by_col, None
 
 
 near.register_autograd(_pull_near, setup_context=_keep_near)

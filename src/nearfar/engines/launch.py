@@ -26,6 +26,8 @@ LOW = (torch.float32, torch.bfloat16, torch.float16)
 """Types that products are taken in."""
 STRIP = 2**25
 """Entries of a strip of gradients."""
+TALL = 1024
+"""Least rows of a strip of gradients: each adds to the gradients of all columns."""
 STATES = 2**23
 """Numbers that a strip of tiles leaves behind when it is folded."""
 REACH = 68.0
@@ -182,13 +184,13 @@ class Work:
         spec = self.spec
         return spec.a, spec.b, spec.by_offset, spec.scale, spec.center, spec.power
 
-    def strips(self, entries: int, *, half: bool) -> Iterator[Strip]:
-        """Strips of whole tiles with about so many pairs each; half: those from the diagonal on."""
+    def strips(self, entries: int, *, half: bool, least: int = 0) -> Iterator[Strip]:
+        """Strips of whole tiles with about so many pairs each, and `least` rows; half: those from the diagonal on."""
         tall, wide, block = len(self.x), len(self.y), self.blocks["BM"]
         r0 = 0
         while r0 < tall:
             c0 = r0 if half else 0
-            high = min(tall - r0, max(block, entries // (wide - c0) // block * block))
+            high = min(tall - r0, max(block, least // block * block, entries // (wide - c0) // block * block))
             yield Strip(r0, c0, high, wide - c0, high // block, (wide - c0) // self.blocks["BN"])
             r0 += high
 
@@ -267,7 +269,7 @@ class Work:
         coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
         learned = self.rows.new_zeros((), dtype=torch.float64)
         gradients = Gradients(self)
-        for strip in self.strips(STRIP, half=bool(spec.half)):
+        for strip in self.strips(STRIP, half=bool(spec.half), least=TALL):
             g, rows, cols = gradients.empty(strip)
             learn = self.empty(strip.wide, strip.high if self.offset is not None else 0).zero_()
             self.start(
@@ -302,7 +304,7 @@ class Work:
 
         spec, unit, gradients = self.spec, self._unit(pull), Gradients(self)
         scores, real, coef = scores.float().contiguous(), real.float().contiguous(), (pull / unit).float().contiguous()
-        for strip in self.strips(STRIP, half=False):
+        for strip in self.strips(STRIP, half=False, least=TALL):
             g, rows, cols = gradients.empty(strip)
             self.start(
                 weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
@@ -353,16 +355,15 @@ class Gradients:
 
     def found(self, unit: Tensor) -> tuple[Tensor, Tensor]:
         """The sums times a factor, in the dtype of the rows; no columns where they are the rows."""
-        by, work = unit.float(), self.work
-        found: list[Tensor] = []
-        for sums, far, x, size in (
-            (self.rows, self.row_sums, work.x, work.n),
-            (self.cols, self.col_sums, work.y, work.m),
-        ):
-            if far.numel() and not (found and work.square):
-                sums.addcmul_(far[:, None], x.float(), value=-1)
-            found.append((sums * by)[:size, : work.rows.shape[1]].to(work.rows.dtype))
-        return found[0], found[0].new_empty(0) if work.square else found[1]
+        rows = self._finished(self.rows, self.row_sums, self.work.x, unit)[: self.work.n]
+        if self.work.square:
+            return rows, rows.new_empty(0)
+        return rows, self._finished(self.cols, self.col_sums, self.work.y, unit)[: self.work.m]
+
+    def _finished(self, sums: Tensor, far: Tensor, x: Tensor, unit: Tensor) -> Tensor:
+        if self.far:
+            sums.addcmul_(far[:, None], x.float(), value=-1)
+        return sums.mul_(unit.float())[:, : self.work.rows.shape[1]].to(self.work.rows.dtype)
 
 
 def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> None:

@@ -72,6 +72,8 @@ def fuses(loss: Any, call: Any, relation: Relation, product: Product) -> bool:
 
 def _captured() -> bool:
     """Whether a CUDA graph is being captured, in which nothing can be read from the device."""
+    if torch.compiler.is_compiling():  # a compiler cannot trace the question
+        return False
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
