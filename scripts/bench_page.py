@@ -187,22 +187,22 @@ def _case(told: dict[str, Any]) -> str:
 
 
 def correctness() -> str:
-    """The largest error of each engine in each precision."""
+    """The error of each loss's gradient on each engine, in each precision."""
     told = record("gpu_correctness.json")
     if told is None:
         return "Not measured yet."
-    by: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    by: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for each in told["results"]:
-        _, engine, precision, _ = each["case"].rsplit(", ", 3)
-        by.setdefault((engine, precision), []).append(each)
-    lines = []
-    for (engine, precision), cases in by.items():
-        ran = [each for each in cases if isinstance(each.get("gradient"), float)]
-        worst = max(ran, key=lambda each: each["gradient"], default=None)
-        agree = sum(bool(each.get("ok")) for each in cases)
-        said = "-" if worst is None else f"{worst['gradient']:.1e} ({worst['case'].split(', ')[0]})"
-        lines.append((engine, precision, f"{len(cases):,}", f"{agree:,}", said))
-    return markdown(("engine", "precision", "cases", "agree", "largest error of a gradient"), lines)
+        loss, engine, precision, rows = each["case"].rsplit(", ", 3)
+        by.setdefault(f"{loss}, {rows}", {})[engine, precision] = each
+    ways = list(dict.fromkeys(way for cases in by.values() for way in cases))
+    lines = [(loss, *(_error(cases.get(way, {})) for way in ways)) for loss, cases in by.items()]
+    return markdown(("loss", *(f"{engine}, {precision}" for engine, precision in ways)), lines)
+
+
+def _error(told: dict[str, Any]) -> str:
+    gradient = told.get("gradient")
+    return f"{gradient:.0e}" if isinstance(gradient, float) else str(told.get("failed", "-")).split(":")[0]
 
 
 def auto() -> str:

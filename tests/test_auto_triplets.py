@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_tiled import CLOSE, largest, measured, on
@@ -99,3 +101,12 @@ def test_no_tensor_of_all_triplets_is_made(name, monkeypatch):
         measured(LOSSES[name](), rows, labels), measured(on(LOSSES[name](), "dense"), rows, labels), strict=True
     ):
         torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_more_than_half_of_a_gpus_memory_is_not_dense(monkeypatch):
+    """Measured or not: 32,768 rows would take 69 GB."""
+    cuda = SimpleNamespace(type="cuda")
+    product = L.SupCon().product
+    monkeypatch.setattr(tiled, "memory_of", lambda device: 80 * 10**9)
+    for rows, wanted in ((16384, False), (32768, True)):
+        assert tiled.too_large(product, SimpleNamespace(device=cuda, shape=(rows, rows))) == wanted

@@ -248,21 +248,30 @@ def bounded(rows: Tensor, cols: Tensor) -> bool:
     return bool(4 * reach * reach < torch.finfo(rows.dtype).max ** 0.25)
 
 
+BYTES = 64
+"""Memory that the dense engine needs for a pair, on a GPU (measured: 29 to 49)."""
 MOST = 2**28
 """Number of triplets from which the dense engine is not taken: it holds about four tensors of that size."""
 
 
 def too_large(product: Product, relation: Relation) -> bool:
-    """Whether the dense engine would hold more than `MOST` triplets, n x P x m."""
+    """Whether the dense engine would hold more than `MOST` triplets, n x P x m, or half of a GPU's memory."""
     depth = getattr(product.groups, "depth", None)
     n, m = relation.shape
+    if relation.device.type == "cuda" and n * m * BYTES > memory_of(relation.device) // 2:
+        return True
     return depth is not None and n * m * m >= MOST and n * m * depth(relation) >= MOST
+
+
+def memory_of(device: torch.device) -> int:
+    """The bytes of a GPU."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def worth_tiling(product: Product, relation: Relation, ranks: ProcessGroup = ALONE) -> bool:
     """Whether the tiled engine is faster than the dense one, by the number of pairs and the measured thresholds.
 
-    Triplets go there on every device where the dense engine might run out of memory (see `too_large`).
+    So do calls for which the dense engine might run out of memory, measured or not (see `too_large`).
     Several processes share the strips, while each would compute the whole dense matrix. Devices that are not in the
     table were not measured: the answer is False, and `engine="tiled"` must be set explicitly.
     """
