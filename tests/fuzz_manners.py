@@ -21,7 +21,7 @@ ENGINES = ("dense", "tiled", "auto", "lean")
 """Engines, and two of "auto": strips from the first pair on, and strips where a lean way is there, else dense."""
 KERNELS = ("dense", "tiled", "fused", "fused auto")
 """Engines where kernels are to be had, and "auto" that takes them from the first pair on."""
-SMALL = {"_blocks": lambda x: {"BM": 16, "BN": 16, "BK": 16}, "CHUNKS": 2, "STRIP": 16 * 8}
+SMALL = {"_blocks": lambda x, kind: {"BM": 16, "BN": 16, "BK": 16}, "STATES": 64, "STRIP": 16 * 8, "TALL": 16}
 """Sizes with which small batches are several tiles a chunk, several chunks a row, several strips."""
 LAYOUTS = ("plain", "transposed", "strided", "offset", "negated", "expanded")
 ASKS = ("all", "all", "all", "rows", "references", "none", "no_grad", "inference", "inside")
