@@ -329,3 +329,21 @@ def test_plans_of_a_gpu(monkeypatch):
     assert plan.precisions == ("float32", "bf16")
     monkeypatch.setattr("nearfar.bench.calibration.offered", lambda device: ("auto", "dense", "fused"))
     assert command.planned((), None, None, 1, "cuda", quick=False, calibrate=True).engines == ("recorded", "fused")
+
+
+def test_a_gpu_is_warmed_up_before_it_is_timed():
+    """A loss records itself after a few calls; a step that fails is told, and not tried again."""
+    calls, failed = [], {}
+
+    def broken(e, y):
+        calls.append("broken")
+        raise RuntimeError("no")
+
+    def good(e, y):
+        calls.append("good")
+        return e.sum()
+
+    e, y = torch.zeros(4, 2, requires_grad=True), torch.zeros(4)
+    timing._warm({"good": good, "broken": broken}, e, y, 60.0, failed)
+    assert calls == ["good"] * timing.WARM + ["broken"]
+    assert list(failed) == ["broken"]

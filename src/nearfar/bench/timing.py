@@ -26,6 +26,8 @@ WHOLE = {"cpu": 8192, "cuda": 32768}
 """Rows up to which the two products hold all scores; beyond, strips of rows are as fast and need less memory."""
 STRIP = 2**30
 """The most scores of such a strip."""
+WARM = 5
+"""Calls before a GPU is timed."""
 SMALL = 2048
 
 
@@ -75,6 +77,9 @@ def taking_turns(
     begin = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a loss warns of is not what is measured
+        if e.is_cuda:
+            _warm(steps, e, y, patience.seconds, failed)
+            begin = time.perf_counter()
         for turn in range(patience.rounds + 1):
             if turn and time.perf_counter() - begin > patience.seconds:
                 break
@@ -85,6 +90,22 @@ def taking_turns(
     kept = {name: all_of[1:] or all_of for name, all_of in found.items() if all_of and name not in (failed or ())}
     rounds = max((len(all_of) for all_of in kept.values()), default=0)
     return Timed({name: statistics.median(each) for name, each in kept.items()}, rounds)
+
+
+def _warm(steps: Mapping[str, Step], e: Tensor, y: Tensor, seconds: float, failed: dict[str, str] | None) -> None:
+    """Run each step until it has recorded itself, which takes a few calls and is no part of a step."""
+    for name, step in steps.items():
+        begin = time.perf_counter()
+        for _ in range(WARM):
+            if time.perf_counter() - begin > seconds / WARM:
+                break
+            try:
+                _turn(step, e, y, time.perf_counter)
+            except Exception as error:  # whatever a loss raises is a finding
+                if failed is None:
+                    raise
+                failed[name] = reason(error)
+                break
 
 
 def _round(
