@@ -7,8 +7,10 @@ true ones to the same.
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -174,6 +176,40 @@ def test_no_gradient_is_asked_for(recorded):
     value = loss(*batch(0))
     assert recorded
     assert not value.requires_grad
+
+
+def test_inference_mode_is_another_recording(recorded):
+    loss, dense = pair(L.SupCon)
+    for seed in range(5):
+        with torch.inference_mode():
+            loss(*batch(seed))
+    for seed in range(5):
+        with torch.no_grad():
+            torch.testing.assert_close(loss(*batch(seed)), dense(*batch(seed)))
+    assert len(recorded) == 4
+
+
+def test_a_recording_keeps_nothing_of_the_network(recorded):
+    net, loss = torch.nn.Linear(6, 6), L.SupCon()
+    seen = []
+    for seed in range(5):
+        x, y = batch(seed)
+        e = net(x)
+        seen.append(weakref.ref(e))
+        loss(e, y).backward()
+        del e
+    gc.collect()
+    assert recorded
+    assert [each() for each in seen] == [None] * 5
+
+
+def test_global_hooks_are_heard(recorded):
+    loss, heard = L.SupCon(), []
+    with torch.nn.modules.module.register_module_forward_hook(lambda *given: heard.append(1)):
+        for _ in range(6):
+            loss(*batch(0))
+    assert heard
+    assert not recorded
 
 
 def test_second_derivatives_are_computed_again(recorded):

@@ -72,10 +72,11 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     shapes = tuple(None if x is None else (x.shape, x.dtype, x.requires_grad) for x in given)
     key = (told, shapes, width, torch.is_grad_enabled(), *_modes(call.embeddings))
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
+    kind, owner = type(call), call.owner  # not the call itself: a recording must not keep the network's activations
 
     def run(given: Given) -> Tensor:
         embeddings, labels, *rest = given
-        value: Tensor = loss._value(type(call)(call.owner, embeddings, labels, None, *rest, low=low, width=width))
+        value: Tensor = loss._value(kind(owner, embeddings, labels, None, *rest, low=low, width=width))
         return value
 
     learned = [x for x in loss.parameters() if x.requires_grad]
@@ -118,6 +119,7 @@ def _watched() -> bool:
     """Whether somebody looks at single operations, or records them already."""
     return (
         torch.is_anomaly_enabled()
+        or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
@@ -129,7 +131,8 @@ def _modes(x: Tensor) -> tuple[Hashable, ...]:
     """Settings of torch that choose kernels, and the stream."""
     matmul = torch.backends.cuda.matmul
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
-    return x.device, stream, matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
+    kernels = matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
+    return x.device, stream, torch.is_inference_mode_enabled(), *kernels
 
 
 class Replays:
