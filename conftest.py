@@ -7,7 +7,8 @@ import os
 
 collect_ignore = []
 if os.environ.get("TRITON_INTERPRET") != "1":
-    collect_ignore += ["tests/fused_cases.py"]  # test_fused.py runs them in a process of their own
+    # other tests run these in a process of their own
+    collect_ignore += [f"tests/{name}.py" for name in ("fused_cases", "fuzz_cases", "own_parts_fused")]
 if importlib.util.find_spec("triton") is None:
     collect_ignore += [f"src/nearfar/engines/_kernels{name}.py" for name in ("", "_pairs", "_top", "_triplets")]
     collect_ignore += ["tests/fused_compiled.py"]
