@@ -160,6 +160,17 @@ def test_what_cannot_be_repeated_is_not_recorded(recorded):
     assert not recorded
 
 
+def test_a_parameter_of_another_kind_is_not_recorded(recorded):
+    class Sharded(torch.nn.Parameter):
+        pass
+
+    loss = L.ProxyAnchor(classes=4, dim=6)
+    loss.proxies = Sharded(loss.proxies.detach())
+    for _ in range(6):
+        loss(*batch(0))
+    assert not recorded
+
+
 def test_large_batches_are_not_recorded(recorded, monkeypatch):
     monkeypatch.setattr(replays, "PAIRS", 100)
     loss = L.SupCon()

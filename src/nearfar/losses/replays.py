@@ -287,9 +287,12 @@ class _Replayed(torch.autograd.Function):
 def settings(loss: nn.Module, parts: Sequence[Part | None]) -> tuple[Any, ...] | None:
     """Everything that a recording of this loss depends on beside the tensors of a call.
 
-    None where it cannot be recorded: a class that is not ours, a hook, or an attribute that may change unseen.
+    None where it cannot be recorded: a class that is not ours, a hook, an attribute that may change unseen, or a
+    parameter that is no plain one, such as a sharded one.
     """
     told: list[Any] = []
+    if any(type(x) is not nn.Parameter for x in loss.parameters()):
+        return None
     modules = list(loss.modules())
     for one in (*modules, *(x for x in parts if x is not None and not isinstance(x, nn.Module))):
         if not _ours(type(one)) or not _told(one, told):
