@@ -63,3 +63,16 @@ def together(module: str, name: str, world: int, folder: Path, seconds: float = 
     codes = [process.returncode for process in ranks]
     assert codes == [0] * world, "\n".join([f"exit codes {codes}", *errors])
     return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world)]
+
+
+def interpreted(file: str) -> str:
+    """Run a file of tests under Triton's interpreter, and return what it printed; they must pass.
+
+    Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own.
+    """
+    env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/{file}"]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout

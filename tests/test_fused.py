@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from own_parts import CASES
+from processes import interpreted
 
 import nearfar as nf
 from nearfar.engines.fused import INSTALLED, fused_way, has_triton
@@ -41,9 +42,7 @@ def run(*command, **more):
 
 @with_triton
 def test_the_kernels_in_the_interpreter():
-    """Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own."""
-    said = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/fused_cases.py", TRITON_INTERPRET="1")
-    assert " passed" in said
+    assert " passed" in interpreted("fused_cases.py")
 
 
 @with_triton

@@ -6,11 +6,7 @@ runs ten thousand (tests/fuzz_run.py), and two thousand on the kernels of the fu
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import fuzz_run
 import numpy as np
@@ -21,6 +17,7 @@ from fuzz_manners import ASKS, ENGINES, LAYOUTS, Manner, laid, manners
 from fuzz_run import CLOSE, attempts, check, check_refused, far, found, main, settled, told
 from oracles import algebra
 from oracles.gradient import gradient
+from processes import interpreted
 
 import nearfar as nf
 from nearfar.engines.fused import INSTALLED
@@ -51,12 +48,7 @@ def test_a_random_loss_of_hundreds_of_rows_is_the_same_on_both_engines(seed):
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
 def test_random_losses_on_the_kernels_of_the_fused_engine():
-    """Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own."""
-    env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/fuzz_cases.py"]
-    root = Path(__file__).parent.parent
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in interpreted("fuzz_cases.py")
 
 
 HELD = {"expected", "power", "circle", "distance_weighted"}

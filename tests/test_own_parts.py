@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 from own_parts import ANCHORS, CASES, DRAWN, EXAMPLES, Case, family, leaves, other, robust
+from processes import interpreted
 from thresholds_cases import table_of
 
 import nearfar as nf
@@ -160,12 +158,7 @@ def test_a_pair_loss_may_say_that_it_is_swift(monkeypatch):
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
 def test_parts_of_ones_own_on_the_fused_engine():
-    """Triton reads TRITON_INTERPRET when it is imported, so that kernels need a process of their own."""
-    env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/own_parts_fused.py"]
-    root = Path(__file__).parent.parent
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in interpreted("own_parts_fused.py")
 
 
 # ---------------------------------------------------------------- single objects

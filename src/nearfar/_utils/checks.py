@@ -63,6 +63,13 @@ class DegenerateBatchWarning(UserWarning):
     """A batch had no pair or triplet to learn from; its loss is a zero that is still connected to the graph."""
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, in which nothing can be read from the device."""
+    if torch.compiler.is_compiling():  # a compiler cannot trace the question
+        return False
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 class Deferred:
     """A count on a GPU that is read without a stall: copied to the host now, looked at on a later call."""
 
@@ -79,7 +86,7 @@ class Deferred:
 
         While a CUDA graph is captured, the copy becomes part of it, if there was a call before.
         """
-        if torch.cuda.is_current_stream_capturing():
+        if capturing():
             if self._aside is not None:
                 self._aside.copy_(count.detach(), non_blocking=True)
             return
@@ -93,7 +100,7 @@ class Deferred:
 
     def take(self) -> int:
         """Return the count that has arrived since the last call, or 0; nothing can be asked in a capture."""
-        if self._aside is None or torch.cuda.is_current_stream_capturing():
+        if self._aside is None or capturing():
             return 0
         if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
             return 0

@@ -168,7 +168,7 @@ def _measured(x, rm, rn, n, m, RW, CW, WEIGHTS: tl.constexpr):
 
 
 @triton.jit
-def _mined(s, r, n, FLOOR, high, MINED: tl.constexpr, AXIS: tl.constexpr):
+def _mined(s, r, n, FLOOR, high, AXIS: tl.constexpr):
     """Which scores of a tile the miner keeps, for the rows r (AXIS 1) or the columns r (AXIS 0); NaN is kept."""
     floor = tl.expand_dims(tl.load(FLOOR + r, mask=r < n, other=0.0), AXIS)
     return ((s > floor) & (s < high)) | (s != s)
@@ -248,7 +248,7 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS
         size = (W // BN).to(tl.int64) * H
         mine, counted = there, seen
         if MINED:
-            kept = _mined(s, rm, n, FLOOR, high, MINED, 1)
+            kept = _mined(s, rm, n, FLOOR, high, 1)
             mine, counted = there & kept, seen & kept
         _reduce(l, mine, rm, rn, n, m, RW, CW, counted, ROWS, at, size, level, per_gamma, WEIGHTS, EXP, FLAT, HOLD,
                 SIZED, COUNTED, 1)  # fmt: skip
@@ -258,7 +258,7 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS
                 size = (H // BM).to(tl.int64) * W
                 mine, counted = there, seen
                 if MINED:
-                    kept = _mined(s, rn, n, FLOOR, high, MINED, 0)
+                    kept = _mined(s, rn, n, FLOOR, high, 0)
                     mine, counted = there & kept, seen & kept
                 _reduce(l, mine, rm, rn, n, m, RW, CW, counted, COLS, at, size, level, per_gamma, WEIGHTS, EXP, FLAT,
                         HOLD, SIZED, COUNTED, 0)  # fmt: skip
@@ -289,7 +289,7 @@ def hardest(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, TOPS, P
             there = there & (rm[:, None] < rn[None, :])
         mine = there
         if MINED:
-            mine = there & _mined(s, rm, n, FLOOR, high, MINED, 1)
+            mine = there & _mined(s, rm, n, FLOOR, high, 1)
         top, place = tl.max(tl.where(mine, l, float("-inf")), 1, return_indices=True)
         at = (j * H + i * BM + tl.arange(0, BM)).to(tl.int64)
         tl.store(TOPS + at, top)
@@ -298,7 +298,7 @@ def hardest(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, TOPS, P
             if c0 + j * BN > r0 + i * BM:
                 mine = there
                 if MINED:
-                    mine = there & _mined(s, rn, n, FLOOR, high, MINED, 0)
+                    mine = there & _mined(s, rn, n, FLOOR, high, 0)
                 top, place = tl.max(tl.where(mine, l, float("-inf")), 0, return_indices=True)
                 at = i.to(tl.int64) * W + j * BN + tl.arange(0, BN)
                 tl.store(TURNED + at, top)
@@ -360,5 +360,5 @@ def _weight(l, s, r, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP: tl.const
         z = (l - level) * per_gamma
         p = p * tl.exp2(tl.where(z > 0.0, 0.0, z) * LOG2E)  # above the level are absent pairs only
     if MINED:
-        p = tl.where(_mined(s, r, n, FLOOR, high, MINED, AXIS), p, 0.0)
+        p = tl.where(_mined(s, r, n, FLOOR, high, AXIS), p, 0.0)
     return p

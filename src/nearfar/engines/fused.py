@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar._utils.checks import capturing
 from nearfar._utils.shortcuts import swift, touched
 from nearfar.engines.launch import LOW, REACH, SIDES, SIMILARITIES, Spec
 from nearfar.engines.pair_vectors import POSITION_THEN_ID, Narrow, PairVectors, pair_vectors
@@ -190,7 +191,7 @@ class Fused:
         runs, own = self.vectors.runs(), int(self.vectors.itself in (1, 3))
         if self.vectors.width is not None:
             width = min(self.vectors.width + own, len(self.cols))
-        elif torch.compiler.is_compiling() or (self.rows.is_cuda and torch.cuda.is_current_stream_capturing()):
+        elif torch.compiler.is_compiling() or capturing():
             return None
         else:
             width = int((runs[2] - runs[1]).amax())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar._utils.checks import capturing
 from nearfar._utils.process_group import ALONE
 from nearfar.engines import (
     Tiling,
@@ -56,7 +57,7 @@ def by_other_engine(loss: Any, call: Any, relation: Relation, product: Product, 
         found = fused_with_again(_tiling(loss, call, relation, product), *rows, _low_type(call))
     if found is not None:
         return found
-    if _captured() or not _tiles(loss, call, relation, product):
+    if capturing() or not _tiles(loss, call, relation, product):
         return None
     return tiled_value(_tiling(loss, call, relation, product), *rows)
 
@@ -68,13 +69,6 @@ def fuses(loss: Any, call: Any, relation: Relation, product: Product) -> bool:
     if loss.engine == "fused":
         return has_triton(relation.device) and fused_way(product, relation)
     return loss.engine == "auto" and worth_fusing(product, relation)
-
-
-def _captured() -> bool:
-    """Whether a CUDA graph is being captured, in which nothing can be read from the device."""
-    if torch.compiler.is_compiling():  # a compiler cannot trace the question
-        return False
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _tiling(loss: Any, call: Any, relation: Relation, product: Product) -> Tiling:

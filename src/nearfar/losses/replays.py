@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from nearfar._utils.checks import capturing
 from nearfar._utils.shortcuts import HOOKS, Part
 from nearfar.groups.groupings import Product
 from nearfar.losses.choice import fuses
@@ -123,7 +124,7 @@ def _watched() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
-        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        or capturing()
     )
 
 
