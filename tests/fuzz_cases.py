@@ -113,6 +113,14 @@ def test_the_least_loss_of_a_softplus_is_not_dropped():
         )  # fmt: skip
 
 
+def test_a_pair_has_the_weight_that_its_own_score_had():
+    """The two orders of a pair may differ in the last digit, which is e^.2 of losses of millions."""
+    more = {"pair": P.CircleScore(0.4, 4.0), "over": S.KL(1.0), "groups": "anchor", "similarity": nf.similarity.Dot()}
+    rows = batch(n=32, d=20, times=10.0)
+    fused, dense = (_measured(nf.RobustLoss(engine=name, **more), *rows, {})[1] for name in ("fused", "dense"))
+    assert (fused - dense).abs().max() < 1e-5 * dense.abs().max()
+
+
 def lifted(engine):
     link = K.LiftedLink()
     more = {"groups": "anchor_sign", "members": "all", "link": link, "engine": engine}

@@ -314,7 +314,7 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """A tile of G = dF/d⟨x, y⟩ for the strip of H rows from r0 and W columns from c0.
 
-    HALF: a pair stands for both of its orders; a tile on the diagonal, which holds both, counts half. Distances need
+    HALF: a pair stands for both of its orders; in a tile on the diagonal, which holds both, for itself. Distances need
     the sums of G's rows and columns, by tiles in ROWS [W/BN, H] and COLS [H/BM, W]; a learned offset Σ dF/dl·dl/ds.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
@@ -330,11 +330,11 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
         l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
         if DROP:
             there = there & ((l <= 0.0) == 0)
-        part = 1.0
+        p = _weight(l, s, rm, n, 1.0, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 1)
         if HALF:
-            part = tl.where(c0 + j * BN == r0 + i * BM, 0.5, 1.0)
-        p = _weight(l, s, rm, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 1)
-        if HALF:
+            # a tile on the diagonal holds both orders, whose scores may differ in the last digit: each has the weight
+            # that its own score had in the fold
+            part = tl.where(c0 + j * BN == r0 + i * BM, 0.0, 1.0)
             p += _weight(l, s, rn, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 0)
         if EXP == 1:
             p = p * tl.exp2((l - level) * (per_gamma * LOG2E))
