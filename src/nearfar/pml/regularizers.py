@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.pml._names import Recorded, check_names
+from nearfar.pml._theirs import theirs
 
 __all__ = ["LpRegularizer"]
+
+__getattr__, __dir__ = theirs(__name__)
 
 
 class LpRegularizer(nn.Module):

@@ -1,5 +1,6 @@
 """PML's losses by their names; each is a recipe of `RobustLoss`, held as `loss.robust`."""
 
+from nearfar.pml._theirs import theirs
 from nearfar.pml.losses.classes import ArcFaceLoss, ProxyAnchorLoss, ProxyNCALoss
 from nearfar.pml.losses.margin import MarginLoss
 from nearfar.pml.losses.memory import CrossBatchMemory
@@ -29,3 +30,5 @@ __all__ = [
     "SupConLoss",
     "TripletMarginLoss",
 ]
+
+__getattr__, __dir__ = theirs(__name__)
