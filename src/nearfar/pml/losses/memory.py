@@ -13,7 +13,7 @@ from nearfar.pml._names import Recorded, check_names
 from nearfar.pml._tuples import Indices
 from nearfar.pml.losses.base import Loss
 from nearfar.pml.losses.softmax import NPairsLoss
-from nearfar.pml.miners import Miner
+from nearfar.pml.miners import BaseMiner
 from nearfar.relations.index_tuples import as_pairs
 
 __all__ = ["CrossBatchMemory"]
@@ -42,7 +42,7 @@ class CrossBatchMemory(nn.Module):
         loss: Loss,
         embedding_size: int,
         memory_size: int = 1024,
-        miner: Miner | None = None,
+        miner: BaseMiner | None = None,
         **settings: Unpack[Recorded],
     ) -> None:
         super().__init__()
