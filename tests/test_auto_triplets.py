@@ -51,6 +51,16 @@ def test_2048_rows_of_large_classes_are_tiled(name, engines):
     assert taken(LOSSES[name](), torch.arange(2048) % 16) == "tiled_value"
 
 
+def test_what_the_table_decides_is_not_counted(engines, monkeypatch):
+    """A count of the positives of every row takes a tenth of the call."""
+
+    def counted(relation):
+        raise AssertionError
+
+    monkeypatch.setattr("nearfar.groups.triplets.widest", counted)
+    assert taken(L.Triplet(margin=0.3), torch.arange(2048) // 4) == "tiled_value"
+
+
 @pytest.mark.parametrize("name", ["swap", "mined"])
 def test_2048_rows_of_small_classes_are_dense(name, engines):
     """As before: no fast path, four rows a class, 2,048 x 3 x 2,048 triplets."""

@@ -16,6 +16,7 @@ from nearfar.engines.lean_triplets import rule_of
 from nearfar.engines.runs import Sorted
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, shared
+from nearfar.engines.windows import place_
 from nearfar.groups.groupings import Product, tally
 from nearfar.links import Terms
 from nearfar.relations.layout import Layout
@@ -25,7 +26,7 @@ __all__ = ["by_angles", "leans_on_angles"]
 
 def leans_on_angles(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
-    if product.groups.scope != "positive" or product.miner is not None or layout.weights is not None:
+    if product.groups.scope != "positive" or product.miner is not None:
         return False
     rule = rule_of(product)
     if rule.angle is None or rule.keep is not None or rule.balanced:
@@ -45,14 +46,15 @@ def by_angles(strips: Strips, new_slopes: Ask) -> Made:
         narrow = work.sorted.runs.narrow(here)
         anchor, which = narrow.positive.nonzero(as_tuple=True)
         for first in range(0, max(1, len(anchor)), work.tall):
-            some = slice(first, first + work.tall)
-            parts.append(work.pairs(anchor[some] + here.start, narrow.place[anchor[some], which[some]]))
+            at = anchor[first : first + work.tall], which[first : first + work.tall]
+            counts = None if narrow.weight is None else narrow.weight[at]
+            parts.append(work.pairs(at[0] + here.start, narrow.place[at], counts))
     value, share = shared(strips, parts)
     return value.to(strips.rows.dtype), work.sorted.finished(share)
 
 
 class _Angles:
-    """State of one call: a buffer, and the coefficients of the score."""
+    """State of one call: buffers, and the coefficients of the score."""
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         line, tan2 = line_of(strips.product), rule_of(strips.product).angle
@@ -61,18 +63,27 @@ class _Angles:
         self.sorted, self.product, self.rows, self.tall = sorted, strips.product, strips.rows, strips.tall
         self.sides, self.base, self.start = line[0] * 4 * tan2, line[0] * -2 * (1 + tan2), line[1]
         self.buffer = strips.rows.new_empty(strips.tall, len(strips.cols))
+        self.weights = None if sorted.runs.weights is None else torch.empty_like(self.buffer)
 
-    def pairs(self, anchor: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of k positive pairs, given as rows and sorted columns [k]; adds their gradient."""
+    def pairs(self, anchor: Tensor, positive: Tensor, counts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Numerator and denominator of some positive pairs; adds their gradient.
+
+        Args:
+            anchor: [k] their rows.
+            positive: [k] their sorted columns.
+            counts: [k] their weights, which count in the reduction and not within a group; None for 1.
+        """
         x, y, cols = self.rows[anchor], self.sorted.form.cols[positive], self.sorted.form.cols
         rows = self.sides * (x + y)
         losses = torch.mm(rows, cols.T, out=self.buffer[: len(rows)])
         losses.add_(self.base * (x * y).sum(dim=1, keepdim=True) + self.start)
-        size = self._hide(losses, anchor)
-        solved = self.product.over_negative.solved_(losses, size)
+        size, weights = self._hide(losses, anchor)
+        solved = self.product.over_negative.solved_(losses, size, weights)
         with torch.enable_grad():
             value = solved.value.requires_grad_()
-            top, bottom = tally(Terms(value, torch.ones_like(value)), self.product.reduction)
+            top, bottom = tally(
+                Terms(value, torch.ones_like(value) if counts is None else counts), self.product.reduction
+            )
             (by_value,) = gradient(top, (value,))
         if self.sorted.slopes.any and by_value is not None:
             factor = by_value * solved.scale
@@ -86,12 +97,15 @@ class _Angles:
                 self.sorted.cols.addmm_(slope.T, rows)
         return top.detach(), bottom
 
-    def _hide(self, losses: Tensor, anchor: Tensor) -> Tensor:
-        """Set all entries but the negatives of each anchor to -inf, in place; returns the number of negatives [k]."""
+    def _hide(self, losses: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Set all entries but the negatives of each anchor to -inf, in place; gives their measure [k], and weights."""
         narrow = self.sorted.runs.narrow(anchor)
-        near = losses.gather(1, narrow.place)
-        losses.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near))
-        return (losses.shape[1] - narrow.run.sum(dim=1)).to(losses.dtype)
+        place_(losses, narrow, losses.new_tensor(-math.inf))
+        if self.weights is None:
+            return (losses.shape[1] - narrow.run.sum(dim=1)).to(losses.dtype), None
+        weights = self.sorted.runs.weigh_(self.weights[: len(losses)], anchor)
+        place_(weights, narrow, losses.new_tensor(0.0))
+        return weights.sum(dim=1), weights
 
     def _add(self, side: int, place: Tensor, part: Tensor) -> None:
         """Add gradients `part` [k, d] to the rows (side 0) or sorted columns (side 1) at `place` [k]."""

@@ -73,12 +73,20 @@ class Columns(ABC):
     def has_positive(self) -> Tensor:
         """Which rows [n] have a positive column."""
 
-    def weigh_(self, out: Tensor, here: slice, first: int = 0) -> Tensor:
+    def weigh_(self, out: Tensor, here: slice | Tensor, first: int = 0) -> Tensor:
         """Write the weights [t, u] of the pairs of the rows `here` with the columns from `first` on."""
         if isinstance(self.weights, Tensor):
             return out.copy_(self.weights[here, first:])
         assert self.weights is not None  # noqa: S101 - the caller has asked
         return torch.outer(self.weights[0][here], self.weights[1][first:], out=out)
+
+    def sums(self, x: Tensor, here: slice) -> Tensor:
+        """Sums Σ_j w_ij x_ij [t] over the rows of x [t, m], those `here`."""
+        if self.weights is None:
+            return x.sum(dim=1)
+        if isinstance(self.weights, Tensor):
+            return torch.bmm(x[:, None, :], self.weights[here].to(x.dtype)[:, :, None])[:, 0, 0]
+        return (x @ self.weights[1]) * self.weights[0][here]
 
     def _weights(self, here: slice | Tensor, place: Tensor, positive: Tensor) -> Tensor | None:
         """Weights [t, P] of the positive pairs at the columns `place` of the rows `here`."""

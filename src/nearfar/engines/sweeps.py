@@ -15,9 +15,11 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
+from nearfar.engines.listed_scores import ListedScores
 from nearfar.engines.strips import Slopes, Strips, cut, gradient
 from nearfar.groups.groupings import Problems, Product, tally
 from nearfar.miners import ScoredPairs
+from nearfar.relations.relation import EVERYTHING
 from nearfar.sets.stream import Stream, Support
 
 __all__ = ["Ask", "Counted", "Gradient", "Made", "Source", "by_rows", "by_streams", "running", "shared", "solved"]
@@ -219,11 +221,10 @@ class _Problems(Source):
 def _few(strips: Strips, slopes: Slopes, support: Support, factor: Tensor) -> None:
     """Add the gradient of a few pairs, computed pair by pair, without the score matrix."""
     product, width = strips.product, len(strips.cols)
-    i, j = support.place // width, support.place % width
     with torch.enable_grad():
-        rows, cols = strips.rows[i].requires_grad_(), strips.cols[j].requires_grad_()
-        scores = product.similarity.finish((rows * cols).sum(dim=1), (rows * rows).sum(dim=1), (cols * cols).sum(dim=1))
+        rows, cols = strips.rows.detach().requires_grad_(), strips.cols.detach().requires_grad_()
+        scores = ListedScores(product.similarity, rows, cols, "rows")[support.place // width, support.place % width]
         losses = torch.where(support.tag, product.positive(scores, +1), product.negative(scores, -1))
         value = (support.weights * losses).sum() * factor
         found = gradient(value, (rows, cols, *slopes.params))
-    slopes.add((i, j), found)
+    slopes.add((EVERYTHING, EVERYTHING), found)

@@ -278,10 +278,9 @@ def worth_tiling(product: Product, relation: Relation, ranks: ProcessGroup = ALO
     pairs = relation.shape[0] * relation.shape[1]
     if ranks.world > 1:
         return pairs >= SHARED
-    if too_large(product, relation):
-        return True
     known = thresholds.TABLE.get(relation.device.type)
-    if known is None or pairs < known.least["tiled"]:
-        return False
-    scope = thresholds.GENERAL if lean_way(product, relation) is None else thresholds.scope_of(product)
-    return pairs >= known.pairs(scope, "tiled")
+    if known is not None and pairs >= known.least["tiled"]:
+        scope = thresholds.GENERAL if lean_way(product, relation) is None else thresholds.scope_of(product)
+        if pairs >= known.pairs(scope, "tiled"):
+            return True
+    return too_large(product, relation)  # last: it may count the positives of every row
