@@ -19,7 +19,6 @@ def check_names(thing: object, given: Mapping[str, object], known: type = Record
 
     Raises:
         TypeError: a name is unknown; the message names the class and the nearest right name.
-        ValueError: `collect_stats` is true, which is not supported.
     """
     owner = type(thing).__name__
     shared = list(known.__annotations__)
@@ -27,11 +26,6 @@ def check_names(thing: object, given: Mapping[str, object], known: type = Record
         if name not in shared:
             allowed = [*_own(type(thing)), *shared]
             raise TypeError(f"{owner}: there is no argument {name!r}; {_nearest(name, allowed)}")
-    if given.get("collect_stats"):
-        raise ValueError(
-            f"{owner}: collect_stats must be left out: nothing is recorded on the object; "
-            "loss.robust.explain(...) returns what there is to know."
-        )
 
 
 def _own(kind: type) -> list[str]:

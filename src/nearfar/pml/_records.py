@@ -25,11 +25,15 @@ class Records(nn.Module):
         collect_stats: whether statistics are computed; they read values, which on a GPU waits for it.
     """
 
+    stats: tuple[str, ...] = ()
+    """Names of the statistics that a call sets."""
+
     def __init__(self, collect_stats: bool | None = None) -> None:
         super().__init__()
         self.collect_stats = collects(collect_stats)
         self._record_these: list[str] = []  # the names that PML's logging reads
         self._record_these_stats: list[str] = []
+        self.add_to_recordable_attributes(list_of_names=self.stats, is_stat=True)
 
     def add_to_recordable_attributes(
         self, name: str | None = None, list_of_names: Sequence[str] | None = None, is_stat: bool = False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearfar.pml._names import Recorded
-from nearfar.pml.distances import Distance
-from nearfar.pml.reducers import Reducer
+from nearfar.pml.distances import BaseDistance, as_ours
+
+__all__ = ["ClassSettings", "MinerSettings", "Regularizer", "Settings", "chosen_distance"]
 
 Regularizer = Callable[[Tensor], Tensor]
 """Rows [n, d] -> a number: `regularizers.LpRegularizer`, or any function of that form."""
@@ -17,13 +19,13 @@ Regularizer = Callable[[Tensor], Tensor]
 class MinerSettings(Recorded, total=False):
     """Keyword arguments of every miner."""
 
-    distance: Distance | None
+    distance: nn.Module | None
 
 
 class Settings(MinerSettings, total=False):
     """Keyword arguments of every loss."""
 
-    reducer: Reducer | None
+    reducer: nn.Module | None
     embedding_regularizer: Regularizer | None
     embedding_reg_weight: float
 
@@ -36,29 +38,16 @@ class ClassSettings(Settings, total=False):
     weight_init_func: Callable[[Tensor], object] | None
 
 
-def chosen_distance(owner: str, given: MinerSettings, default: Distance, *, fixed: bool = False) -> Distance:
-    """The given distance, or the default; with `fixed` only the default is allowed."""
+def chosen_distance(owner: str, given: MinerSettings, default: BaseDistance, *, fixed: bool = False) -> Any:
+    """The given distance, or the default; with `fixed` only the default is allowed.
+
+    A distance of PML's becomes the same one of ours. A distance that a user wrote stays as it is: `similarity_of` and
+    `score_of` of `nearfar.pml.distances` read it like ours.
+    """
     distance = given.get("distance")
     if distance is None:
         return default
-    if not isinstance(distance, Distance):
-        raise TypeError(
-            f"{owner}: distance must be CosineSimilarity, DotProductSimilarity or LpDistance of nearfar.pml.distances, "
-            f"but came as {type(distance).__module__}.{type(distance).__name__}."
-        )
-    if fixed and repr(distance) != repr(default):
+    found = as_ours(owner, distance)
+    if fixed and repr(found) != repr(default):
         raise ValueError(f"{owner}: distance must be {default!r}, but came as {distance!r}; leave it out.")
-    return distance
-
-
-def chosen_reducer(owner: str, given: Settings, default: Reducer, allowed: tuple[type[Reducer], ...]) -> Reducer:
-    """The given reducer, or the default."""
-    reducer = given.get("reducer")
-    if reducer is None:
-        return default
-    if not isinstance(reducer, allowed):
-        raise TypeError(
-            f"{owner}: reducer must be {', '.join(kind.__name__ for kind in allowed)} of nearfar.pml.reducers, "
-            f"but came as {type(reducer).__module__}.{type(reducer).__name__}."
-        )
-    return reducer
+    return found

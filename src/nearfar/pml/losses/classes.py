@@ -3,147 +3,25 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.tensors import check_embeddings, check_labels
-from nearfar.groups.groupings import reduce
-from nearfar.links import Add, PerPositive, Terms
+from nearfar.links import Add
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import AngularMargin, Linear, PairLoss
-from nearfar.pml._names import check_names
-from nearfar.pml._settings import ClassSettings, chosen_distance, chosen_reducer
-from nearfar.pml._tuples import Indices, check_classes, sample_weights
-from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
-from nearfar.pml.reducers import AvgNonZeroReducer, DivisorReducer, MeanReducer, Reducer, SumReducer
-from nearfar.relations.index_tuples import check_indices
+from nearfar.pml._reductions import Translation
+from nearfar.pml._settings import ClassSettings
+from nearfar.pml.distances import BaseDistance, CosineSimilarity, LpDistance
+from nearfar.pml.losses.class_base import ClassLoss, Init
+from nearfar.pml.losses.elements import Call, LossDict, log_sum, part
+from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer, DivisorReducer, MeanReducer, SumReducer
 from nearfar.relations.relation import Relation
-from nearfar.sets import KL, Mean
+from nearfar.sets import KL
 
-__all__ = ["ArcFaceLoss", "ClassLoss", "Init", "ProxyAnchorLoss", "ProxyNCALoss"]
-
-Init = Callable[[Tensor], object]
-
-
-class ClassLoss(nn.Module, ABC):
-    """Base class of losses with class vectors; pass `loss.parameters()` to an optimizer, or they are never trained.
-
-    An index tuple weights samples here: by how often each occurs, relative to the largest count.
-
-    Attributes:
-        robust: the native recipe, rows against class vectors.
-        distance: PML's distance.
-        reducer: PML's reducer.
-    """
-
-    robust: RobustLoss
-    reducers: tuple[type[Reducer], ...] = (MeanReducer, AvgNonZeroReducer, SumReducer)
-    """The reducers that it supports."""
-
-    anchors_only = False
-    """Whether an index tuple weights a sample by how often it is an anchor, not by how often it occurs."""
-
-    def __init__(self, settings: ClassSettings, distance: Distance, reducer: Reducer, *, fixed: bool = False) -> None:
-        super().__init__()
-        check_names(self, settings, ClassSettings)
-        owner = type(self).__name__
-        self.distance = chosen_distance(owner, settings, distance, fixed=fixed)
-        self.reducer = chosen_reducer(owner, settings, reducer, self.reducers)
-        self.embedding_regularizer = settings.get("embedding_regularizer")
-        self.embedding_reg_weight = settings.get("embedding_reg_weight", 1.0)
-        self.weight_regularizer = settings.get("weight_regularizer")
-        self.weight_reg_weight = settings.get("weight_reg_weight", 1.0)
-
-    @abstractmethod
-    def class_vectors(self) -> Tensor:
-        """The class vectors [classes, d]."""
-
-    @abstractmethod
-    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor: ...
-
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: Indices | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the loss, a differentiable scalar.
-
-        Args:
-            embeddings: [n, d].
-            labels: [n] integers in 0..classes - 1.
-            indices_tuple: a miner's tuple, which weights the samples.
-            ref_emb: must be None: the class vectors are the reference.
-            ref_labels: likewise.
-        """
-        owner = type(self).__name__
-        if ref_emb is not None or ref_labels is not None:
-            raise ValueError(f"{owner}: its class vectors are the reference; leave ref_emb and ref_labels out.")
-        check_embeddings(owner, "embeddings", embeddings)
-        for parameter in self.parameters(recurse=False):  # as in PML, they follow the embeddings to their device
-            parameter.data = parameter.data.to(embeddings.device)
-        vectors = self.class_vectors()
-        labels = _checked(owner, embeddings, labels, vectors)
-        if indices_tuple is not None:
-            check_indices(owner, indices_tuple, (len(embeddings), len(embeddings)))
-        weights = sample_weights(indices_tuple, embeddings, anchors_only=self.anchors_only)
-        value = self._value(embeddings, labels, vectors, weights)
-        if self.embedding_regularizer is not None:
-            value = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
-        if self.weight_regularizer is not None:
-            value = value + self.weight_reg_weight * self.weight_regularizer(vectors)
-        return value
-
-    def get_logits(self, embeddings: Tensor) -> Tensor:
-        """The logits of inference [n, classes], in the distance's own units."""
-        logits: Tensor = self.distance(embeddings, self.class_vectors())
-        return logits
-
-    def _rows_recipe(self, pair: PairLoss) -> RobustLoss:
-        """The recipe of -log softmax of the own class, one value per row."""
-        robust = RobustLoss(
-            pair=pair,
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-            reduction="none",
-            similarity=self.distance.similarity,
-        )
-        robust.owner = type(self).__name__
-        return robust
-
-    def _rows_value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:
-        names = torch.arange(len(vectors), device=labels.device)
-        rows = self.robust(embeddings, Relation.from_labels(labels, names), ref_emb=vectors)
-        return reduce(Terms(rows if weights is None else rows * weights, torch.ones_like(rows)), self.reducer.how)
-
-
-def _checked(owner: str, embeddings: Tensor, labels: Tensor | None, vectors: Tensor) -> Tensor:
-    if not isinstance(labels, Tensor):
-        raise ValueError(f"{owner}: labels are missing; pass a 1-D integer tensor of class indices.")
-    labels = labels.to(embeddings.device)
-    check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
-    check_classes(owner, labels, len(vectors))
-    if embeddings.shape[1] != vectors.shape[1]:
-        raise ValueError(
-            f"{owner}: embeddings must be as wide as the class vectors ({vectors.shape[1]}), "
-            f"but are {embeddings.shape[1]} wide."
-        )
-    return labels
-
-
-def _fresh(settings: ClassSettings, default: Init, *shape: int) -> nn.Parameter:
-    vectors = nn.Parameter(torch.empty(shape))
-    with torch.no_grad():
-        (settings.get("weight_init_func") or default)(vectors)
-    return vectors
+__all__ = ["ArcFaceLoss", "ProxyAnchorLoss", "ProxyNCALoss"]
 
 
 class ProxyNCALoss(ClassLoss):
@@ -164,16 +42,20 @@ class ProxyNCALoss(ClassLoss):
     def __init__(
         self, num_classes: int, embedding_size: int, *, softmax_scale: float = 1, **settings: Unpack[ClassSettings]
     ) -> None:
-        super().__init__(settings, LpDistance(power=2), MeanReducer())
+        super().__init__(settings)
+        self.num_classes = num_classes
         self.softmax_scale = softmax_scale
-        self.proxies = _fresh(settings, nn.init.normal_, num_classes, embedding_size)
-        self.robust = self._rows_recipe(Linear(scale=softmax_scale))
+        self.proxies = self._fresh(num_classes, embedding_size)
+        self._make(record=["num_classes", "softmax_scale"])
+
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
+        return LpDistance(power=2)
 
     def class_vectors(self) -> Tensor:  # noqa: D102
         return self.proxies
 
-    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:
-        return self._rows_value(embeddings, labels, vectors, weights)
+    def _row_pair(self) -> PairLoss:
+        return Linear(scale=self.softmax_scale)
 
 
 class ArcFaceLoss(ClassLoss):
@@ -199,22 +81,25 @@ class ArcFaceLoss(ClassLoss):
         scale: float = 64,
         **settings: Unpack[ClassSettings],
     ) -> None:
-        super().__init__(settings, CosineSimilarity(), MeanReducer(), fixed=True)
+        super().__init__(settings, fixed=True)
         self.num_classes = num_classes
         self.margin = math.radians(margin)
         self.scale = scale
-        self.W = _fresh(settings, nn.init.normal_, embedding_size, num_classes)
-        self.robust = self._rows_recipe(AngularMargin(self.margin, scale))
+        self.W = self._fresh(embedding_size, num_classes)
+        self._make(record=["num_classes", "margin", "scale"])
+
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
+        return CosineSimilarity()
 
     def class_vectors(self) -> Tensor:  # noqa: D102
         return self.W.t()
 
+    def _row_pair(self) -> PairLoss:
+        return AngularMargin(self.margin, self.scale)
+
     def get_logits(self, embeddings: Tensor) -> Tensor:
         """The logits of inference [n, classes]: the scaled cosines, without a margin."""
         return self.scale * super().get_logits(embeddings)
-
-    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:
-        return self._rows_value(embeddings, labels, vectors, weights)
 
 
 class ProxyAnchorLoss(ClassLoss):
@@ -234,7 +119,8 @@ class ProxyAnchorLoss(ClassLoss):
         proxies: [num_classes, embedding_size].
     """
 
-    reducers = (DivisorReducer, MeanReducer, AvgNonZeroReducer, SumReducer)
+    names = ("pos_loss", "neg_loss")
+    native = (DivisorReducer, MeanReducer, AvgNonZeroReducer, SumReducer)
 
     def __init__(
         self,
@@ -244,30 +130,53 @@ class ProxyAnchorLoss(ClassLoss):
         alpha: float = 32,
         **settings: Unpack[ClassSettings],
     ) -> None:
-        super().__init__(settings, CosineSimilarity(), DivisorReducer())
+        super().__init__(settings)
         self.num_classes = num_classes
         self.margin = margin
         self.alpha = alpha
-        kaiming = partial(nn.init.kaiming_normal_, mode="fan_out")
-        self.proxies = _fresh(settings, kaiming, num_classes, embedding_size)
-        self.robust = RobustLoss(
-            pair=Linear(margin=self.distance.score(float(margin)), scale=alpha),
-            over=KL(1.0, normalized=False, zero_member=True),
-            groups="anchor_sign",
-            link=Add(apart=isinstance(self.reducer, DivisorReducer | AvgNonZeroReducer)),
-            reduction=self.reducer.how,
-            similarity=self.distance.similarity,
-        )
-        self.robust.owner = "ProxyAnchorLoss"
+        self.proxies = self._fresh(num_classes, embedding_size)
+        self._make(record=["num_classes", "alpha", "margin"])
+
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
+        return CosineSimilarity()
+
+    def get_default_reducer(self) -> BaseReducer:  # noqa: D102
+        return DivisorReducer()
+
+    def get_default_weight_init_func(self) -> Init:  # noqa: D102
+        return partial(nn.init.kaiming_normal_, mode="fan_out")
 
     def class_vectors(self) -> Tensor:  # noqa: D102
         return self.proxies
 
-    def _value(self, embeddings: Tensor, labels: Tensor, vectors: Tensor, weights: Tensor | None) -> Tensor:
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        return RobustLoss(
+            pair=Linear(margin=self.score(float(self.margin)), scale=self.alpha),
+            over=KL(1.0, normalized=False, zero_member=True),
+            groups="anchor_sign",
+            link=Add(apart=reducer.kind in (DivisorReducer, AvgNonZeroReducer)),
+            reduction=reducer.how,
+            similarity=self.similarity,
+        )
+
+    def _value(self, call: Call) -> Tensor:
+        labels, vectors, weights = call.own_labels(), self.class_vectors(), call.weights
         names = torch.arange(len(vectors), device=labels.device)
         relation = Relation.from_labels(names, labels)
         if weights is not None:  # rows are the proxies, so the samples' weights are those of the reference
             ones = torch.ones_like(weights[:1]).expand(len(vectors))
             relation = Relation.from_labels(names, labels, weights=ones, ref_weights=torch.exp(weights - 1))
-        value: Tensor = self.robust(vectors, relation, ref_emb=embeddings)
+        value: Tensor = self.robust(vectors, relation, ref_emb=call.embeddings)
         return value
+
+    def _elements(self, call: Call) -> LossDict:
+        s, names = self._scores(call).T, torch.arange(self.num_classes, device=call.embeddings.device)
+        own = names[:, None] == call.own_labels()[None, :]
+        shift = torch.zeros_like(s[:1]) if call.weights is None else call.weights[None, :] - 1
+        line = self.score(float(self.margin))
+        near = log_sum(self.alpha * (line - s) + shift, own, with_one=True)
+        far = log_sum(self.alpha * (s + line) + shift, ~own, with_one=True)
+        return {
+            "pos_loss": part(near, names, "element", int(own.any(dim=1).sum())),
+            "neg_loss": part(far, names, "element", self.num_classes),
+        }

@@ -13,12 +13,12 @@ from nearfar._utils.tensors import over
 from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner, ScoredPairs
 from nearfar.pairs import PairLoss
+from nearfar.pml._reductions import Translation
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import check_classes
-from nearfar.pml.distances import LpDistance
-from nearfar.pml.losses.base import Call, Loss
+from nearfar.pml.losses.base import Call, Loss, LossDict, nothing, number, part
 from nearfar.pml.losses.triplets import PerAnchor, checked_per_anchor, with_drawn
-from nearfar.pml.reducers import DivisorReducer, MeanReducer, SumReducer
+from nearfar.pml.reducers import BaseReducer, DivisorReducer, MeanReducer, SumReducer
 
 __all__ = ["AnchorHinge", "MarginLoss", "PerTriplet"]
 
@@ -40,19 +40,19 @@ class AnchorHinge(PairLoss):
     def __init__(self, margin: float) -> None:
         super().__init__()
         self.margin = margin
-        self._threshold: Tensor | float = 0.0
+        self._threshold: tuple[Tensor | float] = (0.0,)  # in a tuple: a parameter would be taken for one of its own
 
     @contextmanager
     def at(self, threshold: Tensor) -> Iterator[None]:
         """Set the threshold within the block."""
-        self._threshold = threshold
+        self._threshold = (threshold,)
         try:
             yield
         finally:
-            self._threshold = 0.0
+            self._threshold = (0.0,)
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        return torch.relu(self.margin + sign * (self._threshold - s))
+        return torch.relu(self.margin + sign * (self._threshold[0] - s))
 
 
 class MarginLoss(Loss):
@@ -65,17 +65,16 @@ class MarginLoss(Loss):
         triplets_per_anchor: "all", or how many to draw at random.
         learn_beta: make `beta` a parameter.
         num_classes: one β per class of the anchor.
-        settings: see `Settings`; defaults `LpDistance()`, `DivisorReducer()`. `MeanReducer` and `SumReducer` reduce
-            over triplets.
+        settings: see `Settings`; defaults `LpDistance()`, `DivisorReducer()`. Other reducers reduce over triplets.
 
     Attributes:
         beta: [1] or [num_classes].
     """
 
-    reducers = (DivisorReducer, MeanReducer, SumReducer)
-    beta: Tensor
-
+    names = ("margin_loss", "beta_reg_loss")
+    native = (DivisorReducer, MeanReducer, SumReducer)
     reads_tuple = True
+    beta: Tensor
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class MarginLoss(Loss):
         num_classes: int | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        super().__init__(settings, LpDistance(), DivisorReducer())
+        super().__init__(settings)
         self.margin = margin
         self.nu = nu
         self.triplets_per_anchor = checked_per_anchor("MarginLoss", triplets_per_anchor)
@@ -98,31 +97,54 @@ class MarginLoss(Loss):
         else:
             self.register_buffer("beta", start, persistent=False)
         self.hinge = AnchorHinge(margin)
-        self.robust, self.listed = self._recipe(PerTriplet()), self._recipe(None)
+        self._make(record=["margin", "nu", "beta"])
 
-    def _recipe(self, miner: Miner | None) -> RobustLoss:
-        return self._take(
-            RobustLoss(
-                pair=self.hinge,
-                over=self.reducer.over,
-                groups="batch" if isinstance(self.reducer, DivisorReducer) else "sign",
-                similarity=self.distance.similarity,
-                miner=miner,
-            )
+    def get_default_reducer(self) -> BaseReducer:  # noqa: D102
+        return DivisorReducer()
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        self._kind = reducer.kind
+        self.listed = self._take(self._with_miner(reducer, None))
+        return self._with_miner(reducer, PerTriplet())
+
+    def _with_miner(self, reducer: Translation, miner: Miner | None) -> RobustLoss:
+        return RobustLoss(
+            pair=self.hinge,
+            over=reducer.over,
+            groups="batch" if reducer.kind is DivisorReducer else "sign",
+            similarity=self.similarity,
+            miner=miner,
         )
 
     def _value(self, call: Call) -> Tensor:
         call = with_drawn(call, self.triplets_per_anchor)
         # a list of triplets already holds each pair as often as it counts
         robust = self.listed if call.indices is not None and len(call.indices) == 3 else self.robust
-        beta = self.beta.to(call.embeddings.device, torch.promote_types(call.embeddings.dtype, self.beta.dtype))
-        if len(beta) > 1:
-            labels = self._labels(call)
-            check_classes(call.owner, labels, len(beta))
-            beta = beta[labels][:, None]
-        with self.hinge.at(self.distance.score(beta)):
+        beta = self._boundary(call)
+        with self.hinge.at(self.score(beta)):
             value = call.into(robust)
             return value + self._price(call, robust, beta) if self.learn_beta and self.nu else value
+
+    def _boundary(self, call: Call) -> Tensor:
+        """The boundary β [1], or that of the class of each row [n, 1]."""
+        beta = self.beta.to(call.embeddings.device, torch.promote_types(call.embeddings.dtype, self.beta.dtype))
+        if len(beta) == 1:
+            return beta
+        labels = call.own_labels()
+        check_classes(call.owner, labels, len(beta))
+        return beta[labels][:, None]
+
+    def _elements(self, call: Call) -> LossDict:
+        a, p, n = with_drawn(call, self.triplets_per_anchor).triplets()
+        s, beta = call.scores(self.similarity), self._boundary(call)
+        beta = beta if beta.ndim == 1 else beta[a, 0]
+        line = self.score(beta)
+        near, far = torch.relu(line - s[a, p] + self.margin), torch.relu(s[a, n] - line + self.margin)
+        divisor = (near > 0).sum() + (far > 0).sum()
+        price = nothing()
+        if self.learn_beta and len(a):
+            price = number(beta * self.nu) if len(beta) == 1 else part(beta * self.nu, a, "element", divisor)
+        return {"margin_loss": part(near + far, (a, p, n), "triplet", divisor), "beta_reg_loss": price}
 
     def _price(self, call: Call, robust: RobustLoss, beta: Tensor) -> Tensor:
         """The regularizer ν·β; with one β per class, over triplets and reduced like their losses."""
@@ -130,9 +152,9 @@ class MarginLoss(Loss):
         if beta.ndim == 1:
             return torch.where(triplets.sum() > 0, self.nu * beta[0], torch.zeros_like(beta[0]))
         total = self.nu * (triplets * beta[:, 0]).sum()
-        if isinstance(self.reducer, SumReducer):
+        if self._kind is SumReducer:
             return total
-        if isinstance(self.reducer, MeanReducer):
+        if self._kind is MeanReducer:
             return over(total, triplets.sum().to(total.dtype))
         found = call.explained(robust)
         return over(total, found.dual.sum())  # the dual of a mean is its denominator

@@ -12,6 +12,7 @@ from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.pml._names import Recorded, check_names
 from nearfar.pml._tuples import Indices
 from nearfar.pml.losses.base import Loss
+from nearfar.pml.losses.class_base import ClassLoss
 from nearfar.pml.losses.softmax import NPairsLoss
 from nearfar.pml.miners import BaseMiner
 from nearfar.relations.index_tuples import as_pairs
@@ -47,7 +48,7 @@ class CrossBatchMemory(nn.Module):
     ) -> None:
         super().__init__()
         check_names(self, settings)
-        if not isinstance(loss, Loss) or isinstance(loss, NPairsLoss):
+        if not isinstance(loss, Loss) or isinstance(loss, NPairsLoss | ClassLoss):
             raise TypeError(
                 f"CrossBatchMemory: loss must be one of pairs or triplets of nearfar.pml that takes a reference, "
                 f"but came as {type(loss).__name__}."

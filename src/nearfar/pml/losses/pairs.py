@@ -11,10 +11,12 @@ from nearfar.links import HingeLink, Link, Sides, Terms
 from nearfar.losses import MultiSimilarity
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Linear, Squared
+from nearfar.pml._reductions import Translation
 from nearfar.pml._settings import Settings
-from nearfar.pml.distances import CosineSimilarity, Distance, LpDistance
-from nearfar.pml.losses.base import Call, Loss
-from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
+from nearfar.pml.distances import BaseDistance, CosineSimilarity
+from nearfar.pml.losses.base import Call, Loss, LossDict, part
+from nearfar.pml.losses.elements import log_sum
+from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer
 from nearfar.sets import KL
 
 __all__ = [
@@ -35,19 +37,30 @@ class ContrastiveLoss(Loss):
         settings: see `Settings`; defaults `LpDistance()`, `AvgNonZeroReducer()`.
     """
 
+    names = ("pos_loss", "neg_loss")
+
     def __init__(self, pos_margin: float = 0, neg_margin: float = 1, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, LpDistance(), AvgNonZeroReducer())
+        super().__init__(settings)
         self.pos_margin = pos_margin
         self.neg_margin = neg_margin
-        near, far = (-self.distance.score(float(margin)) for margin in (pos_margin, neg_margin))
-        self.robust = self._take(
-            RobustLoss(
-                pair=Squared(near, far, power=1),
-                over=self.reducer.over,
-                groups="sign",
-                similarity=self.distance.similarity,
-            )
-        )
+        self._make(record=["pos_margin", "neg_margin"])
+
+    def get_default_reducer(self) -> BaseReducer:  # noqa: D102
+        return AvgNonZeroReducer()
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        near, far = (-self.score(float(margin)) for margin in (self.pos_margin, self.neg_margin))
+        pair = Squared(near, far, power=1)
+        return RobustLoss(pair=pair, over=reducer.over, groups="sign", similarity=self.similarity)
+
+    def _elements(self, call: Call) -> LossDict:
+        a, p, b, n = call.pairs()
+        s = call.scores(self.similarity)
+        near, far = (self.score(float(margin)) for margin in (self.pos_margin, self.neg_margin))
+        return {
+            "pos_loss": part(torch.relu(near - s[a, p]), (a, p), "pos_pair"),
+            "neg_loss": part(torch.relu(s[b, n] - far), (b, n), "neg_pair"),
+        }
 
 
 class MultiSimilarityLoss(Loss):
@@ -63,20 +76,31 @@ class MultiSimilarityLoss(Loss):
     once = True
 
     def __init__(self, alpha: float = 2, beta: float = 50, base: float = 0.5, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, CosineSimilarity(), MeanReducer())
+        super().__init__(settings)
         self.alpha = alpha
         self.beta = beta
         self.base = base
-        self.robust = self._take(
-            MultiSimilarity(
-                alpha=alpha,
-                beta=beta,
-                threshold=self.distance.score(float(base)),
-                miner=None,
-                reduction=self.reducer.how,
-                similarity=self.distance.similarity,
-            )
+        self._make(record=["alpha", "beta", "base"])
+
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
+        return CosineSimilarity()
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        return MultiSimilarity(
+            alpha=self.alpha,
+            beta=self.beta,
+            threshold=self.score(float(self.base)),
+            miner=None,
+            reduction=reducer.how,
+            similarity=self.similarity,
         )
+
+    def _elements(self, call: Call) -> LossDict:
+        positive, negative = call.masks()
+        s = call.scores(self.similarity) - self.score(float(self.base))
+        near = log_sum(-self.alpha * s, positive, with_one=True) / self.alpha
+        far = log_sum(self.beta * s, negative, with_one=True) / self.beta
+        return {"loss": part(near + far, call.rows, "element")}
 
 
 class GeneralizedLiftedStructureLoss(Loss):
@@ -91,19 +115,27 @@ class GeneralizedLiftedStructureLoss(Loss):
     once = True
 
     def __init__(self, neg_margin: float = 1, pos_margin: float = 0, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, LpDistance(), MeanReducer())
+        super().__init__(settings)
         self.neg_margin = neg_margin
         self.pos_margin = pos_margin
-        self.robust = self._take(
-            RobustLoss(
-                pair=_margins(self.distance, pos_margin, neg_margin),
-                over=KL(1.0, normalized=False),
-                groups="anchor_sign",
-                link=HingeLink(both=False),
-                reduction=self.reducer.how,
-                similarity=self.distance.similarity,
-            )
+        self._make(record=["pos_margin", "neg_margin"])
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        return RobustLoss(
+            pair=_margins(self, self.pos_margin, self.neg_margin),
+            over=KL(1.0, normalized=False),
+            groups="anchor_sign",
+            link=HingeLink(both=False),
+            reduction=reducer.how,
+            similarity=self.similarity,
         )
+
+    def _elements(self, call: Call) -> LossDict:
+        positive, negative = call.masks()
+        s = call.scores(self.similarity)
+        near = log_sum(self.score(float(self.pos_margin)) - s, positive)
+        far = log_sum(s - self.score(float(self.neg_margin)), negative)
+        return {"loss": part(torch.relu(near + far), call.rows, "element")}
 
 
 class LiftedEnds(Link):
@@ -139,27 +171,40 @@ class LiftedStructureLoss(Loss):
     """
 
     def __init__(self, neg_margin: float = 1, pos_margin: float = 0, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, LpDistance(), MeanReducer())
+        super().__init__(settings)
         self.neg_margin = neg_margin
         self.pos_margin = pos_margin
-        self.robust, self.across = self._recipe(wants_columns=False), self._recipe(wants_columns=True)
+        self._make(record=["pos_margin", "neg_margin"])
 
-    def _recipe(self, *, wants_columns: bool) -> RobustLoss:
-        return self._take(
-            RobustLoss(
-                pair=_margins(self.distance, self.pos_margin, self.neg_margin),
-                over=KL(1.0, normalized=False),
-                groups="anchor_sign",
-                link=LiftedEnds(wants_columns=wants_columns),
-                reduction=self.reducer.how,
-                similarity=self.distance.similarity,
-            )
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        self.across = self._take(self._with_ends(reducer, wants_columns=True))
+        return self._with_ends(reducer, wants_columns=False)
+
+    def _with_ends(self, reducer: Translation, *, wants_columns: bool) -> RobustLoss:
+        return RobustLoss(
+            pair=_margins(self, self.pos_margin, self.neg_margin),
+            over=KL(1.0, normalized=False),
+            groups="anchor_sign",
+            link=LiftedEnds(wants_columns=wants_columns),
+            reduction=reducer.how,
+            similarity=self.similarity,
         )
 
     def _value(self, call: Call) -> Tensor:
         return call.into(self.robust if call.ref_emb is None else self.across)
 
+    def _elements(self, call: Call) -> LossDict:
+        a, p, b, n = call.pairs()
+        s = call.scores(self.similarity)
+        cost = s[b, n] - self.score(float(self.neg_margin))
+        # the negative pairs of the anchor, and those of the positive: its row, or its column of a reference
+        theirs = (b if call.ref_emb is None else n)[None, :] == p[:, None]
+        near = self.score(float(self.pos_margin)) - s[a, p]
+        far = log_sum(cost.expand(len(a), -1), (b[None, :] == a[:, None]) | theirs)
+        losses = torch.relu(far + near) ** 2 / 2
+        return {"loss": part(losses if len(b) else losses[:0], (a, p), "pos_pair")}
 
-def _margins(distance: Distance, pos_margin: float, neg_margin: float) -> tuple[Linear, Linear]:
+
+def _margins(loss: Loss, pos_margin: float, neg_margin: float) -> tuple[Linear, Linear]:
     """The terms d - m₊ for positive pairs and m₋ - d for negative ones."""
-    return Linear(distance.score(float(pos_margin))), Linear(distance.score(float(neg_margin)))
+    return Linear(loss.score(float(pos_margin))), Linear(loss.score(float(neg_margin)))

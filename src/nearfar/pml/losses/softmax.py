@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nearfar.links import Link, PerPositive, Sides, Terms
 from nearfar.losses import Circle, NTXent
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Identity, Linear
+from nearfar.pml._reductions import Translation
 from nearfar.pml._settings import Settings
-from nearfar.pml.distances import CosineSimilarity, DotProductSimilarity
-from nearfar.pml.losses.base import Call, Loss
-from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
+from nearfar.pml.distances import BaseDistance, CosineSimilarity, DotProductSimilarity
+from nearfar.pml.losses.base import Call, Loss, LossDict, nothing, part
+from nearfar.pml.losses.elements import log_sum
+from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer
 from nearfar.relations.index_tuples import as_pairs
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
@@ -31,11 +35,24 @@ class NTXentLoss(Loss):
     """
 
     def __init__(self, temperature: float = 0.07, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, CosineSimilarity(), MeanReducer())
+        super().__init__(settings)
         self.temperature = temperature
-        self.robust = self._take(
-            NTXent(temperature=temperature, reduction=self.reducer.how, similarity=self.distance.similarity)
-        )
+        self._make(record=["temperature"])
+
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
+        return CosineSimilarity()
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        return NTXent(temperature=self.temperature, reduction=reducer.how, similarity=self.similarity)
+
+    def _elements(self, call: Call) -> LossDict:
+        a, p, b, n = call.pairs()
+        if not len(b):
+            return {"loss": nothing()}
+        s = call.scores(self.similarity) / self.temperature
+        gap = s[b, n][None, :] - s[a, p][:, None]
+        losses = log_sum(gap, b[None, :] == a[:, None], with_one=True)
+        return {"loss": part(losses, (a, p), "pos_pair")}
 
 
 class SupConLink(Link):
@@ -58,19 +75,35 @@ class SupConLoss(Loss):
     once = True
 
     def __init__(self, temperature: float = 0.1, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, CosineSimilarity(), AvgNonZeroReducer())
+        super().__init__(settings)
         self.temperature = temperature
-        self.robust = self._take(
-            RobustLoss(
-                pair=(Linear(scale=1 / temperature), Identity(1 / temperature)),
-                over=(Mean(), KL(1.0, normalized=False)),
-                groups="anchor_sign",
-                link=SupConLink(),
-                members="all",
-                reduction=self.reducer.how,
-                similarity=self.distance.similarity,
-            )
+        self._make(record=["temperature"])
+
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
+        return CosineSimilarity()
+
+    def get_default_reducer(self) -> BaseReducer:  # noqa: D102
+        return AvgNonZeroReducer()
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        return RobustLoss(
+            pair=(Linear(scale=1 / self.temperature), Identity(1 / self.temperature)),
+            over=(Mean(), KL(1.0, normalized=False)),
+            groups="anchor_sign",
+            link=SupConLink(),
+            members="all",
+            reduction=reducer.how,
+            similarity=self.similarity,
         )
+
+    def _elements(self, call: Call) -> LossDict:
+        positive, negative = call.masks()
+        if not bool(positive.any() & negative.any()):
+            return {"loss": nothing()}
+        s = call.scores(self.similarity) / self.temperature
+        mean = torch.where(positive, s, 0.0).sum(dim=1) / positive.sum(dim=1).clamp_min(1)
+        losses = torch.where(positive.any(dim=1), log_sum(s, positive | negative) - mean, 0.0)
+        return {"loss": part(losses, call.rows, "element")}
 
 
 class CircleLoss(Loss):
@@ -85,10 +118,29 @@ class CircleLoss(Loss):
     once = True
 
     def __init__(self, m: float = 0.4, gamma: float = 80, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, CosineSimilarity(), AvgNonZeroReducer(), fixed=True)
+        super().__init__(settings, fixed=True)
         self.m = m
         self.gamma = gamma
-        self.robust = self._take(Circle(margin=m, scale=gamma, reduction=self.reducer.how))
+        self._make(record=["m", "gamma"])
+
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
+        return CosineSimilarity()
+
+    def get_default_reducer(self) -> BaseReducer:  # noqa: D102
+        return AvgNonZeroReducer()
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        return Circle(margin=self.m, scale=self.gamma, reduction=reducer.how)
+
+    def _elements(self, call: Call) -> LossDict:
+        positive, negative = call.masks()
+        s = call.scores(self.similarity)
+        pace = s.detach()
+        near = -self.gamma * torch.relu(1 + self.m - pace) * (s - 1 + self.m)
+        far = self.gamma * torch.relu(pace + self.m) * (s - self.m)
+        losses = functional.softplus(log_sum(near, positive) + log_sum(far, negative))
+        both = positive.any(dim=1) & negative.any(dim=1)
+        return {"loss": part(torch.where(both, losses, 0.0), call.rows, "element")}
 
 
 class NPairsLoss(Loss):
@@ -101,36 +153,55 @@ class NPairsLoss(Loss):
     """
 
     reads_tuple = True
+    stats = ("num_pairs",)
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, DotProductSimilarity(), MeanReducer())
-        self.robust = self._take(
-            RobustLoss(
-                pair=Linear(),
-                over=(Mean(), KL(1.0, normalized=False)),
-                groups="anchor_sign",
-                link=PerPositive(),
-                reduction=self.reducer.how,
-                similarity=self.distance.similarity,
-            )
+        super().__init__(settings)
+        self._make()
+
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
+        return DotProductSimilarity()
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        return RobustLoss(
+            pair=Linear(),
+            over=(Mean(), KL(1.0, normalized=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
+            reduction=reducer.how,
+            similarity=self.similarity,
         )
 
     def _value(self, call: Call) -> Tensor:
+        a, p = self._chosen(call)
+        if not len(a):
+            # a zero; without an index tuple also the warning that says why
+            return call.into(self.robust)
+        same = torch.eye(len(a), dtype=torch.bool, device=a.device)
+        relation = Relation.from_matrix(same, square=False)
+        value: Tensor = self.robust(call.embeddings[a], relation, ref_emb=call.embeddings[p])
+        return value
+
+    def _elements(self, call: Call) -> LossDict:
+        a, p = self._chosen(call)
+        if self.collect_stats:
+            self.num_pairs = len(a)
+        if not len(a):
+            return {"loss": nothing()}
+        s = replace(call, embeddings=call.embeddings[a], ref_emb=call.embeddings[p]).scores(self.similarity)
+        return {"loss": part(torch.logsumexp(s, dim=1) - s.diagonal(), a, "element")}
+
+    def _chosen(self, call: Call) -> tuple[Tensor, Tensor]:
+        """One positive pair of each class: anchors and positives."""
         if call.ref_emb is not None or call.ref_labels is not None:
             raise ValueError("NPairsLoss: it takes no reference; leave ref_emb and ref_labels out.")
-        labels = self._labels(call)
+        labels = call.own_labels()
         if call.indices is None:
             a, p = torch.nonzero(call.relation().dense().positive, as_tuple=True)
         else:
             a, p, _, _ = as_pairs(call.indices)
         first = _first_of_each(labels[a])
-        if not len(first):
-            # a zero; without an index tuple also the warning that says why
-            return call.into(self.robust)
-        same = torch.eye(len(first), dtype=torch.bool, device=labels.device)
-        relation = Relation.from_matrix(same, square=False)
-        value: Tensor = self.robust(call.embeddings[a[first]], relation, ref_emb=call.embeddings[p[first]])
-        return value
+        return a[first], p[first]
 
 
 def _first_of_each(names: Tensor) -> Tensor:

@@ -8,16 +8,18 @@ from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nearfar._utils.checks import check_positive
 from nearfar.groups.triplets import AngularScore, Positive, Rule, Triplets, difference, nearest_difference
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Hinge, Identity
+from nearfar.pml._reductions import Translation
 from nearfar.pml._settings import Settings
 from nearfar.pml._tuples import draw_triplets
-from nearfar.pml.distances import LpDistance
-from nearfar.pml.losses.base import Call, Loss
-from nearfar.pml.reducers import AvgNonZeroReducer, MeanReducer
+from nearfar.pml.losses.base import Call, Loss, LossDict, nothing, part
+from nearfar.pml.losses.elements import log_sum
+from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer
 from nearfar.relations.index_tuples import as_pairs
 from nearfar.sets import KL
 from nearfar.similarity import Cosine
@@ -64,22 +66,41 @@ class TripletMarginLoss(Loss):
         triplets_per_anchor: PerAnchor = "all",
         **settings: Unpack[Settings],
     ) -> None:
-        super().__init__(settings, LpDistance(), AvgNonZeroReducer())
+        super().__init__(settings)
         self.margin = margin
         self.swap = swap
         self.smooth_loss = smooth_loss
         self.triplets_per_anchor = checked_per_anchor("TripletMarginLoss", triplets_per_anchor)
-        self.robust = self._take(
-            RobustLoss(
-                pair=Hinge(margin, 0.0, smooth=1.0 if smooth_loss else 0.0),
-                over=self.reducer.over,
-                groups=Triplets(Rule(nearest_difference if swap else difference, wants_reference=swap)),
-                similarity=self.distance.similarity,
-            )
+        self._make(record=["margin"])
+
+    def get_default_reducer(self) -> BaseReducer:  # noqa: D102
+        return AvgNonZeroReducer()
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        return RobustLoss(
+            pair=Hinge(self.margin, 0.0, smooth=1.0 if self.smooth_loss else 0.0),
+            over=reducer.over,
+            groups=Triplets(Rule(nearest_difference if self.swap else difference, wants_reference=self.swap)),
+            similarity=self.similarity,
         )
 
     def _value(self, call: Call) -> Tensor:
         return with_drawn(call, self.triplets_per_anchor).into(self.robust)
+
+    def _elements(self, call: Call) -> LossDict:
+        a, p, n = with_drawn(call, self.triplets_per_anchor).triplets()
+        s = call.scores(self.similarity)
+        far = s[a, n]
+        if self.swap:
+            among = (
+                s
+                if call.ref_emb is None
+                else replace(call, embeddings=call.ref_emb, ref_emb=None).scores(self.similarity)
+            )
+            far = torch.maximum(far, among[p, n])
+        excess = far - s[a, p] + self.margin
+        losses = functional.softplus(excess) if self.smooth_loss else torch.relu(excess)
+        return {"loss": part(losses, (a, p, n), "triplet")}
 
 
 class AngularLoss(Loss):
@@ -95,23 +116,38 @@ class AngularLoss(Loss):
     reads_tuple = True
 
     def __init__(self, alpha: float = 40, **settings: Unpack[Settings]) -> None:
-        super().__init__(settings, LpDistance(), MeanReducer(), fixed=True)
+        super().__init__(settings, fixed=True)
         self.alpha = alpha
-        score = AngularScore(math.tan(math.radians(alpha)) ** 2)
-        self.robust = self._take(
-            RobustLoss(
-                pair=Identity(),
-                over=KL(1.0, normalized=False, zero_member=True),
-                groups=Positive(Rule(score, wants_reference=True)),
-                reduction=self.reducer.how,
-                similarity=Cosine(),
-            )
+        self._make(record=["alpha"])
+
+    def _recipe(self, reducer: Translation) -> RobustLoss:
+        score = AngularScore(math.tan(math.radians(self.alpha)) ** 2)
+        return RobustLoss(
+            pair=Identity(),
+            over=KL(1.0, normalized=False, zero_member=True),
+            groups=Positive(Rule(score, wants_reference=True)),
+            reduction=reducer.how,
+            similarity=Cosine(),
         )
+
+    def _elements(self, call: Call) -> LossDict:
+        labels = call.own_labels()
+        a, p, b, _ = call.pairs()
+        if not len(b):  # PML: nothing to learn where no negative pair is listed
+            return {"loss": nothing()}
+        others = labels if call.ref_labels is None else call.ref_labels
+        rows = functional.normalize(call.embeddings, dim=1)
+        refs = rows if call.ref_emb is None else functional.normalize(call.ref_emb, dim=1)
+        tan2 = math.tan(math.radians(self.alpha)) ** 2
+        near = 2 * (1 + tan2) * (rows[a] * refs[p]).sum(dim=1, keepdim=True)
+        form = 4 * tan2 * (rows[a] + refs[p]) @ refs.T - near
+        losses = log_sum(form, labels[a][:, None] != others[None, :], with_one=True)
+        return {"loss": part(losses, (a, p), "pos_pair")}
 
     def _value(self, call: Call) -> Tensor:
         if call.indices is None:
             return call.into(self.robust)
-        labels = self._labels(call)
+        labels = call.own_labels()
         a, p, listed, _ = as_pairs(call.indices)
         others = labels if call.ref_emb is None else call.ref_labels
         if others is None:

@@ -16,7 +16,7 @@ from nearfar.pml._names import check_names
 from nearfar.pml._records import Records
 from nearfar.pml._settings import MinerSettings, chosen_distance
 from nearfar.pml._tuples import Indices
-from nearfar.pml.distances import Distance, LpDistance
+from nearfar.pml.distances import BaseDistance, LpDistance, similarity_of
 from nearfar.relations.relation import Relation
 from nearfar.similarity import SAMPLE, NegEuclidean, NegSquaredEuclidean, Similarity, called, origin
 
@@ -56,7 +56,7 @@ class BaseMiner(Records):
             list_of_names=["num_pos_pairs", "num_neg_pairs", "num_triplets"], is_stat=True
         )
 
-    def get_default_distance(self) -> Distance:
+    def get_default_distance(self) -> BaseDistance:
         """The distance where none is given."""
         return LpDistance()
 
@@ -156,7 +156,7 @@ class BaseMiner(Records):
         relation = Relation.from_labels(labels, ref_labels, ids=ids, ref_ids=ref_ids)
         if 0 in relation.shape:
             return None
-        similarity = called(self.distance.similarity)
+        similarity = called(similarity_of(self.distance))
         dtype = torch.promote_types(embeddings.dtype, torch.float32)
         x, y = embeddings.to(dtype), None if ref_emb is None else ref_emb.to(dtype)
         rows, cols, scores = _scored(similarity, x, y)

@@ -13,7 +13,7 @@ from nearfar._utils.tensors import hidden
 from nearfar.miners import ScoredPairs
 from nearfar.pml._settings import MinerSettings
 from nearfar.pml._tuples import Indices
-from nearfar.pml.distances import Distance
+from nearfar.pml.distances import BaseDistance, score_of
 from nearfar.pml.miners.base import BaseMiner
 
 __all__ = ["BatchEasyHardMiner", "BatchHardMiner"]
@@ -104,8 +104,8 @@ class BatchEasyHardMiner(BaseMiner):
         for name, ease in chosen:
             if len(ease):
                 sign = -1 if name == "neg_pair" else 1
-                setattr(self, f"easiest_{name}", self.distance.score(sign * float(ease.max())))
-                setattr(self, f"hardest_{name}", self.distance.score(sign * float(ease.min())))
+                setattr(self, f"easiest_{name}", score_of(self.distance, sign * float(ease.max())))
+                setattr(self, f"hardest_{name}", score_of(self.distance, sign * float(ease.min())))
 
 
 class BatchHardMiner(BatchEasyHardMiner):
@@ -133,12 +133,12 @@ class BatchHardMiner(BatchEasyHardMiner):
         return anchor, positive, negative
 
 
-def _within(distance: Distance, pairs: ScoredPairs, *ranges: Range | None) -> tuple[Tensor, Tensor]:
+def _within(distance: BaseDistance, pairs: ScoredPairs, *ranges: Range | None) -> tuple[Tensor, Tensor]:
     """Masks of the positive and the negative pairs within their ranges."""
     found = [pairs.positive, pairs.negative]
     for place, limits in enumerate(ranges):
         if limits is not None:
-            numbers = distance.score(pairs.scores)
+            numbers = score_of(distance, pairs.scores)
             found[place] = found[place] & (numbers >= limits[0]) & (numbers <= limits[1])
     return found[0], found[1]
 

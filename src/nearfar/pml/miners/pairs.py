@@ -12,7 +12,7 @@ from nearfar._utils.checks import check_whole
 from nearfar.miners import MultiSimilarity, ScoredPairs
 from nearfar.pml._settings import MinerSettings
 from nearfar.pml._tuples import Indices
-from nearfar.pml.distances import CosineSimilarity, Distance
+from nearfar.pml.distances import BaseDistance, CosineSimilarity, score_of
 from nearfar.pml.miners.base import BaseMiner, listed
 from nearfar.relations.index_tuples import as_pairs
 
@@ -34,7 +34,7 @@ class MultiSimilarityMiner(BaseMiner):
         self.epsilon = epsilon
         self.add_to_recordable_attributes(name="epsilon")
 
-    def get_default_distance(self) -> Distance:  # noqa: D102
+    def get_default_distance(self) -> BaseDistance:  # noqa: D102
         return CosineSimilarity()
 
     def _choose(self, pairs: ScoredPairs) -> Indices:
@@ -64,11 +64,11 @@ class PairMarginMiner(BaseMiner):
 
     def _choose(self, pairs: ScoredPairs) -> Indices:
         if self.collect_stats:
-            numbers = self.distance.score(pairs.scores)
+            numbers = score_of(self.distance, pairs.scores)
             near, far = numbers[pairs.positive], numbers[pairs.negative]
             self.pos_pair_dist = float(near.mean()) if len(near) else 0.0
             self.neg_pair_dist = float(far.mean()) if len(far) else 0.0
-        low, high = self.distance.score(float(self.pos_margin)), self.distance.score(float(self.neg_margin))
+        low, high = score_of(self.distance, float(self.pos_margin)), score_of(self.distance, float(self.neg_margin))
         return listed(pairs.keep(positive=pairs.scores < low, negative=pairs.scores > high))
 
 
@@ -144,7 +144,7 @@ class UniformHistogramMiner(BaseMiner):
 
     def _choose(self, pairs: ScoredPairs) -> Indices:
         a1, p, a2, n = listed(pairs)
-        numbers = self.distance.score(pairs.scores)
+        numbers = score_of(self.distance, pairs.scores)
         near = self._drawn(numbers[a1, p], self.pos_per_bin)
         far = self._drawn(numbers[a2, n], self.neg_per_bin)
         return a1[near], p[near], a2[far], n[far]

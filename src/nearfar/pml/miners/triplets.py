@@ -13,6 +13,7 @@ from nearfar.groups.triplets import positives
 from nearfar.miners import DistanceWeighted, ScoredPairs
 from nearfar.pml._settings import MinerSettings
 from nearfar.pml._tuples import Indices, draw_triplets
+from nearfar.pml.distances import score_of
 from nearfar.pml.miners.base import BaseMiner
 
 __all__ = ["AngularMiner", "DistanceWeightedMiner", "EmbeddingsAlreadyPackagedAsTriplets", "TripletMarginMiner"]
@@ -66,8 +67,8 @@ class TripletMarginMiner(BaseMiner):
         whole = many @ most
         positive = ((near * pairs.scores).sum(dim=1) @ most) / whole
         negative = ((far * pairs.scores).sum(dim=1) @ many) / whole
-        self.pos_pair_dist = float(self.distance.score(positive))
-        self.neg_pair_dist = float(self.distance.score(negative))
+        self.pos_pair_dist = float(score_of(self.distance, positive))
+        self.neg_pair_dist = float(score_of(self.distance, negative))
         self.avg_triplet_margin = float(positive - negative)
 
 
