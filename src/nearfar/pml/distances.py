@@ -116,11 +116,11 @@ class BaseDistance(Records):
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """All distances [n, m] between rows that are normalized already, before the exponent."""
-        raise NotImplementedError(f"{type(self).__name__} does not write compute_mat.")
+        raise TypeError(f"{type(self).__name__} does not write compute_mat.")
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Distances [n] between the i-th rows of both, as they are and without the exponent."""
-        raise NotImplementedError(f"{type(self).__name__} does not write pairwise_distance.")
+        raise TypeError(f"{type(self).__name__} does not write pairwise_distance.")
 
     def smallest_dist(self, *args: Any, **kwargs: Any) -> Any:
         """What `torch.min` returns, or `torch.max` where larger means more similar."""

@@ -105,7 +105,7 @@ class BaseReducer(Records):
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, **more: Any
     ) -> Tensor:
         """Reduce losses [k] of the rows `loss_indices` [k]."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how losses of rows are reduced.")
+        raise TypeError(f"{type(self).__name__} does not say how losses of rows are reduced.")
 
     def pos_pair_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, **more: Any
@@ -305,7 +305,7 @@ class PerAnchorReducer(BaseReducer):
         return self.pos_pair_reduction(losses, loss_indices, embeddings, labels)
 
     def triplet_reduction(self, *rest: Any, **more: Any) -> Tensor:  # noqa: D102
-        raise NotImplementedError("PerAnchorReducer: losses of triplets have no single pair; use a loss of pairs.")
+        raise TypeError("PerAnchorReducer: losses of triplets have no single pair; use a loss of pairs.")
 
 
 class MultipleReducers(BaseReducer):

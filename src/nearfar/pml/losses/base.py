@@ -164,7 +164,7 @@ class Loss(Records, ABC):
 
     def _elements(self, call: Call) -> LossDict:
         """The parts of the loss without those of regularizers."""
-        raise NotImplementedError(f"{type(self).__name__} has no losses of single rows, pairs or triplets.")
+        raise TypeError(f"{type(self).__name__} has no losses of single rows, pairs or triplets.")
 
     def compute_loss(
         self,
