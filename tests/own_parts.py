@@ -16,6 +16,7 @@ from nearfar import groups, links, miners, pairs, similarity
 from nearfar._utils.shortcuts import Part
 from nearfar.groups import triplets
 from nearfar.links import Terms
+from nearfar.losses import ranking
 from nearfar.miners import ScoredPairs
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
@@ -30,6 +31,8 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
     P.Identity: lambda of: of(2.0),
     P.CircleScore: lambda of: of(scale=4.0),
     P.AngularMargin: lambda of: of(scale=3.0),
+    ranking.Sigmoid: lambda of: of(0.5),
+    ranking.Triangle: lambda of: of(0.5),
     S.Mean: lambda of: of(),
     S.Worst: lambda of: of(),
     S.TopK: lambda of: of(5),
@@ -46,6 +49,7 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
     links.Add: lambda of: of(),
     links.HingeLink: lambda of: of(0.4),
     links.SoftplusLink: lambda of: of(),
+    links.ShareLink: lambda of: of(),
     links.PerPositive: lambda of: of(),
     links.LiftedLink: lambda of: of(),
     M.MultiSimilarity: lambda of: of(0.3),
@@ -58,6 +62,8 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
     groups.Balanced: lambda of: of(),
     groups.Anchor: lambda of: of(),
     groups.AnchorSign: lambda of: of(),
+    groups.Ranks: lambda of: of(),
+    groups.Bins: lambda of: of(4),
     triplets.Positive: lambda of: of(ANGLE),
     triplets.Triplets: lambda of: of(),
     triplets.Rule: lambda of: of(),

@@ -32,6 +32,7 @@ class Row:
     hyper: dict[str, Any] = field(default_factory=dict)
     label: str = ""
     proxies: str = ""
+    centers: int = 1
     frozen: bool = False
     reference: bool = True
     ordered: bool = False
@@ -51,20 +52,26 @@ class Row:
         module = self.make().double()
         if self.proxies:
             with torch.no_grad():
-                module.proxies.copy_(torch.as_tensor(PROXIES))
+                module.proxies.copy_(torch.as_tensor(self.vectors))
         return module
+
+    @property
+    def vectors(self) -> np.ndarray:
+        """The fixed proxies: [CLASSES, DIM], or several centers of each class side by side."""
+        return np.concatenate([PROXIES, MORE[:, : (self.centers - 1) * DIM]], axis=1)
 
     def oracle(self, E: np.ndarray, y: np.ndarray, at: np.ndarray | None = None, **more: Any) -> Any:
         """The oracle's value; losses with frozen weights take them at `at`."""
         hyper = dict(self.hyper)
         if self.proxies:
-            hyper[self.proxies] = np.asarray(PROXIES, dtype=np.longdouble)
+            hyper[self.proxies] = np.asarray(self.vectors, dtype=np.longdouble)
         if self.frozen:
             hyper["frozen"] = E if at is None else at
         return oracle_of(self.name)(E, y, **(hyper | more))
 
 
 PROXIES = np.random.default_rng(5).normal(size=(CLASSES, DIM))
+MORE = np.random.default_rng(6).normal(size=(CLASSES, 2 * DIM))
 
 TOLD = (
     Row("Contrastive", L.Contrastive),
@@ -103,6 +110,13 @@ TOLD = (
     Row("ProxyNCA", lambda: L.ProxyNCA(CLASSES, DIM, scale=3.0), {"scale": 3.0}, proxies="proxies", reference=False),
     Row("ProxyAnchor", lambda: L.ProxyAnchor(CLASSES, DIM), proxies="proxies", reference=False),
     Row("ArcFace", lambda: L.ArcFace(CLASSES, DIM, scale=8.0), {"scale": 8.0}, proxies="centers", reference=False),
+    Row("CosFace", lambda: L.CosFace(CLASSES, DIM, scale=8.0), {"scale": 8.0}, proxies="centers", reference=False),
+    Row("NormalizedSoftmax", lambda: L.NormalizedSoftmax(CLASSES, DIM), proxies="centers", reference=False),
+    Row("SubCenterArcFace", lambda: L.SubCenterArcFace(CLASSES, DIM, centers=3, scale=8.0),
+        {"scale": 8.0}, proxies="centers", centers=3, reference=False),
+    Row("SoftTriple", lambda: L.SoftTriple(CLASSES, DIM, centers=2, margin=0.3, scale=8.0),
+        {"margin": 0.3, "scale": 8.0}, proxies="centers", centers=2, reference=False),
+    Row("SmoothAP", lambda: L.SmoothAP(temperature=0.1), {"temperature": 0.1}),
 )  # fmt: skip
 # a loss that is made without arguments needs no line: it is here by itself
 ROWS = (*TOLD, *(Row(name, getattr(L, name)) for name in L.__all__ if name not in {row.name for row in TOLD}))

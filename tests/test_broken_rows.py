@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import pytest
@@ -71,13 +72,18 @@ def test_what_is_broken_shows_on_every_engine(row, kind):
     check(values(row.make, broken(kind), torch.arange(N) % CLASSES if row.proxies else torch.arange(N) // 2))
 
 
+UNIT = ("FastAP", "SoftTriple", "SubCenterArcFace")
+"""These take unit rows only, which do not overflow."""
+
+
 @pytest.mark.parametrize("kind", ["all NaN", "overflow", "one overflow"])
-@pytest.mark.parametrize("name", [x for x in dir(nf.losses) if x[0].isupper()])
+@pytest.mark.parametrize("name", [x for x in dir(nf.losses) if x[0].isupper() and x not in UNIT])
 def test_products_that_overflow_show_on_every_engine(name, kind):
     """On raw products, where rows of 1e30 are not made short first."""
     kinds = {"DroTopK": {"k": 9}, "DroTopKPN": {"k": 6}, "DroChiSquare": {"rho": 1.0}}
-    for width in ("ProxyNCA", "ProxyAnchor", "ArcFace"):
-        kinds[width] = {"classes": CLASSES, "dim": DIM}
+    known = inspect.signature(getattr(nf.losses, name)).parameters
+    if "classes" in known:
+        kinds[name] = {"classes": CLASSES, "dim": DIM}
     for similarity in (nf.similarity.Dot, lambda: nf.similarity.NegEuclidean(normalize=False)):
 
         def make(similarity=similarity):

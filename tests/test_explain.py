@@ -11,6 +11,7 @@ from table import BATCHES, IDS, ROWS, random_batch, tensors
 
 import nearfar as nf
 from nearfar.groups.groupings import AnchorSign, Balanced, Batch, Sign
+from nearfar.groups.ranking import Bins, Ranks
 from nearfar.groups.triplets import Positive, Triplets
 from nearfar.links import Add, HingeLink, LiftedLink, SoftplusLink
 
@@ -64,6 +65,11 @@ def test_the_result_is_frozen_and_carries_no_gradient(row):
         assert torch.equal(loss.explain(embeddings, labels).pull, found.pull)
 
 
+def both_sides(x, positive):
+    """[n, p, m] as the groups [n p, m] of positive and of negative pairs."""
+    return [torch.where(side[:, None, :], x, 0.0).flatten(0, 1) for side in (positive, ~positive)]
+
+
 def group_sums(loss, found, positive):
     """The weight of each group, and whether it may hold a zero member."""
     product = inside(loss)
@@ -71,6 +77,8 @@ def group_sums(loss, found, positive):
         return [found.weights.sum()], product.over_positive.zero_member
     if isinstance(product.groups, Positive):
         return list(found.weights.sum(dim=2).flatten()), product.over_negative.zero_member
+    if isinstance(product.groups, Ranks | Bins):
+        return [x.sum() for side in both_sides(found.weights, positive) for x in side], False
     signed = [torch.where(positive, found.weights, 0.0), torch.where(positive, 0.0, found.weights)]
     if product.members == "all":  # the wide side holds the positive pairs too: a row's two groups have one sum
         both = 1 + (positive.sum(dim=1) > 1)
@@ -132,6 +140,9 @@ def test_the_gradient_is_the_pull_on_the_scores(row, kind):
 
 def triplet_scores(row, loss, found, s):
     """What the negative pair loss sees of each triplet, from the equations."""
+    if row.name == "FastAP":
+        assert found.positives is None
+        return s[:, None, :] - torch.linspace(1, -1, 11, dtype=s.dtype)[:, None]
     place = found.positives
     s_ap, s_an = s.gather(1, place)[:, :, None], s[:, None, :]
     if row.name != "Angular":
@@ -170,6 +181,8 @@ def test_influence_is_the_weights_times_what_the_group_counts(row, kind):
         return  # mixes rows: a negative pair is weighed by both of its ends
     if isinstance(product.groups, Positive):
         groups = [(found.weights.flatten(0, 1), found.influence.flatten(0, 1))]
+    elif isinstance(product.groups, Ranks | Bins):
+        groups = list(zip(*(both_sides(x, positive) for x in (found.weights, found.influence)), strict=True))
     elif isinstance(product.groups, Balanced):
         groups = [
             tuple(torch.where(side, x, 0.0).reshape(1, -1) for x in (found.weights, found.influence))
@@ -182,7 +195,7 @@ def test_influence_is_the_weights_times_what_the_group_counts(row, kind):
         groups = [tuple(torch.where(side, x, 0.0) for x in (found.weights, found.influence)) for side in sides]
     for weights, influence in groups:
         factor = influence.sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True).clamp_min(1e-300)
-        assert (factor >= 0).all()
+        assert (factor >= 0).all() or isinstance(product.groups, Ranks | Bins)  # positives ahead of one another help
         torch.testing.assert_close(influence, weights * factor, atol=1e-12, rtol=0)
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from nearfar._utils.shortcuts import Part
 from nearfar.pairs import smooth_hinge
 
-__all__ = ["Add", "HingeLink", "LiftedLink", "Link", "PerPositive", "Sides", "SoftplusLink", "Terms"]
+__all__ = ["Add", "HingeLink", "LiftedLink", "Link", "PerPositive", "ShareLink", "Sides", "SoftplusLink", "Terms"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +124,19 @@ class SoftplusLink(Link, swift=True):
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         return self._anchor_terms(sides, softplus(sides.positive + sides.negative, threshold=40.0))
+
+
+class ShareLink(Link, swift=True):
+    """The positive side's share of a softmax, v = log(1 + e^{negative - positive}) (neighborhood components).
+
+    Both sides are log-sum-exps of scores, so that v = -log(Σ₊ eˢ / Σ eˢ) over all pairs of the anchor.
+    """
+
+    strips = True
+    reads_pairs = False
+
+    def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
+        return self._anchor_terms(sides, softplus(sides.negative - sides.positive, threshold=40.0))
 
 
 class PerPositive(Link, swift=True):

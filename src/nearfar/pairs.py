@@ -349,11 +349,12 @@ class CircleScore(PairLoss, swift=True):
 
 
 class AngularMargin(PairLoss, swift=True):
-    """The logits of ArcFace: an angular margin on the own class, for a cosine s = cos θ.
+    """The logits of ArcFace: an angular margin on the positive pair, for a cosine s = cos θ.
 
         l = -c·cos(θ+m) positive,  c·cos θ negative
 
-    Past θ = π - m the cosine would rise again; the line cos θ - m·sin m continues it downwards, as is usual.
+    Past θ = π - m the cosine would rise again; the line cos θ - m·sin m continues it downwards, as is usual. A margin
+    below 0 forgives an angle instead of asking for one (tuplet margin).
 
     Args:
         margin: m, in radians.
@@ -374,6 +375,8 @@ class AngularMargin(PairLoss, swift=True):
         edge = square <= 0
         sine = torch.where(edge, 0.0, torch.sqrt(torch.where(edge, 1.0, square)))
         turned = s * math.cos(self.margin) - sine * math.sin(self.margin)
+        if self.margin < 0:  # θ + m stays below π
+            return -self.scale * turned
         line = s - self.margin * math.sin(self.margin)
         return -self.scale * torch.where(s >= -math.cos(self.margin), turned, line)
 

@@ -17,11 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from nearfar._utils.checks import check_positive, check_whole
 from nearfar._utils.shortcuts import HOOKS, Part
 from nearfar._utils.tensors import readable
 
 __all__ = [
     "Called",
+    "Centers",
     "Cosine",
     "Dot",
     "NegEuclidean",
@@ -285,6 +287,45 @@ class NegSquaredEuclidean(Similarity, swift=True):
 
     def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
         return root(-scores)
+
+
+class Centers(Similarity):
+    """Cosine between a row and a class that has several centers: the nearest one, or a soft choice among them.
+
+        s(x, c) = max_k ⟨x, c_k⟩,  or  Σ_k p_k ⟨x, c_k⟩ with p = softmax of ⟨x, c_k⟩/γ,  of unit vectors
+
+    A reference row is a class: its centers side by side, [m, centers·d], where rows are [n, d].
+
+    Args:
+        dim: d, the width of a row and of one center.
+        gamma: γ, the temperature of the choice; 0 takes the nearest center.
+
+    >>> Centers(2)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0, 3.0, 0.0], [-1.0, 0.0, 0.0, 5.0]]))
+    tensor([[1., 0.]])
+    """
+
+    def __init__(self, dim: int, *, gamma: float = 0.0) -> None:
+        super().__init__(normalize=True)
+        check_whole("Centers", "dim", dim)
+        check_positive("Centers", "gamma", gamma, zero=True)
+        self.dim = dim
+        self.gamma = gamma
+
+    def prepare(self, x: Tensor) -> Tensor:  # noqa: D102
+        return super().prepare(x.reshape(-1, self.dim)).reshape(x.shape)
+
+    def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
+        return dot
+
+    def scores(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
+        each = (x @ y.reshape(-1, self.dim).T).reshape(len(x), len(y), -1)
+        return (torch.softmax(each / self.gamma, dim=2) * each).sum(dim=2) if self.gamma else each.amax(dim=2)
+
+    def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
+        return root(2 - 2 * scores)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"dim={self.dim}, gamma={self.gamma}"
 
 
 class Called(Similarity):

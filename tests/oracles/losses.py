@@ -389,3 +389,108 @@ def arc_face(E, y, centers, margin=0.5, scale=64):
         others = [c for c in range(len(centers)) if c != y[i]]
         terms.append(log_one_plus_sum([scale * (S[i, c] - target) for c in others]))
     return _average(terms)
+
+
+def _softmax_over_classes(S, y, scale, margin=0):
+    """mean_i log(1 + sum_{c != y_i} e^(scale (S_ic - S_iy_i + margin)))."""
+    terms = []
+    for i in range(len(y)):
+        others = [c for c in range(S.shape[1]) if c != y[i]]
+        terms.append(log_one_plus_sum([scale * (S[i, c] - S[i, y[i]] + margin) for c in others]))
+    return _average(terms)
+
+
+def cos_face(E, y, centers, margin=0.35, scale=64):
+    """Cross-entropy of scale cos(theta_ic), from which the own class has scale * margin taken off."""
+    return _softmax_over_classes(scores(E, centers, "cosine"), y, scale, np.longdouble(margin))
+
+
+def normalized_softmax(E, y, centers, temperature=0.05):
+    """Cross-entropy of cos(theta_ic) / temperature."""
+    return _softmax_over_classes(scores(E, centers, "cosine"), y, 1 / np.longdouble(temperature))
+
+
+def _center_cosines(E, centers):
+    """[rows, classes, centers of a class], from [classes, centers * dim]."""
+    E, centers = np.asarray(E, dtype=np.longdouble), np.asarray(centers, dtype=np.longdouble)
+    dim = E.shape[1]
+    return np.array([[[dot(unit(x), unit(c[k : k + dim])) for k in range(0, len(c), dim)] for c in centers] for x in E])
+
+
+def sub_center_arc_face(E, y, centers, margin=0.5, scale=64):
+    """ArcFace with cos(theta_ic) = the largest cosine of row i with a center of class c."""
+    S = _center_cosines(E, centers).max(axis=2)
+    half_turn, margin = 4 * np.arctan(np.longdouble(1)), np.longdouble(margin)
+    terms = []
+    for i in range(len(y)):
+        theta = np.arccos(S[i, y[i]])
+        line = np.cos(theta) - margin * np.sin(margin)
+        target = np.cos(theta + margin) if theta <= half_turn - margin else line
+        others = [c for c in range(S.shape[1]) if c != y[i]]
+        terms.append(log_one_plus_sum([scale * (S[i, c] - target) for c in others]))
+    return _average(terms)
+
+
+def soft_triple(E, y, centers, scale=20, gamma=0.1, margin=0.01):
+    """Softmax over classes of S_ic = sum_k p_k cos_k, p = softmax of cos_k / gamma over the centers k of class c."""
+    cosines = _center_cosines(E, centers)
+    chances = np.exp((cosines - cosines.max(axis=2, keepdims=True)) / np.longdouble(gamma))
+    chances = chances / chances.sum(axis=2, keepdims=True)
+    return _softmax_over_classes((chances * cosines).sum(axis=2), y, scale, np.longdouble(margin))
+
+
+def tuplet_margin(E, y, margin=0.1, scale=64, reduction="mean"):
+    """mean over positive pairs of log(1 + sum_{k in N_i} e^(scale (cos(theta_ik) - cos(theta_ij - margin))))."""
+    E = np.asarray(E, dtype=np.longdouble)
+    S, margin = scores(E, E, "cosine"), np.longdouble(margin)
+    values = []
+    for i, j in _positive_pairs(y):
+        target = np.cos(angle(E[i], E[j]) - margin)
+        values.append(log_one_plus_sum([scale * (S[i, k] - target) for k in _negative(y, i)]))
+    return _reduce(values, reduction, len(values))
+
+
+def nca(E, y, scale=1, reduction="nonzero"):
+    """mean_i -log( sum_{j in P_i} e^(scale s_ij) / sum_{k in P_i and N_i} e^(scale s_ik) ), s = -|x_i - x_k|^2."""
+    S = scale * scores(E, E, "neg_squared_euclidean")
+    values = []
+    for i in range(len(y)):
+        positive, negative = _positive(y, i), _negative(y, i)
+        if positive and negative:
+            values.append(log_sum(S[i, positive + negative]) - log_sum(S[i, positive]))
+    return _reduce(values, reduction, len(y))
+
+
+def fast_ap(E, y, bins=10, similarity="neg_squared_euclidean", reduction="mean"):
+    """1 - (1 / |P_i|) sum_b h+_b H+_b / H_b: h_b counts triangles around 4 b / bins, H_b is h_0 + ... + h_b."""
+    D, width = -scores(E, E, similarity), np.longdouble(4 if "squared" in similarity else 2) / bins
+    values = []
+    for i in range(len(y)):
+        positive, negative = _positive(y, i), _negative(y, i)
+        if not positive:
+            continue
+        precision, near, both = ZERO, ZERO, ZERO
+        for b in range(bins + 1):
+            here = [sum((max(ZERO, 1 - abs(D[i, j] / width - b)) for j in side), ZERO) for side in (positive, negative)]
+            near, both = near + here[0], both + sum(here)
+            precision = precision + (here[0] * near / both if both > 0 else ZERO)
+        values.append(1 - precision / len(positive) if negative else ZERO)
+    return _reduce(values, reduction, len(values))
+
+
+def smooth_ap(E, y, temperature=0.01, reduction="mean"):
+    """1 - (1 / |P_i|) sum_{p in P_i} (rank of p within P_i) / (rank of p within P_i and N_i), steps as sigmoids."""
+    S = scores(E, E, "cosine") / np.longdouble(temperature)
+    values = []
+    for i in range(len(y)):
+        positive, negative = _positive(y, i), _negative(y, i)
+        ratios = []
+        for p in positive:
+            near, far = (
+                sum((np.exp(-softplus(S[i, p] - S[i, j])) for j in side if j != p), ZERO)
+                for side in (positive, negative)
+            )
+            ratios.append((1 + near) / (1 + near + far))
+        if positive:
+            values.append(1 - _average(ratios))
+    return _reduce(values, reduction, len(values))

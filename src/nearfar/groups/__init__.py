@@ -1,6 +1,7 @@
 """Groupings: which pairs share one set of weights (the batch, a sign, an anchor, a positive pair, all triplets)."""
 
 from nearfar.groups.groupings import Anchor, AnchorSign, Balanced, Batch, Grouping, Problem, Product, Sign
+from nearfar.groups.ranking import Bins, Ranks
 from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets
 
 __all__ = [
@@ -9,10 +10,12 @@ __all__ = [
     "AngularScore",
     "Balanced",
     "Batch",
+    "Bins",
     "Grouping",
     "Positive",
     "Problem",
     "Product",
+    "Ranks",
     "Rule",
     "SemiHardBand",
     "Sign",

@@ -3,18 +3,22 @@
 A loss is public once its module names it in `__all__`; nothing is listed here a second time.
 """
 
-from nearfar.losses import anchored, dro, mean, proxies, softmax, triplet
+from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, triplet
 from nearfar.losses.anchored import *
+from nearfar.losses.centers import *
 from nearfar.losses.dro import *
 from nearfar.losses.mean import *
 from nearfar.losses.proxies import *
+from nearfar.losses.ranking import *
 from nearfar.losses.softmax import *
 from nearfar.losses.triplet import *
 
 __all__: list[str] = []
 __all__ += anchored.__all__
+__all__ += centers.__all__
 __all__ += dro.__all__
 __all__ += mean.__all__
 __all__ += proxies.__all__
+__all__ += ranking.__all__
 __all__ += softmax.__all__
 __all__ += triplet.__all__

@@ -11,6 +11,7 @@ from nearfar._utils.html import folded, table
 from nearfar._utils.rng import set_states, states
 from nearfar._utils.tensors import over
 from nearfar.groups.groupings import Problems, Product
+from nearfar.groups.ranking import Bins
 from nearfar.groups.triplets import positives
 from nearfar.miners import ScoredPairs
 
@@ -23,7 +24,8 @@ class Explanation:
 
     Attributes:
         value: F, what the loss returns.
-        losses: [n, m] loss of each pair (of triplets: [n, P, m], see `positives`); 0 where there is no pair.
+        losses: [n, m] loss of each pair (of triplets and ranks: [n, P, m], see `positives`; of a histogram
+            [n, bins, m]); 0 where there is no pair.
         weights: p* in the same shape: not negative, summing to 1 over each group (with its zero member, if it has one).
             Where positive and negative pairs form groups of their own, an anchor's weights sum to 1 for each of them.
         dual: [g] the leading dual variable of each group (TopK: threshold, KL: γ·log Σe^{l/γ}, ChiSquare: η, KLBall: γ,
@@ -36,7 +38,7 @@ class Explanation:
         pull: [n, m] dF/ds, negative where a pair is drawn together.
         scores: [n, m].
         signs: [n, m] 1 for a positive pair, -1 for a negative pair, 0 where there is none; before any mining.
-        positives: [n, P] the column of each positive pair, for triplets; else None.
+        positives: [n, P] the column of each positive pair, for triplets and ranks; else None.
     """
 
     value: Tensor
@@ -123,7 +125,7 @@ def explain(product: Product, pairs: ScoredPairs) -> Explanation:
         pull=pull,
         scores=scores.detach(),
         signs=_signs(pairs),
-        positives=positives(pairs)[1] if spread.ndim == 3 else None,
+        positives=positives(pairs)[1] if spread.ndim == 3 and not isinstance(product.groups, Bins) else None,
     )
 
 

@@ -1,4 +1,7 @@
-"""Losses against one learned vector per class: proxy-NCA, proxy-anchor, ArcFace. Proxies are reference rows."""
+"""Losses against one learned vector per class: proxy-NCA, proxy-anchor, ArcFace, CosFace, normalized softmax.
+
+Proxies are reference rows.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,26 @@ from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
 
-__all__ = ["ArcFace", "ProxyAnchor", "ProxyNCA"]
+__all__ = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA"]
 
 
-class _Proxies(Composed):
+class Proxies(Composed):
     """One learned vector per class. Give `loss.parameters()` an optimizer, or the proxies never move.
 
     Attributes:
-        proxies: [classes, dim].
+        proxies: [classes, dim]; with several centers per class [classes, centers·dim], those of a class side by side.
+        dim: the width of the embeddings.
     """
 
     swapped = False
     """Rows of the product are the proxies, columns the batch."""
 
-    def __init__(self, robust: RobustLoss, classes: int, dim: int) -> None:
+    def __init__(self, robust: RobustLoss, classes: int, dim: int, centers: int = 1) -> None:
         super().__init__(robust)
         check_whole(self.owner, "classes", classes)
         check_whole(self.owner, "dim", dim)
-        self.proxies = nn.Parameter(torch.randn(classes, dim))
+        self.dim = dim
+        self.proxies = nn.Parameter(torch.randn(classes, centers * dim))
 
     def _inner(self, call: Call) -> Call:
         owner, embeddings = self.owner, call.embeddings
@@ -41,10 +46,9 @@ class _Proxies(Composed):
             raise ValueError(
                 f"{owner}: its proxies are the reference, so it takes no other; leave ref_emb and the rest out."
             )
-        if embeddings.shape[1] != self.proxies.shape[1]:
+        if embeddings.shape[1] != self.dim:
             raise ValueError(
-                f"{owner}: embeddings must be as wide as the proxies ({self.proxies.shape[1]}), "
-                f"but are {embeddings.shape[1]} wide."
+                f"{owner}: embeddings must be as wide as the proxies ({self.dim}), but are {embeddings.shape[1]} wide."
             )
         if embeddings.device != self.proxies.device:
             raise ValueError(
@@ -71,7 +75,7 @@ class _Proxies(Composed):
         return Relation.from_labels(names, labels) if self.swapped else Relation.from_labels(labels, names)
 
 
-class ProxyNCA(_Proxies):
+class ProxyNCA(Proxies):
     """Proxy-NCA: cross-entropy of each row over one learned proxy per class.
 
         mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors
@@ -116,7 +120,7 @@ class ProxyNCA(_Proxies):
         super().__init__(robust, classes, dim)
 
 
-class ProxyAnchor(_Proxies):
+class ProxyAnchor(Proxies):
     """Proxy-Anchor: each class's learned proxy against all rows of the batch, hard rows weighted more.
 
         (1/|C₊|) Σ_c log(1 + Σ_{y_i=c} e^{-a(s-δ)}) + (1/|C|) Σ_c log(1 + Σ_{y_i≠c} e^{a(s+δ)}),  C₊: classes present
@@ -166,7 +170,7 @@ class ProxyAnchor(_Proxies):
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
 
 
-class ArcFace(_Proxies):
+class ArcFace(Proxies):
     """ArcFace: softmax over classes with an angular margin on the own class.
 
         mean over rows of the cross-entropy of logits c·cos θ, the own class's turned by a margin: c·cos(θ + m)
@@ -183,7 +187,7 @@ class ArcFace(_Proxies):
         engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's for equal class vectors and the margin in degrees. With margin=0 it is
-    the normalized softmax.
+    `NormalizedSoftmax(temperature=1/scale)`.
 
     >>> import nearfar as nf
     >>> tuple(nf.losses.ArcFace(classes=3, dim=2).proxies.shape)
@@ -207,6 +211,103 @@ class ArcFace(_Proxies):
             groups="anchor_sign",
             link=PerPositive(),
             similarity=Cosine() if similarity is None else similarity,
+            engine=engine,
+        )
+        super().__init__(robust, classes, dim)
+
+
+class CosFace(Proxies):
+    """CosFace: softmax over classes with a margin on the cosine of the own class.
+
+        mean over rows of the cross-entropy of logits c·cos θ, the own class's lowered by a margin: c·(cos θ - m)
+
+    Wang et al. 2018.
+
+    Algebra: Linear(c, margin = threshold = m/2) x KL(1) x anchor_sign, one softplus per positive pair, rows against
+    class vectors, on cosine. (The half margins add up to m for the own class and cancel for the others.)
+
+    Args:
+        classes: how many class vectors.
+        dim: width of the embedding.
+        margin: m.
+        scale: c.
+        pair: the pair loss in place of `Linear`.
+        similarity: `Cosine` where none is given.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default for equal class vectors. With margin=0 it is
+    `NormalizedSoftmax(temperature=1/scale)`.
+
+    >>> import nearfar as nf
+    >>> tuple(nf.losses.CosFace(classes=3, dim=2).proxies.shape)
+    (3, 2)
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        margin: float = 0.35,
+        scale: float = 64.0,
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("CosFace", "scale", scale)
+        robust = RobustLoss(
+            pair=Linear(margin / 2, margin / 2, scale) if pair is None else pair,
+            over=(Mean(), KL(1.0, normalized=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
+            similarity=similarity,
+            engine=engine,
+        )
+        super().__init__(robust, classes, dim)
+
+
+class NormalizedSoftmax(Proxies):
+    """Normalized softmax: cross-entropy of the cosines between rows and one learned vector per class.
+
+        mean over rows of  -log( e^{s_iy/τ} / Σ_{all classes} e^{s_ik/τ} )
+
+    Zhai and Wu 2019.
+
+    Algebra: Linear(1/τ) x KL(1) x anchor_sign, one softplus per positive pair, rows against class vectors, on cosine.
+
+    Args:
+        classes: how many class vectors.
+        dim: width of the embedding.
+        temperature: τ.
+        pair: the pair loss in place of `Linear`.
+        similarity: `Cosine` where none is given.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default for equal class vectors. `ArcFace` and `CosFace` with margin=0
+    and scale=1/τ are the same loss; on `NegSquaredEuclidean` it is `ProxyNCA(scale=1/τ)`.
+
+    >>> import nearfar as nf
+    >>> tuple(nf.losses.NormalizedSoftmax(classes=3, dim=2).proxies.shape)
+    (3, 2)
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        temperature: float = 0.05,
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("NormalizedSoftmax", "temperature", temperature)
+        robust = RobustLoss(
+            pair=Linear(scale=1 / temperature) if pair is None else pair,
+            over=(Mean(), KL(1.0, normalized=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
+            similarity=similarity,
             engine=engine,
         )
         super().__init__(robust, classes, dim)

@@ -1,4 +1,4 @@
-"""Losses of the softmax family: NT-Xent, SupCon, circle, N-pair."""
+"""Losses of the softmax family: NT-Xent, SupCon, circle, N-pair, tuplet margin, neighborhood components."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar.groups.groupings import Reduction
-from nearfar.links import Add, PerPositive, SoftplusLink
+from nearfar.links import Add, PerPositive, ShareLink, SoftplusLink
 from nearfar.losses.arguments import Engine
 from nearfar.losses.composed import Composed
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import Miner
-from nearfar.pairs import CircleScore, Identity, Linear, PairLoss
+from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear, PairLoss
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
-from nearfar.similarity import Dot, Similarity
+from nearfar.similarity import Dot, NegSquaredEuclidean, Similarity
 
-__all__ = ["Circle", "NPair", "NTXent", "SupCon"]
+__all__ = ["NCA", "Circle", "NPair", "NTXent", "SupCon", "TupletMargin"]
 
 
 class NTXent(RobustLoss):
@@ -166,6 +166,107 @@ class Circle(RobustLoss):
             over=KL(1.0, normalized=False),
             groups="anchor_sign",
             link=SoftplusLink(),
+            reduction=reduction,
+            similarity=similarity,
+            miner=miner,
+            engine=engine,
+        )
+
+
+class NCA(RobustLoss):
+    """Neighborhood components: the logarithm of the chance that a stochastic neighbor has the anchor's own label.
+
+        mean over anchors of  -log( Σ_{P_i} e^{c·s_ij} / Σ_{all k} e^{c·s_ik} ),  s = -|x - y|² of unit rows
+
+    Goldberger et al. 2004, who maximize the chance itself; the logarithm is its KL form.
+
+    Algebra: Identity(c) x KL(1) x anchor_sign, joined by `ShareLink`. The two log-sum-exps are subtracted, so that one
+    near positive is enough: positive pairs do not compete with each other, as they do in `SupCon`.
+
+    Args:
+        scale: c.
+        reduction: "nonzero" leaves anchors without positives out, as pytorch-metric-learning does.
+        pair: the pair loss in place of `Identity`.
+        similarity: `NegSquaredEuclidean` where none is given.
+        miner: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default. With one positive an anchor it is
+    `NTXent(temperature=1/scale)`; with proxies as the reference it is `ProxyNCA`.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.NCA()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.886'
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float = 1.0,
+        reduction: Reduction = "nonzero",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        miner: Miner | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("NCA", "scale", scale)
+        super().__init__(
+            pair=Identity(scale) if pair is None else pair,
+            over=KL(1.0, normalized=False),
+            groups="anchor_sign",
+            link=ShareLink(),
+            reduction=reduction,
+            similarity=NegSquaredEuclidean() if similarity is None else similarity,
+            miner=miner,
+            engine=engine,
+        )
+
+
+class TupletMargin(RobustLoss):
+    """Tuplet margin: each positive against all negatives of its anchor, an angle of slack given to the positive.
+
+        mean over positive pairs of  log(1 + Σ_{N_i} e^{c·(cos θ_ik - cos(θ_ij - m))})
+
+    Yu and Tao 2019.
+
+    Algebra: AngularMargin(-m, c) x KL(1) x anchor_sign, one softplus per positive pair, on cosine.
+
+    Args:
+        margin: m, in radians (0.1 = 5.73 degrees): pairs of one class need not come closer than that.
+        scale: c.
+        reduction: over positive pairs.
+        pair: the pair loss in place of `AngularMargin`.
+        similarity: `Cosine` where none is given.
+        miner: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's for the margin in degrees. With margin=0 it is
+    `NTXent(temperature=1/scale)`.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.TupletMargin()(embeddings, torch.tensor([0, 0, 1, 1])):.2f}"
+    '13.17'
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.1,
+        scale: float = 64.0,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        miner: Miner | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("TupletMargin", "margin", margin, zero=True)
+        super().__init__(
+            pair=AngularMargin(-margin, scale) if pair is None else pair,
+            over=(Mean(), KL(1.0, normalized=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
             reduction=reduction,
             similarity=similarity,
             miner=miner,

@@ -1,0 +1,147 @@
+"""Losses against several learned centers per class: sub-center ArcFace and SoftTriple.
+
+A class with K centers is still one reference row, K vectors side by side; `similarity.Centers` says how similar a row
+is to it, and everything after that is the product of the losses with one vector per class.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from nearfar._utils.checks import check_positive, check_whole
+from nearfar.links import PerPositive
+from nearfar.losses.arguments import Engine, check_relation
+from nearfar.losses.proxies import Proxies
+from nearfar.losses.robust import Call, RobustLoss
+from nearfar.pairs import AngularMargin, Linear, PairLoss
+from nearfar.relations.relation import Relation
+from nearfar.sets import KL, Mean
+from nearfar.similarity import Centers
+
+__all__ = ["SoftTriple", "SubCenterArcFace"]
+
+
+@dataclass(frozen=True, eq=False)
+class _AgainstCenters(Call):
+    """Rows [n, d] against classes [m, centers·d]: the only reference that is wider than the rows."""
+
+    def relation(self) -> Relation:
+        assert isinstance(self.labels, Relation)  # noqa: S101 - made by `Proxies`
+        check_relation(self.owner, self.labels, self.embeddings, self.ref_emb, ())
+        return self.labels
+
+
+class _Centers(Proxies):
+    """Base class of losses with several centers per class."""
+
+    def __init__(self, pair: PairLoss, classes: int, dim: int, centers: int, gamma: float, engine: Engine) -> None:
+        for name, value in (("classes", classes), ("dim", dim), ("centers", centers)):
+            check_whole(type(self).__name__, name, value)
+        robust = RobustLoss(
+            pair=pair,
+            over=(Mean(), KL(1.0, normalized=False)),
+            groups="anchor_sign",
+            link=PerPositive(),
+            similarity=Centers(dim, gamma=gamma),
+            engine=engine,
+        )
+        super().__init__(robust, classes, dim, centers)
+
+    @property
+    def centers(self) -> Tensor:
+        """The centers of each class, [classes, centers, dim]."""
+        return self.proxies.reshape(len(self.proxies), -1, self.dim)
+
+    def _inner(self, call: Call) -> Call:
+        found = super()._inner(call)
+        return _AgainstCenters(found.owner, found.embeddings, found.labels, ref_emb=found.ref_emb, ranks=found.ranks)
+
+
+class SubCenterArcFace(_Centers):
+    """Sub-center ArcFace: ArcFace in which each class has several vectors, and a row meets the nearest of them.
+
+        the loss of `ArcFace`, with cos θ_ik the largest cosine between row i and a center of class k
+
+    Deng et al. 2020. Rows with wrong labels gather around a center of their own instead of pulling at the class.
+
+    Algebra: AngularMargin x KL(1) x anchor_sign, one softplus per positive pair, rows against classes, on `Centers`.
+
+    Args:
+        classes: how many classes.
+        dim: width of the embedding.
+        centers: vectors of each class.
+        margin: m, in radians (0.5 = 28.6 degrees).
+        scale: c.
+        pair: the pair loss in place of `AngularMargin`.
+        engine: see `RobustLoss`; "fused" has no kernel for it and computes in strips.
+
+    Relations: equals pytorch-metric-learning's for equal centers and the margin in degrees. With centers=1 it is
+    `ArcFace`.
+
+    >>> import nearfar as nf
+    >>> tuple(nf.losses.SubCenterArcFace(classes=3, dim=2).centers.shape)
+    (3, 3, 2)
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        centers: int = 3,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        pair: PairLoss | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        super().__init__(AngularMargin(margin, scale) if pair is None else pair, classes, dim, centers, 0.0, engine)
+
+
+class SoftTriple(_Centers):
+    """SoftTriple: softmax over classes that have several centers each, with a soft choice among them and a margin.
+
+        mean over rows of  -log( e^{λ(S_iy - δ)} / (e^{λ(S_iy - δ)} + Σ_{other classes} e^{λ S_ik}) )
+        S_ik = Σ_c softmax(cos θ_ikc/γ) · cos θ_ikc over the centers c of class k
+
+    Qian et al. 2019, eq. 8, without its regularizer of the centers.
+
+    Algebra: Linear(λ, margin = threshold = δ/2) x KL(1) x anchor_sign, one softplus per positive pair, rows against
+    classes, on `Centers(gamma)`.
+
+    Args:
+        classes: how many classes.
+        dim: width of the embedding.
+        centers: vectors of each class.
+        scale: λ.
+        gamma: γ, the temperature of the choice among the centers of a class.
+        margin: δ.
+        pair: the pair loss in place of `Linear`.
+        engine: see `RobustLoss`; "fused" has no kernel for it and computes in strips.
+
+    Relations: equals pytorch-metric-learning's default for equal centers. With centers=1 it is `CosFace`.
+
+    >>> import nearfar as nf
+    >>> tuple(nf.losses.SoftTriple(classes=3, dim=2).centers.shape)
+    (3, 10, 2)
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        centers: int = 10,
+        scale: float = 20.0,
+        gamma: float = 0.1,
+        margin: float = 0.01,
+        pair: PairLoss | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("SoftTriple", "scale", scale)
+        check_positive("SoftTriple", "gamma", gamma)
+        own = Linear(margin / 2, margin / 2, scale) if pair is None else pair
+        super().__init__(own, classes, dim, centers, gamma, engine)
+        nn.init.kaiming_uniform_(self.proxies.data.view(-1, dim), a=math.sqrt(5))

@@ -1,0 +1,173 @@
+"""Losses that maximize the average precision of a ranking: FastAP by a histogram, smooth AP by sigmoids.
+
+Their groups (nearfar.groups.ranking) hold every reference once per bin, or once per positive of its anchor, so they
+cost that many times the memory of other losses; `engine="tiled"` computes them in strips.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.checks import check_positive, check_whole
+from nearfar.groups.groupings import Reduction
+from nearfar.groups.ranking import Bins, Ranks
+from nearfar.losses.arguments import Engine
+from nearfar.losses.robust import RobustLoss
+from nearfar.miners import Miner
+from nearfar.pairs import PairLoss
+from nearfar.sets import Mean
+from nearfar.similarity import Cosine, Similarity
+
+__all__ = ["FastAP", "SmoothAP"]
+
+RANGES = {"dot": (-1.0, 1.0), "squared": (-4.0, 0.0), "distance": (-2.0, 0.0)}
+"""The least and the largest score of unit rows, by the form of the similarity."""
+
+
+class Sigmoid(PairLoss, swift=True):
+    """l = 1 / (1 + e^{-s/τ}), of a difference of scores: how far one reference stands before another.
+
+    Args:
+        temperature: τ.
+    """
+
+    def __init__(self, temperature: float = 0.01) -> None:
+        super().__init__()
+        check_positive("Sigmoid", "temperature", temperature)
+        self.temperature = temperature
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:
+        return torch.sigmoid(s / self.temperature)
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature}"
+
+
+class Triangle(PairLoss, swift=True):
+    """l = [1 - |s|/w]₊, of a score less the center of a bin: how much of a pair lies in the bin.
+
+    Args:
+        width: w, the distance of two centers.
+    """
+
+    def __init__(self, width: float = 0.2) -> None:
+        super().__init__()
+        check_positive("Triangle", "width", width)
+        self.width = width
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:
+        return torch.relu(1 - s.abs() / self.width)
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}"
+
+
+class FastAP(RobustLoss):
+    """FastAP: one less the average precision, from a soft histogram of the scores of each anchor.
+
+        mean over anchors of  1 - (1/|P_i|) Σ_b h₊(b) H₊(b) / H(b),  h a histogram and H its running sum
+
+    Cakir et al. 2019. A score counts in its two nearest bins, in proportion.
+
+    Algebra: Triangle x Mean x `Bins`, on cosine: of unit rows, bins of cosines are bins of squared distances. Anchors
+    without positives are left out. Engines: "dense" and "tiled"; "fused" has no kernel for it and computes in strips.
+
+    Args:
+        bins: how many steps of the histogram between the least and the largest score.
+        reduction: over anchors.
+        pair: the pair loss in place of `Triangle`.
+        similarity: `Cosine` where none is given; of unit rows, whose scores have a range.
+        miner: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: equals pytorch-metric-learning's default, for each power of its distance. `SmoothAP` ranks without bins.
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.FastAP()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.292'
+    """
+
+    def __init__(
+        self,
+        *,
+        bins: int = 10,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        miner: Miner | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_whole("FastAP", "bins", bins)
+        similarity = Cosine() if similarity is None else similarity
+        low, high = _range("FastAP", similarity)
+        super().__init__(
+            pair=Triangle((high - low) / bins) if pair is None else pair,
+            over=Mean(),
+            groups=Bins(bins, low, high),
+            reduction=reduction,
+            similarity=similarity,
+            miner=miner,
+            engine=engine,
+        )
+
+
+class SmoothAP(RobustLoss):
+    """Smooth AP: one less the average precision, with sigmoids in place of the steps of a rank.
+
+        mean over anchors of  1 - (1/|P_i|) Σ_{p ∈ P_i} (1 + Σ_{P_i∖p} σ_jp) / (1 + Σ_{P_i∖p} σ_jp + Σ_{N_i} σ_jp)
+        σ_jp = 1 / (1 + e^{-(s_ij - s_ip)/τ})
+
+    Brown et al. 2020.
+
+    Algebra: Sigmoid(τ) of s_ij - s_ip x Mean x `Ranks`, on cosine. Anchors without positives are left out, and classes
+    may have any sizes. Engines: "dense" and "tiled"; "fused" has no kernel for it and computes in strips.
+
+    Args:
+        temperature: τ; as τ→0 the value is one less the average precision, and the gradient vanishes.
+        reduction: over anchors.
+        pair: the pair loss in place of `Sigmoid`; it must count half at 0.
+        similarity: `Cosine` where none is given.
+        miner: a miner.
+        engine: see `RobustLoss`.
+
+    Relations: with the batch as its own reference, where each row is a positive of itself, it is the authors' code, and
+    pytorch-metric-learning's where the rows come sorted, as many classes as rows of each (docs/start/from-pml.md).
+
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    >>> f"{nf.losses.SmoothAP()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.275'
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.01,
+        reduction: Reduction = "mean",
+        pair: PairLoss | None = None,
+        similarity: Similarity | None = None,
+        miner: Miner | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        check_positive("SmoothAP", "temperature", temperature)
+        super().__init__(
+            pair=Sigmoid(temperature) if pair is None else pair,
+            over=Mean(),
+            groups=Ranks(),
+            reduction=reduction,
+            similarity=similarity,
+            miner=miner,
+            engine=engine,
+        )
+
+
+def _range(owner: str, similarity: Similarity) -> tuple[float, float]:
+    """The least and the largest score of unit rows."""
+    if not similarity.normalize or similarity.form is None:
+        raise ValueError(
+            f"{owner}: similarity must be Cosine, NegEuclidean, NegSquaredEuclidean or Dot of unit rows, whose scores "
+            f"have a range, but came as {similarity!r}."
+        )
+    return RANGES[similarity.form]
