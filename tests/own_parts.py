@@ -62,7 +62,7 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
     groups.Balanced: lambda of: of(),
     groups.Anchor: lambda of: of(),
     groups.AnchorSign: lambda of: of(),
-    groups.Ranks: lambda of: of(),
+    groups.Ranking: lambda of: of(),
     groups.Bins: lambda of: of(4),
     triplets.Positive: lambda of: of(ANGLE),
     triplets.Triplets: lambda of: of(),

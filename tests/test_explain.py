@@ -11,7 +11,7 @@ from table import BATCHES, IDS, ROWS, random_batch, tensors
 
 import nearfar as nf
 from nearfar.groups.groupings import AnchorSign, Balanced, Batch, Sign
-from nearfar.groups.ranking import Bins, Ranks
+from nearfar.groups.ranking import Bins, Ranking
 from nearfar.groups.triplets import Positive, Triplets
 from nearfar.links import Add, HingeLink, LiftedLink, SoftplusLink
 
@@ -77,7 +77,7 @@ def group_sums(loss, found, positive):
         return [found.weights.sum()], product.over_positive.zero_member
     if isinstance(product.groups, Positive):
         return list(found.weights.sum(dim=2).flatten()), product.over_negative.zero_member
-    if isinstance(product.groups, Ranks | Bins):
+    if isinstance(product.groups, Ranking | Bins):
         return [x.sum() for side in both_sides(found.weights, positive) for x in side], False
     signed = [torch.where(positive, found.weights, 0.0), torch.where(positive, 0.0, found.weights)]
     if product.members == "all":  # the wide side holds the positive pairs too: a row's two groups have one sum
@@ -181,7 +181,7 @@ def test_influence_is_the_weights_times_what_the_group_counts(row, kind):
         return  # mixes rows: a negative pair is weighed by both of its ends
     if isinstance(product.groups, Positive):
         groups = [(found.weights.flatten(0, 1), found.influence.flatten(0, 1))]
-    elif isinstance(product.groups, Ranks | Bins):
+    elif isinstance(product.groups, Ranking | Bins):
         groups = list(zip(*(both_sides(x, positive) for x in (found.weights, found.influence)), strict=True))
     elif isinstance(product.groups, Balanced):
         groups = [
@@ -195,7 +195,7 @@ def test_influence_is_the_weights_times_what_the_group_counts(row, kind):
         groups = [tuple(torch.where(side, x, 0.0) for x in (found.weights, found.influence)) for side in sides]
     for weights, influence in groups:
         factor = influence.sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True).clamp_min(1e-300)
-        assert (factor >= 0).all() or isinstance(product.groups, Ranks | Bins)  # positives ahead of one another help
+        assert (factor >= 0).all() or isinstance(product.groups, Ranking | Bins)  # positives ahead of one another help
         torch.testing.assert_close(influence, weights * factor, atol=1e-12, rtol=0)
 
 

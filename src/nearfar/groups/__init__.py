@@ -1,7 +1,7 @@
 """Groupings: which pairs share one set of weights (the batch, a sign, an anchor, a positive pair, all triplets)."""
 
 from nearfar.groups.groupings import Anchor, AnchorSign, Balanced, Batch, Grouping, Problem, Product, Sign
-from nearfar.groups.ranking import Bins, Ranks
+from nearfar.groups.ranking import Bins, Ranking
 from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "Positive",
     "Problem",
     "Product",
-    "Ranks",
+    "Ranking",
     "Rule",
     "SemiHardBand",
     "Sign",

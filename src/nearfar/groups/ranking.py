@@ -1,4 +1,4 @@
-"""Groupings of losses of average precision: one group per positive pair (`Ranks`), or per histogram bin (`Bins`).
+"""Groupings of losses of average precision: one group per positive pair (`Ranking`), or per histogram bin (`Bins`).
 
 The average precision of an anchor is the mean, over its positives p, of (rank of p among the positives) / (rank of p
 among all references). A rank counts the references that are more similar; made smooth, it is a sum of pair losses over
@@ -23,10 +23,10 @@ from nearfar.miners import ScoredPairs
 from nearfar.relations.relation import Relation
 from nearfar.sets.base import UncertaintySet
 
-__all__ = ["Bins", "Ranks"]
+__all__ = ["Bins", "Ranking"]
 
 
-class Ranks(Grouping, swift=True):
+class Ranking(Grouping, swift=True):
     """Two groups per positive pair (a, p): the positives and the negatives of a, each by its score against p's.
 
         term of (a, p) = 1 - R₊ / (R₊ + R₋),   R₊ = ½ + Σ_{j ∈ P_a} l(s_aj - s_ap),   R₋ = Σ_{j ∈ N_a} l(s_aj - s_ap)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar.groups.groupings import Reduction
-from nearfar.groups.ranking import Bins, Ranks
+from nearfar.groups.ranking import Bins, Ranking
 from nearfar.losses.arguments import Engine
 from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner
@@ -121,7 +121,7 @@ class SmoothAP(RobustLoss):
 
     Brown et al. 2020.
 
-    Algebra: Sigmoid(τ) of s_ij - s_ip x Mean x `Ranks`, on cosine. Anchors without positives are left out, and classes
+    Algebra: Sigmoid(τ) of s_ij - s_ip x Mean x `Ranking`, on cosine. Anchors without positives are left out; classes
     may have any sizes. Engines: "dense" and "tiled"; "fused" has no kernel for it and computes in strips.
 
     Args:
@@ -155,7 +155,7 @@ class SmoothAP(RobustLoss):
         super().__init__(
             pair=Sigmoid(temperature) if pair is None else pair,
             over=Mean(),
-            groups=Ranks(),
+            groups=Ranking(),
             reduction=reduction,
             similarity=similarity,
             miner=miner,
