@@ -129,14 +129,17 @@ class SoftplusLink(Link, swift=True):
 class ShareLink(Link, swift=True):
     """The positive side's share of a softmax, v = log(1 + e^{negative - positive}) (neighborhood components).
 
-    Both sides are log-sum-exps of scores, so that v = -log(Σ₊ eˢ / Σ eˢ) over all pairs of the anchor.
+    Both sides are log-sum-exps of scores, so that v = -log(Σ₊ eˢ / Σ eˢ) over all pairs of the anchor. Anchors without
+    positive pairs do not count.
     """
 
     strips = True
     reads_pairs = False
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
-        return self._anchor_terms(sides, softplus(sides.negative - sides.positive, threshold=40.0))
+        values = softplus(sides.negative - sides.positive, threshold=40.0)
+        both = sides.has_positive & sides.has_negative
+        return (Terms(torch.where(both, values, 0.0), sides.anchors & sides.has_positive),)
 
 
 class PerPositive(Link, swift=True):

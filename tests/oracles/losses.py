@@ -450,15 +450,18 @@ def tuplet_margin(E, y, margin=0.1, scale=64, reduction="mean"):
     return _reduce(values, reduction, len(values))
 
 
-def nca(E, y, scale=1, reduction="nonzero"):
-    """mean_i -log( sum_{j in P_i} e^(scale s_ij) / sum_{k in P_i and N_i} e^(scale s_ik) ), s = -|x_i - x_k|^2."""
+def nca(E, y, scale=1, reduction="mean"):
+    """mean over anchors with positives of -log( sum_{j in P_i} e^(scale s_ij) / sum_{k in P_i, N_i} e^(scale s_ik) ).
+
+    s_ij = -|x_i - x_j|^2 of unit rows.
+    """
     S = scale * scores(E, E, "neg_squared_euclidean")
     values = []
     for i in range(len(y)):
         positive, negative = _positive(y, i), _negative(y, i)
-        if positive and negative:
+        if positive:
             values.append(log_sum(S[i, positive + negative]) - log_sum(S[i, positive]))
-    return _reduce(values, reduction, len(y))
+    return _reduce(values, reduction, len(values))
 
 
 def fast_ap(E, y, bins=10, similarity="neg_squared_euclidean", reduction="mean"):

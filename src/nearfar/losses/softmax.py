@@ -185,7 +185,7 @@ class NCA(RobustLoss):
 
     Args:
         scale: c.
-        reduction: "nonzero" leaves anchors without positives out, as pytorch-metric-learning does.
+        reduction: over anchors with positives.
         pair: the pair loss in place of `Identity`.
         similarity: `NegSquaredEuclidean` where none is given.
         miner: a miner.
@@ -204,7 +204,7 @@ class NCA(RobustLoss):
         self,
         *,
         scale: float = 1.0,
-        reduction: Reduction = "nonzero",
+        reduction: Reduction = "mean",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
         miner: Miner | None = None,
