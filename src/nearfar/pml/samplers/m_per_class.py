@@ -10,11 +10,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from nearfar.pml._names import check_names
-from nearfar.pml._theirs import theirs
 
 __all__ = ["MPerClassSampler"]
-
-__getattr__, __dir__ = theirs(__name__)
 
 
 class MPerClassSampler(Sampler[int]):
