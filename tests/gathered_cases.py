@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gathered_pml import of_pml
 from table import CLASSES, ROWS, tensors, tied_batch
 from test_tiled import MINERS, PRODUCTS, SETS, larger, on, relations
 from torch import Tensor
@@ -205,7 +206,7 @@ def of_draws() -> dict[str, Case]:
 def cases(world: int) -> dict[str, Case]:
     """Two ranks try everything; three the table and memories."""
     few = of_table() | of_memories() | of_draws()
-    return few | of_products() | of_relations() | of_references() if world == 2 else few
+    return few | of_products() | of_relations() | of_references() | of_pml() if world == 2 else few
 
 
 def all_cases(rank: int, world: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, Loss
 from nearfar.relations.relation import Relation
 
-__all__ = ["Distributed"]
+__all__ = ["Distributed", "JointRows"]
 
 
 class Distributed(Loss):
@@ -85,8 +85,8 @@ class Distributed(Loss):
             return call
         ranks = Group("Distributed", self.group)
         sizes = agree(ranks, self, call, self._looks, _problem(call))
-        rows = _Rows(ranks, sizes.rows)
-        cols = None if call.ref_emb is None else _Rows(ranks, sizes.cols)
+        rows = JointRows(ranks, sizes.rows)
+        cols = None if call.ref_emb is None else JointRows(ranks, sizes.cols)
         factor = ranks.world if self.averaged else 1
         labels = call.labels
         if isinstance(labels, Relation):
@@ -107,8 +107,12 @@ class Distributed(Loss):
         return f"averaged={self.averaged}"
 
 
-class _Rows:
-    """The order of the rows of all ranks in the joint batch; calling it concatenates a tensor [n_r, ...] of each."""
+class JointRows:
+    """The order of the rows of all ranks in the joint batch.
+
+    Attributes:
+        mine: where the rows of this rank are.
+    """
 
     def __init__(self, ranks: ProcessGroup, sizes: list[int]) -> None:
         self.ranks = ranks
@@ -117,6 +121,7 @@ class _Rows:
         self.mine = slice(start, start + sizes[ranks.rank])
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Concatenate a tensor [n_r, ...] of each rank."""
         if not x.is_floating_point() and x.dtype != torch.bool:
             x = x.long()  # labels and ids may have different integer types on different ranks
         kind = x.dtype
@@ -134,7 +139,7 @@ class _Rows:
 
 class _Joined(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: _Rows, factor: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rows: JointRows, factor: int) -> Tensor:
         ctx.mine, ctx.factor = rows.mine, factor
         return rows(x)
 
