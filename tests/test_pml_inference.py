@@ -14,8 +14,6 @@ from nearfar.pml import distances, testers
 from nearfar.pml.utils import accuracy_calculator
 from nearfar.pml.utils import inference as ours
 
-PAIRWISE = hasattr(distances.LpDistance, "pairwise_distance")
-
 
 def rows(count, seed=0, width=5):
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
@@ -107,9 +105,8 @@ def test_matches(name):
             assert (mine.get_matching_pairs(x, ref, threshold) == other.get_matching_pairs(x, ref, threshold)).all()
             listed = [f.get_matching_pairs(x, ref, threshold, return_tuples=True) for f in (mine, other)]
             assert [tuple(map(int, pair)) for pair in listed[1]] == listed[0]
-        if PAIRWISE:
-            assert (mine.is_match(x, y[:6], threshold) == other.is_match(x, y[:6], threshold)).all()
-    assert not PAIRWISE or mine.is_match(x[:1], x[:1]) is True
+        assert (mine.is_match(x, y[:6], threshold) == other.is_match(x, y[:6], threshold)).all()
+    assert mine.is_match(x[:1], x[:1]) is True
     with pytest.raises(ValueError, match="there is no threshold"):
         ours.MatchFinder(distances.LpDistance()).get_matching_pairs(x)
 
@@ -144,8 +141,7 @@ def test_inference(tmp_path):
         model.add_to_knn(TensorDataset(y, torch.zeros(6)), batch_size=4)
     same(mine.get_nearest_neighbors(x, k=5), other.get_nearest_neighbors(x, k=5))
     for threshold in (None, 0.5):
-        if PAIRWISE:
-            assert (mine.is_match(x[:6], y, threshold) == other.is_match(x[:6], y, threshold)).all()
+        assert (mine.is_match(x[:6], y, threshold) == other.is_match(x[:6], y, threshold)).all()
         assert (mine.get_matches(x, y, threshold) == other.get_matches(x, y, threshold)).all()
     assert mine.get_matches(x[:2], return_tuples=True)[0] == (0, 0)
     mine.save_knn_func(tmp_path / "knn")
