@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from interpreter import quicken
 from table import ROWS
 
 import nearfar as nf
@@ -16,6 +17,7 @@ from nearfar.engines.fused import Fused, unfused
 from nearfar.engines.fused_finish import fold_and_finish
 
 assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once
+quicken()
 # NumPy's, of exponentials that are masked afterwards
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from fuzz import Case, drawn
+from interpreter import quicken
 
 from nearfar.engines import launch
 from nearfar.engines.fused import fused_way
 
+quicken()
 TURNS, ATTEMPTS = 200, 3
 AS_IT_COMES = 5
 """One seed in so many takes a combination whether or not it has kernels."""

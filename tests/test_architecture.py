@@ -159,7 +159,8 @@ def test_import_is_lean():
     """Nothing optional or heavy is imported with the package."""
     script = (
         "import sys, nearfar; "
-        "heavy = {'matplotlib', 'sklearn', 'scipy', 'PIL', 'accelerate', 'rich', 'typer', 'pytorch_metric_learning'}; "
+        "heavy = {'matplotlib', 'sklearn', 'scipy', 'PIL', 'accelerate', 'rich', 'typer', 'pytorch_metric_learning', "
+        "'torch._dynamo', 'triton'}; "
         "heavy &= set(sys.modules); "
         "print(sorted(heavy))"
     )

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def printable(text: object, most: int = 200) -> str:
@@ -68,6 +71,15 @@ def capturing() -> bool:
     if torch.compiler.is_compiling():  # a compiler cannot trace the question
         return False
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def constant_when_compiled(function: Function) -> Function:
+    """Let `torch.compile` take what a function returned first, without looking into it.
+
+    As `torch.compiler.assume_constant_result` does, which imports the compiler: as much again as torch itself.
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
 
 
 class Deferred:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import Deferred, DegenerateBatchWarning, check_choice
+from nearfar._utils.checks import Deferred, DegenerateBatchWarning, check_choice, constant_when_compiled
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.renamed import NewKeywords
 from nearfar._utils.shortcuts import check_part
@@ -332,7 +332,7 @@ class RobustLoss(Loss):
     def _relation(self, call: Call) -> Relation:
         return call.relation().projected(self.anchors, among=self.among_representatives)
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant_when_compiled
     def _plain(self) -> bool:
         """Whether the parts allow shortcuts; a compiled call takes the answer of its first one."""
         return plain_parts(self.product)
