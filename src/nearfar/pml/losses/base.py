@@ -90,6 +90,10 @@ class Loss(Records, ABC):
     """The TypedDict of the keyword arguments."""
     once = False
     """Whether a pair that an index tuple lists twice counts once (PML computes the loss from masks)."""
+    lists = False
+    """Whether a call with an index tuple is computed from the elements, which are lists as short as the tuple."""
+    reads_rows = False
+    """Whether it reads embeddings before its recipe does, which checks them."""
     reads_tuple = False
     """Whether it reads an index tuple before its recipe does, which checks it."""
 
@@ -200,7 +204,7 @@ class Loss(Records, ABC):
             ref_ids: [m] likewise.
         """
         call = self._call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
-        if not self._factored:
+        if not self._factored or (self.lists and indices_tuple is not None):
             return self._reduced(call)
         value = self._value(call)
         if self.embedding_regularizer is not None:
@@ -240,8 +244,9 @@ class Loss(Records, ABC):
         *names: Tensor | None,
     ) -> Call:
         owner = type(self).__name__
-        # else the recipe looks at values
-        check_embeddings(owner, "embeddings", embeddings, finite=self.reads_tuple or not self._factored)
+        early = self.reads_tuple and indices is not None
+        finite = early or self.reads_rows or not self._factored  # else the recipe looks at values
+        check_embeddings(owner, "embeddings", embeddings, finite=finite)
         device = embeddings.device  # as in PML, labels may come from another
         ref_labels, ids, ref_ids = (x.to(device) if isinstance(x, Tensor) else x for x in names)
         labels = labels.to(device) if isinstance(labels, Tensor) else labels

@@ -36,6 +36,7 @@ from nearfar.pml._settings import ClassSettings
 from nearfar.pml._tuples import Indices, check_classes, sample_weights
 from nearfar.pml.losses.base import Loss
 from nearfar.pml.losses.elements import Call, LossDict, number, part
+from nearfar.relations.index_tuples import check_indices
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 from nearfar.similarity import called
@@ -55,7 +56,6 @@ class ClassLoss(Loss, ABC):
     """
 
     known = ClassSettings
-    reads_tuple = True
     anchors_only = False
     """Whether an index tuple weights a sample by how often it is an anchor, not by how often it occurs."""
 
@@ -121,6 +121,8 @@ class ClassLoss(Loss, ABC):
                 f"{type(self).__name__}: its class vectors are the reference; leave ref_emb and ref_labels out."
             )
         call = super()._call(embeddings, labels, indices, None, *names)
+        if indices is not None:
+            check_indices(call.owner, indices, (len(embeddings), len(embeddings)))
         for parameter in self.parameters(recurse=False):  # as in PML, they follow the embeddings to their device
             if parameter.device != embeddings.device:
                 parameter.data = parameter.data.to(embeddings.device)
@@ -177,9 +179,10 @@ class ClassLoss(Loss, ABC):
 
     def _rows(self, call: Call, recipe: RobustLoss) -> Tensor:
         """One value per row [n], times the weights of the index tuple."""
-        vectors = self.class_vectors()
+        vectors, labels = self.class_vectors(), call.labels
+        assert isinstance(labels, Tensor)  # noqa: S101 - `_call` has checked it
         names = torch.arange(len(vectors), device=vectors.device)
-        rows: Tensor = recipe(call.embeddings, Relation.from_labels(call.own_labels(), names), ref_emb=vectors)
+        rows: Tensor = recipe(call.embeddings, Relation.from_labels(labels, names), ref_emb=vectors)
         return rows if call.weights is None else rows * call.weights
 
     def _scores(self, call: Call) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import check_labels
+from nearfar.engines.listed_scores import ListedScores, cheapest
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call as Checked
 from nearfar.losses.robust import Labels, RobustLoss
@@ -16,9 +17,12 @@ from nearfar.pml._tuples import Indices
 from nearfar.pml.reducers import LossDict, LossInfo
 from nearfar.relations.index_tuples import as_pairs
 from nearfar.relations.relation import Relation
-from nearfar.similarity import Similarity, called
+from nearfar.similarity import Called, Similarity, called
 
-__all__ = ["Call", "LossDict", "LossInfo", "log_sum", "nothing", "number", "part"]
+__all__ = ["Call", "LossDict", "LossInfo", "log_sum", "log_sum_of", "nothing", "number", "part"]
+
+
+BOTH = "the index tuple lists a pair both as positive and as negative; it can be only one."
 
 
 def part(losses: Tensor, indices: Tensor | Indices, kind: str, divisor: Any = None) -> LossInfo:
@@ -55,6 +59,18 @@ def log_sum(values: Tensor, mask: Tensor, *, with_one: bool = False) -> Tensor:
     if with_one:
         hidden = torch.cat([hidden, torch.zeros_like(hidden[:, :1])], dim=1)
     return torch.where(present, torch.logsumexp(hidden, dim=1), 0.0)
+
+
+def log_sum_of(values: Tensor, groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Log Σ e^v [count] over the values [k] of each group, given by its number [k]; and which groups have any.
+
+    Groups without values hold -1e30, which adds nothing to a further logarithm and no NaN to its gradient.
+    """
+    top = values.detach().new_full((count,), -torch.inf).scatter_reduce(0, groups, values.detach(), "amax")
+    present = torch.zeros(count, dtype=torch.bool, device=values.device).index_fill(0, groups, True)
+    top = torch.where(torch.isfinite(top), top, 0.0)
+    total = torch.zeros_like(top).index_add(0, groups, torch.exp(values - top[groups]))
+    return torch.where(present, torch.log(torch.where(present, total, 1.0)) + top, -1e30), present
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +133,14 @@ class Call:
         similarity = called(similarity)
         return similarity.scores(*similarity.prepared(self.embeddings, self.ref_emb))
 
+    def entries(self, similarity: Similarity) -> ListedScores:
+        """Scores that are read as `entries[rows, cols]`: of a short index tuple no matrix [n, m] is made."""
+        similarity = called(similarity)
+        listed = 0 if self.indices is None else len(self.indices[1]) + len(self.indices[-1])
+        whole = self.indices is None or isinstance(similarity, Called)
+        how = "matrix" if whole else cheapest(listed, len(self.embeddings) * self.columns)
+        return ListedScores.of(similarity, self.embeddings, self.ref_emb, how)
+
     def pairs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(anchors, positives, anchors, negatives): as listed, or all of them by the labels."""
         if self.indices is not None:
@@ -135,8 +159,19 @@ class Call:
         found[0][a, p] = True
         found[1][b, n] = True
         if bool((found[0] & found[1]).any()):
-            raise ValueError(f"{self.owner}: the index tuple lists a pair both as positive and as negative.")
+            raise ValueError(f"{self.owner}: {BOTH}")
         return found[0], found[1]
+
+    def once(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`pairs`, each of them once; refuses a pair that is listed both as positive and as negative."""
+        if self.indices is None:
+            return self.pairs()
+        width = self.columns
+        a, p, b, n = as_pairs(self.indices)
+        near, far = (torch.unique(rows * width + cols) for rows, cols in ((a, p), (b, n)))
+        if len(torch.unique(torch.cat([near, far]))) < len(near) + len(far):
+            raise ValueError(f"{self.owner}: {BOTH}")
+        return near // width, near % width, far // width, far % width
 
     def triplets(self) -> tuple[Tensor, Tensor, Tensor]:
         """(anchors, positives, negatives): as listed, each positive with each negative of its anchor, or all."""

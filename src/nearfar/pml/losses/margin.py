@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from nearfar._utils.tensors import over
+from nearfar.losses.degenerate import Had
+from nearfar.losses.robust import Call as Checked
 from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner, ScoredPairs
 from nearfar.pairs import PairLoss
@@ -19,6 +22,7 @@ from nearfar.pml._tuples import check_classes
 from nearfar.pml.losses.base import Call, Loss, LossDict, nothing, number, part
 from nearfar.pml.losses.triplets import PerAnchor, checked_per_anchor, with_drawn
 from nearfar.pml.reducers import BaseReducer, DivisorReducer, MeanReducer, SumReducer
+from nearfar.relations.index_tuples import as_pairs
 
 __all__ = ["AnchorHinge", "MarginLoss", "PerTriplet"]
 
@@ -104,26 +108,72 @@ class MarginLoss(Loss):
 
     def _recipe(self, reducer: Translation) -> RobustLoss:
         self._kind = reducer.kind
-        self.listed = self._take(self._with_miner(reducer, None))
-        return self._with_miner(reducer, PerTriplet())
-
-    def _with_miner(self, reducer: Translation, miner: Miner | None) -> RobustLoss:
         return RobustLoss(
             pair=self.hinge,
             over=reducer.over,
             groups="batch" if reducer.kind is DivisorReducer else "sign",
             similarity=self.similarity,
-            miner=miner,
+            miner=PerTriplet(),
         )
 
     def _value(self, call: Call) -> Tensor:
         call = with_drawn(call, self.triplets_per_anchor)
-        # a list of triplets already holds each pair as often as it counts
-        robust = self.listed if call.indices is not None and len(call.indices) == 3 else self.robust
+        if call.indices is None and (not isinstance(call.labels, Tensor) or 0 in (len(call.embeddings), call.columns)):
+            return self._by_recipe(call)
+        wide = torch.promote_types(call.embeddings.dtype, torch.float32)
+        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
+            call = replace(call, embeddings=call.embeddings.to(wide), ref_emb=_wide(call.ref_emb, wide))
+            return self._of_labels(call) if call.indices is None else self._of_tuple(call)
+
+    def _by_recipe(self, call: Call) -> Tensor:
         beta = self._boundary(call)
         with self.hinge.at(self.score(beta)):
-            value = call.into(robust)
-            return value + self._price(call, robust, beta) if self.learn_beta and self.nu else value
+            value = call.into(self.robust)
+            if not self.learn_beta or not self.nu:
+                return value
+            # the dual of a mean is its denominator
+            return value + self._price(call, beta, call.explained(self.robust).dual.sum())
+
+    def _of_labels(self, call: Call) -> Tensor:
+        """The loss of all triplets by the labels, which is linear in the scores of the pairs above zero."""
+        relation = call.relation()
+        tile = relation.dense()
+        positive, negative = tile.positive, tile.negative
+        s, beta = call.scores(self.similarity), self._boundary(call)
+        line = self.score(beta)
+        many = [side.sum(dim=1, keepdim=True).to(s.dtype) for side in (positive, negative)]
+        checked = Checked(call.owner, call.embeddings, call.labels)
+        self.robust._warn(checked, relation, Had(many[0][:, 0] > 0, many[1][:, 0] > 0))
+        with torch.no_grad():
+            gap = s - line
+            slope = (negative & (gap > -self.margin)).to(s.dtype).mul_(many[0])
+            slope.sub_((positive & (gap < self.margin)).to(s.dtype).mul_(many[1]))
+        above = slope.abs().sum()  # each pair above zero, as often as triplets hold it
+        total = (slope * s).sum() - (slope.sum(dim=1, keepdim=True) * line).sum() + self.margin * above
+        return self._divided(call, total, (many[0] * many[1]).sum(), beta, above)
+
+    def _divided(self, call: Call, total: Tensor, triplets: Tensor, beta: Tensor, above: Tensor) -> Tensor:
+        """The sum over triplets by the reducer's denominator, with the price of the boundary."""
+        value = total
+        if self._kind is MeanReducer:
+            value = over(total, triplets.to(total.dtype))
+        elif self._kind is DivisorReducer:
+            value = over(total, above.to(total.dtype))
+        return value + self._price(call, beta, above) if self.learn_beta and self.nu else value
+
+    def _of_tuple(self, call: Call) -> Tensor:
+        """The loss of an index tuple, from its list of pairs: each counts as often as triplets of the list hold it."""
+        a, p, b, n = as_pairs(call.indices or ())
+        s, beta, count = call.entries(self.similarity), self._boundary(call), len(call.embeddings)
+        line = self.score(beta if beta.ndim == 1 else beta[:, 0])
+        near, far = (line if beta.ndim == 1 else line[rows] for rows in (a, b))
+        near, far = torch.relu(near - s[a, p] + self.margin), torch.relu(s[b, n] - far + self.margin)
+        weight_near, weight_far = torch.ones_like(near), torch.ones_like(far)
+        if len(call.indices or ()) == 4:
+            weight_near, weight_far = torch.bincount(b, minlength=count)[a], torch.bincount(a, minlength=count)[b]
+        total = (weight_near * near).sum() + (weight_far * far).sum()
+        above = (weight_near * (near > 0)).sum() + (weight_far * (far > 0)).sum()
+        return self._divided(call, total, weight_near.sum(), beta, above)
 
     def _boundary(self, call: Call) -> Tensor:
         """The boundary β [1], or that of the class of each row [n, 1]."""
@@ -136,7 +186,7 @@ class MarginLoss(Loss):
 
     def _elements(self, call: Call) -> LossDict:
         a, p, n = with_drawn(call, self.triplets_per_anchor).triplets()
-        s, beta = call.scores(self.similarity), self._boundary(call)
+        s, beta = call.entries(self.similarity), self._boundary(call)
         beta = beta if beta.ndim == 1 else beta[a, 0]
         line = self.score(beta)
         near, far = torch.relu(line - s[a, p] + self.margin), torch.relu(s[a, n] - line + self.margin)
@@ -146,8 +196,14 @@ class MarginLoss(Loss):
             price = number(beta * self.nu) if len(beta) == 1 else part(beta * self.nu, a, "element", divisor)
         return {"margin_loss": part(near + far, (a, p, n), "triplet", divisor), "beta_reg_loss": price}
 
-    def _price(self, call: Call, robust: RobustLoss, beta: Tensor) -> Tensor:
-        """The regularizer ν·β; with one β per class, over triplets and reduced like their losses."""
+    def _price(self, call: Call, beta: Tensor, above: Tensor) -> Tensor:
+        """The regularizer ν·β; with one β per class, over triplets and reduced like their losses.
+
+        Args:
+            call: the arguments.
+            beta: [1], or [n, 1].
+            above: how many brackets are above zero.
+        """
         triplets = _triplets_per_anchor(call)
         if beta.ndim == 1:
             return torch.where(triplets.sum() > 0, self.nu * beta[0], torch.zeros_like(beta[0]))
@@ -156,8 +212,11 @@ class MarginLoss(Loss):
             return total
         if self._kind is MeanReducer:
             return over(total, triplets.sum().to(total.dtype))
-        found = call.explained(robust)
-        return over(total, found.dual.sum())  # the dual of a mean is its denominator
+        return over(total, above.to(total.dtype))
+
+
+def _wide(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if rows is None else rows.to(dtype)
 
 
 def _triplets_per_anchor(call: Call) -> Tensor:

@@ -10,28 +10,35 @@ from torch import Tensor, nn
 from nearfar._utils.checks import check_whole
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.pml._names import Recorded, check_names
+from nearfar.pml._records import Records
 from nearfar.pml._tuples import Indices
 from nearfar.pml.losses.base import Loss
-from nearfar.pml.losses.class_base import ClassLoss
-from nearfar.pml.losses.softmax import NPairsLoss
+from nearfar.pml.losses.elements import Call
 from nearfar.pml.miners import BaseMiner
 from nearfar.relations.index_tuples import as_pairs
 
 __all__ = ["CrossBatchMemory"]
 
+SUPPORTED = """
+    AngularLoss CircleLoss ContrastiveLoss GeneralizedLiftedStructureLoss IntraPairVarianceLoss LiftedStructureLoss
+    MarginLoss MultiSimilarityLoss NCALoss NTXentLoss SignalToNoiseRatioContrastiveLoss SupConLoss TripletMarginLoss
+    TupletMarginLoss
+"""
 
-class CrossBatchMemory(nn.Module):
+
+class CrossBatchMemory(Records):
     """Compare a batch with the last `memory_size` rows, the batch among them, all without a gradient.
 
     As in PML the batch is remembered first and then compared with the memory, a row never with itself. Other than in
-    PML, no list of all pairs is made without a miner; triplets and their miners work; position and fill level are in
-    the state dict (a PML checkpoint without them is taken for an empty memory, as by PML itself).
+    PML, no list of all pairs is made without a miner; triplets and their miners work; an index tuple of the batch
+    points at where its rows were stored. The state dict is PML's, and where the memory stood is in its metadata, which
+    `torch.save` keeps: where that is lost, or PML wrote it, rows that are not zero are taken for remembered ones.
 
     Args:
-        loss: a loss of pairs or triplets of `nearfar.pml`, except `NPairsLoss`.
+        loss: one of `supported_losses()`, ours or PML's, or a subclass of one.
         embedding_size: dimension of the embeddings.
         memory_size: how many rows to remember.
-        miner: a miner of `nearfar.pml`, or None for all pairs.
+        miner: a miner, ours or PML's, or None for all pairs.
         settings: see `Recorded`.
     """
 
@@ -40,30 +47,41 @@ class CrossBatchMemory(nn.Module):
 
     def __init__(
         self,
-        loss: Loss,
+        loss: nn.Module,
         embedding_size: int,
         memory_size: int = 1024,
-        miner: BaseMiner | None = None,
+        miner: nn.Module | None = None,
         **settings: Unpack[Recorded],
     ) -> None:
-        super().__init__()
         check_names(self, settings)
-        if not isinstance(loss, Loss) or isinstance(loss, NPairsLoss | ClassLoss):
+        super().__init__(settings.get("collect_stats"))
+        if not any(kind.__name__ in self.supported_losses() for kind in type(loss).__mro__):
             raise TypeError(
-                f"CrossBatchMemory: loss must be one of pairs or triplets of nearfar.pml that takes a reference, "
-                f"but came as {type(loss).__name__}."
+                f"CrossBatchMemory: loss must be one of pairs or triplets that takes a reference "
+                f"({', '.join(self.supported_losses())}), but came as {type(loss).__name__}."
             )
         check_whole("CrossBatchMemory", "embedding_size", embedding_size)
         check_whole("CrossBatchMemory", "memory_size", memory_size)
         self.loss, self.miner = loss, miner
         self.embedding_size, self.memory_size = embedding_size, memory_size
-        self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
-        self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.int64))
-        self.queue_idx = 0
-        self.has_been_filled = False
+        self.reset_queue()
+        self.add_to_recordable_attributes(list_of_names=["embedding_size", "memory_size", "queue_idx"])
+
+    @staticmethod
+    def supported_losses() -> list[str]:
+        """The names of the losses that may be inside."""
+        return SUPPORTED.split()
+
+    @classmethod
+    def check_loss_support(cls, loss_name: str) -> None:
+        """Raise TypeError if a loss of this name may not be inside."""
+        if loss_name not in cls.supported_losses():
+            raise TypeError(f"CrossBatchMemory: {loss_name} takes no reference, or is not known here.")
 
     def reset_queue(self) -> None:
         """Forget all rows."""
+        self.register_buffer("embedding_memory", torch.zeros(self.memory_size, self.embedding_size))
+        self.register_buffer("label_memory", torch.zeros(self.memory_size, dtype=torch.int64))
         self.queue_idx, self.has_been_filled = 0, False
 
     def forward(
@@ -82,6 +100,7 @@ class CrossBatchMemory(nn.Module):
             enqueue_mask: [n] rows that are remembered and not in the loss; the others are in the loss and not
                 remembered.
         """
+        self.reset_stats()
         labels = self._check(embeddings, labels, indices_tuple, enqueue_mask)
         rows, names = embeddings, labels
         if enqueue_mask is not None:
@@ -91,13 +110,37 @@ class CrossBatchMemory(nn.Module):
         count = self.memory_size if self.has_been_filled else self.queue_idx
         past, past_labels = self.embedding_memory[:count], self.label_memory[:count]
         ids = places if enqueue_mask is None else torch.full_like(labels, -1)
-        identity = {"ids": ids, "ref_ids": torch.arange(count, device=embeddings.device)}
-        indices = None if self.miner is None else self.miner(embeddings, labels, past, past_labels, **identity)
+        call = Call("CrossBatchMemory", embeddings, labels, None, past, past_labels, ids)
+        indices = None if self.miner is None else self._mined(call)
         if indices_tuple is not None:
             given = tuple(part.to(embeddings.device) for part in indices_tuple)
-            indices = self._with_given(labels, past_labels, ids, indices, given)
-        value: Tensor = self.loss(embeddings, labels, indices, past, past_labels, **identity)
-        return value
+            indices = _joined(self._all(call) if indices is None else indices, _stored(given, places))
+        if isinstance(self.loss, Loss) and type(self.loss).compute_loss is Loss.compute_loss:
+            every = torch.arange(count, device=embeddings.device)
+            value: Tensor = self.loss(embeddings, labels, indices, past, past_labels, ids=ids, ref_ids=every)
+            return value
+        # one that knows no ids has the pairs listed, without those of a row with itself
+        indices = self._all(call) if indices is None else indices
+        found: Tensor = self.loss(embeddings, labels, indices, past, past_labels)
+        return found
+
+    def _mined(self, call: Call) -> Indices:
+        """The pairs or triplets that the miner finds in the memory, none of a row with itself."""
+        assert self.miner is not None  # noqa: S101
+        arguments = (call.embeddings, call.labels, call.ref_emb, call.ref_labels)
+        if isinstance(self.miner, BaseMiner) and type(self.miner).mine is BaseMiner.mine:
+            names = {"ids": call.ids, "ref_ids": torch.arange(call.columns, device=call.embeddings.device)}
+            found: Indices = self.miner(*arguments, **names)
+            return found
+        mined: Indices = self.miner(*arguments)
+        return _without_itself(mined, call)
+
+    def _all(self, call: Call) -> Indices:
+        """All pairs of the batch with the memory, none of a row with itself."""
+        assert isinstance(call.labels, Tensor)  # noqa: S101
+        assert call.ref_labels is not None  # noqa: S101
+        same = call.labels[:, None] == call.ref_labels[None, :]
+        return _without_itself((*same.nonzero(as_tuple=True), *(~same).nonzero(as_tuple=True)), call)
 
     def _check(self, embeddings: Tensor, labels: Tensor, indices: Indices | None, mask: Tensor | None) -> Tensor:
         check_embeddings("CrossBatchMemory", "embeddings", embeddings)
@@ -119,20 +162,6 @@ class CrossBatchMemory(nn.Module):
             )
         return labels
 
-    def _with_given(self, labels: Tensor, past: Tensor, ids: Tensor, mined: Indices | None, given: Indices) -> Indices:
-        """Join the pairs or triplets with the memory and those given; as in PML the latter index the memory's rows."""
-        if mined is None:
-            positive = labels[:, None] == past[None, :]
-            itself = ids[:, None] == torch.arange(len(past), device=past.device)[None, :]
-            mined = (*(positive & ~itself).nonzero(as_tuple=True), *(~positive).nonzero(as_tuple=True))
-        if len(mined) == 3 and len(given) == 4:
-            raise ValueError(
-                "CrossBatchMemory: the miner gives triplets but indices_tuple holds pairs; pass triplets, or mine "
-                "pairs."
-            )
-        more = as_pairs(given) if len(mined) == 4 else given
-        return tuple(torch.cat([a, b]) for a, b in zip(mined, more, strict=True))
-
     @torch.no_grad()
     def _remember(self, rows: Tensor, labels: Tensor) -> Tensor:
         """Write rows into the ring buffer, and return their positions."""
@@ -147,15 +176,48 @@ class CrossBatchMemory(nn.Module):
         self.queue_idx = (self.queue_idx + len(rows)) % self.memory_size
         return places
 
-    def get_extra_state(self) -> Tensor:
-        """Position and fill level [2], which `state_dict` saves with the rows."""
-        return torch.tensor([self.queue_idx, int(self.has_been_filled)])
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None:  # beside the keys, so that PML takes them as its own
+            state = {"queue_idx": self.queue_idx, "has_been_filled": self.has_been_filled}
+            metadata.setdefault(prefix[:-1], {}).update(state)
 
-    def set_extra_state(self, state: Tensor) -> None:
-        """Restore the state that `get_extra_state` returned."""
-        self.queue_idx, filled = state.tolist()
-        self.has_been_filled = bool(filled)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        rows = state_dict.get(f"{prefix}embedding_memory")
+        if "queue_idx" in local_metadata:
+            self.queue_idx, self.has_been_filled = local_metadata["queue_idx"], local_metadata["has_been_filled"]
+        elif isinstance(rows, Tensor):
+            written = torch.nonzero((rows != 0).any(dim=1))
+            count = int(written.max()) + 1 if len(written) else 0
+            self.queue_idx, self.has_been_filled = count % self.memory_size, count == self.memory_size
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state_dict.setdefault(f"{prefix}_extra_state", torch.zeros(2, dtype=torch.int64))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+def _stored(given: Indices, places: Tensor) -> Indices:
+    """An index tuple of the batch, whose columns point at where its rows are in the memory."""
+    if len(given) == 3:
+        return given[0], places[given[1]], places[given[2]]
+    return given[0], places[given[1]], given[2], places[given[3]]
+
+
+def _joined(found: Indices, given: Indices) -> Indices:
+    """Both tuples, as pairs or triplets as the first one is."""
+    if len(found) == 4:
+        given = as_pairs(given)
+    elif len(given) == 4:
+        a, p, b, n = given
+        left, right = torch.nonzero(a[:, None] == b[None, :], as_tuple=True)
+        given = a[left], p[left], n[right]
+    return tuple(torch.cat(both) for both in zip(found, given, strict=True))
+
+
+def _without_itself(found: Indices, call: Call) -> Indices:
+    """The tuple without positives that are the anchor itself, as it lies in the memory."""
+    assert call.ids is not None  # noqa: S101
+    other = call.ids[found[0]] != found[1]
+    if len(found) == 3:
+        return tuple(part[other] for part in found)
+    return found[0][other], found[1][other], *found[2:]

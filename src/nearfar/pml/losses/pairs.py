@@ -7,15 +7,15 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from nearfar.links import HingeLink, Link, Sides, Terms
+from nearfar.links import HingeLink, LiftedLink, Link, Sides, Terms
 from nearfar.losses import MultiSimilarity
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Linear, Squared
 from nearfar.pml._reductions import Translation
 from nearfar.pml._settings import Settings
 from nearfar.pml.distances import BaseDistance, CosineSimilarity
-from nearfar.pml.losses.base import Call, Loss, LossDict, part
-from nearfar.pml.losses.elements import log_sum
+from nearfar.pml.losses.base import Call, Loss, LossDict, nothing, part
+from nearfar.pml.losses.elements import log_sum, log_sum_of
 from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer
 from nearfar.sets import KL
 
@@ -55,7 +55,7 @@ class ContrastiveLoss(Loss):
 
     def _elements(self, call: Call) -> LossDict:
         a, p, b, n = call.pairs()
-        s = call.scores(self.similarity)
+        s = call.entries(self.similarity)
         near, far = (self.score(float(margin)) for margin in (self.pos_margin, self.neg_margin))
         return {
             "pos_loss": part(torch.relu(near - s[a, p]), (a, p), "pos_pair"),
@@ -170,6 +170,8 @@ class LiftedStructureLoss(Loss):
         settings: see `Settings`; defaults `LpDistance()`, `MeanReducer()`.
     """
 
+    lists = True
+
     def __init__(self, neg_margin: float = 1, pos_margin: float = 0, **settings: Unpack[Settings]) -> None:
         super().__init__(settings)
         self.neg_margin = neg_margin
@@ -177,32 +179,35 @@ class LiftedStructureLoss(Loss):
         self._make(record=["pos_margin", "neg_margin"])
 
     def _recipe(self, reducer: Translation) -> RobustLoss:
-        self.across = self._take(self._with_ends(reducer, wants_columns=True))
-        return self._with_ends(reducer, wants_columns=False)
+        # without a tuple, columns and rows of labels say the same, and every engine knows this link
+        self.across = self._take(self._with_ends(reducer, LiftedLink()))
+        return self._with_ends(reducer, LiftedEnds(wants_columns=False))
 
-    def _with_ends(self, reducer: Translation, *, wants_columns: bool) -> RobustLoss:
+    def _with_ends(self, reducer: Translation, link: Link) -> RobustLoss:
         return RobustLoss(
             pair=_margins(self, self.pos_margin, self.neg_margin),
             over=KL(1.0, normalized=False),
             groups="anchor_sign",
-            link=LiftedEnds(wants_columns=wants_columns),
+            link=link,
             reduction=reducer.how,
             similarity=self.similarity,
         )
 
     def _value(self, call: Call) -> Tensor:
-        return call.into(self.robust if call.ref_emb is None else self.across)
+        return call.into(self.across)
 
     def _elements(self, call: Call) -> LossDict:
         a, p, b, n = call.pairs()
-        s = call.scores(self.similarity)
+        if not len(b):
+            return {"loss": nothing()}
+        s = call.entries(self.similarity)
         cost = s[b, n] - self.score(float(self.neg_margin))
         # the negative pairs of the anchor, and those of the positive: its row, or its column of a reference
-        theirs = (b if call.ref_emb is None else n)[None, :] == p[:, None]
-        near = self.score(float(self.pos_margin)) - s[a, p]
-        far = log_sum(cost.expand(len(a), -1), (b[None, :] == a[:, None]) | theirs)
-        losses = torch.relu(far + near) ** 2 / 2
-        return {"loss": part(losses if len(b) else losses[:0], (a, p), "pos_pair")}
+        row, has_row = log_sum_of(cost, b, len(call.embeddings))
+        col, has_col = (row, has_row) if call.ref_emb is None else log_sum_of(cost, n, call.columns)
+        far = torch.where(has_row[a] | has_col[p], torch.logaddexp(row[a], col[p]), 0.0)
+        losses = torch.relu(far + self.score(float(self.pos_margin)) - s[a, p]) ** 2 / 2
+        return {"loss": part(losses, (a, p), "pos_pair")}
 
 
 def _margins(loss: Loss, pos_margin: float, neg_margin: float) -> tuple[Linear, Linear]:

@@ -10,17 +10,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from nearfar.links import Link, PerPositive, Sides, Terms
-from nearfar.losses import Circle, NTXent
+from nearfar.losses import Circle, NTXent, SupCon
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Identity, Linear
 from nearfar.pml._reductions import Translation
 from nearfar.pml._settings import Settings
 from nearfar.pml.distances import BaseDistance, CosineSimilarity, DotProductSimilarity
 from nearfar.pml.losses.base import Call, Loss, LossDict, nothing, part
-from nearfar.pml.losses.elements import log_sum
+from nearfar.pml.losses.elements import log_sum, log_sum_of
 from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer
 from nearfar.relations.index_tuples import as_pairs
-from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 
 __all__ = ["CircleLoss", "NPairsLoss", "NTXentLoss", "SupConLink", "SupConLoss"]
@@ -49,10 +48,10 @@ class NTXentLoss(Loss):
         a, p, b, n = call.pairs()
         if not len(b):
             return {"loss": nothing()}
-        s = call.scores(self.similarity) / self.temperature
-        gap = s[b, n][None, :] - s[a, p][:, None]
-        losses = log_sum(gap, b[None, :] == a[:, None], with_one=True)
-        return {"loss": part(losses, (a, p), "pos_pair")}
+        s = call.entries(self.similarity)
+        far, present = log_sum_of(s[b, n] / self.temperature, b, len(call.embeddings))
+        losses = functional.softplus(far[a] - s[a, p] / self.temperature, threshold=40.0)
+        return {"loss": part(torch.where(present[a], losses, 0.0), (a, p), "pos_pair")}
 
 
 class SupConLink(Link):
@@ -72,6 +71,7 @@ class SupConLoss(Loss):
         settings: see `Settings`; defaults `CosineSimilarity()`, `AvgNonZeroReducer()`.
     """
 
+    lists = True
     once = True
 
     def __init__(self, temperature: float = 0.1, **settings: Unpack[Settings]) -> None:
@@ -86,6 +86,7 @@ class SupConLoss(Loss):
         return AvgNonZeroReducer()
 
     def _recipe(self, reducer: Translation) -> RobustLoss:
+        self.alone = self._take(SupCon(temperature=self.temperature, reduction=reducer.how, similarity=self.similarity))
         return RobustLoss(
             pair=(Linear(scale=1 / self.temperature), Identity(1 / self.temperature)),
             over=(Mean(), KL(1.0, normalized=False)),
@@ -96,14 +97,21 @@ class SupConLoss(Loss):
             similarity=self.similarity,
         )
 
+    def _value(self, call: Call) -> Tensor:
+        # an anchor that has positives has negatives too, or nobody has: the native link, which every engine knows
+        alone = call.ref_emb is None and isinstance(call.labels, Tensor)
+        return call.into(self.alone if alone else self.robust)
+
     def _elements(self, call: Call) -> LossDict:
-        positive, negative = call.masks()
-        if not bool(positive.any() & negative.any()):
+        a, p, b, n = call.once()
+        if not len(a) or not len(b):
             return {"loss": nothing()}
-        s = call.scores(self.similarity) / self.temperature
-        mean = torch.where(positive, s, 0.0).sum(dim=1) / positive.sum(dim=1).clamp_min(1)
-        losses = torch.where(positive.any(dim=1), log_sum(s, positive | negative) - mean, 0.0)
-        return {"loss": part(losses, call.rows, "element")}
+        s, count = call.entries(self.similarity), len(call.embeddings)
+        near, far = s[a, p] / self.temperature, s[b, n] / self.temperature
+        every, _ = log_sum_of(torch.cat([near, far]), torch.cat([a, b]), count)
+        many = torch.bincount(a, minlength=count)
+        mean = torch.zeros_like(every).index_add(0, a, near) / many.clamp_min(1)
+        return {"loss": part(torch.where(many > 0, every - mean, 0.0), call.rows, "element")}
 
 
 class CircleLoss(Loss):
@@ -152,7 +160,7 @@ class NPairsLoss(Loss):
         settings: see `Settings`; defaults `DotProductSimilarity()` (of unit rows, as in PML), `MeanReducer()`.
     """
 
-    reads_tuple = True
+    reads_rows = reads_tuple = True
     stats = ("num_pairs",)
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
@@ -177,9 +185,8 @@ class NPairsLoss(Loss):
         if not len(a):
             # a zero; without an index tuple also the warning that says why
             return call.into(self.robust)
-        same = torch.eye(len(a), dtype=torch.bool, device=a.device)
-        relation = Relation.from_matrix(same, square=False)
-        value: Tensor = self.robust(call.embeddings[a], relation, ref_emb=call.embeddings[p])
+        names = torch.arange(len(a), device=a.device)
+        value: Tensor = self.robust(call.embeddings[a], names, ref_emb=call.embeddings[p], ref_labels=names)
         return value
 
     def _elements(self, call: Call) -> LossDict:
@@ -197,15 +204,15 @@ class NPairsLoss(Loss):
             raise ValueError("NPairsLoss: it takes no reference; leave ref_emb and ref_labels out.")
         labels = call.own_labels()
         if call.indices is None:
-            a, p = torch.nonzero(call.relation().dense().positive, as_tuple=True)
-        else:
-            a, p, _, _ = as_pairs(call.indices)
-        first = _first_of_each(labels[a])
-        return a[first], p[first]
+            ordered, order = torch.sort(labels, stable=True)
+            first = _starts(ordered)[:-1] & (ordered[1:] == ordered[:-1])  # the first of a class, and one more
+            return order[:-1][first], order[1:][first]
+        a, p, _, _ = as_pairs(call.indices)
+        ordered, order = torch.sort(labels[a], stable=True)
+        chosen = order[_starts(ordered)]
+        return a[chosen], p[chosen]
 
 
-def _first_of_each(names: Tensor) -> Tensor:
-    """The first position of each value [k]."""
-    distinct, which = torch.unique(names, return_inverse=True)
-    place = torch.arange(len(names), device=names.device)
-    return torch.full_like(distinct, len(names), dtype=torch.int64).scatter_reduce(0, which, place, "amin")
+def _starts(ordered: Tensor) -> Tensor:
+    """Which of the sorted values [k] are not the value before them."""
+    return torch.cat([torch.ones_like(ordered[:1], dtype=torch.bool), ordered[1:] != ordered[:-1]])

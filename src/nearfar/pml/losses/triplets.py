@@ -20,7 +20,6 @@ from nearfar.pml._tuples import draw_triplets
 from nearfar.pml.losses.base import Call, Loss, LossDict, nothing, part
 from nearfar.pml.losses.elements import log_sum
 from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer
-from nearfar.relations.index_tuples import as_pairs
 from nearfar.sets import KL
 from nearfar.similarity import Cosine
 
@@ -89,15 +88,10 @@ class TripletMarginLoss(Loss):
 
     def _elements(self, call: Call) -> LossDict:
         a, p, n = with_drawn(call, self.triplets_per_anchor).triplets()
-        s = call.scores(self.similarity)
+        s = call.entries(self.similarity)
         far = s[a, n]
         if self.swap:
-            among = (
-                s
-                if call.ref_emb is None
-                else replace(call, embeddings=call.ref_emb, ref_emb=None).scores(self.similarity)
-            )
-            far = torch.maximum(far, among[p, n])
+            far = torch.maximum(far, s.of_references()[p, n])
         excess = far - s[a, p] + self.margin
         losses = functional.softplus(excess) if self.smooth_loss else torch.relu(excess)
         return {"loss": part(losses, (a, p, n), "triplet")}
@@ -113,6 +107,7 @@ class AngularLoss(Loss):
         settings: see `Settings`; the distance must be `LpDistance()`; default `MeanReducer()`.
     """
 
+    lists = True
     reads_tuple = True
 
     def __init__(self, alpha: float = 40, **settings: Unpack[Settings]) -> None:
@@ -135,6 +130,8 @@ class AngularLoss(Loss):
         a, p, b, _ = call.pairs()
         if not len(b):  # PML: nothing to learn where no negative pair is listed
             return {"loss": nothing()}
+        if (call.ref_emb is None) != (call.ref_labels is None):
+            raise ValueError("AngularLoss: ref_emb and ref_labels belong together, but only one of them came.")
         others = labels if call.ref_labels is None else call.ref_labels
         rows = functional.normalize(call.embeddings, dim=1)
         refs = rows if call.ref_emb is None else functional.normalize(call.ref_emb, dim=1)
@@ -143,16 +140,3 @@ class AngularLoss(Loss):
         form = 4 * tan2 * (rows[a] + refs[p]) @ refs.T - near
         losses = log_sum(form, labels[a][:, None] != others[None, :], with_one=True)
         return {"loss": part(losses, (a, p), "pos_pair")}
-
-    def _value(self, call: Call) -> Tensor:
-        if call.indices is None:
-            return call.into(self.robust)
-        labels = call.own_labels()
-        a, p, listed, _ = as_pairs(call.indices)
-        others = labels if call.ref_emb is None else call.ref_labels
-        if others is None:
-            raise ValueError("AngularLoss: ref_emb and ref_labels belong together, but only one of them came.")
-        rows, cols = torch.nonzero(labels[:, None] != others[None, :], as_tuple=True)
-        if not len(listed):  # PML: nothing to learn where no negative pair is listed
-            rows, cols = rows[:0], cols[:0]
-        return replace(call, indices=(a, p, rows, cols)).into(self.robust)

@@ -38,7 +38,11 @@ class MultiSimilarityMiner(BaseMiner):
         return CosineSimilarity()
 
     def _choose(self, pairs: ScoredPairs) -> Indices:
-        return listed(MultiSimilarity(self.epsilon)(pairs))
+        a, p, *negative = listed(MultiSimilarity(self.epsilon)(pairs))
+        # in PML's order, the least number of an anchor first: `NPairsLoss` takes the first pair of a class
+        order = torch.argsort(score_of(self.distance, pairs.scores[a, p]), stable=True)
+        order = order[torch.argsort(a[order], stable=True)]
+        return a[order], p[order], *negative
 
 
 class PairMarginMiner(BaseMiner):
