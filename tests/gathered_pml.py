@@ -12,7 +12,8 @@ from pytorch_metric_learning import miners as their_miners
 from test_tiled import larger
 from torch import Tensor, nn
 
-from nearfar.pml import losses, miners
+import nearfar as nf
+from nearfar.pml import distances, losses, miners, reducers, regularizers
 from nearfar.pml.utils.distributed import DistributedLossWrapper, DistributedMinerWrapper
 
 Case = Callable[[Any], dict[str, Any]]
@@ -98,6 +99,35 @@ def own_tuples(*, efficient: bool) -> Case:
     return run
 
 
+NATIVE: dict[str, Any] = {
+    "contrastive": losses.ContrastiveLoss,
+    "supcon": losses.SupConLoss,
+    "lifted": losses.LiftedStructureLoss,
+    "n-pairs": losses.NPairsLoss,
+    "classes": partial(losses.ArcFaceLoss, 7, 4),
+    "proxies": partial(losses.ProxyAnchorLoss, 7, 4, weight_regularizer=regularizers.LpRegularizer()),
+    "learned boundary": partial(losses.MarginLoss, learn_beta=True, nu=0.1, num_classes=7),
+    "drawn triplets": partial(losses.TripletMarginLoss, triplets_per_anchor=3),
+    "another reducer": partial(losses.ContrastiveLoss, reducer=reducers.ThresholdReducer(low=0.2)),
+    "another distance": partial(losses.NTXentLoss, distance=distances.LpDistance(p=1)),
+}
+
+
+def by_nearfar(kind: str, *, reference: bool = False) -> Case:
+    """`nf.Distributed` of a loss of nearfar.pml."""
+
+    def run(share: Any) -> dict[str, Any]:
+        torch.manual_seed(3)
+        inner = NATIVE[kind]().double()
+        loss = inner if share.world == 1 else nf.Distributed(inner)
+        rows, labels = batch(share)
+        more = tuple(x.detach() for x in batch(share, 23, 8)) if reference else ()
+        torch.manual_seed(9 + share.rank)
+        return seen(share, loss(rows, labels, None, *more), rows, inner)
+
+    return run
+
+
 def of_pml() -> dict[str, Case]:
     found: dict[str, Case] = {}
     for kind in LOSSES:
@@ -105,6 +135,9 @@ def of_pml() -> dict[str, Case]:
             found[f"pml/{kind}/{efficient}"] = plain(kind, efficient=efficient)
     for kind in ("contrastive", "triplets of a miner", "pairs of a miner", "their loss"):
         found[f"pml/{kind}/reference"] = plain(kind, efficient=kind == "pairs of a miner", reference=True)
+    found |= {f"pml/nf.Distributed/{kind}": by_nearfar(kind) for kind in NATIVE}
+    for kind in ("contrastive", "supcon", "lifted"):
+        found[f"pml/nf.Distributed/{kind}/reference"] = by_nearfar(kind, reference=True)
     found["pml/own tuples"] = own_tuples(efficient=False)
     found["pml/own tuples/efficient"] = own_tuples(efficient=True)
     found["pml/memory"] = remembered()

@@ -276,3 +276,19 @@ def test_copies_do_not_share_a_reducer():
         found, wanted = loss.reducer.reducers[key], other.reducer.reducers[key]
         assert (found.losses_size, found.num_past_filter) == (wanted.losses_size, wanted.num_past_filter)
     assert copy.deepcopy(loss)(embeddings, labels).item() == loss(embeddings, labels).item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_of_a_loss(name):
+    """What PML collects, and the names that its record keeper logs."""
+    embeddings, labels = rows(name)
+    mine, other = (made(m, name, None, collect_stats=True) for m in (ours, theirs))
+    found, wanted = mine(embeddings, labels), other(embeddings, labels)
+    assert found.item() == pytest.approx(wanted.item(), rel=close(name))
+    wanted_names = getattr(other, "_record_these_stats", [])
+    assert mine._record_these_stats == wanted_names
+    for stat in wanted_names:
+        assert getattr(mine, stat) == pytest.approx(getattr(other, stat))
+    assert set(mine._record_these) <= set(getattr(other, "_record_these", ()))
+    mine.reset_stats()
+    assert all(getattr(mine, stat) == 0 for stat in wanted_names)

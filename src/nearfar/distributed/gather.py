@@ -35,14 +35,14 @@ class Distributed(Loss):
     `Distributed(CrossBatchMemory(loss, ...))`.
 
     Args:
-        loss: any loss.
+        loss: any loss, of `nearfar.pml` too.
         averaged: gradients are averaged over ranks after backward, as DDP and FSDP do; False where they are summed.
         group: a process group; None for all processes.
     """
 
-    def __init__(self, loss: Loss, *, averaged: bool = True, group: Any = None) -> None:
+    def __init__(self, loss: Any, *, averaged: bool = True, group: Any = None) -> None:
         super().__init__()
-        if not isinstance(loss, Loss) or isinstance(loss, Distributed):
+        if (not isinstance(loss, Loss) and not hasattr(loss, "of_all_ranks")) or isinstance(loss, Distributed):
             raise TypeError(f"Distributed: loss must be a nearfar loss, but came as {type(loss).__name__}.")
         self.loss = loss
         self.averaged = averaged
@@ -73,11 +73,16 @@ class Distributed(Loss):
         return not several(self.group)
 
     def _value(self, call: Call) -> Tensor:
-        return self.loss._value(self._whole(call))
+        whole = self._whole(call)
+        value: Tensor = self.loss._value(whole) if isinstance(self.loss, Loss) else self.loss.of_all_ranks(whole)
+        return value
 
     def _explanation(self, call: Call) -> Explanation:
         """Explain the loss over the rows of all ranks, completely on every rank."""
-        return self.loss._explanation(self._whole(call))
+        whole = self._whole(call)
+        inner = self.loss if isinstance(self.loss, Loss) else self.loss.robust
+        found: Explanation = inner._explanation(whole)
+        return found
 
     def _whole(self, call: Call) -> Call:
         """The call with the rows of all ranks."""

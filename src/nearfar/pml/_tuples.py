@@ -49,8 +49,11 @@ def sample_weights(indices: Indices | None, like: Tensor, *, anchors_only: bool)
 
 def check_classes(owner: str, labels: Tensor, classes: int) -> None:
     """Require labels from 0 to `classes` - 1."""
-    if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+    if not readable(labels) or not len(labels):
+        return
+    low, high = (int(end) for end in labels.aminmax())
+    if not 0 <= low <= high < classes:
         raise ValueError(
-            f"{owner}: labels must lie in 0..{classes - 1}, but reach from {int(labels.min())} to "
-            f"{int(labels.max())}; raise num_classes or renumber them."
+            f"{owner}: labels must lie in 0..{classes - 1}, but reach from {low} to {high}; raise num_classes or "
+            "renumber them."
         )

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import check_embeddings
+from nearfar.losses.robust import Call as Checked
 from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pml._names import check_names
 from nearfar.pml._records import Records
@@ -203,12 +205,27 @@ class Loss(Records, ABC):
             ids: [n] the sample of each row; equal `ids` and `ref_ids` are the same sample and are not paired.
             ref_ids: [m] likewise.
         """
-        call = self._call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
-        if not self._factored or (self.lists and indices_tuple is not None):
+        return self._finish(self._call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids))
+
+    def of_all_ranks(self, call: Checked) -> Tensor:
+        """The loss of a call that `nf.Distributed` has gathered from all ranks, which share the work."""
+        names = (call.ref_labels, call.ids, call.ref_ids)
+        own = replace(self._call(call.embeddings, call.labels, None, call.ref_emb, *names), ranks=call.ranks)
+        with nullcontext() if call.ranks is None else call.ranks.same_draws(call.embeddings.device):
+            return self._finish(own)
+
+    @property
+    def owner(self) -> str:
+        """Whom messages name."""
+        return type(self).__name__
+
+    def _finish(self, call: Call) -> Tensor:
+        """The loss of a call, with its regularizers."""
+        if not self._factored or (self.lists and call.indices is not None):
             return self._reduced(call)
         value = self._value(call)
         if self.embedding_regularizer is not None:
-            value = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
+            value = value + self.embedding_reg_weight * self.embedding_regularizer(call.embeddings)
         return value
 
     def _reduced(self, call: Call) -> Tensor:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.tensors import check_labels
-from nearfar.groups.groupings import reduce
+from nearfar.groups.groupings import Reduction, reduce
 from nearfar.links import PerPositive, Terms
 from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pairs import PairLoss
@@ -84,26 +84,8 @@ class ClassLoss(Loss, ABC):
         own = [] if getattr(self, "weight_regularizer", None) is None else ["weight_reg_loss"]
         return [*own, *super().all_regularization_loss_names()]
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Labels = None,
-        indices_tuple: Indices | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        **names: Tensor | None,
-    ) -> Tensor:
-        """Compute the loss, a differentiable scalar.
-
-        Args:
-            embeddings: [n, d].
-            labels: [n] integers in 0..classes - 1.
-            indices_tuple: a miner's tuple, which weights the samples.
-            ref_emb: must be None: the class vectors are the reference.
-            ref_labels: likewise.
-            names: none.
-        """
-        value = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels, **names)
+    def _finish(self, call: Call) -> Tensor:
+        value = super()._finish(call)
         if self._factored and self.weight_regularizer is not None:
             value = value + self.weight_reg_weight * self.weight_regularizer(self.class_vectors())
         return value
@@ -149,27 +131,29 @@ class ClassLoss(Loss, ABC):
 
     def _make(self, record: Iterable[str] = ()) -> None:
         pair = self._row_pair()
-        self._per_row: tuple[RobustLoss, ...] = () if pair is None else (self._of_rows(pair),)
+        self._per_row: tuple[RobustLoss, ...] = () if pair is None else (self._of_rows(pair, "none"),)
         super()._make(record)
 
-    def _of_rows(self, pair: PairLoss) -> RobustLoss:
+    def _of_rows(self, pair: PairLoss, reduction: Reduction) -> RobustLoss:
         return self._take(
             RobustLoss(
                 pair=pair,
                 over=(Mean(), KL(1.0, normalized=False)),
                 groups="anchor_sign",
                 link=PerPositive(),
-                reduction="none",
+                reduction=reduction,
                 similarity=self.similarity,
             )
         )
 
     def _recipe(self, reducer: Translation) -> RobustLoss | None:
-        self._how = reducer.how
-        return self._per_row[0] if self._per_row else None
+        self._how, pair = reducer.how, self._row_pair()
+        return None if pair is None else self._of_rows(pair, reducer.how)
 
     def _value(self, call: Call) -> Tensor:
-        rows = self._rows(call, self.robust)
+        if call.weights is None:
+            return self._rows(call, self.robust)
+        rows = self._rows(call, self._per_row[0])
         return reduce(Terms(rows, torch.ones_like(rows)), self._how)
 
     def _elements(self, call: Call) -> LossDict:
@@ -178,7 +162,7 @@ class ClassLoss(Loss, ABC):
         return {"loss": part(self._rows(call, self._per_row[0]), call.rows, "element")}
 
     def _rows(self, call: Call, recipe: RobustLoss) -> Tensor:
-        """One value per row [n], times the weights of the index tuple."""
+        """What a recipe of rows against class vectors gives, times the weights of the index tuple."""
         vectors, labels = self.class_vectors(), call.labels
         assert isinstance(labels, Tensor)  # noqa: S101 - `_call` has checked it
         names = torch.arange(len(vectors), device=vectors.device)

@@ -14,7 +14,7 @@ from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import AngularMargin, Linear, PairLoss
 from nearfar.pml._reductions import Translation
 from nearfar.pml._settings import ClassSettings
-from nearfar.pml.distances import BaseDistance, CosineSimilarity, LpDistance
+from nearfar.pml.distances import BaseDistance, CosineSimilarity, LpDistance, Matrix
 from nearfar.pml.losses.class_base import ClassLoss, Init
 from nearfar.pml.losses.elements import Call, LossDict, log_sum, part
 from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer, DivisorReducer, MeanReducer, SumReducer
@@ -71,7 +71,11 @@ class ArcFaceLoss(ClassLoss):
     Attributes:
         W: [embedding_size, num_classes]: the class vectors are its columns, as in PML.
         margin: m, in radians, as in PML.
+        avg_angle: mean angle in degrees between rows and their class vectors, with `collect_stats`.
     """
+
+    stats = ("avg_angle",)
+    avg_angle: float
 
     def __init__(
         self,
@@ -96,6 +100,13 @@ class ArcFaceLoss(ClassLoss):
 
     def _row_pair(self) -> PairLoss:
         return AngularMargin(self.margin, self.scale)
+
+    def _elements(self, call: Call) -> LossDict:
+        if self.collect_stats:
+            with torch.no_grad():
+                own = self._scores(call).gather(1, call.own_labels()[:, None]).clamp(-1, 1)
+                self.avg_angle = math.degrees(float(torch.acos(own).mean()))
+        return super()._elements(call)
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
         """The logits of inference [n, classes]: the scaled cosines, without a margin."""
@@ -149,7 +160,9 @@ class ProxyAnchorLoss(ClassLoss):
     def class_vectors(self) -> Tensor:  # noqa: D102
         return self.proxies
 
-    def _recipe(self, reducer: Translation) -> RobustLoss:
+    def _recipe(self, reducer: Translation) -> RobustLoss | None:
+        if isinstance(self.similarity, Matrix):
+            return None  # proxies are the rows below, and a distance of one's own may not be symmetric
         return RobustLoss(
             pair=Linear(margin=self.score(float(self.margin)), scale=self.alpha),
             over=KL(1.0, normalized=False, zero_member=True),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import check_labels
 from nearfar.engines.listed_scores import ListedScores, cheapest
 from nearfar.losses.explanation import Explanation
@@ -86,6 +87,7 @@ class Call:
         ref_labels: [m] likewise.
         ids: [n] the sample of each row, or None.
         ref_ids: [m] likewise.
+        ranks: the processes that share the work, each holding all of it, or None.
         weights: [n] weights of the rows by the index tuple (losses with class vectors), or None where all are 1.
     """
 
@@ -98,6 +100,7 @@ class Call:
     ids: Tensor | None = None
     ref_ids: Tensor | None = None
     weights: Tensor | None = None
+    ranks: ProcessGroup | None = None
 
     @property
     def columns(self) -> int:
@@ -190,6 +193,8 @@ class Call:
 
     def into(self, robust: RobustLoss) -> Tensor:
         """Evaluate a recipe on these arguments."""
+        if self.ranks is not None:
+            return robust._value(Checked(robust.owner, *self._arguments(), self.ids, self.ref_ids, self.ranks))
         value: Tensor = robust(*self._arguments(), ids=self.ids, ref_ids=self.ref_ids)
         return value
 

@@ -13,7 +13,7 @@ from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Linear, Squared
 from nearfar.pml._reductions import Translation
 from nearfar.pml._settings import Settings
-from nearfar.pml.distances import BaseDistance, CosineSimilarity
+from nearfar.pml.distances import BaseDistance, CosineSimilarity, Matrix
 from nearfar.pml.losses.base import Call, Loss, LossDict, nothing, part
 from nearfar.pml.losses.elements import log_sum, log_sum_of
 from nearfar.pml.reducers import AvgNonZeroReducer, BaseReducer
@@ -194,7 +194,9 @@ class LiftedStructureLoss(Loss):
         )
 
     def _value(self, call: Call) -> Tensor:
-        return call.into(self.across)
+        # a distance of one's own may not be symmetric: then a row is not what its column is
+        rows = call.ref_emb is None and isinstance(self.similarity, Matrix)
+        return call.into(self.robust if rows else self.across)
 
     def _elements(self, call: Call) -> LossDict:
         a, p, b, n = call.pairs()

@@ -162,6 +162,7 @@ class NPairsLoss(Loss):
 
     reads_rows = reads_tuple = True
     stats = ("num_pairs",)
+    num_pairs: int
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
         super().__init__(settings)

@@ -109,6 +109,8 @@ class AngularLoss(Loss):
 
     lists = True
     reads_tuple = True
+    stats = ("average_angle",)
+    average_angle: float
 
     def __init__(self, alpha: float = 40, **settings: Unpack[Settings]) -> None:
         super().__init__(settings, fixed=True)
@@ -138,5 +140,10 @@ class AngularLoss(Loss):
         tan2 = math.tan(math.radians(self.alpha)) ** 2
         near = 2 * (1 + tan2) * (rows[a] * refs[p]).sum(dim=1, keepdim=True)
         form = 4 * tan2 * (rows[a] + refs[p]) @ refs.T - near
-        losses = log_sum(form, labels[a][:, None] != others[None, :], with_one=True)
-        return {"loss": part(losses, (a, p), "pos_pair")}
+        apart = labels[a][:, None] != others[None, :]
+        if self.collect_stats:
+            with torch.no_grad():  # the angle at a negative between the center of a positive pair and one of its ends
+                width = (rows[a] - refs[p]).norm(dim=1, keepdim=True)
+                angles = torch.atan(width / (2 * torch.cdist((rows[a] + refs[p]) / 2, refs)))
+                self.average_angle = math.degrees(float(angles[apart].mean()))
+        return {"loss": part(log_sum(form, apart, with_one=True), (a, p), "pos_pair")}

@@ -93,7 +93,7 @@ class DistributedLossWrapper(nn.Module):
 def _shared(loss: nn.Module) -> Distributed | None:
     """The loss by `nf.Distributed`, in which ranks share the work; None where it is not one of ours."""
     try:
-        return Distributed(loss)  # type: ignore[arg-type]
+        return Distributed(loss)
     except TypeError:
         return None
 
