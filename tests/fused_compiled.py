@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 
 from nearfar.engines import _kernels, _kernels_top, _kernels_triplets, launch
 from nearfar.engines.fused_states import totals
+from nearfar.engines.fused_weigh import weigh, weigh_triplets
 from nearfar.engines.launch import LOW, Spec, Work
 
 ROWS, COLS, WIDTH = 40, 50, 96
@@ -77,12 +78,12 @@ def main() -> None:
     totals(work(torch.bfloat16, itself=1, half=1, exp=1))
     every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "exp": 2, "flat": 1, "held": 1}
     totals(work(torch.float32, 7, shape=1, side=2, **every))
-    work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers, numbers)
-    work(torch.bfloat16, half=1, exp=1).weigh(numbers, numbers, numbers)
+    weigh(work(torch.float16, 7, shape=2, **every), numbers, numbers, numbers)
+    weigh(work(torch.bfloat16, half=1, exp=1), numbers, numbers, numbers)
     work(torch.float32, 7, shape=3, itself=2, similarity=1).hardest()
     work(torch.bfloat16, half=1).hardest()
     work(torch.bfloat16, itself=1, shape=1, similarity=2).fold_triplets(near, near)
-    work(torch.bfloat16, 7, itself=2, shape=2, band=1, drop=1).weigh_triplets(near, near, numbers)
+    weigh_triplets(work(torch.bfloat16, 7, itself=2, shape=2, band=1, drop=1), near, near, numbers)
     above = work(torch.bfloat16, half=2)
     (strip,) = above.strips(2**20, half=True)
     into = torch.zeros(2, dtype=torch.int32), torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)

@@ -35,9 +35,10 @@ def _spot(tall, wide, GROUP: tl.constexpr):
 
 @triton.jit
 def _scores(X, Y, NX, NY, rm, rn, D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, BK: tl.constexpr):
-    """Scores of a tile: product (SIM 0), minus squared distance (1), minus distance (2).
+    """Scores s of a tile, and ds/d⟨x, y⟩: product (SIM 0), minus squared distance (1), minus distance (2).
 
-    Rows, columns and their width are filled up with zeros to whole tiles, so that no load needs a mask.
+    At distance 0 the derivative is 0. Rows, columns and their width are filled up with zeros to whole tiles, so that no
+    load needs a mask.
     """
     rk = tl.arange(0, BK)
     left = X + rm[:, None].to(tl.int64) * D + rk[None, :]
@@ -47,30 +48,14 @@ def _scores(X, Y, NX, NY, rm, rn, D: tl.constexpr, SIM: tl.constexpr, PREC: tl.c
         dot = tl.dot(tl.load(left), tl.load(right), dot, input_precision=PREC)
         left += BK
         right += BK
-    s = dot
+    s, by_dot = dot, 1.0
     if SIM > 0:
         s = 2.0 * dot - (tl.load(NX + rm)[:, None] + tl.load(NY + rn)[None, :])
-    if SIM == 2:
-        s = -_distance(-s)
-    return s
-
-
-@triton.jit
-def _distance(square):
-    """√max(x, 0); NaN stays. A reciprocal root is one instruction, a root and a quotient are many."""
-    return tl.where(square <= 0.0, 0.0, square * tl.rsqrt(tl.where(square <= 0.0, 1.0, square)))
-
-
-@triton.jit
-def _by_product(s, SIM: tl.constexpr):
-    """ds/d⟨x, y⟩; at distance 0 it is 0."""
-    if SIM == 0:
-        found = tl.full(s.shape, 1.0, tl.float32)
-    elif SIM == 1:
-        found = tl.full(s.shape, 2.0, tl.float32)
-    else:
-        found = tl.where(s == 0.0, 0.0, tl.rsqrt(tl.where(s == 0.0, 1.0, s * s)))
-    return found
+        by_dot = 2.0
+    if SIM == 2:  # a reciprocal root is one instruction, a root and a quotient are many; NaN stays
+        by_dot = tl.where(s >= 0.0, 0.0, tl.rsqrt(tl.where(s >= 0.0, 1.0, -s)))
+        s = s * by_dot
+    return s, by_dot
 
 
 @triton.jit
@@ -236,7 +221,7 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS
         rn = c0 + j * BN + tl.arange(0, BN)
         if LEARNED:
             b += k * tl.load(OFFSET)
-        s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+        s, _ = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
         there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
         seen = there
         if COUNTED & (SIDE == 2):  # of all pairs the negative ones are counted
@@ -281,7 +266,7 @@ def hardest(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, TOPS, P
         rn = c0 + j * BN + tl.arange(0, BN)
         if LEARNED:
             b += k * tl.load(OFFSET)
-        s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+        s, _ = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
         there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
         l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
         l = tl.where(l != l, float("inf"), tl.maximum(l, LEAST))
@@ -311,10 +296,10 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
           D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
           ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
           LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr,
-          BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+          FAR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """A tile of G = dF/d⟨x, y⟩ for the strip of H rows from r0 and W columns from c0.
 
-    HALF: a pair stands for both of its orders; in a tile on the diagonal, which holds both, for itself. Distances need
+    HALF: a pair stands for both of its orders; in a tile on the diagonal, which holds both, for itself. FAR: also
     the sums of G's rows and columns, by tiles in ROWS [W/BN, H] and COLS [H/BM, W]; a learned offset Σ dF/dl·dl/ds.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
@@ -325,10 +310,10 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
         rm, rn = r0 + rows, c0 + cols
         if LEARNED:
             b += k * tl.load(OFFSET)
-        s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+        s, by_dot = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
         there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
         l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
-        if DROP:
+        if DROP & (SHAPE != 1):  # a hinge without a loss has no slope either
             there = there & ((l <= 0.0) == 0)
         p = _weight(l, s, rm, n, 1.0, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 1)
         if HALF:
@@ -341,9 +326,9 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
         p = _measured(p * _slope(s, a, b, scale, power, SHAPE, POWER), rm, rn, n, m, RW, CW, WEIGHTS)
         if LEARNED:
             tl.store(LEARN + (j * H + rows).to(tl.int64), tl.sum(tl.where(there, p, 0.0), 1))
-        g = tl.where(there, p * _by_product(s, SIM), 0.0).to(G.dtype.element_ty)
+        g = tl.where(there, p * by_dot, 0.0).to(G.dtype.element_ty)
         tl.store(out, g)
-        if SIM > 0:  # of the rounded numbers, as the products are
+        if FAR:  # of the rounded numbers, as the products are
             tl.store(ROWS + (j * H + rows).to(tl.int64), tl.sum(g.to(tl.float32), 1))
             tl.store(COLS + i.to(tl.int64) * W + cols, tl.sum(g.to(tl.float32), 0))
     else:

@@ -29,7 +29,7 @@ def collect(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, 
         rn = c0 + j * BN + tl.arange(0, BN)
         if LEARNED:
             b += k * tl.load(OFFSET)
-        s = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
+        s, _ = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
         there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
         if HALF:
             there = there & (rm[:, None] < rn[None, :])

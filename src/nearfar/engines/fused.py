@@ -85,7 +85,7 @@ def _ungrouped(product: Product, vectors: PairVectors) -> str | None:
     """Why groups, sets or miner cannot be folded, or None."""
     scope, wide = product.groups.scope, _wide_set(product)
     fold = wide.fold()
-    if scope not in ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets"):
+    if scope not in ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets", "positive"):
         return f"groups are {scope}"
     if fold is None or (fold.kind == "top" and fold.most is None):
         return f"{type(wide).__name__} has no fold"
@@ -100,12 +100,25 @@ def _ungrouped(product: Product, vectors: PairVectors) -> str | None:
     if product.wants_columns and scope == "anchor_sign":
         turns = vectors.square or vectors.itself != POSITION_THEN_ID
         return None if fold.kind != "max" and product.miner is None and turns else "columns cannot be folded"
+    if scope == "positive":
+        return None if _angular(product, vectors, fold) else "values of positive pairs are not those of angles"
     if scope == "triplets":
         rule: Any = getattr(product.groups, "rule", None)
         plain = rule is not None and rule.compare is difference and not rule.balanced
         plain = plain and (rule.keep is None or rule.band is not None)
         return None if plain and fold.kind == "sum" else "triplets are chosen, or not averaged"
     return None
+
+
+def _angular(product: Product, vectors: PairVectors, fold: Fold) -> bool:
+    """Whether each positive pair has one value, of the angles of all its negatives, of equal weight."""
+    rule: Any = getattr(product.groups, "rule", None)
+    form = product.negative.form(-1)
+    angles = rule is not None and rule.angle is not None and rule.keep is None and not rule.balanced
+    plain = product.similarity.form == "dot" and form is not None and form.shape == "line" and form.offset is None
+    every = product.miner is None and product.over_negative.zero != "drop"
+    alone = vectors.weights is None and vectors.itself != POSITION_THEN_ID
+    return angles and plain and every and alone and fold.kind == "exp" and not fold.held
 
 
 def _windowed(product: Product) -> bool:
@@ -197,7 +210,7 @@ class Fused:
             width = int((runs[2] - runs[1]).amax())
         if len(self.rows) * width > GATHERED and self.foldable:
             return None
-        return self.vectors.narrow(runs, max(1, width))
+        return self.vectors.narrow(runs, width)
 
     @property
     def foldable(self) -> bool:
@@ -245,8 +258,11 @@ class Fused:
         dots: Tensor = near(self.rows, None if self.vectors.square else self.cols, place)
         if self.product.similarity.form == "dot":
             return dots
-        norms = (self.rows * self.rows).sum(dim=1)
-        others = norms if self.vectors.square else (self.cols * self.cols).sum(dim=1)
+        # of rows with length 1 the part of a gradient along them is dropped by whoever made them so
+        unit = self.product.similarity.normalize
+        rows, cols = (x.detach() if unit else x for x in (self.rows, self.cols))
+        norms = (rows * rows).sum(dim=1)
+        others = norms if self.vectors.square else (cols * cols).sum(dim=1)
         found: Tensor = self.product.similarity.finish(dots, norms[:, None], others[place])
         return found
 
@@ -262,7 +278,7 @@ class Fused:
         form = pair.form(+1 if side == "positive" else -1)
         assert form is not None  # noqa: S101 - checked by `fused_way`
         told = {name: getattr(self.vectors, name) for name in ("itself", "given")}
-        told |= {"similarity": self.similarity, "dtype": self.dtype}
+        told |= {"similarity": self.similarity, "dtype": self.dtype, "unit": int(self.product.similarity.normalize)}
         return Spec.of(form, side=SIDES.index(side), **told, **more), form
 
     def fold(self, side: str, of: UncertaintySet, fold: Fold, *, turned: bool = False) -> Rows:

@@ -6,6 +6,7 @@ One function for each scope of groups. A group over the batch is finished from t
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from torch import Tensor
 from nearfar._utils.tensors import over
 from nearfar.engines.fused import Fused, has_triton, unfused
 from nearfar.engines.fused_top import top_pairs, top_problem
-from nearfar.engines.launch import LOW
+from nearfar.engines.launch import LOW, Spec
+from nearfar.engines.pair_vectors import ID, NOWHERE
 from nearfar.groups.groupings import Product, reduce
 from nearfar.links import Sides, Terms
 from nearfar.relations.relation import Relation
@@ -22,6 +24,8 @@ from nearfar.sets.base import Fold, UncertaintySet
 __all__ = ["fold_and_finish", "fused_value", "group_value"]
 
 
+SUMS = 2**29
+"""Most numbers of the rows x_a + x_p that the angular loss makes."""
 Found = tuple[Tensor, Tensor, Tensor]
 """The loss, and which rows [n] had a positive and a negative pair."""
 
@@ -285,6 +289,34 @@ def _triplets(call: Fused) -> Found:
     return value, call.had_positive, seen > 0
 
 
+def _angles(call: Fused) -> Found | None:
+    """The angular loss: a positive pair (a, p) is one row x_a + x_p, whose negatives are folded.
+
+    l_n = slope·(4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩) + zero            n·P rows of m products
+    """
+    from nearfar.engines.fused_ops import fold as folded
+
+    assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    place, real = call.narrow.place, call.narrow.measure
+    if place.numel() * call.rows.shape[1] > SUMS:
+        return None
+    of, tan2 = call.product.over_negative, call.product.groups.rule.angle  # type: ignore[attr-defined]  # of this scope
+    fold, form = of.fold(), call.product.negative.form(-1)
+    assert fold is not None  # noqa: S101 - checked by `fused_way`
+    assert form is not None  # noqa: S101
+    rows = (call.rows[:, None] + call.cols[place]).flatten(0, 1)
+    sums = replace(form, a=4 * tan2 * form.a, b=0.0)
+    told = {"dtype": call.dtype, "given": call.vectors.given, "itself": ID if call.vectors.itself == ID else NOWHERE}
+    spec = Spec.of(sums, gamma=fold.gamma, exp=2, flat=int(fold.normalized), **told)
+    pairs = [x if at % 2 else x.repeat_interleave(place.shape[1]) for at, x in enumerate(call.vectors.tensors())]
+    t, size, seen, *_ = folded(rows, call.cols, pairs, None, None, *spec.said())
+    shift = form.scale * (form.b - 2 * (1 + tan2) * form.a * call.near.flatten())
+    t = torch.where(size > 0, t + shift, t)
+    values = group_value(of, fold, None, None, t[:, None], size[:, None])
+    found = reduce(Terms(values, real.flatten()), call.product.reduction)
+    return found, call.had_positive, seen.view(place.shape).amax(dim=1) > 0
+
+
 FINISH = {
     "batch": _batch,
     "sign": _sign,
@@ -292,5 +324,6 @@ FINISH = {
     "anchor": _anchor,
     "anchor_sign": _anchor_sign,
     "triplets": _triplets,
+    "positive": _angles,
 }
 """How each scope is finished."""

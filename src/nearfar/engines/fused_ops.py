@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.engines import fused_weigh
 from nearfar.engines.fused_states import totals
 from nearfar.engines.launch import Spec, Work, on_device
 
@@ -62,7 +63,7 @@ def weigh(
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of rows, columns (empty where they are the rows) and offset, from dF/dt."""
-    return Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset).weigh(level, norm, pull)
+    return fused_weigh.weigh(Work(Spec.read(numbers, codes), rows, cols, pairs, floor, offset), level, norm, pull)
 
 
 @weigh.register_fake
@@ -150,7 +151,7 @@ def weigh_triplets(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of rows and columns through the scores of the negatives."""
     work = Work(Spec.read(numbers, codes), rows, cols, pairs, None, offset)
-    return work.weigh_triplets(scores, real, coef)
+    return fused_weigh.weigh_triplets(work, scores, real, coef)
 
 
 @weigh_triplets.register_fake

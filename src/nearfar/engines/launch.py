@@ -1,8 +1,6 @@
-"""Launches of the fused kernels: numbers and vectors in, states of rows and strips of gradients out.
+"""Launches of the fused kernels: numbers and vectors in, states of rows out; fused_weigh.py has the way back.
 
-A strip of dF/d⟨x, y⟩ is written in the dtype of the products, and two matrix products turn it into gradients of rows
-and columns; the n x m matrix is never held. On a CPU the kernels run under Triton's interpreter (TRITON_INTERPRET=1),
-which tests use.
+On a CPU the kernels run under Triton's interpreter (TRITON_INTERPRET=1), which tests use.
 """
 
 from __future__ import annotations
@@ -17,19 +15,17 @@ from torch import Tensor
 
 from nearfar.pairs import PairForm
 
-__all__ = ["LOW", "SHAPES", "SIDES", "SIMILARITIES", "Spec", "Strip", "Work", "on_device"]
+__all__ = ["LOW", "SHAPES", "SIDES", "SIMILARITIES", "Spec", "Strip", "Work", "on_device", "stepped"]
 
 SIMILARITIES = ("dot", "squared", "distance")
 SHAPES = ("line", "power", "softplus", "pace")
 SIDES = ("negative", "positive", "all")
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 """Types that products are taken in."""
-STRIP = 2**25
-"""Entries of a strip of gradients."""
-TALL = 1024
-"""Least rows of a strip of gradients: each adds to the gradients of all columns."""
 STATES = 2**23
 """Numbers that a strip of tiles leaves behind when it is folded."""
+STEP = 4
+"""Positives whose triplets a kernel does without a loop: each such number is a kernel of its own."""
 REACH = 68.0
 """Exponents within ±REACH of a level need no largest loss: their sums over 2^20 pairs fit into float32."""
 FLOATS = 10
@@ -57,6 +53,7 @@ class Spec:
         band: triplets count by their score.
         dtype: index in `LOW`.
         given: which vectors of the pairs came beside labels: bits 1 flags, 2 ids, 4 weights.
+        unit: rows have length 1, so that whoever made them so drops what a gradient has along its row.
     """
 
     a: float
@@ -81,6 +78,7 @@ class Spec:
     band: int = 0
     dtype: int = 0
     given: int = 0
+    unit: int = 0
 
     @staticmethod
     def of(form: PairForm, **more: Any) -> Spec:
@@ -157,7 +155,7 @@ class Work:
     def _given(self) -> tuple[Any, ...]:
         return (self.x, self.y, *self.norms, *self.pairs, self.floor, self.offset)
 
-    def _choices(self) -> dict[str, Any]:
+    def choices(self) -> dict[str, Any]:
         """What chooses code in every kernel."""
         spec = self.spec
         power = int(spec.power) if spec.power in (1.0, 2.0) else -1
@@ -176,11 +174,17 @@ class Work:
         return len(self.x) == self.n and len(self.y) == self.m
 
     @property
+    def far(self) -> bool:
+        """Whether gradients need the sums of dF/d⟨x, y⟩ over rows and columns: scores are distances of any rows."""
+        return bool(self.spec.similarity) and not self.spec.unit
+
+    @property
     def counted(self) -> bool:
         """Whether members must be counted pair by pair: labels, flags and weights do not tell their number."""
         return self.floor is not None or self.spec.itself >= 2
 
-    def _numbers(self) -> tuple[float, ...]:
+    def numbers(self) -> tuple[float, ...]:
+        """The numbers of the pair loss, in the order of the kernels."""
         spec = self.spec
         return spec.a, spec.b, spec.by_offset, spec.scale, spec.center, spec.power
 
@@ -201,7 +205,7 @@ class Work:
     def start(self, kernel: Any, strip: Strip, *more: Any, **choices: Any) -> None:
         """Start a kernel, one program a tile of the strip."""
         with on_device(self.x):
-            kernel[(strip.tall * strip.wide,)](*self._given(), *more, **(self._choices() | choices))
+            kernel[(strip.tall * strip.wide,)](*self._given(), *more, **(self.choices() | choices))
 
     def fold(self, states: Any) -> None:
         """Add what the kernel says of each row to the `States`."""
@@ -211,7 +215,7 @@ class Work:
         for strip in self.strips(STATES * self.blocks["BM"] // (2 * states.number), half=bool(spec.half)):
             rows, cols = states.empty(strip)
             self.start(
-                fold, strip, rows, cols, self.n, self.m, *strip.where, *self._numbers(), spec.high, spec.level,
+                fold, strip, rows, cols, self.n, self.m, *strip.where, *self.numbers(), spec.high, spec.level,
                 1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half, DROP=spec.drop,
                 EXP=spec.exp, **states.kept,
             )  # fmt: skip
@@ -231,7 +235,7 @@ class Work:
                 tops, turned = tops.fill_(-torch.inf), turned.fill_(-torch.inf)
             places, turned_places = (self.empty(*shape, dtype=torch.int32) for shape in shapes)
             self.start(
-                hardest, strip, tops, places, turned, turned_places, self.n, self.m, *strip.where, *self._numbers(),
+                hardest, strip, tops, places, turned, turned_places, self.n, self.m, *strip.where, *self.numbers(),
                 spec.high, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half,
             )  # fmt: skip
             yield strip, tops, places, turned, turned_places
@@ -256,124 +260,33 @@ class Work:
         from nearfar.engines._kernels_top import collect
 
         self.start(
-            collect, strip, level, tops, *into, self.n, self.m, *strip.where, *most, *self._numbers(),
+            collect, strip, level, tops, *into, self.n, self.m, *strip.where, *most, *self.numbers(),
             SIDE=self.spec.side, HALF=self.spec.half,
         )  # fmt: skip
-
-    def weigh(self, level: Tensor, norm: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of rows, columns and offset from dF/dt [n], t with this level and norm of weights."""
-        from nearfar.engines._kernels import weigh
-
-        spec, unit = self.spec, self._unit(pull)
-        level = level.float().contiguous()
-        coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
-        learned = self.rows.new_zeros((), dtype=torch.float64)
-        gradients = Gradients(self)
-        for strip in self.strips(STRIP, half=bool(spec.half), least=TALL):
-            g, rows, cols = gradients.empty(strip)
-            learn = self.empty(strip.wide, strip.high if self.offset is not None else 0).zero_()
-            self.start(
-                weigh, strip, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self._numbers(),
-                spec.high, spec.level, 1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None),
-                HALF=spec.half, DROP=spec.drop, EXP=spec.exp,
-            )  # fmt: skip
-            gradients.add(strip, g, rows, cols)
-            learned = learned + learn.sum(dtype=torch.float64) if self.offset is not None else learned
-        by_row, by_col = gradients.found(unit)
-        return by_row, by_col, (learned * unit * (spec.by_offset / spec.a)).to(self.rows.dtype)
 
     def fold_triplets(self, scores: Tensor, real: Tensor) -> Tensor:
         """Σ l, Σ w, number of negatives and Σ dl/ds of P positives of each row, [3 + P, n] float64."""
         from nearfar.engines._kernels_triplets import fold_triplets
 
         spec, many = self.spec, scores.shape[1]
-        found = self.empty(many + 3, len(self.x), dtype=torch.float64)
-        scores, real = scores.float().contiguous(), real.float().contiguous()
-        for strip in self.strips(STATES * self.blocks["BM"] // (many + 3), half=False):
-            states = self.empty(many + 3, strip.wide, strip.high)
+        scores, real, step = stepped(scores, real)
+        found = self.empty(scores.shape[1] + 3, len(self.x), dtype=torch.float64)
+        for strip in self.strips(STATES * self.blocks["BM"] // len(found), half=False):
+            states = self.empty(len(found), strip.wide, strip.high)
             self.start(
-                fold_triplets, strip, scores, real, states, self.n, self.m, many, *strip.where, *self._numbers(),
-                spec.low, spec.high, BAND=spec.band, DROP=spec.drop
+                fold_triplets, strip, scores, real, states, self.n, self.m, scores.shape[1], *strip.where,
+                *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop, STEP=step,
             )  # fmt: skip
             found[:, strip.r0 : strip.r0 + strip.high] = states.sum(dim=1, dtype=torch.float64)
-        return found[:, : self.n]
-
-    def weigh_triplets(self, scores: Tensor, real: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of rows and columns through the scores of the negatives."""
-        from nearfar.engines._kernels_triplets import weigh_triplets
-
-        spec, unit, gradients = self.spec, self._unit(pull), Gradients(self)
-        scores, real, coef = scores.float().contiguous(), real.float().contiguous(), (pull / unit).float().contiguous()
-        for strip in self.strips(STRIP, half=False, least=TALL):
-            g, rows, cols = gradients.empty(strip)
-            self.start(
-                weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
-                *strip.where, *self._numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
-            )  # fmt: skip
-            gradients.add(strip, g, rows, cols)
-        return gradients.found(unit)
-
-    def _unit(self, pull: Tensor) -> Tensor:
-        """A power of two that these numbers are divided by, so that their products keep their digits in 16 bits."""
-        if self.type == torch.float32:
-            return pull.new_ones(())
-        most = pull.abs().amax()
-        return torch.where(most == 0, 1.0, torch.exp2(most.log2().ceil()))
+        return found[: 3 + many, : self.n]
 
 
-class Gradients:
-    """Gradients of rows and columns, summed over strips; one for both where the columns are the rows."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.rows = torch.zeros(work.x.shape, dtype=torch.float32, device=work.x.device)
-        self.cols = self.rows if work.square else torch.zeros(work.y.shape, dtype=torch.float32, device=work.x.device)
-        self.buffer = work.empty(0, dtype=work.type)
-        self.far = bool(work.spec.similarity)
-        """The scores are distances, of which the norms are part."""
-        self.row_sums = work.empty(len(work.x) if self.far else 0).zero_()
-        self.col_sums = self.row_sums if work.square else work.empty(len(work.y) if self.far else 0).zero_()
-
-    def empty(self, strip: Strip) -> tuple[Tensor, Tensor, Tensor]:
-        """Room for a strip of G, and for the sums of its rows and columns by tiles."""
-        entries = strip.high * strip.width
-        if self.buffer.numel() < entries:
-            self.buffer = self.work.empty(entries, dtype=self.work.type)
-        sums = (self.work.empty(strip.wide, strip.high * self.far), self.work.empty(strip.tall, strip.width * self.far))
-        if self.work.spec.half:
-            sums = (sums[0].zero_(), sums[1].zero_())
-        return self.buffer[:entries].view(strip.high, strip.width), *sums
-
-    def add(self, strip: Strip, g: Tensor, row_sums: Tensor, col_sums: Tensor) -> None:
-        """Back-propagate a strip of dF/d⟨x, y⟩."""
-        rows, cols = slice(strip.r0, strip.r0 + strip.high), slice(strip.c0, None)
-        _add_product(self.rows[rows], g, self.work.y[cols])
-        _add_product(self.cols[cols], g.T, self.work.x[rows])
-        if self.far:
-            self.row_sums[rows] += row_sums.sum(dim=0)
-            self.col_sums[cols] += col_sums.sum(dim=0)
-
-    def found(self, unit: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums times a factor, in the dtype of the rows; no columns where they are the rows."""
-        rows = self._finished(self.rows, self.row_sums, self.work.x, unit)[: self.work.n]
-        if self.work.square:
-            return rows, rows.new_empty(0)
-        return rows, self._finished(self.cols, self.col_sums, self.work.y, unit)[: self.work.m]
-
-    def _finished(self, sums: Tensor, far: Tensor, x: Tensor, unit: Tensor) -> Tensor:
-        if self.far:
-            sums.addcmul_(far[:, None], x.float(), value=-1)
-        return sums.mul_(unit.float())[:, : self.work.rows.shape[1]].to(self.work.rows.dtype)
-
-
-def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a @ b to sums, in float32; half precision goes to the tensor cores as it is."""
-    if a.dtype == torch.float32:
-        torch.addmm(sums, a, b, out=sums)
-    elif a.is_cuda:
-        torch.addmm(sums, a, b, out_dtype=torch.float32, out=sums)
-    else:
-        sums += a.float() @ b.float()
+def stepped(scores: Tensor, real: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Scores of positives and their measure [n, P] in float32, filled up to whole steps, and how many a step takes."""
+    step = min(STEP, scores.shape[1])
+    more = (0, -scores.shape[1] % step)
+    first, second = (torch.nn.functional.pad(x.detach().float(), more).contiguous() for x in (scores, real))
+    return first, second, step
 
 
 def _precision(x: Tensor) -> str:
@@ -389,7 +302,8 @@ def _blocks(x: Tensor, kind: torch.dtype) -> dict[str, int]:
         return {"BM": 32, "BN": 32, "BK": 32}
     if kind == torch.float32:
         return {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
-    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
+    # with no more registers two programs share a processor, and one's product hides the other's reduction
+    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3, "maxnreg": 128}
 
 
 def on_device(x: Tensor) -> Any:

@@ -90,15 +90,20 @@ class PairVectors:
         return order, start, end
 
     def narrow(self, runs: tuple[Tensor, Tensor, Tensor], width: int) -> Narrow:
-        """Gather the positive pairs, with room for `width` of them in a row."""
+        """Gather the positive pairs, with room for `width` columns of a row's label."""
         order, start, end = runs
-        spots = start[:, None] + torch.arange(width, device=start.device)
+        rows = torch.arange(len(start), device=start.device)[:, None]
+        if self.itself == POSITION:  # one of them is the row itself, over which the others step
+            width -= 1
+        spots = start[:, None] + torch.arange(max(1, width), device=start.device)
+        if self.itself == POSITION:
+            every = torch.arange(len(order), device=order.device)
+            own = torch.empty_like(order).scatter_(0, order, every)[: len(start)]
+            own = torch.where((own >= start) & (own < end), own, len(order))
+            spots = spots + (spots >= own[:, None])
         real = spots < end[:, None]
         place = order[spots.clamp(max=len(order) - 1)]
-        rows = torch.arange(len(start), device=start.device)[:, None]
-        if self.itself == POSITION:
-            real = real & (place != rows)
-        elif self.ids is not None:
+        if self.ids is not None:
             same = self.ids[0][:, None] == self.ids[1][place]
             if self.itself == POSITION_THEN_ID:
                 same = torch.where(place < len(start), place == rows, same)
