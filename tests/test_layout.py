@@ -96,7 +96,9 @@ def test_a_layout_tells_what_the_masks_tell(name):
 
 
 @pytest.mark.parametrize("name", cases())
-@pytest.mark.parametrize("loss", ["MultiSimilarity", "SupCon", "Contrastive", "DroKL", "Triplet", "Angular"])
+@pytest.mark.parametrize(
+    "loss", ["MultiSimilarity", "SupCon", "Contrastive", "DroKL", "Triplet", "Angular", "LiftedStructure"]
+)
 def test_what_is_not_plain_takes_the_fast_path_too(name, loss):
     assert lean_way(getattr(nf.losses, loss)().product, cases()[name]) is not None
 

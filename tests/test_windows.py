@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -63,8 +64,8 @@ def test_a_window_keeps_what_the_miner_keeps(name, weighted, seed):
 
 
 def test_every_miner_but_the_one_that_draws_takes_the_fast_path():
-    relation = nf.Relation.from_labels(Y)
-    for make in (nf.losses.MultiSimilarity, nf.losses.SupCon, nf.losses.Contrastive, nf.losses.Margin):
+    relation, L = nf.Relation.from_labels(Y), nf.losses
+    for make in (L.MultiSimilarity, L.SupCon, L.Contrastive, L.Margin, L.LiftedStructure):
         for name, miner in MINERS.items():
             way = lean_way(make(miner=miner).product, relation)
             assert (way is None) == (name == "expected"), (make, name)
@@ -92,6 +93,38 @@ def test_a_set_solved_in_place_has_its_value_and_weights(name, weighted):
         raw = torch.zeros_like(raw).scatter_(1, solved.place[:, None], 1.0)
     found = raw * solved.scale[:, None]
     torch.testing.assert_close(torch.where(there, found, 0.0), weights, atol=1e-10, rtol=1e-10)
+
+
+KINDS = {
+    "positive": lambda l: l.relu(),
+    "few values": lambda l: l.round(),
+    "near": lambda l: 5 + 1e-3 * l,
+    "far": lambda l: torch.exp(3 * l),
+    "equal": lambda l: 0 * l + 0.3,
+    "two heaps": lambda l: (l > 0.8) + 1e-3 * l,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("zero", ["keep", "drop"])
+def test_sets_solved_in_blocks_have_their_value_and_weights(kind, zero, monkeypatch):
+    """Radii from the mean to the worst case, also more members asked for than there are, on losses of every shape."""
+    monkeypatch.setattr("nearfar.sets.base.BLOCK", 64)
+    s, generator = nf.sets, torch.Generator().manual_seed(5)
+    sets = [
+        of(k, zero=zero) for of, some in ((s.ChiSquare, (0.01, 1, 10, 1e4)), (s.KLBall, (0.01, 1, 5))) for k in some
+    ]
+    sets += [s.TopK(k, zero=zero) for k in (1, 2.5, 100)] + [s.TopK(fraction=k, zero=zero) for k in (0.1, 1.0)]
+    l = KINDS[kind](torch.randn(9, 30, generator=generator, dtype=torch.float64))
+    there = torch.rand(9, 30, generator=generator) < torch.linspace(0, 1, 9)[:, None]
+    w = torch.where(there, torch.rand(9, 30, generator=generator, dtype=torch.float64) + 0.01, 0.0)
+    for over, weights in product(sets, (None, w)):
+        measure = there if weights is None else w
+        raw = torch.where(there, l, -math.inf)
+        solved = over.solve_(raw, measure.double().sum(dim=1), weights)
+        torch.testing.assert_close(solved.value, over.value(l, measure), atol=1e-9, rtol=1e-9)
+        found = torch.where(there, raw * solved.scale[:, None], 0.0)
+        torch.testing.assert_close(found, over.weights(l, measure), atol=1e-7, rtol=1e-7)
 
 
 @pytest.mark.parametrize("mining", ["all", "semihard", "balanced", "hard", "hardest"])

@@ -20,7 +20,9 @@ hide it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Literal
@@ -34,7 +36,7 @@ from nearfar._utils.shortcuts import Part
 from nearfar._utils.tensors import hidden, total
 from nearfar.sets.stream import Cap, Dual, Orders, Stream
 
-__all__ = ["Fold", "Solved", "UncertaintySet"]
+__all__ = ["Fold", "Solved", "UncertaintySet", "in_blocks", "sums"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,41 @@ class Solved:
     value: Tensor
     scale: Tensor
     place: Tensor | None = None
+
+
+BLOCK = 2**18
+"""Entries of the groups that are solved at a time where it takes several passes: they stay in the processor's cache."""
+Solver = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+def in_blocks(solve: Solver, l: Tensor, zero: str, size: Tensor, w: Tensor | None) -> Solved:
+    """Solve groups a few at a time; arguments as in `UncertaintySet.solve_`.
+
+    Args:
+        solve: gives value and scale of some groups, and overwrites their losses.
+        l: [g, n].
+        zero: "drop" leaves members without loss out first.
+        size: [g].
+        w: [g, n], or None.
+    """
+    values, scales, tall = list[Tensor](), list[Tensor](), max(1, BLOCK // max(1, l.shape[1]))
+    for first in range(0, len(l), tall):
+        here = slice(first, first + tall)
+        some, mass, weights = l[here], size[here], None if w is None else w[here]
+        if zero == "drop":
+            alive = torch.sign(some).clamp_min_(0.0)
+            weights = None if weights is None else alive.mul_(weights)
+            mass = alive.sum(dim=1)
+            torch.threshold_(some, 0.0, -math.inf)
+        value, scale = solve(some, mass, weights)
+        values.append(value)
+        scales.append(scale)
+    return Solved(torch.cat(values), torch.cat(scales))
+
+
+def sums(x: Tensor, w: Tensor | None) -> Tensor:
+    """Sums Σ wᵢxᵢ [g] of groups x [g, n], as float64."""
+    return (x if w is None else x * w).sum(dim=1).double()
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
-from nearfar._utils.tensors import centered, hidden, over, total, weighted
-from nearfar.sets.base import UncertaintySet
+from nearfar._utils.tensors import centered, hidden, over, readable, total, weighted
+from nearfar.sets.base import Solved, UncertaintySet, in_blocks, sums
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, Dual, Orders, Stream
 from nearfar.similarity import root
@@ -46,6 +46,65 @@ class ChiSquare(UncertaintySet, swift=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("ChiSquare", "rho", self.rho, zero=True)
+
+    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
+        return None if self.zero_member or not readable(l) else in_blocks(self._solve_, l, self.zero, size, w)
+
+    def _solve_(self, l: Tensor, size: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Value and scale [g] of some groups; overwrites the losses."""
+        top, n, absent = torch.where(size > 0, l.amax(dim=1), 0.0), size.double(), torch.finfo(l.dtype).min
+        l.sub_(top[:, None])
+        about = over(sums(torch.threshold(l, absent, 0.0), w), n).to(l.dtype)
+        z = torch.threshold_(l - about[:, None], absent, 0.0)
+        shift, least = over(sums(z, w), n), z.amin(dim=1) + about
+        energy = sums(z * z, w) - n * shift * shift
+        energy = torch.where(energy <= n * (16 * torch.finfo(l.dtype).eps * least.double()) ** 2, 0.0, energy)
+        mean, floor = about + shift, torch.full_like(n, -math.inf)
+        base, slope, penalty = self._line(n, n, energy)
+        left = ((slope > 0) & (mean - over(base, slope) > least)).nonzero()[:, 0]
+        if len(left):  # some weights would be negative
+            found = self._shrink(l[left].double(), None if w is None else w[left].double(), n[left])
+            for old, new in zip((mean, base, slope, penalty, floor), found, strict=True):
+                old[left] = new
+        a, b = slope.to(l.dtype)[:, None], (base - slope * mean).to(l.dtype)[:, None]
+        even = ((slope == 0) & (floor > -math.inf)).nonzero()[:, 0]
+        inside = l[even] > floor[even, None]
+        # a slope of 0 would make NaN of absent members
+        l.mul_(a.clamp_min(1e-30)).add_(b).clamp_min_(0.0)
+        l[even] = torch.where(inside, b[even], 0.0)
+        if w is not None:
+            l.mul_(w)
+        value = torch.where(n > 0, top + mean + penalty, 0.0)
+        return value.to(l.dtype), (n > 0).to(l.dtype)
+
+    def _shrink(self, l: Tensor, w: Tensor | None, n: Tensor) -> tuple[Tensor, ...]:
+        """Mean, base, slope, penalty and floor [g] of A, found by leaving out what has a negative weight.
+
+        Args:
+            l: [g, n] losses relative to the largest, -inf for absent members.
+            w: [g, n] weights of the members; None if every member counts once.
+            n: [g] measure of the members.
+        """
+        n, floor = n if w is None else w.sum(dim=1), torch.full_like(n, torch.finfo(l.dtype).min)
+        before = torch.zeros_like(n)
+        while True:
+            inside = torch.sign(l - floor[:, None]).clamp_min_(0.0)
+            inside = inside if w is None else inside.mul_(w)
+            size, z = inside.sum(dim=1), torch.threshold(l, torch.finfo(l.dtype).min, 0.0)
+            mean = over((inside * z).sum(dim=1), size)
+            energy = (inside * (z - mean[:, None]).square_()).sum(dim=1)
+            grain = 16 * torch.finfo(l.dtype).eps * torch.where(inside > 0, z, 0.0).amin(dim=1)
+            base, slope, penalty = self._line(size, n, torch.where(energy <= size * grain**2, 0.0, energy))
+            if bool((size == before).all()):
+                return mean, base, slope, penalty, floor
+            # the largest loss, which is 0 here, stays above the floor
+            raised = torch.maximum(mean - over(base, slope), floor).clamp_max(-torch.finfo(l.dtype).tiny)
+            before, floor = size, torch.where(slope > 0, raised, floor)
+
+    def _line(self, size: Tensor, whole: Tensor, energy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """1/W_A, t and √((s - 1/W_A) V_A) from W_A, n and V_A, each [g]."""
+        room = self._room(size, whole).clamp_min(0.0)
+        return over(torch.ones_like(size), size), over(root(room), root(energy)), root(room * energy)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         return _ChiSquareStream(self, groups, like, orders, cap)

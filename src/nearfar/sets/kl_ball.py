@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
-from nearfar._utils.tensors import centered, hidden, over, total, weighted
-from nearfar.sets.base import UncertaintySet
-from nearfar.sets.entropic import gentle, log_average, log_mean, log_partition
+from nearfar._utils.tensors import centered, hidden, over, readable, total, weighted
+from nearfar.sets.base import Solved, UncertaintySet, in_blocks, sums
+from nearfar.sets.entropic import LOWEST, gentle, log_average, log_mean, log_partition
 from nearfar.sets.linear import Worst
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, Dual, Orders, Stream
@@ -27,9 +27,9 @@ class KLBall(UncertaintySet, swift=True):
         U = {p ≥ 0, Σp = 1, KL(p ‖ w/W) ≤ ρ}
         F = min over γ > 0 of  γρ + γ·log Σ (wᵢ/W) e^{lᵢ/γ},    p* = softmax(l/γ)
 
-    γ is the temperature at which KL(p* ‖ w/W) = ρ. It is found by bisection in log γ and then Newton's method, in a
-    fixed number of steps that do not synchronize with the device. One more, differentiable Newton step supplies dγ/dl,
-    so that second derivatives are exact too.
+    γ is the temperature at which KL(p* ‖ w/W) = ρ. It is found by Newton's method in log γ, within a bracket that
+    halves where a step would leave it; on a GPU in a fixed number of steps, which do not synchronize with it. One more,
+    differentiable Newton step supplies dγ/dl, so that second derivatives are exact too.
 
     Args:
         rho: ρ ≥ 0, the radius.
@@ -42,6 +42,33 @@ class KLBall(UncertaintySet, swift=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("KLBall", "rho", self.rho, zero=True)
+
+    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
+        # the divergence at a small radius is a difference of numbers near 1: left to the stream, which has float64
+        fine = self.rho == 0 or self.rho > 1e4 * torch.finfo(l.dtype).eps
+        return in_blocks(self._solve_, l, self.zero, size, w) if fine and readable(l) and not self.zero_member else None
+
+    def _solve_(self, l: Tensor, size: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Value and scale [g] of some groups; overwrites the losses."""
+        top, n = torch.where(size > 0, l.amax(dim=1), 0.0), size.double()
+        l.sub_(top[:, None])
+        z = torch.threshold(l, torch.finfo(l.dtype).min, 0.0)
+        mean, least = over(sums(z, w), n), z.amin(dim=1)
+        flat = (least == 0) | (self.rho == 0)
+        corner = ~flat & (self.rho >= over(n, sums((l == 0).to(l.dtype), w)).clamp_min(1.0).log())
+        spread = torch.where(flat, 1.0, -least).double()
+        guess = over(sums(z * z, w) - n * mean * mean, 2 * self.rho * n).clamp_min(0.0).sqrt()
+        gamma = _search(l, w, self.rho, n, spread, torch.where(flat | corner, spread, guess), flat | corner)
+        even = (flat | corner).nonzero()[:, 0]
+        inside = (l[even] == 0) | (flat[even, None] & (l[even] > -math.inf))
+        l.mul_((1 / gamma).to(l.dtype)[:, None]).clamp_min_(LOWEST[l.dtype]).exp_()
+        l[even] = inside.to(l.dtype)
+        if w is not None:
+            l.mul_(w)
+        norm = l.sum(dim=1)
+        soft = gamma * (self.rho + over(norm.double(), n).clamp_min(1e-300).log())
+        value = top + torch.where(flat, mean, torch.where(corner, 0.0, soft))
+        return torch.where(n > 0, value, 0.0).to(l.dtype), over((n > 0).to(l.dtype), norm)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         return _KLBallStream(self, groups, like, orders, cap)
@@ -56,16 +83,17 @@ class KLBall(UncertaintySet, swift=True):
         corner = ~flat & (self.rho >= torch.log(over(size, ties).clamp_min(1.0)))
         unit = torch.where(flat, 1.0, spread)
         z = torch.where(flat[:, None], 0.0, hidden((l - top[:, None]) / unit[:, None], w, -1.0))
-        low = torch.full_like(unit, math.log(1e-12))
-        high = torch.full_like(unit, math.log(10 * max(1.0, self.rho**-0.5)) if self.rho else 0.0)
-        for _ in range(50):
-            middle = (low + high) / 2
-            outside = _divergence(z, w, middle.exp()) > self.rho
-            low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
-        gamma = ((low + high) / 2).exp()
-        for _ in range(4):
-            step = (_divergence(z, w, gamma) - self.rho) / _divergence_slope(z, w, gamma)
-            gamma = torch.where(torch.isfinite(step) & (step.abs() < gamma / 2), gamma - step, gamma)
+        bracket = _bracket(torch.ones_like(unit), self.rho)
+        at = bracket[1]
+        for _ in range(60):
+            gamma = at.exp()
+            p, log = _soft(z, w, gamma), log_average(z, w, gamma[:, None], size)
+            mean = (p * z).sum(dim=1, keepdim=True)
+            variance = (p * (z - mean) ** 2).sum(dim=1) / gamma**2
+            bracket, at, near = _newton(mean[:, 0] / gamma - log, variance, self.rho, at, bracket, 1e-12)
+            if readable(l) and bool((flat | corner | near).all()):
+                break
+        gamma = at.exp()
         return torch.where(flat | corner, torch.ones_like(gamma), gamma * unit), corner, flat
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
@@ -120,6 +148,65 @@ def _divergence_slope(z: Tensor, w: Tensor, gamma: Tensor) -> Tensor:
     return -(p * (z - mean) ** 2).sum(dim=1) / gamma**3
 
 
+def _search(l: Tensor, w: Tensor | None, rho: float, n: Tensor, spread: Tensor, gamma: Tensor, done: Tensor) -> Tensor:
+    """Temperatures γ [g] at which the divergence is ρ, by Newton's method in log γ within a bracket.
+
+    Args:
+        l: [g, n] losses relative to the largest, -inf for absent members.
+        w: [g, n] weights of the members, 0 for absent ones; None if every member counts once.
+        rho: ρ.
+        n: [g] measure of the members.
+        spread: [g] largest minus smallest loss.
+        gamma: [g] the first guess.
+        done: [g] groups that need no search.
+    """
+    bracket = _bracket(spread, rho)
+    at = torch.minimum(torch.maximum(gamma.log(), bracket[0]), bracket[1])
+    # the error of a step of Newton is about its square
+    enough, z, e = torch.finfo(l.dtype).eps ** 0.65, torch.empty_like(l), torch.empty_like(l)
+    for _ in range(100):
+        if bool(done.all()):
+            break
+        torch.mul(l, torch.exp(-at).to(l.dtype)[:, None], out=z).clamp_min_(LOWEST[l.dtype])
+        torch.exp(z, out=e)
+        if w is not None:
+            e.mul_(w)
+        norm = e.sum(dim=1).double()
+        mean, square = (over(e.mul_(z).sum(dim=1).double(), norm) for _ in range(2))
+        divergence = mean - over(norm, n).log()
+        bracket, new, near = _newton(divergence, (square - mean * mean).clamp_min(0.0), rho, at, bracket, enough)
+        at, done = torch.where(done, at, new), done | near | (bracket[1] - bracket[0] < 1e-14)
+    return at.exp()
+
+
+def _bracket(spread: Tensor, rho: float) -> tuple[Tensor, Tensor]:
+    """Smallest and largest log γ [g] of groups whose losses lie within `spread` [g]."""
+    return spread.log() + math.log(1e-12), spread.log() + (math.log(10 * max(1.0, rho**-0.5)) if rho else 0.0)
+
+
+def _newton(
+    divergence: Tensor, spread: Tensor, rho: float, at: Tensor, bracket: tuple[Tensor, Tensor], enough: Tensor | float
+) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    """A new bracket, a new log γ [g], and whether the step there is smaller than `enough`.
+
+    Args:
+        divergence: [g] D at log γ = `at`.
+        spread: [g] variance of l/γ there.
+        rho: ρ.
+        at: [g] log γ.
+        bracket: [g] bounds of log γ so far.
+        enough: [g] or a number.
+    """
+    outside = divergence > rho
+    low, high = torch.where(outside, at, bracket[0]), torch.where(outside, bracket[1], at)
+    # on log D as a function of log γ, which is a line of slope -2 for large γ
+    step = over((torch.where(divergence > 0, divergence, 1.0) / max(rho, 1e-300)).log() * divergence, spread)
+    new = at + torch.where(divergence > 0, step, math.inf)
+    # a last step may fall onto the bound that it began at
+    near = ((new - at).abs() < enough) & (spread > 0)
+    return (low, high), torch.where(near | ((new > low) & (new < high)), new, (low + high) / 2), near
+
+
 class _KLBallStream(Stream):
     """Stream of `KLBall`: finds the temperature γ by Newton's method in log γ, one sweep per step.
 
@@ -132,7 +219,8 @@ class _KLBallStream(Stream):
         self._rho = over.rho
         self._moments = Moments(groups, like)
         self._ties = self._full(0.0, wide=True)
-        self._gamma = self._low = self._high = self._full(1.0, wide=True)
+        self._gamma = self._full(1.0, wide=True)
+        self._range = self._gamma, self._gamma
 
     def _start(self) -> None:
         self._sum, self._rise, self._first, self._second = (self._full(0.0, wide=True) for _ in range(4))
@@ -170,16 +258,10 @@ class _KLBallStream(Stream):
         divergence = mean - log
         spread = (self._second / norm - mean * mean).clamp_min(0.0)
         at = self._gamma.log()
-        outside = divergence > self._rho
-        self._low, self._high = torch.where(outside, at, self._low), torch.where(outside, self._high, at)
-        # Newton on log D as a function of log γ, which is a line of slope -2 for large γ
-        step = over((torch.where(divergence > 0, divergence, 1.0) / max(self._rho, 1e-300)).log() * divergence, spread)
-        new = at + torch.where(divergence > 0, step, math.inf)
-        inside = (new > self._low) & (new < self._high)
         # tolerance: the change of γ that the rounding of the divergence causes
-        near = (new - at).abs() < 1e-13 + over(torch.full_like(at, 32 * torch.finfo(torch.float64).eps), spread)
-        new = torch.where(inside, new, (self._low + self._high) / 2)
-        done = self._still | near | (self._high - self._low < 1e-14)
+        enough = 1e-13 + over(torch.full_like(at, 32 * torch.finfo(torch.float64).eps), spread)
+        self._range, new, near = _newton(divergence, spread, self._rho, at, self._range, enough)
+        done = self._still | near | (self._range[1] - self._range[0] < 1e-14)
         self._gamma = torch.where(done, self._gamma, new.exp())
         self._log = log
         self._mark(norm)
@@ -195,10 +277,9 @@ class _KLBallStream(Stream):
         self._corner = ~self._flat & (self._rho >= torch.log(over(self.size, self._ties).clamp_min(1.0)))
         self._still = self._flat | self._corner
         unit = torch.where(self._flat, 1.0, spread)
-        self._low = unit.log() + math.log(1e-12)
-        self._high = unit.log() + (math.log(10 * max(1.0, self._rho**-0.5)) if self._rho else 0.0)
+        self._range = _bracket(unit, self._rho)
         guess = (over(found.energy, self.size) / (2 * max(self._rho, 1e-300))).sqrt()
-        guess = torch.minimum(torch.maximum(guess.log(), self._low), self._high).exp()
+        guess = torch.minimum(torch.maximum(guess.log(), self._range[0]), self._range[1]).exp()
         self._gamma = torch.where(self._still, unit, guess)
         self._log = torch.zeros_like(unit)
         self._mark(torch.ones_like(unit))

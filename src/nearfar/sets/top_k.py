@@ -11,7 +11,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import hidden, over, readable, total
-from nearfar.sets.base import Fold, UncertaintySet
+from nearfar.sets.base import Fold, Solved, UncertaintySet, in_blocks
 from nearfar.sets.stream import Cap, Dual, Orders, Stream, Support
 
 __all__ = ["KEPT", "Digits", "Largest", "TopK"]
@@ -61,6 +61,28 @@ class TopK(UncertaintySet, swift=True):
     def fold(self) -> Fold:  # noqa: D102
         return Fold("top", most=self.k)
 
+    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
+        return None if self.zero_member or not readable(l) else in_blocks(self._solve_, l, self.zero, size, w)
+
+    def _solve_(self, l: Tensor, size: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Value and scale [g] of some groups; overwrites the losses."""
+        k = self._limit(size, 1, None)
+        values, mass, last = _first(l, k, w)
+        t = torch.where(size > 0, values.gather(1, last)[:, 0], 0.0)[:, None]
+        above = values > t
+        ahead, ties = (torch.where(each, mass, 0.0).sum(dim=1) for each in (above, values == t))
+        if values.shape[1] < l.shape[1]:  # members beyond these may be tied as well
+            there = (values[:, -1:] == t).nonzero()[:, 0]
+            same = l[there] == t[there]
+            ties[there] = (same if w is None else same * w[there]).sum(dim=1).to(ties.dtype)
+        value = over(torch.where(above, mass * values, 0.0).sum(dim=1) + (k - ahead) * t[:, 0], k)
+        share = over(k - ahead, ties)[:, None].to(l.dtype)
+        # sign 1, 0 and -1 become 1, the share of ties, and 0
+        l.sub_(t).sign_().add_(share).clamp_(0.0, 1.0)
+        if w is not None:
+            l.mul_(w)
+        return value.to(l.dtype), over(torch.ones_like(k), k).to(l.dtype)
+
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         # K is at most k for each order of a pair, of which there are at most two
         most = None if self.k is None else math.ceil(self.k * (orders if isinstance(orders, int) else 2))
@@ -101,6 +123,29 @@ class TopK(UncertaintySet, swift=True):
         threshold, share, k = (x[:, None] for x in dual)
         part = (l > threshold).to(l.dtype) + share * (l == threshold).to(l.dtype)
         return over(w * part, k)
+
+
+def _first(l: Tensor, k: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest members of each group, enough for the K-th, or all: losses and measures [g, c], place [g, 1] of it.
+
+    Args:
+        l: [g, n] losses, -inf for absent members.
+        k: [g] K.
+        w: [g, n] weights of the members, 0 for absent ones; None if every member counts once.
+    """
+    most, n = float(k.amax()), l.shape[1]
+    if w is None:
+        values = l.topk(min(n, math.ceil(most) + 1), dim=1).values
+        return values, torch.ones_like(values), (torch.ceil(k).long() - 1).clamp_min(0)[:, None]
+    count = math.ceil(most / max(float(w.mean()), 1e-30)) + 1
+    while True:
+        values, place = l.topk(min(n, count), dim=1)
+        mass = w.gather(1, place)
+        spent = mass.double().cumsum(dim=1)
+        short = spent < k.double()[:, None] * (1 - 1e-12)
+        if count >= n or not bool(short[:, -1].any()):
+            return values, mass.to(k.dtype), short.sum(dim=1, keepdim=True).clamp_max(min(n, count) - 1)
+        count *= 2
 
 
 class Largest:
