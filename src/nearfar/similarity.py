@@ -299,13 +299,14 @@ class Centers(Similarity):
     Args:
         dim: d, the width of a row and of one center.
         gamma: γ, the temperature of the choice; 0 takes the nearest center.
+        normalize: divide rows and centers by their norm; False compares by the raw product.
 
     >>> Centers(2)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0, 3.0, 0.0], [-1.0, 0.0, 0.0, 5.0]]))
     tensor([[1., 0.]])
     """
 
-    def __init__(self, dim: int, *, gamma: float = 0.0) -> None:
-        super().__init__(normalize=True)
+    def __init__(self, dim: int, *, gamma: float = 0.0, normalize: bool = True) -> None:
+        super().__init__(normalize=normalize)
         check_whole("Centers", "dim", dim)
         check_positive("Centers", "gamma", gamma, zero=True)
         self.dim = dim
@@ -325,7 +326,7 @@ class Centers(Similarity):
         return root(2 - 2 * scores)
 
     def extra_repr(self) -> str:  # noqa: D102
-        return f"dim={self.dim}, gamma={self.gamma}"
+        return f"dim={self.dim}, gamma={self.gamma}" + ("" if self.normalize else ", normalize=False")
 
 
 class Called(Similarity):

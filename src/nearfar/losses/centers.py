@@ -25,7 +25,7 @@ __all__ = ["SoftTriple", "SubCenterArcFace"]
 
 
 @dataclass(frozen=True, eq=False)
-class _AgainstCenters(Call):
+class AgainstCenters(Call):
     """Rows [n, d] against classes [m, centers·d]: the only reference that is wider than the rows."""
 
     def relation(self) -> Relation:
@@ -57,7 +57,7 @@ class _Centers(Proxies):
 
     def _inner(self, call: Call) -> Call:
         found = super()._inner(call)
-        return _AgainstCenters(found.owner, found.embeddings, found.labels, ref_emb=found.ref_emb, ranks=found.ranks)
+        return AgainstCenters(found.owner, found.embeddings, found.labels, ref_emb=found.ref_emb, ranks=found.ranks)
 
 
 class SubCenterArcFace(_Centers):
