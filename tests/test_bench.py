@@ -90,8 +90,9 @@ def test_ours_and_theirs_are_the_same_loss(name):
     with torch.no_grad():
         if hasattr(theirs, "proxies"):
             theirs.proxies.copy_(ours.proxies)
-        if hasattr(theirs, "W"):
-            theirs.W.copy_(ours.proxies.T)
+        for name in ("W", "fc"):
+            if hasattr(theirs, name):
+                getattr(theirs, name).copy_(ours.proxies.reshape(-1, 8).T)
     torch.testing.assert_close(ours(e, y), theirs(e, y), rtol=2e-4, atol=1e-5)
 
 

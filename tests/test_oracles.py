@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import pathlib
 import sys
 from math import cos, exp, log, log1p, radians, sin, sqrt, tan
@@ -454,12 +455,14 @@ NEEDED = {
 }
 
 
+def vectors_of(name):
+    """The argument for class vectors, where an oracle has one."""
+    return {"proxies", "centers"} & set(inspect.signature(oracle_of(name)).parameters)
+
+
 def bound_oracle(name, vectors):
     hyper = dict(NEEDED.get(plain(name), {}))
-    if plain(name).startswith("proxy"):
-        hyper["proxies"] = vectors
-    if plain(name) == "arcface":
-        hyper["centers"] = vectors
+    hyper |= dict.fromkeys(vectors_of(name), vectors)
     return functools.partial(oracle_of(name), **hyper)
 
 
@@ -733,7 +736,7 @@ def test_arc_face_by_hand():
     near(losses.arc_face(E[1:2], [0], centers=[[1, 0], [0, 2]], scale=2, margin=0), softplus(2 * 0.2))
 
 
-@pytest.mark.parametrize("name", [name for name in FOUND if name not in ("proxynca", "proxyanchor", "arcface")])
+@pytest.mark.parametrize("name", [name for name in FOUND if not vectors_of(name)])
 def test_batches_without_one_of_the_sides(name):
     loss = bound_oracle(name, None)
     nothing_at_all = loss(FOUR[:1], [3], l2=0) if name == "npair" else loss(FOUR[:1], [3])
@@ -742,7 +745,7 @@ def test_batches_without_one_of_the_sides(name):
     hyper = {"l2": 0} if name == "npair" else {}
     for labels in (all_positive, all_negative):
         assert np.isfinite(loss(FOUR, labels, **hyper))
-    if name in ("liftedstructure", "hap2s", "triplet", "npair", "angular", "ntxent", "supcon", "circle"):
+    if name in ("liftedstructure", "hap2s", "triplet", "npair", "angular", "ntxent", "supcon", "circle", "nca"):
         assert loss(FOUR, all_positive, **hyper) == 0
         assert loss(FOUR, all_negative, **hyper) == 0
     if name == "drotopkpn":
@@ -851,7 +854,7 @@ def test_dro_losses_meet_in_their_limits():
     # the lengths of the rows do not matter to any loss of cosines or of unit vectors
     stretched = E * np.linspace(0.5, 2, 7)[:, None]
     for name in FOUND:
-        if name not in ("npair", "proxynca", "proxyanchor", "arcface"):
+        if name != "npair" and not vectors_of(name):
             near(bound_oracle(name, None)(stretched, y), bound_oracle(name, None)(E, y), 1e-13)
 
 
@@ -865,3 +868,37 @@ def test_unnormalized_distances():
     near(losses.hap2s(E, y, margin=2, normalize=False), (0 + 1) / 3)
     near(losses.lifted_structure(E, y, normalize=False), (3 + log(exp(1 - 7) + exp(1 - 4))) ** 2 / 2)
     near(losses.generalized_lifted(E, y, margin=5, normalize=False), (1 + 4 + log(exp(-2) + exp(1))) / 3)
+
+
+def test_average_precision_by_hand():
+    # cosines of row 0: .6 with row 1 (positive), .8 with row 2 and -1 with row 3: rank 2 of 3, one negative before it
+    rows, labels = [[1, 0], [0.6, 0.8], [0.8, 0.6], [-1, 0]], [0, 0, 1, 2]
+    # row 1: its positive at .6, a negative at .96 before it; rows 2 and 3 have no positives
+    near(losses.smooth_ap(rows, labels, temperature=1e-3), 0.5, 1e-12)
+    # two steps of squared distance 0..4, centers 0, 2, 4: row 0 has 0.8 (positive), 0.4 and 4; row 1 has 0.8, 0.08, 3.2
+    first, second = (0.6, 0.4), (0.6, 0.4)
+    all_first, all_second = (0.6 + 0.8, 2.0), (0.6 + 0.96, 0.6 + 0.96 + 0.4 + 0.04 + 0.4)
+    values = [
+        1 - sum(h * sum(near_[: b + 1]) / whole[b] for b, h in enumerate(near_))
+        for near_, whole in ((first, all_first), (second, all_second))
+    ]
+    near(losses.fast_ap(rows, labels, bins=2), sum(values) / 2, 1e-15)
+
+
+def test_neighbors_and_tuplets_by_hand():
+    # cosines s01 = .6, s02 = .8, s12 = .96; the only positives are 0 and 1; squared distances are 2 - 2s
+    rows, labels = [[1, 0], [0.6, 0.8], [0.8, 0.6]], [0, 0, 1]
+    near(losses.nca(rows, labels, scale=3), (softplus(3 * (0.8 - 0.4)) + softplus(3 * (0.8 - 0.08))) / 2)
+    eased = np.cos(np.arccos(np.longdouble("0.6")) - np.longdouble("0.1"))
+    near(losses.tuplet_margin(rows, labels, scale=3), (softplus(3 * (0.8 - eased)) + softplus(3 * (0.96 - eased))) / 2)
+
+
+def test_classes_of_several_centers_by_hand():
+    # one row (1, 0); class 0 has centers at cosines .6 and 0, class 1 at -1 and .8
+    row, centers = [[2, 0]], [[0.6, 0.8, 0, 3], [-1, 0, 0.8, 0.6]]
+    near(losses.cos_face([[2, 0]], [0], [[0.6, 0.8], [0.8, 0.6]], margin=0.3, scale=2), softplus(2 * (0.8 - 0.6 + 0.3)))
+    near(losses.normalized_softmax([[2, 0]], [0], [[0.6, 0.8], [0.8, 0.6]], temperature=0.5), softplus(2 * (0.8 - 0.6)))
+    turned = np.cos(np.arccos(np.longdouble("0.6")) + np.longdouble("0.5"))
+    near(losses.sub_center_arc_face(row, [0], centers, scale=2), softplus(2 * (0.8 - turned)))
+    soft = [0.6 / (1 + exp(-6)), (0.8 - exp(-18)) / (1 + exp(-18))]
+    near(losses.soft_triple(row, [0], centers, scale=2, gamma=0.1, margin=0.3), softplus(2 * (soft[1] - soft[0] + 0.3)))

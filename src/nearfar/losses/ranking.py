@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.shortcuts import check_part
 from nearfar.groups.groupings import Reduction
 from nearfar.groups.ranking import Bins, Ranking
 from nearfar.losses.arguments import Engine
@@ -165,6 +166,7 @@ class SmoothAP(RobustLoss):
 
 def _range(owner: str, similarity: Similarity) -> tuple[float, float]:
     """The least and the largest score of unit rows."""
+    check_part(owner, "similarity", similarity, Similarity, "nf.similarity.Cosine()")
     if not similarity.normalize or similarity.form is None:
         raise ValueError(
             f"{owner}: similarity must be Cosine, NegEuclidean, NegSquaredEuclidean or Dot of unit rows, whose scores "
