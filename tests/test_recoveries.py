@@ -269,6 +269,57 @@ def test_proxy_losses_are_cross_entropies(seed):
     torch.testing.assert_close(face(E, y), cross_entropy(16 * Cosine()(E, face.proxies), y), atol=1e-12, rtol=0)
 
 
+def with_vectors_of(loss, other):
+    """A loss with the class vectors of another."""
+    with torch.no_grad():
+        loss.double().proxies.copy_(other.double().proxies)
+    return loss
+
+
+def test_losses_with_class_vectors_meet():
+    E, y, *_ = batch(0)
+    plain = L.NormalizedSoftmax(5, 4, temperature=1 / 16)
+    wanted = measured(plain.double(), E, y)
+    for loss in (L.ArcFace(5, 4, margin=0.0, scale=16.0), L.CosFace(5, 4, margin=0.0, scale=16.0)):
+        same(measured(with_vectors_of(loss, plain), E, y), wanted)
+    squared = L.NormalizedSoftmax(5, 4, temperature=1 / 16, similarity=nf.similarity.NegSquaredEuclidean())
+    same(
+        measured(with_vectors_of(squared, plain), E, y),
+        measured(with_vectors_of(L.ProxyNCA(5, 4, scale=16), plain), E, y),
+    )
+    one = with_vectors_of(L.SubCenterArcFace(5, 4, centers=1, scale=8.0), plain)
+    same(measured(one, E, y), measured(with_vectors_of(L.ArcFace(5, 4, scale=8.0), plain), E, y))
+    one = with_vectors_of(L.SoftTriple(5, 4, centers=1, margin=0.2, scale=8.0), plain)
+    same(measured(one, E, y), measured(with_vectors_of(L.CosFace(5, 4, margin=0.2, scale=8.0), plain), E, y))
+
+
+@seeds
+def test_neighborhood_components_and_tuplets_are_nt_xent_where_they_meet(seed):
+    E, y = pairs_batch(seed)
+    squared = nf.similarity.NegSquaredEuclidean()
+    same(measured(L.NCA(scale=3), E, y), measured(L.NTXent(temperature=1 / 3, similarity=squared), E, y))
+    E, y, *_ = batch(seed)
+    same(measured(L.TupletMargin(margin=0, scale=5), E, y), measured(L.NTXent(temperature=1 / 5), E, y))
+    proxies = L.ProxyNCA(5, 4, scale=3).double()
+    found = L.NCA(scale=3)(E, y, ref_emb=proxies.proxies, ref_labels=torch.arange(5))
+    torch.testing.assert_close(found, proxies(E, y), atol=1e-12, rtol=0)
+
+
+@seeds
+def test_smooth_ap_is_average_precision_in_the_limit_and_fast_ap_bins_of_any_score(seed):
+    E, y, positive, negative = batch(seed)
+    s = Cosine()(E, E)
+    precisions = []
+    for i in torch.nonzero(positive.any(dim=1))[:, 0]:
+        others = (positive | negative)[i]
+        ahead = [(s[i] >= s[i, p]) & others for p in torch.nonzero(positive[i])[:, 0]]
+        precisions.append(torch.tensor([float((positive[i] & a).sum() / a.sum()) for a in ahead]).mean())
+    wanted = 1 - float(torch.stack(precisions).mean())
+    assert L.SmoothAP(temperature=1e-5)(E, y).item() == pytest.approx(wanted, abs=1e-6)
+    for similarity in (nf.similarity.NegSquaredEuclidean(), Dot(normalize=True)):
+        same(measured(L.FastAP(bins=7, similarity=similarity), E, y), measured(L.FastAP(bins=7), E, y), 1e-9)
+
+
 # ---------------------------------------------------------------- chi-square on a batch
 
 

@@ -41,7 +41,7 @@ class GenericPairLoss(Loss):
         self._make()
 
     def _compute_loss(self, *given: Any) -> LossDict:
-        raise NotImplementedError(f"{type(self).__name__} does not write _compute_loss.")
+        raise TypeError(f"{type(self).__name__}: a subclass of GenericPairLoss must write _compute_loss.")
 
     def mat_based_loss(self, mat: Tensor, indices_tuple: tuple[Tensor, ...]) -> LossDict:
         """The parts of the loss from all distances [n, m] and masks of the pairs."""

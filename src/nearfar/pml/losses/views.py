@@ -94,7 +94,7 @@ class BaseLossWrapper(nn.Module):
     @staticmethod
     def supported_losses() -> list[str]:
         """The names of the losses."""
-        raise NotImplementedError("supported_losses")
+        raise TypeError("BaseLossWrapper: a subclass must write supported_losses.")
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
