@@ -11,6 +11,7 @@ from pytorch_metric_learning import losses as _  # noqa: F401 - loads them
 from pytorch_metric_learning import reducers
 from test_pml import CLASSES, SIZES, TOLERANCE, WIDTH, batch
 
+import nearfar as nf
 import nearfar.pml as ours
 
 NAMES = (
@@ -292,3 +293,25 @@ def test_numbers_of_a_loss(name):
     assert set(mine._record_these) <= set(getattr(other, "_record_these", ()))
     mine.reset_stats()
     assert all(getattr(mine, stat) == 0 for stat in wanted_names)
+
+
+@pytest.mark.parametrize("name", ["TripletMarginLoss", "NTXentLoss", "SupConLoss", "LiftedStructureLoss", "MarginLoss"])
+def test_a_batch_without_a_pair_is_said_once(name):
+    loss = made(ours, name, ours.reducers.ThresholdReducer(low=0.1))
+    embeddings = torch.randn(4, WIDTH, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(nf.DegenerateBatchWarning, match=f"{name}: this batch has nothing to learn from") as said:
+        values = [loss(embeddings, torch.arange(4)) for _ in range(2)]
+    assert len(said) == 1
+    values[0].backward()
+    assert not embeddings.grad.any()
+
+
+def test_what_lists_cannot_tell_is_refused():
+    embeddings, labels = rows("")
+    relation = nf.Relation.from_labels(labels, weights=torch.arange(1.0, len(labels) + 1))
+    ours.losses.ContrastiveLoss()(embeddings, relation)
+    for name in ("ContrastiveLoss", "TripletMarginLoss", "MultiSimilarityLoss"):
+        with pytest.raises(ValueError, match=f"{name}: a Relation with weights or representatives needs a recipe"):
+            made(ours, name, ours.reducers.ThresholdReducer(low=0.1))(embeddings, relation)
+    plain = made(ours, "ContrastiveLoss", ours.reducers.ThresholdReducer(low=0.1))
+    assert plain(embeddings, nf.Relation.from_labels(labels)).item() == plain(embeddings, labels).item()

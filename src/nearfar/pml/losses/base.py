@@ -37,6 +37,7 @@ Losses with class vectors derive from `ClassLoss` (classes.py).
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -46,6 +47,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar._utils.checks import DegenerateBatchWarning
 from nearfar._utils.tensors import check_embeddings
 from nearfar.losses.robust import Call as Checked
 from nearfar.losses.robust import Labels, RobustLoss
@@ -107,7 +109,7 @@ class Loss(Records, ABC):
         self.embedding_regularizer = settings.get("embedding_regularizer")
         self.embedding_reg_weight = settings.get("embedding_reg_weight", 1.0)
         self._given = settings.get("reducer")
-        self._factored = False
+        self._factored = self._warned = False
 
     def get_default_distance(self) -> BaseDistance:
         """The distance where none is given."""
@@ -242,9 +244,22 @@ class Loss(Records, ABC):
                 parts = self.compute_loss(rows, call.labels, call.indices, others, names)  # type: ignore[arg-type]
             else:
                 parts = self._elements(call)
+            if call.indices is None and not any(isinstance(each["losses"], Tensor) for each in parts.values()):
+                self._say_once()
             parts = {**parts, **self._regularized(call)}
             value: Tensor = self.reducer(parts, rows, call.labels)
             return value
+
+    def _say_once(self) -> None:
+        """Say once that a batch without a tuple has no pair to learn from."""
+        if not self._warned and not torch.compiler.is_compiling():
+            self._warned = True
+            warnings.warn(
+                f"{type(self).__name__}: this batch has nothing to learn from, because no two rows make a pair that it "
+                "compares; it costs 0. Draw several samples of several classes into each batch.",
+                DegenerateBatchWarning,
+                stacklevel=5,
+            )
 
     def _regularized(self, call: Call) -> LossDict:
         """The parts that regularizers add."""

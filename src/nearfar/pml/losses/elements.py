@@ -17,7 +17,7 @@ from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pml._tuples import Indices
 from nearfar.pml.reducers import LossDict, LossInfo
 from nearfar.relations.index_tuples import as_pairs
-from nearfar.relations.relation import Relation
+from nearfar.relations.relation import Relation, Tile
 from nearfar.similarity import Called, Similarity, called
 
 __all__ = ["Call", "LossDict", "LossInfo", "log_sum", "log_sum_of", "nothing", "number", "part"]
@@ -148,14 +148,14 @@ class Call:
         """(anchors, positives, anchors, negatives): as listed, or all of them by the labels."""
         if self.indices is not None:
             return as_pairs(self.indices)
-        tile = self.relation().dense()
+        tile = self._tile()
         (a, p), (b, n) = ((side > 0).nonzero(as_tuple=True) for side in (tile.positive, tile.negative))
         return a, p, b, n
 
     def masks(self) -> tuple[Tensor, Tensor]:
         """Masks [n, m] of the positive and of the negative pairs: each pair counts once."""
         if self.indices is None:
-            tile = self.relation().dense()
+            tile = self._tile()
             return tile.positive > 0, tile.negative > 0
         a, p, b, n = as_pairs(self.indices)
         found = torch.zeros(2, len(self.embeddings), self.columns, dtype=torch.bool, device=self.embeddings.device)
@@ -185,11 +185,21 @@ class Call:
             a, p, b, n = as_pairs(self.indices)
             left, right = torch.nonzero(a[:, None] == b[None, :], as_tuple=True)
             return a[left], p[left], n[right]
-        tile = self.relation().dense()
+        tile = self._tile()
         positive, negative = tile.positive > 0, tile.negative > 0
         a, p = positive.nonzero(as_tuple=True)
         which, n = negative[a].nonzero(as_tuple=True)
         return a[which], p[which], n
+
+    def _tile(self) -> Tile:
+        """The masks [n, m] of a relation without weights and representatives, which lists could not tell."""
+        relation = self.relation()
+        if relation.weighted or relation.anchors is not None:
+            raise ValueError(
+                f"{self.owner}: a Relation with weights or representatives needs a recipe; use MeanReducer, SumReducer "
+                "or AvgNonZeroReducer, and leave collect_stats out."
+            )
+        return relation.dense()
 
     def into(self, robust: RobustLoss) -> Tensor:
         """Evaluate a recipe on these arguments."""
