@@ -58,6 +58,25 @@ def test_a_seed_draws_the_same_pairs_over_the_histogram(settings, distance, size
         assert a.tolist() == b.tolist()
 
 
+def test_a_distance_at_the_edge_of_a_bin_belongs_to_the_upper_one():
+    points, labels = torch.tensor([[0.0], [1.0], [3.0], [4.0], [8.0]]), torch.zeros(5, dtype=torch.int64)
+    found = []
+    for m in (ours, theirs):
+        torch.manual_seed(1)
+        distance = m.distances.LpDistance(normalize_embeddings=False)
+        found.append(m.miners.UniformHistogramMiner(num_bins=7, pos_per_bin=4, distance=distance)(points, labels))
+    for a, b in zip(*found, strict=True):
+        assert a.tolist() == b.tolist()
+
+
+@pytest.mark.parametrize("miner", [ours.miners.PairMarginMiner(pos_margin=-1), ours.miners.BatchHardMiner()])
+def test_a_reference_is_one_even_where_it_is_the_batch(miner):
+    embeddings, labels = batch(1)
+    same = miner(embeddings, labels, embeddings, labels)
+    assert listed(same) == listed(miner(embeddings, labels, embeddings.clone(), labels.clone()))
+    assert listed(same) != listed(miner(embeddings, labels))
+
+
 def test_triplets_as_the_batch_is_packed():
     x, y = torch.randn(9, 4), torch.arange(9)
     mine, other = (m.miners.EmbeddingsAlreadyPackagedAsTriplets()(x, y) for m in (ours, theirs))

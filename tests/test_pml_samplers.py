@@ -87,6 +87,8 @@ def test_the_same_weights_and_draws(subset, margin):
     found = seeded(lambda: made(ours, miners.PairMarginMiner(**settings)))
     want = seeded(lambda: made(theirs, their_miners.PairMarginMiner(**settings)))
     assert found == want
+    hard = seeded(lambda: made(ours, miners.BatchHardMiner()))  # in which a sample may be negative more than anchor
+    assert hard == seeded(lambda: made(theirs, their_miners.BatchHardMiner()))
     assert len(found[0][0]) == (subset or 30)
     assert (len(set(found[1])) > 2) == (margin < 1)
 
