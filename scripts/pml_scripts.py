@@ -23,7 +23,7 @@ def table(told: dict[str, Any]) -> str:
     """The section: what was run, and the seconds of both."""
     said = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
     lines = [
-        f"CPU seconds, {told['device']}, medians of some runs on a machine that others used too; {said}.",
+        f"CPU seconds ({told['device']}), medians of some runs on a machine that others used too; {said}.",
         "",
         "| script | part | PML | `nearfar.pml` | PML / ours |",
         "|---|---|---|---|---|",

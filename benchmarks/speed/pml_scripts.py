@@ -83,7 +83,7 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
         "torch": torch.__version__,
         "pytorch-metric-learning": theirs.__version__,
     }
-    record = {"device": "CPU, one thread a process", "versions": versions, "results": rows}
+    record = {"device": "one thread a process", "versions": versions, "results": rows}
     write_text(file, json.dumps(record, indent=1) + "\n")
 
 
