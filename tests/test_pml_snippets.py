@@ -46,7 +46,7 @@ def ran(code, folder):
         warnings.simplefilter("ignore")
         exec(compile(textwrap.dedent(code), "<snippet>", "exec"), place)
     out = place.get("out")
-    return None if out is None else float(out)
+    return None if out is None else float(torch.as_tensor(out).detach())
 
 
 def replaced(code):
