@@ -19,7 +19,7 @@ from nearfar._utils.process_group import cuts
 from nearfar.engines.forms import Form, form_of, write_losses
 from nearfar.engines.runs import Narrow, columns
 from nearfar.engines.strips import Slopes, Strips
-from nearfar.engines.windows import fence, place_
+from nearfar.engines.windows import fence
 from nearfar.sets.stream import Support
 
 __all__ = ["Half", "Start", "Strip", "Sums"]
@@ -147,13 +147,10 @@ class Half:
 
     def _weigh_(self, weights: Tensor, here: slice, first: int, narrow: Narrow, ring: Tensor | None) -> None:
         """Write the weights [t, u] of the negative pairs of a strip."""
-        self.runs.weigh_(weights, here, first)
-        if ring is not None:
-            weights.mul_(ring == 0)
+        self.runs.weigh_wide_(weights, here, narrow, 0.0, ring, first)
         if self.square:
             t = len(weights)
             weights[:, :t].mul_(self.upper[:t, :t])
-        place_(weights, narrow, torch.zeros_like(narrow.place, dtype=weights.dtype))
 
     def _narrow(self, here: slice, first: int) -> Narrow:
         """Columns near each row's class, which have its label, and which are positive pairs, [t, P] each."""

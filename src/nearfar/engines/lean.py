@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from nearfar.engines.forms import Plain, form_of, plain_hinge, slope_at_zero, write_losses
-from nearfar.engines.runs import Narrow, Sorted
+from nearfar.engines.runs import Narrow, Sorted, place_
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.engines.windows import FAR, half_open, place_, windowed
+from nearfar.engines.windows import FAR, half_open, windowed
 from nearfar.engines.windows import fence as fenced
 from nearfar.groups.groupings import Product, tally
 from nearfar.links import Sides, Terms
 from nearfar.relations.layout import Layout
-from nearfar.sets.base import Solved, UncertaintySet
+from nearfar.sets.base import Solved
 
 __all__ = ["by_runs", "leans", "line_of"]
 
@@ -41,12 +41,7 @@ def leans(product: Product, layout: Layout) -> bool:
         return False
     if line_of(product) is None and not isinstance(slope_at_zero(product.negative, -1)[0], Tensor):
         return False
-    return windowed(product, layout) and wide_set(product).solves()
-
-
-def wide_set(product: Product) -> UncertaintySet:
-    """The set of the wide side."""
-    return product.over_positive if product.groups.scope == "anchor" else product.over_negative
+    return windowed(product, layout) and product.over_wide.solves()
 
 
 def line_of(product: Product) -> tuple[float, float] | None:
@@ -90,7 +85,7 @@ class _Lean:
 
     def __init__(self, strips: Strips, sorted: Sorted) -> None:
         self.rows, self.product, self.sorted, self.slopes = strips.rows, strips.product, sorted, sorted.slopes
-        self.form, self.over = sorted.form, wide_set(strips.product)
+        self.form, self.over = sorted.form, strips.product.over_wide
         self.together = strips.product.groups.scope == "anchor"
         fold = self.over.fold()
         self._counts = fold is None or fold.kind != "exp" or fold.normalized  # others ask only who has a pair
@@ -146,7 +141,8 @@ class _Lean:
         if self.weights is None:
             size = negative.to(scores.dtype) + inside.sum(dim=1)
             return Wide(scores, losses, size, negative > 0, None, dl_ds), measure
-        weights = self._weigh(here, narrow, inside, fence)
+        weights = self.weights[: len(inside)]
+        self.sorted.runs.weigh_wide_(weights, here, narrow, inside.to(weights.dtype), fence)
         return Wide(scores, losses, weights.sum(dim=1), negative > 0, weights, dl_ds), measure
 
     def _above(self, here: slice, scores: Tensor, near: Tensor, narrow: Narrow, measure: Tensor) -> tuple[Wide, Tensor]:
@@ -154,7 +150,7 @@ class _Lean:
         assert self.line is not None  # noqa: S101 - checked by the caller
         assert self.product.miner is not None  # noqa: S101
         slope, start = self.line
-        losses = place_(self._losses(scores), narrow, torch.full_like(near, -math.inf))
+        losses = place_(self._losses(scores), narrow, -math.inf)
         top = losses.amax(dim=1)
         window = self.product.miner.window(near, measure, (top - start) / slope)
         assert window is not None  # noqa: S101 - checked by `leans`
@@ -163,9 +159,9 @@ class _Lean:
         torch.threshold_(losses.sub_(floor[:, None]), 0.0, -math.inf).add_(floor[:, None])
         measure = measure * window.positive
         has_negative = top > floor
-        weights = None if self.weights is None else self._weigh(here, narrow, torch.zeros_like(measure), None)
+        weights = None if self.weights is None else self.weights[: len(losses)]
         if weights is not None:
-            weights.mul_(losses > -math.inf)
+            self.sorted.runs.weigh_(weights, here).mul_(losses > -math.inf)
         size = has_negative if weights is None else weights.sum(dim=1)
         if weights is None and self._counts:
             size = (losses > -math.inf).to(torch.uint8).sum(dim=1, dtype=torch.int64)
@@ -201,14 +197,6 @@ class _Lean:
             return (fence.amax(dim=1) == 0).to(torch.int64)
         return (fence == 0).to(torch.uint8).sum(dim=1, dtype=torch.int64)
 
-    def _weigh(self, here: slice, narrow: Narrow, inside: Tensor, fence: Tensor | None) -> Tensor:
-        """Weights [t, m] of the pairs of the wide side, 0 for others."""
-        assert self.weights is not None  # noqa: S101 - checked by the caller
-        weights = self.sorted.runs.weigh_(self.weights[: len(inside)], here)
-        if fence is not None:
-            weights.mul_(fence == 0)
-        return place_(weights, narrow, inside.to(weights.dtype))
-
     def _terms(self, here: slice, near: Tensor, wide: Tensor, measure: Tensor, has_negative: Tensor) -> Terms:
         """The terms of a strip, from positive scores [t, P] and values [t] of the wide side."""
         product = self.product
@@ -239,7 +227,7 @@ class _Lean:
         with torch.enable_grad():
             found = gradient((share * self.product.positive(near, +1)).sum(), (near, *self.slopes.params))
         self.slopes.add((slice(0), slice(0)), (None, None, *found[1:]))
-        place_(raw, narrow, torch.zeros_like(near))
+        place_(raw, narrow, 0.0)
         return solved, torch.zeros_like(near) if found[0] is None else found[0]
 
     def _pull(

@@ -13,10 +13,9 @@ from torch import Tensor
 from nearfar.engines.forms import Plain, form_of
 from nearfar.engines.lean import line_of
 from nearfar.engines.lean_triplets import rule_of
-from nearfar.engines.runs import Sorted
+from nearfar.engines.runs import Sorted, place_
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, shared
-from nearfar.engines.windows import place_
 from nearfar.groups.groupings import Product, tally
 from nearfar.links import Terms
 from nearfar.relations.layout import Layout
@@ -100,11 +99,10 @@ class _Angles:
     def _hide(self, losses: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor | None]:
         """Set all entries but the negatives of each anchor to -inf, in place; gives their measure [k], and weights."""
         narrow = self.sorted.runs.narrow(anchor)
-        place_(losses, narrow, losses.new_tensor(-math.inf))
+        place_(losses, narrow, -math.inf)
         if self.weights is None:
             return (losses.shape[1] - narrow.run.sum(dim=1)).to(losses.dtype), None
-        weights = self.sorted.runs.weigh_(self.weights[: len(losses)], anchor)
-        place_(weights, narrow, losses.new_tensor(0.0))
+        weights = self.sorted.runs.weigh_wide_(self.weights[: len(losses)], anchor, narrow)
         return weights.sum(dim=1), weights
 
     def _add(self, side: int, place: Tensor, part: Tensor) -> None:

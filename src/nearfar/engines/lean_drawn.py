@@ -23,9 +23,6 @@ from nearfar.relations.layout import Layout
 
 __all__ = ["by_draws", "leans_on_draws"]
 
-WIDE = 64
-"""Positive pairs of a row that are few in any case; else one column in eight is the limit."""
-
 
 def leans_on_draws(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
@@ -41,7 +38,7 @@ def by_draws(strips: Strips, new_slopes: Ask) -> Made | None:
     layout, product, slopes = strips.layout, strips.product, new_slopes()
     assert layout is not None  # noqa: S101 - checked by the caller
     runs = columns(layout, strips.rows.dtype)
-    if runs.width > max(WIDE, len(strips.cols) // 8):
+    if not runs.few:
         return None
     strips.had_positive, strips.had_negative = runs.has_positive(), runs.has_negative()
     work = _Draws(strips, runs, layout)

@@ -16,18 +16,15 @@ from torch import Tensor
 from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
 from nearfar.engines.lean import line_of
-from nearfar.engines.runs import Narrow, Sorted
+from nearfar.engines.runs import Narrow, Sorted, place_
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Made, shared
-from nearfar.engines.windows import fence, place_, windowed
+from nearfar.engines.windows import fence, windowed
 from nearfar.groups.groupings import Product, tally
 from nearfar.links import Sides
 from nearfar.relations.layout import Layout
 
 __all__ = ["by_ends", "leans_on_ends"]
-
-FEW = 64
-"""Positive pairs of a row that are few in any case; else one column in eight is the limit, with a miner."""
 
 
 def leans_on_ends(product: Product, layout: Layout) -> bool:
@@ -49,7 +46,7 @@ def leans_on_ends(product: Product, layout: Layout) -> bool:
 def by_ends(strips: Strips, new_slopes: Ask) -> Made | None:
     """Value and gradient of the loss, in two sweeps; None if a miner meets an anchor with many positive pairs."""
     work = _Ends(strips, Sorted(strips, new_slopes()))
-    if strips.product.miner is not None and work.sorted.runs.width > max(FEW, len(strips.cols) // 8):
+    if strips.product.miner is not None and not work.sorted.runs.few:
         return None  # what it keeps of them is held for all rows
     work.look()
     value, share = shared(strips, [work.link(here) for here in strips])
@@ -97,7 +94,7 @@ class _Ends:
         e.exp_()
         if len(weights):
             e.mul_(self.sorted.runs.weigh_(weights, here))
-        return scores, place_(e, narrow, torch.zeros_like(e[:1, :1]))
+        return scores, place_(e, narrow, 0.0)
 
     def _measure(self, narrow: Narrow) -> Tensor:
         return narrow.positive if narrow.weight is None else narrow.weight

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from nearfar.engines.forms import form_of
 from nearfar.engines.lean_triplets import rule_of
-from nearfar.engines.runs import Sorted
+from nearfar.engines.runs import Sorted, place_
 from nearfar.engines.strips import Strips, gradient
 from nearfar.engines.sweeps import Ask, Counted, Made, shared
-from nearfar.engines.windows import place_
 from nearfar.groups.groupings import Product
 from nearfar.groups.triplets import difference
 from nearfar.relations.layout import Layout
@@ -65,7 +64,7 @@ class _Ranked:
         rows, narrow = self.rows[here], self.sorted.runs.narrow(here)
         scores = self.sorted.form.scores(rows, self.buffer[: len(rows)])
         near = scores.gather(1, narrow.place)
-        place_(scores, narrow, torch.full_like(near, -math.inf))
+        place_(scores, narrow, -math.inf)
         values, columns = scores.topk(min(count, scores.shape[1]), dim=1)
         tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -math.inf)).any(dim=1).nonzero()[:, 0]
         if len(tied):  # few rows: ranked anew, in the order of the batch

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
-from nearfar.engines.runs import Narrow, Sorted
+from nearfar.engines.runs import Narrow, Sorted, place_
 from nearfar.engines.strips import Strips
 from nearfar.engines.sweeps import Ask, Made
 from nearfar.groups.groupings import Product
@@ -81,7 +81,7 @@ class _Triplets:
         t = len(rows)
         scores = self.sorted.form.scores(rows, self.scores[:t])
         near = scores.gather(1, narrow.place)
-        scores.scatter_(1, narrow.place, torch.where(narrow.run, -math.inf, near))
+        place_(scores, narrow, -math.inf)
         # padding has score inf, so that no triplet with it has a loss; it is sorted last
         heights, order = torch.where(narrow.positive, near, math.inf).sort(dim=1)
         slope, by_pair = self.slope[:t].zero_(), torch.zeros_like(near)

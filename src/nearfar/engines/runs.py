@@ -12,7 +12,10 @@ from nearfar.engines.forms import Form, form_of
 from nearfar.engines.strips import Slopes, Strips
 from nearfar.relations.layout import Layout
 
-__all__ = ["Columns", "Narrow", "Sorted", "columns"]
+__all__ = ["Columns", "Narrow", "Sorted", "columns", "place_"]
+
+FEW = 64
+"""Positive pairs of a row that are few in any case; else one column in eight is the limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +33,11 @@ class Narrow:
     run: Tensor
     positive: Tensor
     weight: Tensor | None = None
+
+
+def place_(x: Tensor, narrow: Narrow, values: Tensor | float) -> Tensor:
+    """Write `values` [t, P], or a number, into x [t, m] at the columns of each row's own label."""
+    return x.scatter_(1, narrow.place, torch.where(narrow.run, values, x.gather(1, narrow.place)))
 
 
 class Columns(ABC):
@@ -79,6 +87,24 @@ class Columns(ABC):
             return out.copy_(self.weights[here, first:])
         assert self.weights is not None  # noqa: S101 - the caller has asked
         return torch.outer(self.weights[0][here], self.weights[1][first:], out=out)
+
+    def weigh_wide_(
+        self,
+        out: Tensor,
+        here: slice | Tensor,
+        narrow: Narrow,
+        inside: Tensor | float = 0.0,
+        fence: Tensor | None = None,
+        first: int = 0,
+    ) -> Tensor:
+        """Like `weigh_`, but 0 outside a miner's fence, and `inside` at the columns of `narrow`."""
+        self.weigh_(out, here, first)
+        return place_(out if fence is None else out.mul_(fence == 0), narrow, inside)
+
+    @property
+    def few(self) -> bool:
+        """Whether rows have so few positive columns that those of all rows may be held at once."""
+        return self.width <= max(FEW, len(self.order) // 8)
 
     def sums(self, x: Tensor, here: slice) -> Tensor:
         """Sums Σ_j w_ij x_ij [t] over the rows of x [t, m], those `here`."""

@@ -10,30 +10,32 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar.engines.runs import Narrow
+from nearfar.engines.runs import Narrow, place_
 from nearfar.groups.groupings import Product
 from nearfar.miners import Miner, Window
 from nearfar.relations.layout import Layout
 
-__all__ = ["FAR", "fence", "half_open", "place_", "windowed"]
+__all__ = ["FAR", "fence", "half_open", "window_of", "windowed"]
 
 FAR = 1e30
 """A score that no pair reaches."""
 
 
+def window_of(miner: Miner | None) -> Window | None:
+    """The window that a miner gives to one pair, which tells its kind; None if it gives none, or there is no miner."""
+    one = torch.ones(1, 1)
+    return None if miner is None else miner.window(one, one > 0, one[0])
+
+
 def windowed(product: Product, layout: Layout) -> bool:
     """Whether the miner of a loss, if there is one, keeps pairs in a window."""
-    if product.miner is None:
-        return True
-    one = torch.ones(1, 1)
-    window = product.miner.window(one, one > 0, one[0])
-    return window is not None and (window.most is None or layout.weights is None)
+    window = window_of(product.miner)
+    return product.miner is None or (window is not None and (window.most is None or layout.weights is None))
 
 
 def half_open(miner: Miner | None) -> bool:
     """Whether a miner's window is all above a score: of a loss that is linear, the same window of losses."""
-    one = torch.ones(1, 1)
-    window = None if miner is None else miner.window(one, one > 0, one[0])
+    window = window_of(miner)
     if window is None or window.low is None:
         return False
     return window.high is None and window.most is None and not window.closed
@@ -52,7 +54,7 @@ def fence(
         measure: [t, P] mask or weights of the positive pairs among them.
         out: [t, m] a buffer for the fence.
     """
-    place_(scores, narrow, torch.full_like(near, -math.inf))
+    place_(scores, narrow, -math.inf)
     top = scores.amax(dim=1)
     window = miner.window(near, measure, top)
     assert window is not None  # noqa: S101 - checked by `windowed`
@@ -65,11 +67,6 @@ def fence(
         out.add_(torch.threshold_(scores.neg().add_(window.high), 0.0, -math.inf).clamp_max_(0.0))
     scores.scatter_(1, narrow.place, near)
     return out, window
-
-
-def place_(x: Tensor, narrow: Narrow, values: Tensor) -> Tensor:
-    """Write `values` [t, P] into x [t, m] at the columns of each row's own label."""
-    return x.scatter_(1, narrow.place, torch.where(narrow.run, values, x.gather(1, narrow.place)))
 
 
 def _last(scores: Tensor, most: Tensor, width: int) -> Tensor:

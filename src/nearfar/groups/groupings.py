@@ -116,6 +116,11 @@ class Product:
     """Whether the negative group of each anchor contains all its pairs (a softmax denominator)."""
 
     @property
+    def over_wide(self) -> UncertaintySet:
+        """The set that weights negative pairs: that of both signs where they share a group."""
+        return self.over_positive if self.groups.scope in ("batch", "anchor") else self.over_negative
+
+    @property
     def wants_columns(self) -> bool:
         """Whether the link also uses the negative value of each column."""
         return self.link is not None and self.link.wants_columns
