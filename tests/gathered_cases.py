@@ -167,13 +167,13 @@ def of_references() -> dict[str, Case]:
     }
 
 
-def remembered(make: Callable[[], Any], **options: Any) -> Case:
-    """Five batches of unequal sizes through a memory that wraps around."""
+def remembered(make: Callable[[], Any], sizes: tuple[int, ...] = (20, 41, 13), **options: Any) -> Case:
+    """Batches of unequal sizes through a memory that wraps around, and one that reads it then."""
 
     def run(share: Share) -> dict[str, Any]:
         memory = nf.CrossBatchMemory(on(make().double(), "tiled", 8), size=50, **options)
         found: dict[str, Any] = {}
-        for n in (20, 41, 13, 30, 24):
+        for n in sizes:
             embeddings, labels = larger(n, seed=n)
             found[f"{n} rows"] = measured(share, memory, embeddings, share(labels), ids=share(torch.arange(n)))
         return found | {"memory": memory.state_dict()}
@@ -183,7 +183,7 @@ def remembered(make: Callable[[], Any], **options: Any) -> Case:
 
 def of_memories() -> dict[str, Case]:
     found = {f"memory/{row.id}": remembered(row.loss) for row in ROWS if row.reference}
-    return found | {"memory/limited": remembered(L.SupCon, warmup=2, max_age=2)}
+    return found | {"memory/limited": remembered(L.SupCon, (20, 41, 13, 30, 24), warmup=2, max_age=2)}
 
 
 def drawn(make: Callable[[], Any]) -> Case:
@@ -203,10 +203,16 @@ def of_draws() -> dict[str, Case]:
     }
 
 
+KEPT = ("DroTopK", "LiftedStructure", "Margin", "SupCon", "limited")
+"""What three ranks try with a memory, which knows nothing of its loss."""
+
+
 def cases(world: int) -> dict[str, Case]:
-    """Two ranks try everything; three the table and memories."""
-    few = of_table() | of_memories() | of_draws()
-    return few | of_products() | of_relations() | of_references() | of_pml() if world == 2 else few
+    """Two ranks try everything; three the table, and memories of a few losses."""
+    table, memories = of_table() | of_draws(), of_memories()
+    if world == 2:
+        return table | memories | of_products() | of_relations() | of_references() | of_pml()
+    return table | {f"memory/{name}": memories[f"memory/{name}"] for name in KEPT}
 
 
 def all_cases(rank: int, world: int) -> dict[str, Any]:

@@ -42,8 +42,11 @@ def test_losses_lists_every_loss(tmp_path):
 
 
 def test_demo_trains_tests_and_writes_a_page(tmp_path):
-    """A few steps teach little; that the full demo does is measured in docs/measured/photographs.md."""
-    shown = run("demo", "--quick", "--steps", "4", folder=tmp_path, real=True)
+    """A few steps teach little; that the full demo does is measured in docs/measured/photographs.md.
+
+    test_dist.py starts it by its command.
+    """
+    shown = run("demo", "--quick", "--steps", "4", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "pictures read" not in shown.stdout
     assert len([line for line in shown.stdout.splitlines() if "reading pictures" in line]) <= 3

@@ -89,8 +89,11 @@ def test_six_edits_add_a_loss(tmp_path):
 WAYS = """
 import nearfar as nf
 from nearfar.engines import untiled
-for groups in ("batch", "anchor"):
-    print(untiled(nf.RobustLoss(pair=nf.pairs.Hinge(), over=nf.sets.Contaminated(), groups=groups).product) is None)
+
+def test_strips_of_the_batch_need_a_stream_and_those_of_an_anchor_none():
+    for over, wanted in ((nf.sets.ContaminatedPlain(), [False, True]), (nf.sets.Contaminated(), [True, True])):
+        losses = (nf.RobustLoss(pair=nf.pairs.Hinge(), over=over, groups=groups) for groups in ("batch", "anchor"))
+        assert [untiled(loss.product) is None for loss in losses] == wanted
 """
 """Whether strips can be made: of the whole batch, of the pairs of an anchor."""
 
@@ -101,17 +104,28 @@ def make_it_fast(folder: Path) -> None:
     sets.write_text(sets.read_text(encoding="utf-8") + "\n" + blocks("python")[4], encoding="utf-8")
 
 
+def keep_it_plain(folder: Path) -> None:
+    """The class as it was before, beside the fast one and under a name of its own."""
+    append(folder / "src/nearfar/sets/linear.py", re.sub(r"\bContaminated\b", "ContaminatedPlain", blocks("python")[0]))
+    change(folder / "src/nearfar/sets/__init__.py", "import Contaminated,", "import Contaminated, ContaminatedPlain,")
+    change(folder / "src/nearfar/sets/__init__.py", '    "Dual",\n', '    "ContaminatedPlain",\n    "Dual",\n')
+
+
 def test_one_class_adds_a_set_on_every_engine_and_on_two_ranks(tmp_path):
     """The kernels run where there is an interpreter for them; processes meet on the loopback."""
     folder = copied(tmp_path / "copy")
     add_the_set(folder)
-    everywhere = ("tests/test_every_set.py", "-k", "Contaminated or two_ranks")
-    assert ran(folder, "-c", WAYS).stdout.split() == ["False", "True"]
-    assert passed(tried(folder, *everywhere, TRITON_INTERPRET="1")) == 9
     make_it_fast(folder)
-    assert ran(folder, "-c", WAYS).stdout.split() == ["True", "True"]
-    more = tried(folder, "tests/test_own_parts.py", "tests/test_sets.py", *everywhere, TRITON_INTERPRET="1")
-    assert passed(more) >= 9 + 20
+    keep_it_plain(folder)
+    (folder / "tests/test_ways.py").write_text(WAYS, encoding="utf-8")
+    everywhere = [f"tests/test_{name}.py" for name in ("ways", "own_parts", "sets", "every_set")]
+    told = {"TRITON_INTERPRET": "1", "ONLY_SETS": "Contaminated"}
+    done = tried(folder, "-vv", *everywhere, "-k", "Contaminated or two_ranks or strips_of_the_batch", **told)
+    assert passed(done) >= 1 + 2 * 8 + 1 + 20
+    assert done.stdout.count("test_every_set.py::test_the_fused_engine_equals_dense") == 2 * 4
+    assert done.stdout.count("test_every_set.py::test_two_ranks") == 1
+    assert done.stdout.count("test_ways.py::") == 1
+    assert done.stdout.count("test_own_parts.py::") >= 20
 
 
 def test_the_page_counts_six():

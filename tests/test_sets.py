@@ -234,7 +234,9 @@ def test_derivatives_by_finite_differences(name, kind, zero_member):
     found = EXACT[name].make(zero_member=zero_member)
     l.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: found.value(x, measure), l, atol=1e-6, rtol=1e-5)
-    assert torch.autograd.gradgradcheck(lambda x: found.value(x, measure), l, atol=1e-5, rtol=1e-4)
+    # of second derivatives a random projection, as torch's own tests do: all of them take far longer
+    second = {"atol": 1e-5, "rtol": 1e-4, "fast_mode": True}
+    assert torch.autograd.gradgradcheck(lambda x: found.value(x, measure), l, **second)
 
 
 @exact
