@@ -25,7 +25,7 @@ def pair(make):
     loss = make().float().cuda()
     dense = copy.deepcopy(loss)
     loss._core().engine, dense._core().engine = "auto", "dense"
-    return loss, dense, next((p.shape[1] for p in loss.parameters() if p.ndim == 2), 16)
+    return loss, dense, getattr(loss, "dim", 16)
 
 
 def batch(seed, n, d, classes=8):

@@ -43,6 +43,10 @@ def weights(m, **more):
     return {"weight_regularizer": m.regularizers.LpRegularizer(), "weight_reg_weight": 0.3, **more}
 
 
+def sparse(m):
+    return m.regularizers.SparseCentersRegularizer(CLASSES, 3)
+
+
 def named(m, **more):
     return {"num_classes": CLASSES, "embedding_size": WIDTH, **more}
 
@@ -68,6 +72,7 @@ ROWS = (
     Row("SoftTripleLoss", lambda m: {"centers_per_class": 3, "la": 5, "gamma": 0.4, "margin": 0.2, **total(m)}, "three",
         **VECTORS),
     Row("SoftTripleLoss", lambda m: dot(m, la=2, **weights(m)), "raw", **VECTORS),
+    Row("SoftTripleLoss", lambda m: {"centers_per_class": 3, "weight_regularizer": sparse(m)}, "sparse", **VECTORS),
     Row("TupletMarginLoss"),
     Row("TupletMarginLoss", lambda m: {"margin": 20, "scale": 7, **total(m)}, "sum"),
     Row("TupletMarginLoss", lambda m: {"margin": -5, "scale": 7, **nonzero(m)}, "nonzero"),
