@@ -131,7 +131,8 @@ def listed(
         return None
     found = [own] if known is None else [own, entries(~known)]
     if isinstance(weights, Tensor):
-        found.append(entries(weights <= 0))
+        if weights.numel() and not bool(weights.amin() > 0):
+            found.append(entries(weights <= 0))
     elif weights is not None and any(bool((x <= 0).any()) for x in weights):
         return None  # a whole row or column is absent
     parts = [part for part in found if part is not None]
