@@ -224,6 +224,8 @@ WANTED = {
     "mat_based_loss": True,
     "weights": torch.ones(2),
     "reducers": {},
+    "margin": 0.4,
+    "Tn": 10,
 }
 """An argument for each that a class cannot do without."""
 
@@ -235,7 +237,10 @@ def needed(kind):
 
 
 def takes_more(kind):
-    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind).parameters.values())
+    """All but wrappers, which have no statistics."""
+    return not issubclass(kind, ours.losses.BaseLossWrapper) and any(
+        each.kind is each.VAR_KEYWORD for each in inspect.signature(kind).parameters.values()
+    )
 
 
 CLASSES = [
