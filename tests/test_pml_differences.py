@@ -225,7 +225,7 @@ WANTED = {
     "weights": torch.ones(2),
     "reducers": {},
     "margin": 0.4,
-    "Tn": 10,
+    "Tn": 2,
 }
 """An argument for each that a class cannot do without."""
 
