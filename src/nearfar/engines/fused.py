@@ -24,6 +24,7 @@ from nearfar._utils.checks import capturing
 from nearfar._utils.shortcuts import swift, touched
 from nearfar.engines.launch import LOW, REACH, SIDES, SIMILARITIES, Spec
 from nearfar.engines.pair_vectors import POSITION_THEN_ID, Narrow, PairVectors, pair_vectors
+from nearfar.engines.windows import window_of
 from nearfar.groups.groupings import Product
 from nearfar.groups.triplets import difference
 from nearfar.miners import Miner
@@ -83,7 +84,7 @@ def unfused(product: Product, relation: Relation, plain: bool | None = None) -> 
 
 def _ungrouped(product: Product, vectors: PairVectors) -> str | None:
     """Why groups, sets or miner cannot be folded, or None."""
-    scope, wide = product.groups.scope, _wide_set(product)
+    scope, wide = product.groups.scope, product.over_wide
     fold = wide.fold()
     if scope not in ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets", "positive"):
         return f"groups are {scope}"
@@ -125,15 +126,9 @@ def _windowed(product: Product) -> bool:
     """Whether the miner, if there is one, keeps negative pairs between two scores that are not their own."""
     if product.miner is None:
         return True
-    one = torch.zeros(1, 1)
-    window = product.miner.window(one, one > 0, one[0])
+    window = window_of(product.miner)
     plain = window is not None and window.most is None and not window.closed
     return plain and not product.everyone and product.groups.scope != "triplets"
-
-
-def _wide_set(product: Product) -> UncertaintySet:
-    """The set that weights the negative pairs."""
-    return product.over_positive if product.groups.scope in ("batch", "anchor") else product.over_negative
 
 
 def bounds(form: PairForm, least: float, most: float) -> tuple[float, float]:
