@@ -126,6 +126,19 @@ def test_their_memory_takes_our_losses_and_miners():
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
+def test_our_memory_takes_their_losses_and_miners():
+    x, y = data().tensors
+    found = []
+    for library in (ours, theirs):
+        for loss, miner in (
+            (losses.ContrastiveLoss(), ours.miners.MultiSimilarityMiner()),
+            (ours.losses.ContrastiveLoss(), miners.MultiSimilarityMiner()),
+        ):
+            memory = library.losses.CrossBatchMemory(loss, 5, memory_size=40, miner=miner)
+            found.append([float(memory(x[i : i + 12], y[i : i + 12])) for i in range(0, 48, 12)])
+    assert all(one == pytest.approx(found[0], rel=1e-5) for one in found)
+
+
 def test_their_wrappers_take_our_losses():
     x, y = data().tensors
     pairs = []

@@ -139,7 +139,7 @@ def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
 def _step_lines(loss: nn.Module) -> list[str]:
     """Values that must be equal on all ranks at every call, such as the position in a ring buffer."""
     named = ((name, getattr(part, "_in_step", None)) for name, part in loss.named_modules())
-    return [f"{name} after {state}" for name, state in named if state is not None]
+    return [f"{name or 'the loss'} after {state}" for name, state in named if state is not None]
 
 
 def _loss_lines(loss: nn.Module) -> list[str]:
