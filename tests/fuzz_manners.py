@@ -15,13 +15,18 @@ import torch
 from thresholds_cases import table_of
 from torch import Tensor
 
-from nearfar.engines import launch, thresholds
+from nearfar.engines import fused_weigh, launch, thresholds
 
 ENGINES = ("dense", "tiled", "auto", "lean")
 """Engines, and two of "auto": strips from the first pair on, and strips where a lean way is there, else dense."""
 KERNELS = ("dense", "tiled", "fused", "fused auto")
 """Engines where kernels are to be had, and "auto" that takes them from the first pair on."""
-SMALL = {"_blocks": lambda x, kind: {"BM": 16, "BN": 16, "BK": 16}, "STATES": 64, "STRIP": 16 * 8, "TALL": 16}
+SMALL = {
+    (launch, "_blocks"): lambda x, kind: {"BM": 16, "BN": 16, "BK": 16},
+    (launch, "STATES"): 64,
+    (fused_weigh, "STRIP"): 16 * 8,
+    (fused_weigh, "TALL"): 16,
+}
 """Sizes with which small batches are several tiles a chunk, several chunks a row, several strips."""
 LAYOUTS = ("plain", "transposed", "strided", "offset", "negated", "expanded")
 ASKS = ("all", "all", "all", "rows", "references", "none", "no_grad", "inference", "inside")
@@ -89,8 +94,8 @@ def engine(name: str) -> Iterator[str]:
                 scopes = {scope: {"fused": 1} for scope in thresholds.SCOPES}
                 thresholds.use({"cpu": thresholds.Thresholds(scopes)})
             if name.startswith("fused"):
-                for key, value in SMALL.items():
-                    sizes.enter_context(patch.object(launch, key, value))
+                for (module, key), value in SMALL.items():
+                    sizes.enter_context(patch.object(module, key, value))
             yield {"lean": "auto", "fused auto": "auto"}.get(name, name)
         finally:
             thresholds.use(before)

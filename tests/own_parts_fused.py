@@ -17,7 +17,6 @@ from own_parts import CASES, EXAMPLES, Case, family, other
 from test_own_parts import AT_SIZE, MODULES, REPLACED, numbers, on
 
 import nearfar as nf
-from nearfar.groups import triplets
 
 assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of exponentials that are masked afterwards
@@ -61,7 +60,7 @@ def test_built_in_parts_equal_dense_and_kernels_are_at_work_for_every_family():
         kind for kind in EXAMPLES for way in islice(Case(kind, "forward").losses(), 3)
         if products(way(EXAMPLES[kind](kind)))
     }  # fmt: skip
-    assert {family(kind) for kind in served} == {family(kind) for kind in EXAMPLES} - {triplets.AngularScore}
+    assert {family(kind) for kind in served} == {family(kind) for kind in EXAMPLES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
