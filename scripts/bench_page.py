@@ -101,16 +101,16 @@ def software(told: Any) -> str:
 def cpu() -> str:
     """The table of the CPU."""
     rows = {row.key: row for row in cpu_rows()}
-    head = ["loss or miner", *(f"x limit, {n:,}" for n in (128, 1024, 4096, 32768)),
-            *(f"PML / ours, {n:,}" for n in (128, 1024, 4096)), *(f"MB, {n:,}" for n in (4096, 32768))]  # fmt: skip
+    head = ["loss or miner", *(f"x limit, {n:,}" for n in (128, 1024, 4096, 16384)),
+            *(f"PML / ours, {n:,}" for n in (128, 1024, 4096)), *(f"MB, {n:,}" for n in (4096, 16384))]  # fmt: skip
     lines = []
     for loss in dict.fromkeys(row.loss for row in rows.values()):
-        at = {n: rows.get((loss, n, "float32")) for n in (128, 1024, 4096, 32768)}
+        at = {n: rows.get((loss, n, "float32")) for n in (128, 1024, 4096, 16384)}
         lines.append([
             loss,
             *(number(row.x_limit("auto")) if row else "-" for row in at.values()),
             *(_against_peer(at[n]) for n in (128, 1024, 4096)),
-            *(number(row.cells["auto"].megabytes, 0) if (row := at[n]) else "-" for n in (4096, 32768)),
+            *(number(row.cells["auto"].megabytes, 0) if (row := at[n]) else "-" for n in (4096, 16384)),
         ])  # fmt: skip
     told = record("bench_cpu.json")
     said = f"{told['device']}, one thread, d = 128; {software(told).split('; ')[1]}"
