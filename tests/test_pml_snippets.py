@@ -78,7 +78,7 @@ def test_every_loss_of_the_page(name, tmp_path):
     """
     want, found = ran(code, tmp_path), ran(replaced(code), tmp_path)
     assert np.isfinite(found)
-    if name not in DRAWN:
+    if name not in DRAWN and name != "SmoothAPLoss":  # ours reads the labels; test_pml_further.py compares it
         assert found == pytest.approx(want, rel=1e-3)
 
 

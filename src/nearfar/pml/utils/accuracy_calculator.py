@@ -64,10 +64,10 @@ class AccuracyCalculator:
             Euclidean distances.
         kmeans_func: (rows, k) -> the cluster of each row; by default `nf.evaluation.k_means`.
 
-    >>> x, labels = torch.tensor([[0.0], [0.1], [0.2], [5.0], [5.1], [0.3]]), torch.tensor([0, 0, 0, 1, 1, 1])
+    >>> x, labels = torch.tensor([[0.0], [0.1], [0.25], [5.0], [5.1], [0.45]]), torch.tensor([0, 0, 0, 1, 1, 1])
     >>> found = AccuracyCalculator(include=("precision_at_1", "r_precision")).get_accuracy(x, labels)
     >>> [f"{name} {value:.3f}" for name, value in found.items()]
-    ['precision_at_1 0.833', 'r_precision 0.667']
+    ['precision_at_1 0.833', 'r_precision 0.750']
     """
 
     def __init__(
