@@ -79,6 +79,10 @@ class BaseMiner(Records):
         pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, ids, ref_ids)
         if pairs is None:
             return tuple(torch.zeros(self.parts, 0, dtype=torch.int64, device=embeddings.device))
+        return self._choose_from(pairs, embeddings, ref_emb)
+
+    def _choose_from(self, pairs: ScoredPairs, rows: Tensor, cols: Tensor | None) -> Indices:
+        """Choose the index tuple from scored pairs and their rows (cols None: the rows), which most do not need."""
         return self._choose(pairs)
 
     def _choose(self, pairs: ScoredPairs) -> Indices:

@@ -105,25 +105,10 @@ class AngularMiner(BaseMiner):
         self.add_to_recordable_attributes(name="angle")
         self.add_to_recordable_attributes(list_of_names=self.STATS, is_stat=True)
 
-    def mine(  # noqa: D102
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Indices:
-        if ref_emb is embeddings and ref_labels is labels:
-            ref_emb = ref_labels = None
-        pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, ids, ref_ids)
-        if pairs is None:
-            return tuple(torch.zeros(3, 0, dtype=torch.int64, device=embeddings.device))
-        rows = embeddings.double()
-        middle = rows.mean(dim=0)  # distances come from products: an origin among the rows keeps their digits
-        rows = rows - middle
-        return self._by_angle(pairs, rows, rows if ref_emb is None else ref_emb.double() - middle)
+    def _choose_from(self, pairs: ScoredPairs, rows: Tensor, cols: Tensor | None) -> Indices:
+        middle = rows.double().mean(dim=0)  # distances come from products: an origin among the rows keeps their digits
+        x = rows.double() - middle
+        return self._by_angle(pairs, x, x if cols is None else cols.double() - middle)
 
     def _by_angle(self, pairs: ScoredPairs, rows: Tensor, cols: Tensor) -> Indices:
         real, place = positives(pairs)
