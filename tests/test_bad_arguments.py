@@ -97,9 +97,7 @@ NUMBERS = [
 def test_a_number_out_of_range_is_named(kind, name, zero):
     bad = [-1, float("nan"), float("inf"), -float("inf"), "1", True, None if kind is not S.TopK else False]
     for value in [*bad, *([] if zero else [0, 0.0])]:
-        with pytest.raises(
-            ValueError, match=rf"{kind.__name__}: {name} must be a number (above zero|zero or more), but"
-        ):
+        with pytest.raises(ValueError, match=rf"{kind.__name__}: {name} must be a number (above zero|zero or more),"):
             kind(**{name: value})
     kind(**{name: 0.7})
     if zero:

@@ -135,7 +135,7 @@ def test_a_reference_is_a_block_of_the_plain_form(row):
     loss, wanted = row.loss(), row.loss()
     for over in {id(o): o for o in (wanted.over_positive, wanted.over_negative)}.values():
         if isinstance(over, nf.sets.TopK) and over.k is not None:  # k counts entries here, unordered pairs there
-            object.__setattr__(over, "k", over.k / 2)
+            object.__setattr__(over, "k", over.at(len(E)).k / 2)
     value = loss(queries, labels, ref_emb=references, ref_labels=names)
     value.backward()
     both, told = torch.cat([queries, references]).detach().requires_grad_(), torch.cat([labels, names])
@@ -149,7 +149,7 @@ def test_a_reference_is_a_block_of_the_plain_form(row):
 # ---------------------------------------------------------------- who takes part
 
 
-@some(lambda row: not row.ordered)  # N-pair reads labels only
+@some(lambda row: not row.ordered and row.label != "rows")  # N-pair reads labels only; B counts ignored rows
 @pytest.mark.parametrize("kind", BATCHES)
 def test_ignored_rows_change_neither_value_nor_gradient(row, kind):
     embeddings, labels = tensors(*BATCHES[kind]())

@@ -91,9 +91,10 @@ def test_a_broken_row_shows_as_it_does_in_dense(row):
     rows = loss.similarity.prepare(embeddings)
     rows[3] = torch.nan
     relation = nf.Relation.from_labels(labels)
-    dense = dense_value(loss.product, dense_pairs(loss.product, rows, rows, relation, None))
+    product = loss.product.at(len(rows))
+    dense = dense_value(product, dense_pairs(product, rows, rows, relation, None))
     assert torch.isnan(dense)
-    assert torch.isnan(tiled_value(Tiling("it", loss.product, relation, 7), rows, rows)[0])
+    assert torch.isnan(tiled_value(Tiling("it", product, relation, 7), rows, rows)[0])
 
 
 @some(lambda row: row.reference)

@@ -113,9 +113,14 @@ def dro_worst(E, y, pair=pairs.hinge, zero="keep"):
     return sets.worst(_all_pair_losses(E, y, pair), zero=zero)
 
 
+def _count(k, E):
+    """k, or x times the number of rows where k is "xB"."""
+    return float(k.removesuffix("B")) * len(E) if isinstance(k, str) else k
+
+
 def dro_top_k(E, y, k=None, fraction=None, pair=pairs.hinge, zero="keep"):
     """(1/2k) sum of the 2k greatest l_ij over the (ordered) pairs; or of that fraction of all pairs."""
-    mass = None if k is None else 2 * k
+    mass = None if k is None else 2 * _count(k, E)
     return sets.topk(_all_pair_losses(E, y, pair), k=mass, fraction=fraction, zero=zero)
 
 
@@ -127,6 +132,7 @@ def dro_top_k_pn(E, y, k, pair=pairs.hinge):
     positive, negative = _pair_losses(scores(E, E, "cosine"), y, pair)
     if not positive:
         return ZERO
+    k = _count(k, E)
     h = min(k, len(positive))
     g = min(h, len(negative))
     total = h * sets.topk(positive, k=h)

@@ -115,6 +115,13 @@ class Product:
     everyone: bool
     """Whether the negative group of each anchor contains all its pairs (a softmax denominator)."""
 
+    def at(self, rows: int) -> Product:
+        """The factors for a batch of so many rows: counts such as "8B" are numbers in its sets, as engines need."""
+        positive, negative = self.over_positive.at(rows), self.over_negative.at(rows)
+        if positive is self.over_positive and negative is self.over_negative:
+            return self
+        return replace(self, over_positive=positive, over_negative=negative)
+
     @property
     def over_wide(self) -> UncertaintySet:
         """The set that weights negative pairs: that of both signs where they share a group."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nearfar._utils.checks import check_positive
 from nearfar.groups.groupings import Reduction
 from nearfar.losses.arguments import Engine
 from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import Hinge, PairLoss
 from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst
+from nearfar.sets.counts import Count, check_count, scaled
 from nearfar.similarity import Similarity
 
 __all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroWorst"]
@@ -70,6 +70,8 @@ class DroTopK(RobustLoss):
     Args:
         k: K, counted in unordered pairs as in the paper; may be fractional; above the number of pairs it means all.
             With a reference it counts entries of the n x m matrix (pairs again where it holds the same samples by id).
+            A multiple of the batch size B, such as "8B", "0.5B" or "B/2", means the same at every batch size: B is the
+            number of query rows (n, whatever m is, ignored rows too), under `Distributed` those of all processes.
         fraction: instead of k: the share of all pairs.
         zero: "keep" or "drop" pairs without loss; it matters only where K exceeds the pairs with loss.
         pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
@@ -84,12 +86,14 @@ class DroTopK(RobustLoss):
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
     >>> f"{nf.losses.DroTopK(k=2)(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
     '0.600'
+    >>> f"{nf.losses.DroTopK(k='B/2')(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
+    '0.600'
     """
 
     def __init__(
         self,
         *,
-        k: float | None = None,
+        k: Count | None = None,
         fraction: float | None = None,
         zero: Zero = "keep",
         pair: PairLoss | None = None,
@@ -122,7 +126,7 @@ class DroTopKPN(RobustLoss):
     and as many of the hardest negative ones, and the mean over the taken, as the authors' code does.
 
     Args:
-        k: K in all, counted in unordered pairs.
+        k: K in all, counted in unordered pairs; or a multiple of the batch size such as "8B", as in `DroTopK`.
         pair: `Hinge(.2, .5)` where none is given.
         similarity: `Cosine` where none is given.
         miner: a miner.
@@ -139,16 +143,16 @@ class DroTopKPN(RobustLoss):
     def __init__(
         self,
         *,
-        k: float,
+        k: Count,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
         miner: Miner | None = None,
         engine: Engine = "auto",
     ) -> None:
-        check_positive("DroTopKPN", "k", k)
+        check_count("DroTopKPN", "k", k)
         super().__init__(
             pair=Hinge() if pair is None else pair,
-            over=TopK(k / 2),
+            over=TopK(scaled(k, 0.5)),
             groups="balanced",
             similarity=similarity,
             miner=miner,

@@ -63,7 +63,7 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     device = call.embeddings.device
     if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or _watched():
         return None
-    product = core.product
+    product = core.product.at(len(call.embeddings))
     large = _large(loss, core, call, product)
     told = None if large is None else settings(loss, product.parts)
     if told is None:

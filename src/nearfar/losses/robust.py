@@ -299,7 +299,7 @@ class RobustLoss(Loss):
         if 0 in call.shape:
             self._warn(call, relation, None)
             return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
-        product = self.product
+        product = self.product.at(len(call.embeddings))
         x, y = _raw(call)
         value = None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))
         if value is not None:
@@ -323,7 +323,7 @@ class RobustLoss(Loss):
         if 0 in call.shape:
             self._warn(call, relation, None)
             return unexplained(_zero(call))
-        product = self.product
+        product = self.product.at(len(call.embeddings))
         rows, cols = product.similarity.prepared(*_raw(call))
         pairs = dense_pairs(product, rows, cols, relation, call.indices, once=self.listed_once)
         self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))

@@ -138,6 +138,10 @@ class UncertaintySet(Part, ABC):
             if isinstance(value, Real) and type(value).__module__ == "numpy":
                 object.__setattr__(self, entry.name, float(value))
 
+    def at(self, rows: int) -> UncertaintySet:
+        """This set for a batch of so many rows: its counts that are multiples of the batch size become numbers."""
+        return self
+
     def value(
         self, losses: Tensor, measure: Tensor | None = None, *, orders: Orders = 1, cap: Tensor | None = None
     ) -> Tensor:

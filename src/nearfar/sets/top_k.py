@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import hidden, over, readable, total
 from nearfar.sets.base import Fold, Solved, UncertaintySet, in_blocks
+from nearfar.sets.counts import Count, check_count, of_batch, unread
 from nearfar.sets.stream import Cap, Dual, Orders, Stream, Support
 
 __all__ = ["KEPT", "Digits", "Largest", "TopK"]
@@ -35,7 +35,8 @@ class TopK(UncertaintySet, swift=True):
     tied at the threshold t share the remaining weight evenly, so the weights do not depend on the order of the samples.
 
     Args:
-        k: K, the number of members, counted by their measure. Give either `k` or `fraction`.
+        k: K, the number of members, counted by their measure, or a multiple of the batch size such as "8B" or "B/2",
+            which a loss makes a number before it computes. Give either `k` or `fraction`.
         fraction: K as a fraction of the measure, in (0, 1]; CVaR at level 1 - fraction.
 
     Relations: TopK(1) = Worst, TopK(fraction=1) = Mean.
@@ -44,7 +45,7 @@ class TopK(UncertaintySet, swift=True):
     tensor([3.2000])
     """
 
-    k: float | None = None
+    k: Count | None = None
     fraction: float | None = None
 
     def __post_init__(self) -> None:
@@ -54,12 +55,15 @@ class TopK(UncertaintySet, swift=True):
                 f"TopK: give k or fraction, exactly one of them, but k={self.k!r} and fraction={self.fraction!r} came."
             )
         if self.k is not None:
-            check_positive("TopK", "k", self.k)
+            check_count("TopK", "k", self.k)
         elif self.fraction is not None and not 0 < self.fraction <= 1:
             raise ValueError(f"TopK: fraction must lie in (0, 1], but came as {self.fraction!r}.")
 
+    def at(self, rows: int) -> TopK:  # noqa: D102
+        return of_batch(self, rows, "k")
+
     def fold(self) -> Fold:  # noqa: D102
-        return Fold("top", most=self.k)
+        return Fold("top", most=None if isinstance(self.k, str) else self.k)
 
     def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
         return None if self.zero_member or not readable(l) else in_blocks(self._solve_, l, self.zero, size, w)
@@ -84,21 +88,20 @@ class TopK(UncertaintySet, swift=True):
         return value.to(l.dtype), over(torch.ones_like(k), k).to(l.dtype)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        # K is at most k for each order of a pair, of which there are at most two
-        most = None if self.k is None else math.ceil(self.k * (orders if isinstance(orders, int) else 2))
-        return _TopKStream(self, groups, like, orders, cap, most)
+        return _TopKStream(self, groups, like, orders, cap, most_of(self.k, orders))
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
         """K of each group: k·orders entries (k counts unordered pairs) or a fraction, at most the total measure."""
         if self.k is None:
             mass = size * float(self.fraction or 1)
         else:
-            mass = torch.minimum(torch.full_like(size, self.k) * orders, size)
+            mass = torch.minimum(torch.full_like(size, unread("TopK", "k", self.k)) * orders, size)
         return mass if cap is None else torch.minimum(mass, cap)
 
     def _most(self, n: int) -> int:
         """Upper bound on K that does not depend on the data: 2k, for both orders of each pair."""
-        return min(n, math.ceil(2 * self.k if self.k is not None else n * float(self.fraction or 1)))
+        k = n * float(self.fraction or 1) if self.k is None else 2 * unread("TopK", "k", self.k)
+        return min(n, math.ceil(k))
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         k = mass
@@ -123,6 +126,11 @@ class TopK(UncertaintySet, swift=True):
         threshold, share, k = (x[:, None] for x in dual)
         part = (l > threshold).to(l.dtype) + share * (l == threshold).to(l.dtype)
         return over(w * part, k)
+
+
+def most_of(k: Count | None, orders: Orders) -> int | None:
+    """The most members that K entries for each of at most two orders of a pair can be; None if K is no number."""
+    return math.ceil(k * (orders if isinstance(orders, int) else 2)) if isinstance(k, int | float) else None
 
 
 def _first(l: Tensor, k: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,6 +40,10 @@ class DetachedWeights(UncertaintySet, swift=True):
         super().__post_init__()
         check_part("DetachedWeights", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
 
+    def at(self, rows: int) -> UncertaintySet:  # noqa: D102
+        of = self.of.at(rows)
+        return self if of is self.of else replace(self, of=of)
+
     def fold(self) -> Fold | None:  # noqa: D102
         found = None if (self.of.zero, self.of.zero_member) != (self.zero, self.zero_member) else self.of.fold()
         return None if found is None else replace(found, held=True)
@@ -90,6 +94,10 @@ class Sampled(UncertaintySet, swift=True):
         super().__post_init__()
         check_part("Sampled", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
         check_whole("Sampled", "samples", self.samples)
+
+    def at(self, rows: int) -> UncertaintySet:  # noqa: D102
+        of = self.of.at(rows)
+        return self if of is self.of else replace(self, of=of)
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.of._members(*super()._members(losses, measure))

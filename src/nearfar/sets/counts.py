@@ -1,0 +1,83 @@
+"""Counts of pairs that grow with the batch: "8B" is eight for each of its rows, "B/2" one for every two."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TypeVar
+
+from nearfar._utils.checks import check_positive
+from nearfar._utils.shortcuts import Part
+
+__all__ = ["Count", "check_count", "of_batch", "scaled", "unread"]
+
+Count = float | str
+"""A number, or a multiple of the batch size B: "8B", "0.5B", "B/2", "3B/4"."""
+NUMBER = r"(\d+\.?\d*|\.\d+)"
+MULTIPLE = re.compile(rf"\s*{NUMBER}?\s*B\s*(?:/\s*{NUMBER})?\s*", re.ASCII)
+Kind = TypeVar("Kind", bound=Part)
+
+
+def multiple(count: str) -> float | None:
+    """How many times the batch size a text says; None if it says something else.
+
+    >>> [multiple(x) for x in ("8B", "B/2", "0.5B", "3B/4", "B", "8b", "160")]
+    [8.0, 0.5, 0.5, 0.75, 1.0, None, None]
+    """
+    found = MULTIPLE.fullmatch(count)
+    if found is None:
+        return None
+    times, by = (1.0 if part is None else float(part) for part in found.groups())
+    return times / by if by else None
+
+
+def check_count(owner: str, name: str, count: object, *, zero: bool = False) -> None:
+    """Require a finite number above zero (with `zero`: zero or above), or a multiple of the batch size B."""
+    if not isinstance(count, str):
+        check_positive(owner, name, count, zero=zero)
+        return
+    times = multiple(count)
+    if times is None or times == float("inf") or not (times > 0 or zero):
+        allowed = "zero or more" if zero else "above zero"
+        raise ValueError(
+            f'{owner}: {name} must be a number {allowed}, or a multiple of B such as "8B", "0.5B" or "B/2" (B is the '
+            f"batch size), but came as {count!r}."
+        )
+
+
+def scaled(count: Count, factor: float) -> Count:
+    """A checked count times a number, of the same kind.
+
+    >>> scaled(160, 0.5), scaled("8B", 0.5), scaled("B/2", 3)
+    (80.0, '4B', '1.5B')
+    """
+    if not isinstance(count, str):
+        return count * factor
+    return f"{(multiple(count) or 0.0) * factor!r}B".replace(".0B", "B")
+
+
+def of_batch(part: Kind, rows: int, *names: str) -> Kind:
+    """A part whose counts of these names are numbers: those of a batch of so many rows.
+
+    What somebody replaced on the object alone, such as a method, comes along.
+    """
+    given = {name: getattr(part, name) for name in names}
+    # rounded, because 0.1 · 30 is a little more than 3
+    found = {name: round((multiple(x) or 0.0) * rows, 9) for name, x in given.items() if isinstance(x, str)}
+    if not found:
+        return part
+    new = replace(part, **found)  # type: ignore[type-var]
+    for name, value in vars(part).items():
+        if name not in vars(new):
+            object.__setattr__(new, name, value)
+    return new
+
+
+def unread(owner: str, name: str, count: Count) -> float:
+    """A count that must be a number by now, because a loss has told the size of its batch."""
+    if isinstance(count, str):
+        raise ValueError(
+            f"{owner}: {name}={count!r} is a multiple of the batch size, which a loss knows and a set alone does not; "
+            "give a number, or call at(rows) first."
+        )
+    return count
