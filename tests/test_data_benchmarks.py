@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from nearfar.data import CorruptImageError, DataSet, Tensors, cars, cub, inshop, open_data, sop
+from nearfar.data import CorruptImageError, DataSet, Tensors, cars, cub, flowers, inshop, open_data, sop
 
 DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
 
@@ -58,6 +58,34 @@ def shards(tmp_path):
                 archive.addfile(entry, stream)
                 rows.append(f"{entry.name},{number},{number:03d}.Bird_{number},train,8,8")
     (tmp_path / "cub200_full_labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def blossoms(tmp_path):
+    """Flowers as published: pictures numbered from 1, and their classes in a .mat file."""
+    numbers = [1, 51, 51, 52, 102]
+    for place, number in enumerate(numbers, start=1):
+        image(tmp_path / "jpg" / f"image_{place:05d}.jpg", number)
+    savemat(tmp_path / "imagelabels.mat", {"labels": np.array([numbers], dtype=np.uint8)})
+    return tmp_path
+
+
+@pytest.fixture
+def flower_shards(tmp_path):
+    """The same in two tar archives with a table."""
+    rows = ["name,label"]
+    for shard, numbers in enumerate(((1, 51, 51), (52, 102))):
+        with tarfile.open(tmp_path / f"flowers102-0{shard}.tar", "w") as archive:
+            for place, number in enumerate(numbers):
+                stream = io.BytesIO()
+                Image.new("RGB", (8, 8), (number, 0, 0)).save(stream, "WEBP", lossless=True)
+                entry = tarfile.TarInfo(f"{number:03d}/image_{place}.webp")
+                entry.size = stream.tell()
+                stream.seek(0)
+                archive.addfile(entry, stream)
+                rows.append(f"{entry.name},{number}")
+    (tmp_path / "flowers102_labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return tmp_path
 
 
@@ -124,6 +152,29 @@ def test_cub(layout, request):
     assert data.ks == (1, 2, 4, 8, 16, 32)
 
 
+@pytest.mark.parametrize("layout", ["blossoms", "flower_shards"])
+def test_flowers(layout, request):
+    data = flowers(request.getfixturevalue(layout), check=False)
+    assert (data.name, data.ks) == ("flowers", (1, 2, 4, 8))
+    assert data.train.classes == ("001", "051")
+    assert data.test.classes == ("052", "102")
+    assert data.train.labels.tolist() == [0, 1, 1]
+    assert abs(data.test[1].getpixel((0, 0))[0] - 102) <= 3
+
+
+def test_flowers_whose_labels_cannot_be_read(blossoms):
+    (blossoms / "imagelabels.mat").write_bytes(b"no such file")
+    with pytest.raises(ValueError, match=r"flowers: .*imagelabels\.mat must hold labels"):
+        flowers(blossoms)
+
+
+def test_flowers_at_hand():
+    data = open_data("flowers", at_hand("flowers102_labels.csv"))
+    assert (len(data.train), len(data.test)) == (3493, 4696)
+    assert not set(data.train.classes) & set(data.test.classes)
+    assert min(data.test[4695].size) == 256
+
+
 def test_cars(vehicles):
     data = cars(vehicles, check=False)
     assert data.train.classes == ("Car 1", "Car 98")
@@ -158,6 +209,8 @@ def test_inshop_queries_and_gallery_share_their_labels(tmp_path, place):
     [
         ("cub", "birds", "5,864 images of 100 classes, but 4 of 2 were found"),
         ("cub", "shards", "5,864 images of 100 classes, but 2 of 2 were found"),
+        ("flowers", "blossoms", "3,493 images of 51 classes, but 3 of 2 were found"),
+        ("flowers", "flower_shards", "3,493 images of 51 classes, but 3 of 2 were found"),
         ("cars", "vehicles", "8,054 images of 98 classes, but 3 of 2 were found"),
         ("sop", "products", "59,551 images of 11,318 classes, but 4 of 2 were found"),
     ],
@@ -179,6 +232,7 @@ def test_inshop_counts_are_checked(tmp_path):
     ("name", "file"),
     [
         ("cub", "images.txt"),
+        ("flowers", "imagelabels.mat"),
         ("cars", "cars_annos.mat"),
         ("sop", "Ebay_train.txt"),
         ("inshop", "list_eval_partition.txt"),
@@ -192,7 +246,12 @@ def test_a_missing_list_is_named(tmp_path, name, file):
 
 @pytest.mark.parametrize(
     ("read", "layout", "folder", "count"),
-    [(cub, "birds", "images", 8), (cars, "vehicles", "car_ims", 5), (sop, "products", "bicycle_final", 4)],
+    [
+        (cub, "birds", "images", 8),
+        (flowers, "blossoms", "jpg", 5),
+        (cars, "vehicles", "car_ims", 5),
+        (sop, "products", "bicycle_final", 4),
+    ],
 )
 def test_missing_images_are_counted(read, layout, folder, count, request):
     path = request.getfixturevalue(layout)

@@ -4,6 +4,7 @@ from nearfar.data import transforms
 from nearfar.data._glyphs import Glyphs, Split, glyphs
 from nearfar.data.benchmarks import cars, inshop, sop
 from nearfar.data.cub import cub
+from nearfar.data.flowers import flowers
 from nearfar.data.folders import folder, manifest, vectors
 from nearfar.data.omniglot import omniglot
 from nearfar.data.open import open_data
@@ -27,6 +28,7 @@ __all__ = [
     "class_disjoint",
     "collate",
     "cub",
+    "flowers",
     "folder",
     "genuine",
     "glyphs",

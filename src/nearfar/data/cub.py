@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tarfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from nearfar._utils.checks import printable
 from nearfar.data.benchmarks import by_class_number, demand_counts
 from nearfar.data.ks import KS
 from nearfar.data.pictures import Member, OnCorrupt, listed_files
 from nearfar.data.samples import DataSet
+from nearfar.data.shards import in_archives
 from nearfar.data.tables import table, whole_number, words
 
 __all__ = ["LAST", "Row", "cub"]
@@ -54,36 +54,8 @@ def _official(path: Path, outside: bool) -> tuple[list[Row], dict[int, str]]:
 
 
 def _shards(path: Path) -> tuple[list[Row], dict[int, str]]:
-    """Images inside tar archives, found by their offset so that any worker can read any of them."""
     listed = table("cub", path / TABLE, ("filename", "class_id", "class_name"), None)
-    members: dict[str, Member] = {}
-    for archive in sorted(path.glob(SHARDS)):
-        members |= _members(archive)
-    missing = [row["filename"] for row in listed if row["filename"] not in members]
-    if missing:
-        raise FileNotFoundError(
-            f"cub: {len(missing)} of {len(listed)} images are in none of the archives {path / SHARDS}, the first is "
-            f"{printable(missing[0])}; put all archives into the folder."
-        )
+    files = [row["filename"] for row in listed]
     numbers = [whole_number("cub", path / TABLE, row["class_id"]) for row in listed]
-    rows: list[Row] = [
-        (members[row["filename"]], row["filename"], number) for row, number in zip(listed, numbers, strict=True)
-    ]
+    rows: list[Row] = list(zip(in_archives("cub", path, SHARDS, files), files, numbers, strict=True))
     return rows, {number: row["class_name"] for row, number in zip(listed, numbers, strict=True)}
-
-
-def _members(archive: Path) -> dict[str, Member]:
-    """The regular files of a tar archive by name; nothing is unpacked, and names that lead out of it are refused."""
-    found = {}
-    try:
-        with tarfile.open(archive, "r:") as shard:
-            for entry in shard:
-                if ".." in PurePosixPath(entry.name).parts or entry.name.startswith("/"):
-                    raise ValueError(f"cub: {printable(entry.name)!r} leads out of the archive {archive}; mend it.")
-                if entry.isreg() and not entry.issparse():
-                    found[entry.name] = Member(archive, entry.offset_data, entry.size, entry.name)
-    except (tarfile.TarError, EOFError, OverflowError) as error:
-        raise ValueError(
-            f"cub: {archive} cannot be read as a tar archive ({printable(error)}); copy it again."
-        ) from None
-    return found

@@ -15,6 +15,7 @@ KS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "glyphs": USUAL,
         "omniglot": USUAL,
         "cub": _BIRDS_AND_CARS,
+        "flowers": USUAL,
         "cars": _BIRDS_AND_CARS,
         "sop": (1, 10, 100, 1000),
         "inshop": (1, 10, 20, 30, 40, 50),

@@ -9,6 +9,7 @@ from nearfar._utils.checks import check_choice
 from nearfar.data._glyphs import Glyphs, Split, glyphs
 from nearfar.data.benchmarks import cars, inshop, sop
 from nearfar.data.cub import cub
+from nearfar.data.flowers import flowers
 from nearfar.data.folders import folder, manifest, vectors
 from nearfar.data.omniglot import omniglot
 from nearfar.data.pictures import OnCorrupt, check_on_corrupt
@@ -25,7 +26,7 @@ def open_data(
     """Open a data set by name.
 
     Args:
-        name: glyphs, omniglot, cub, cars, sop, inshop, folder, manifest or vectors.
+        name: glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest or vectors.
         path: the folder or file of the data set; for glyphs the folder of the cache, which may be None.
         on_corrupt: what to do about an image that cannot be read: "stop", or "skip" (in training another sample of
             its class is used instead, elsewhere it is left out; with a warning).
@@ -62,6 +63,7 @@ def of_glyphs(data: Glyphs) -> DataSet:
 READERS: dict[str, Reader] = {
     "omniglot": lambda path, on_corrupt, outside: omniglot(path),
     "cub": lambda path, on_corrupt, outside: cub(path, on_corrupt=on_corrupt, outside=outside),
+    "flowers": lambda path, on_corrupt, outside: flowers(path, on_corrupt=on_corrupt, outside=outside),
     "cars": lambda path, on_corrupt, outside: cars(path, on_corrupt=on_corrupt, outside=outside),
     "sop": lambda path, on_corrupt, outside: sop(path, on_corrupt=on_corrupt, outside=outside),
     "inshop": lambda path, on_corrupt, outside: inshop(path, on_corrupt=on_corrupt, outside=outside),

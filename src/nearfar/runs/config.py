@@ -56,7 +56,7 @@ class Part:
 class DataConfig:
     """The data set, how it is loaded and how it is split."""
 
-    name: str = option("glyphs", "glyphs | omniglot | cub | cars | sop | inshop | folder | manifest | vectors")
+    name: str = option("glyphs", "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest or vectors")
     path: str | None = option(None, "where it lies; glyphs needs none")
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
