@@ -1,148 +1,101 @@
-"""Photographs: `configs/cub_lite0.yaml` over several seeds on a GPU: R@1 on unseen classes, images/s, idle share.
+"""All losses on photographs, each tuned with the same budget and tested once: the study, and the pages made from it.
 
-python benchmarks/quality/photographs.py --path FOLDER [--weights FILE] [--seeds 3] [--steps 1000]
-python benchmarks/quality/photographs.py --from photographs.json     the table alone
+python benchmarks/quality/photographs.py --path CUB --path-flowers FLOWERS --jobs 14 --seconds 560 --folder out
+    runs; stops and goes on, as `nearfar reproduce photographs` does
+python benchmarks/quality/photographs.py --from out/photographs-cub.json out/photographs-flowers.json --papers out/dro-cub.json
+    the pages: results/photographs-DATA.json and photographs_study.md, the figures, docs/measured/photographs.md
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
-import tempfile
-import threading
 from pathlib import Path
 
-import numpy as np
-import torch
+from studies import BEGIN, END, ROOT
 
-import nearfar as nf
 from nearfar._utils.files import write_text
-from nearfar.data import open_data
-from nearfar.runs.config import to_tree
-from nearfar.runs.journal import read
-from nearfar.train import fit, load
-from nearfar.train.scores import score
-from nearfar.train.suited import Input, open_model
+from nearfar.studies import photographs
+from nearfar.studies._desk import as_json
+from nearfar.studies._photographs_methods import METHODS
+from nearfar.studies._photographs_pages import claims, paper_claims
 
-ROOT = Path(__file__).parents[2]
+PAPERS = {"dro": "Qi et al. 2020", "profs": "Can et al. 2019"}
 
 
-class Utilization:
-    """Samples how busy the GPU is, twice a second, while the block runs; `idle` is the mean idle share."""
-
-    def __enter__(self) -> Utilization:
-        self.busy: list[float] = []
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        while not self._end.wait(0.5):
-            told = subprocess.run(words, capture_output=True, encoding="utf-8", check=False).stdout.strip()
-            if told.isdigit():
-                self.busy.append(int(told) / 100)
-
-    def __exit__(self, *error: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    @property
-    def idle(self) -> float | None:
-        """None where nvidia-smi told nothing, or only zeros: a GPU that trained was not idle all the time."""
-        return 1 - float(np.mean(self.busy)) if any(self.busy) else None
+def read(files):
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
-def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[str, object]:
-    config = load(ROOT / "configs" / "cub_lite0.yaml", [*config_flags, ("training.seed", str(seed))])
-    with tempfile.TemporaryDirectory() as folder, Utilization() as watch:
-        found = fit(config, Path(folder) / "run", data=data)
-        lines = [line for line in read(Path(folder) / "run" / "journal.jsonl") if "loss" in line]
-    batch = config.batches.options["classes"] * config.batches.options["samples"]
-    gaps = np.diff([line["time"] for line in lines[10:]])
-    return {
-        "seed": seed,
-        "recall": {str(k): share for k, share in found.test.recall.items()},
-        "map_at_r": found.test.map_at_r,
-        "best_step": found.best_step,
-        "images_per_second": float(batch / np.median(gaps)),
-        "images_per_second_whole": float(batch * len(lines) / lines[-1]["time"]),
-        "idle": watch.idle,
-        "config": to_tree(config),
-    }
+def pages(args):
+    """Write the results, the figures, and the part of the page between the marks."""
+    studies, papers, shown = read(args.made), read(args.papers), []
+    for found in studies:
+        name = f"photographs-{found['data']}"
+        write_text(args.results / f"{name}.json", as_json(found))
+        photographs.draw(found, args.images)
+        shown += [f"### {found['data']}", f"![{name}](../images/{name}.png)", photographs.markdown(found).rstrip()]
+    if len(studies) > 1:
+        shown += ["### Ranks", photographs.ranked(studies)]
+    for found in papers:
+        title = f"### What {PAPERS[found['study']]} say, run as in the paper on {found['data']}"
+        shown += [title, f"Paired differences of R@1, {found['seeds']} seeds:", claims(paper_claims(found))]
+    text = "\n\n".join(shown) + "\n"
+    write_text(
+        args.results / "photographs_study.md", "# Photographs\n\n" + text.replace("../images", "../../docs/images")
+    )
+    before, rest = args.page.read_text(encoding="utf-8").split(BEGIN)
+    write_text(args.page, before + BEGIN + "\n\n" + text + "\n" + END + rest.split(END)[1])
+    print(f"{args.page} and {args.results / 'photographs_study.md'}")
 
 
-def train(words: argparse.Namespace, more: list[str]) -> dict[str, object]:
-    """Frozen features, then a run for each seed."""
-    flags = [("training.steps", str(words.steps))]
-    flags += [("model.weights", words.weights)] if words.weights else []
-    flags += [(name.removeprefix("--"), value) for name, value in zip(more[::2], more[1::2], strict=True)]
-    data = open_data("cub", words.path)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = load(ROOT / "configs" / "cub_lite0.yaml", flags)
-    model, _, plain = open_model(config, Input.of(config, data))
-    model.head = torch.nn.Identity()
-    frozen, _ = score(model.to(device), data.test, plain, ks=(1,), device=device, workers=config.data.workers)
-    rows = [one(flags, seed, data) for seed in range(words.seeds)]
-    about = {
-        "torch": torch.__version__,
-        "nearfar": nf.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-    }
-    sizes = np.unique(data.train.labels, return_counts=True)[1]
-    return {
-        "frozen": frozen.recall[1],
-        "mean": float(np.mean([row["recall"]["1"] for row in rows])),
-        "training": {"classes": len(sizes), "samples": int(sizes.sum())},
-        "runs": rows,
-        "versions": about,
-    }
+def train(args):
+    found = photographs.reproduce(
+        args.folder,
+        data=args.data,
+        path=args.path,
+        path_flowers=args.path_flowers,
+        seeds=args.seeds,
+        steps=args.steps,
+        jobs=args.jobs,
+        quick=args.quick,
+        seconds=args.seconds,
+        precision=args.precision,
+        weights=args.weights,
+        methods=args.methods,
+        parts=args.parts,
+    )
+    for name, each in found.items():
+        write_text(args.folder / f"photographs-{name}.md", photographs.markdown(each))
+        tested = sum(not line["held_out"] for line in each["runs"])
+        failed = sum(line["error"] is not None for line in each["runs"])
+        print(f"{name}: {len(each['runs'])} runs, {tested} of them tests, {failed} failed", flush=True)
 
 
-def page(found: dict[str, object]) -> str:
-    """The table of photographs.md."""
-    rows, versions = found["runs"], found["versions"]
-    config = rows[0]["config"]
-    steps, rate, share = config["training"]["steps"], config["optimizer"]["lr"], config["data"]["validation"]
-    table = [
-        f"# CUB-200-2011, classes 101-200, EfficientNet-Lite0, {steps} steps of DRO-TopK (binomial)",
-        "",
-        f"Frozen features: R@1 {100 * found['frozen']:.1f}. Trained: {100 * found['mean']:.1f} on average over "
-        f"{len(rows)} seeds, at rate {rate:g}, {share:.0%} of the training classes held out. "
-        f"{versions['device']}, torch {versions['torch']}, python {versions['python']}.",
-        "",
-        "| seed | R@1 | R@2 | R@4 | R@8 | MAP@R | images/s (median) | images/s (with evaluations) | GPU idle |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        shares = " | ".join(f"{100 * row['recall'][k]:.1f}" for k in ("1", "2", "4", "8"))
-        idle = "-" if row["idle"] is None else f"{100 * row['idle']:.0f}%"
-        table.append(
-            f"| {row['seed']} | {shares} | {100 * row['map_at_r']:.1f} | {row['images_per_second']:.0f} | "
-            f"{row['images_per_second_whole']:.0f} | {idle} |"
-        )
-    return "\n".join(table) + "\n"
-
-
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", help="the folder of CUB-200-2011")
-    parser.add_argument("--weights")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--from", dest="made", type=Path, help="a JSON file: write its table, run nothing")
-    words, more = parser.parse_known_args()
-    if words.made is None and words.path is None:
-        parser.error("--path or --from is needed")
-    found = train(words, more) if words.made is None else json.loads(words.made.read_text(encoding="utf-8"))
-    write_text(words.folder / "photographs.json", json.dumps(found, indent=1) + "\n")
-    write_text(words.folder / "photographs.md", page(found))
-    print(page(found))
+    parser.add_argument("--data", default="cub", help="cub, folder, or other pictures at --path")
+    parser.add_argument("--path", type=Path)
+    parser.add_argument("--path-flowers", type=Path)
+    parser.add_argument("--weights", type=Path, help="a file of weights of EfficientNet-Lite0")
+    parser.add_argument("--folder", type=Path, default=Path("nearfar-photographs"), help="runs, numbers and figures")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, help="begin no run after so many; call again to go on")
+    parser.add_argument("--precision", choices=("float32", "bf16", "fp16", "float64"))
+    parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), metavar="METHOD", help="; ".join(METHODS))
+    parser.add_argument("--parts", nargs="+", choices=photographs.PARTS, default=list(photographs.PARTS))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--from", dest="made", type=Path, nargs="+", help="JSON files: write the pages, run nothing")
+    parser.add_argument(
+        "--papers", type=Path, nargs="+", default=[], help="dro-DATA.json, profs-DATA.json: their claims"
+    )
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "measured" / "photographs.md")
+    args = parser.parse_args()
+    (pages if args.made else train)(args)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@ profs.py, dro.py and robustness.py beside it call it. Called itself it runs ever
 the order of what matters, with the same processes throughout; call it again, with the same folder, to go on:
 
     python benchmarks/quality/studies.py --jobs 14 --seconds 560 --folder nearfar-studies
+
+`--plan` runs other studies, in the order given, each as STUDY:DATA, or profs:DATA:table for Table 1 alone:
+
+    python benchmarks/quality/studies.py --plan profs:cub:table dro:cub noise:cub --path FOLDER --jobs 14
 """
 
 from __future__ import annotations
@@ -31,11 +35,14 @@ PLAN = (
     (dro, "omniglot", {}),
     (profs, "glyphs", {}),
 )
+STUDIES = {"dro": dro, "noise": noise, "profs": profs}
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
 def place_of(data, path):
-    """Where a data set lies: as told, or for omniglot in `shared/data` inside or beside the repository."""
+    """Where a data set lies: as told (glyphs are drawn), or for omniglot in `shared/data` in or beside this tree."""
+    if data == "glyphs":
+        return None
     if path is not None or data != "omniglot":
         return path
     found = [folder / "shared" / "data" for folder in (ROOT, ROOT.parent)]
@@ -51,6 +58,10 @@ def arguments(text):
     parser.add_argument("--steps", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="begin no run after so many; call again to go on")
+    parser.add_argument(
+        "--precision", choices=("float32", "bf16", "fp16", "float64"), help="if not what suits the data"
+    )
+    parser.add_argument("--weights", type=Path, help="a file of weights for the network's trunk")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--from", dest="made", type=Path, nargs="+", help="JSON files: write the pages, run nothing")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
@@ -68,6 +79,7 @@ def train(args, plan, workers):
             print(f"{study.__name__} {data}: no time left; call again to go on", flush=True)
             continue
         how = {"seeds": args.seeds, "steps": args.steps, "quick": args.quick, "seconds": left}
+        how |= {"precision": args.precision, "weights": args.weights}
         try:
             found = study.reproduce(args.folder, data=data, path=place_of(data, args.path), jobs=workers, **how, **more)
         except RuntimeError as error:  # not even the rate could be chosen in time
@@ -133,7 +145,18 @@ def main(text, study, title, page, **more):
             train(args, [(study, data, passed) for data in args.data], workers)
 
 
+def planned(text):
+    """A step of the plan from STUDY:DATA[:PARTS]; the parts, joined by commas, are those of profs."""
+    name, _, rest = text.partition(":")
+    data, _, parts = rest.partition(":")
+    if name not in STUDIES or not data or (parts and name != "profs"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no STUDY:DATA; the studies are {', '.join(STUDIES)}")
+    return STUDIES[name], data, {"parts": tuple(parts.split(","))} if parts else {}
+
+
 if __name__ == "__main__":
-    given = arguments(__doc__).parse_args()
+    words = arguments(__doc__)
+    words.add_argument("--plan", type=planned, nargs="+", default=PLAN, help="STUDY:DATA ...")
+    given = words.parse_args()
     with Workers(given.jobs) as processes:
-        train(given, PLAN, processes)
+        train(given, given.plan, processes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -9,7 +10,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,33 @@ class Scene:
 
 DRAWINGS = Scene({"data": {"transform": "none"}, "model": {"name": "small", "embedding_dim": 128}}, (3e-4, 1e-3, 3e-3))
 VECTORS = Scene({"data": {"transform": "none"}, "model": {"name": "linear", "embedding_dim": 64}}, (3e-4, 1e-3, 3e-3))
-PHOTOGRAPHS = Scene(
-    {
-        "data": {"workers": 4},
-        "model": {"name": "lite0", "embedding_dim": 512, "freeze_norms": True},
-        "optimizer": {"head_lr_mult": 10.0},
-    },
-    (1e-5, 3e-5, 1e-4),
-)
+PHOTOGRAPHS: Mapping[str, Tree] = {
+    # `cache` and `workers`: decoded once, and then no process has to read pictures
+    "data": {"cache": "device", "workers": 0},
+    "model": {"name": "lite0", "embedding_dim": 512, "freeze_norms": True},
+    "optimizer": {"head_lr_mult": 10.0, "warmup": 50},
+    # runs of some hundred steps end before a compiled step has paid for itself
+    "training": {"baselines": False, "precision": "bf16", "compile": False},
+}
+"""The sections of a run on photographs on a GPU; keys that the configuration does not have are left out."""
+PHOTOGRAPH_RATES = (2e-5, 5e-5, 1e-4)
+UNCACHED_WORKERS = 4  # where pictures must be decoded at each step
 SCENES = {"glyphs": DRAWINGS, "omniglot": DRAWINGS, "vectors": VECTORS}
+
+
+def photographs() -> Scene:
+    """How photographs are trained on this machine: without a GPU in float32, and cached in memory."""
+    known = {each.name: {key.name for key in fields(type(getattr(Config(), each.name)))} for each in fields(Config)}
+    tree: dict[str, dict[str, Any]] = {
+        name: {key: value for key, value in section.items() if key in known[name]}
+        for name, section in PHOTOGRAPHS.items()
+    }
+    if "cache" not in tree["data"]:
+        tree["data"]["workers"] = UNCACHED_WORKERS
+    if not torch.cuda.is_available():
+        tree["training"]["precision"] = "float32"
+        tree["data"] |= {"cache": "memory"} if "cache" in tree["data"] else {"workers": 0}
+    return Scene(tree, PHOTOGRAPH_RATES)
 
 
 @dataclass(frozen=True)
@@ -76,6 +95,7 @@ class Desk:
         workers: the processes that train.
         deadline: begin no run after this time of `time.monotonic()`; None: no limit.
         quick: a quick check: one learning rate, no choice.
+        changes: sections that differ from the scene's, such as another precision.
     """
 
     study: str
@@ -87,11 +107,15 @@ class Desk:
     workers: Workers
     deadline: float | None
     quick: bool
+    changes: Mapping[str, Tree] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def scene(self) -> Scene:
         """The scene of this data set."""
-        return SCENES.get(self.data, PHOTOGRAPHS)
+        scene = SCENES.get(self.data) or photographs()
+        names = {**scene.sections, **self.changes}
+        sections = {name: {**scene.sections.get(name, {}), **self.changes.get(name, {})} for name in names}
+        return Scene(sections, scene.rates)
 
     @property
     def classes(self) -> int:
@@ -108,6 +132,7 @@ class Desk:
         seed: int = 0,
         proximal: float = 0.0,
         width: int | None = None,
+        loss_lr_mult: float | None = None,
     ) -> Config:
         """The configuration of a run on all training classes that is scored once, at its end."""
         tree: dict[str, Any] = {name: dict(section) for name, section in self.scene.sections.items()}
@@ -116,8 +141,11 @@ class Desk:
             tree["data"]["workers"] = 0  # the choice of classes must not run ahead of the training
         tree["model"] |= {"normalize": method.normalize} | ({} if width is None else {"embedding_dim": width})
         tree["optimizer"] = {**tree.get("optimizer", {}), "lr": rate, "proximal": proximal}
-        tree["training"] = {"steps": steps, "seed": seed, "evaluate_every": steps, "checkpoint_every": steps}
-        tree["training"] |= {"explain_every": 0}
+        tree["optimizer"] |= {} if loss_lr_mult is None else {"loss_lr_mult": loss_lr_mult}
+        # a warm-up as long as a quick check would leave nothing to learn with
+        tree["optimizer"]["warmup"] = min(tree["optimizer"].get("warmup", 0), steps // 4)
+        plan = {"steps": steps, "seed": seed, "evaluate_every": steps, "checkpoint_every": steps, "explain_every": 0}
+        tree["training"] = {**tree.get("training", {}), **plan}
         return parse({**tree, "loss": method.loss, "batches": batches})
 
     def per_class(self, size: int, samples: int) -> Tree:
@@ -186,8 +214,14 @@ def open_desk(
     jobs: int | Workers,
     quick: bool,
     seconds: float | None,
+    precision: str | None = None,
+    weights: str | Path | None = None,
+    changes: Mapping[str, Tree] | None = None,
 ) -> Iterator[Desk]:
-    """Read the labels of the data set and create the folder; processes that it starts end with the block."""
+    """Read the labels of the data set and create the folder; processes that it starts end with the block.
+
+    `precision`, `weights` (of the network's trunk) and the sections `changes` stand in place of the scene's.
+    """
     if seeds < 1:
         raise ValueError(f"{study}: seeds must be at least 1, but came as {seeds}.")
     labels = open_data(data, path).train.labels
@@ -195,8 +229,13 @@ def open_desk(
     place.mkdir(parents=True, exist_ok=True)
     deadline = None if seconds is None else time.monotonic() + seconds
     where = None if path is None else os.fspath(path)
+    sections = {name: dict(section) for name, section in (changes or {}).items()}
+    if precision is not None:
+        sections.setdefault("training", {})["precision"] = precision
+    if weights is not None:
+        sections.setdefault("model", {})["weights"] = os.fspath(weights)
     with nullcontext(jobs) if isinstance(jobs, Workers) else Workers(jobs) as workers:
-        yield Desk(study, place, data, where, labels, seeds, workers, deadline, quick)
+        yield Desk(study, place, data, where, labels, seeds, workers, deadline, quick, sections)
 
 
 def in_rounds(cells: Iterable[Sequence[Trial]]) -> list[Trial]:

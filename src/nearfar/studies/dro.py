@@ -62,6 +62,8 @@ def reproduce(
     jobs: int | Workers = 1,
     quick: bool = False,
     seconds: float | None = None,
+    precision: str | None = None,
+    weights: str | Path | None = None,
 ) -> dict[str, Any]:
     """Run what is missing in `folder`, draw the figures, and write the results.
 
@@ -74,11 +76,14 @@ def reproduce(
         jobs: number of processes, or `Workers` that are running already.
         quick: a smoke test: 30 steps, two batch sizes, three K, two γ, one learning rate.
         seconds: begin no run after this time; what is missing stays empty, and the next call continues.
+        precision: float32, bf16, fp16 or float64; None: bf16 for photographs on a GPU, else float32.
+        weights: a file of weights for the network's trunk; None: the published ones, where it has some.
 
     Returns:
         The content of dro-DATA.json.
     """
     how: dict[str, Any] = {"data": data, "path": path, "seeds": seeds, "jobs": jobs, "quick": quick, "seconds": seconds}
+    how |= {"precision": precision, "weights": weights}
     with open_desk("dro", folder, **how) as desk:
         return _study(desk, steps)
 

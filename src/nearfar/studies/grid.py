@@ -30,6 +30,8 @@ from nearfar.data import DataSet, Samples, class_disjoint, open_data, part
 from nearfar.evaluation.clustering import clustering_scores
 from nearfar.runs.config import to_tree
 from nearfar.runs.journal import Journal
+from nearfar.runs.parts import shape_of_batch
+from nearfar.studies import _trace
 from nearfar.train import Config, fit
 
 __all__ = ["Line", "Trial", "Workers", "attempt", "lines", "permuted", "run"]
@@ -59,13 +61,17 @@ class Trial:
 
     @functools.cached_property
     def key(self) -> str:
-        """A short hash of everything that the result depends on: all but the path of the data."""
-        return hashlib.sha256(json.dumps(self.tree(), sort_keys=True).encode()).hexdigest()[:16]
+        """A short hash of everything that the result depends on: not where files lie, nor how many processes read."""
+        tree = self.tree()
+        tree["config"]["data"].pop("workers")
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def tree(self) -> Line:
         """The run as plain values."""
         config = to_tree(self.config)
         config["data"].pop("path")
+        weights = config["model"]["weights"]
+        config["model"]["weights"] = weights and Path(weights).name
         judged = {"ks": list(self.ks), "wrong": self.wrong, "held_out": self.held_out, "clustering": self.clustering}
         return {"config": config, **judged}
 
@@ -189,6 +195,9 @@ def attempt(trial: Trial) -> Line | None:
 def _train(trial: Trial) -> Line | None:
     config = trial.config
     data, share = _judged(trial)
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory(prefix="nearfar-") as place:
         folder = Path(place) / "run"
         result = fit(config, folder, data=data, console=Terminal(quiet=True))
@@ -197,10 +206,20 @@ def _train(trial: Trial) -> Line | None:
         scores = result.test.scores()
         if trial.clustering:
             scores |= _clusters(folder / "embeddings.npz", trial.clustering)
-    return {"scores": scores, "queries": result.test.queries, "steps": result.step, "wrong_share": share}
+        line: Line = {"scores": scores, "queries": result.test.queries, "steps": result.step, "wrong_share": share}
+        line["classes"] = _trace.by_class(result.test)
+        line["journal"] = _trace.of_journal(folder, _batch(config, len(data.train.classes)))
+    peak = {"peak_memory": torch.cuda.max_memory_allocated() if on_gpu else None}
+    return line | peak | _trace.device()
 
 
-@functools.lru_cache(maxsize=2)
+def _batch(config: Config, classes: int) -> int:
+    """Samples in a batch."""
+    shape = shape_of_batch(config, classes)
+    return int(shape["batch_size"] if "batch_size" in shape else shape["classes"] * shape["samples"])
+
+
+@functools.lru_cache(maxsize=4)
 def _open(name: str, path: str | None) -> DataSet:
     return open_data(name, path)
 

@@ -77,6 +77,8 @@ def reproduce(
     jobs: int | Workers = 1,
     quick: bool = False,
     seconds: float | None = None,
+    precision: str | None = None,
+    weights: str | Path | None = None,
     parts: Sequence[str] = PARTS,
 ) -> dict[str, Any]:
     """Run what is missing in `folder`, draw the figures, and write the results.
@@ -90,6 +92,8 @@ def reproduce(
         jobs: number of processes, or `Workers` that are running already.
         quick: a smoke test: 40 steps, two losses, one learning rate.
         seconds: begin no run after this time; what is missing stays empty, and the next call continues.
+        precision: float32, bf16, fp16 or float64; None: bf16 for photographs on a GPU, else float32.
+        weights: a file of weights for the network's trunk; None: the published ones, where it has some.
         parts: "table" (Table 1) and "lengths" (Figure 1), or one of them.
 
     Returns:
@@ -98,6 +102,7 @@ def reproduce(
     for part in parts:
         check_choice("profs", "parts", part, PARTS)
     how: dict[str, Any] = {"data": data, "path": path, "seeds": seeds, "jobs": jobs, "quick": quick, "seconds": seconds}
+    how |= {"precision": precision, "weights": weights}
     with open_desk("profs", folder, **how) as desk:
         return _study(desk, steps, parts)
 

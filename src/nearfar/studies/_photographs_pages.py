@@ -1,0 +1,150 @@
+"""The tables and the figure of the study on photographs, from what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nearfar.studies import _figures as figures
+from nearfar.studies import _photographs_statistics as statistics
+from nearfar.studies._desk import shown, table
+
+Found = Mapping[str, Any]
+NAMES = {"recall@1": "R@1", "recall@2": "R@2", "recall@4": "R@4", "recall@8": "R@8", "map_at_r": "MAP@R",
+         "nmi": "NMI", "f1": "F1"}  # fmt: skip
+VERDICTS = {"better": "holds", "worse": "does not", "cannot tell": "cannot tell"}
+
+
+def draw(found: Found, folder: Path) -> None:
+    """Draw the methods, best first, from the content of photographs-DATA.json."""
+    data, score = found["data"], found["score"]
+    rows = {name: {NAMES[score]: each["scores"][score]} for name, each in _sorted(found) if each["scores"][score]}
+    figures.dots(
+        folder / f"photographs-{data}.png", rows, [NAMES[score]], f"{NAMES[score]} on unseen classes of {data}, %"
+    )
+
+
+def markdown(found: Found) -> str:
+    """How the runs were made, the table, the difference to multi-similarity, the doctor and the paper's claims."""
+    parts = [
+        _setting(found),
+        _scores(found),
+        "Less multi-similarity, paired by seed and class; in brackets the 95% interval over seeds and classes "
+        "(two-level bootstrap):",
+        _differences(found),
+        "What the doctor said while the runs were trained, tuning and test together (a false alarm: a warning or an "
+        f"alarm although the score is within {statistics.NEAR:g} points of the best run; missed: {statistics.FAR:g} "
+        "points or more below it, and nothing was said):",
+        _doctor(found),
+    ]
+    if found["claims"]:
+        parts += ["What Qi et al. 2020 say, as paired differences of R@1:", claims(found["claims"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def ranked(studies: Sequence[Found]) -> str:
+    """The methods by their mean rank over data sets, each ranked by the score that its methods were tuned by."""
+    tables = {
+        each["data"]: {
+            name: row["scores"][each["score"]]["mean"]
+            for name, row in each["methods"].items()
+            if row["scores"][each["score"]]
+        }
+        for each in studies
+    }
+    head = ("method", *(f"{each['data']}, by {NAMES[each['score']]}" for each in studies), "mean rank")
+    rows = [(name, *(f"{rank:g}" for rank in row.values())) for name, row in statistics.ranks(tables).items()]
+    return table(head, rows)
+
+
+def claims(listed: Iterable[Found]) -> str:
+    """Claims with the figure: holds, does not, or cannot tell."""
+    rows = []
+    for each in listed:
+        step = each["difference"]
+        rows.append((each["claim"], step_of(step), "-" if step is None else VERDICTS[step["verdict"]]))
+    return table(("claim", "difference", "verdict"), rows)
+
+
+def paper_claims(found: Found) -> list[dict[str, Any]]:
+    """The claims of Qi et al. 2020 or Can et al. 2019 from the content of dro-DATA.json or profs-DATA.json."""
+    if found["study"] == "dro":
+        return list(found["claims"])
+    return [
+        {"claim": f"{name}: {pair.replace(' less ', ' beats ')}", "difference": row[pair]["recall@1"]}
+        for name, row in found["differences"].items()
+        for pair in row
+    ]
+
+
+def step_of(step: Found | None) -> str:
+    """Format a difference with its interval.
+
+    >>> step_of({"mean": 1.25, "low": 0.5, "high": 2.0}), step_of({"mean": -1.0, "half": 0.5}), step_of(None)
+    ('+1.2 [+0.5, +2.0]', '-1.0 ± 0.5', '-')
+    """
+    if step is None or "low" not in step:
+        return shown(None if step is None else dict(step), sign=True)
+    return f"{step['mean']:+.1f} [{step['low']:+.1f}, {step['high']:+.1f}]"
+
+
+def _sorted(found: Found) -> list[tuple[str, Found]]:
+    """The methods, best first by the score that they were tuned by; those without runs last."""
+
+    def place(item: tuple[str, Found]) -> float:
+        spread = item[1]["scores"][found["score"]]
+        return -spread["mean"] if spread else 1.0
+
+    return sorted(found["methods"].items(), key=place)
+
+
+def _setting(found: Found) -> str:
+    training, versions, (classes, samples) = found["training"], found["versions"], found["batch"]
+    failed = sum(line["error"] is not None for line in found["runs"])
+    tuning = [line for line in found["runs"] if line["held_out"]]
+    network = next((line["config"]["model"] for line in found["runs"]), {"name": "-", "embedding_dim": 0})
+    paces = [line["journal"]["images_per_second"] for line in found["runs"] if not line["error"]]
+    pace = sorted(each for each in paces if each)
+    rates = ", ".join(f"{rate:g}" for rate in found["rates"])
+    speed = f", {pace[len(pace) // 2]:,.0f} images/s a run (median)" if pace else ""
+    return (
+        f"{found['data']}: {training['classes']} classes and {training['samples']} photographs to learn from; network "
+        f"{network['name']}, {network['embedding_dim']} dimensions; {found['steps']} steps a run, {classes} classes x "
+        f"{samples}, Adam, cosine to 0. Tuned by {NAMES[found['score']]} on {found['held_out']:.0%} of the training "
+        f"classes, held out, the same budget for each method: rates {rates} "
+        f"at the default of its parameter, then its other values at the best rate. Then {found['seeds']} seeds on all "
+        f"training classes; the test classes are read once a run, after the last step, of the one configuration that "
+        f"the ledger holds; ± is half a 95% t-interval over seeds. {len(found['runs'])} runs ({len(tuning)} of the "
+        f"tuning), {failed} failed. {found['device']}{speed}, torch {versions['torch']}, python {versions['python']}."
+    )
+
+
+def _scores(found: Found) -> str:
+    rows = []
+    for name, each in _sorted(found):
+        chosen, cells = each["chosen"], each["scores"]
+        told = ("-", "-", "-") if chosen is None else (f"{chosen['rate']:g}", each["parameter"], str(chosen["budget"]))
+        rows.append((name, *(shown(cells[score]) for score in NAMES), *told, str(cells["runs"])))
+    return table(("method", *NAMES.values(), "rate", "parameter", "tuning runs", "test runs"), rows)
+
+
+def _differences(found: Found) -> str:
+    rows = []
+    for name, each in _sorted(found):
+        steps = each["difference"]
+        if steps and any(steps.values()):
+            cells = [f"{step_of(step)} ({step['verdict']})" if step else "-" for step in steps.values()]
+            rows.append((name, *cells))
+    return table(("method", "R@1", "MAP@R"), rows)
+
+
+def _doctor(found: Found) -> str:
+    rows = []
+    for name, row in found["doctor"].items():
+        names = ", ".join(f"{each} ({count})" for each, count in row["names"].items()) or "-"
+        step = "-" if row["step"] is None else f"{row['step']:g}"
+        counts = (row["runs"], row["named"], row["collapsed"])
+        rows.append((name, *map(str, counts), step, str(row["false"]), str(row["missed"]), names))
+    head = ("method", "runs", "named", "as collapsed", "at step (median)", "false alarms", "missed", "findings")
+    return table(head, rows)

@@ -1,0 +1,260 @@
+"""The study on photographs: equal budgets, the test read once for one configuration, tables from the runs' numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearfar.runs import parts
+from nearfar.studies import _photographs_pages as pages
+from nearfar.studies import _photographs_statistics as statistics
+from nearfar.studies import grid, photographs
+from nearfar.studies._desk import open_desk
+from nearfar.studies._photographs_ledger import Ledger
+from nearfar.studies._photographs_methods import BASE, CLAIMS, METHODS, QUICK
+
+RUNS = 3 * (2 + 1)  # of the tuning: three methods, two rates, one more value
+HOW = {"data": "folder", "seeds": 2, "quick": True}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Twelve classes of six small pictures; half of the classes are for the test."""
+    path = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    for number in range(12):
+        color = random.integers(0, 200, size=3)
+        for place in range(6):
+            noise = random.integers(0, 55, size=(32, 32, 3))
+            (path / f"class{number:02d}").mkdir(exist_ok=True)
+            Image.fromarray((color + noise).astype(np.uint8)).save(path / f"class{number:02d}" / f"{place}.png")
+    return path
+
+
+class _Sealed:
+    """Samples that raise when one of them is read."""
+
+    def __init__(self, samples):
+        self.samples, self.labels, self.classes, self.names = samples, samples.labels, samples.classes, samples.names
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        raise AssertionError("a test sample was read")
+
+    genuine = __getitem__
+
+
+@pytest.fixture(scope="module")
+def study(pictures, tmp_path_factory):
+    """Tuned while test samples cannot be read, with results kept; then tested."""
+    folder = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        opened = grid._open
+
+        def sealed(name, path):
+            data = opened(name, path)
+            return replace(data, test=_Sealed(data.test))
+
+        patch.setattr(grid, "_open", sealed)
+        tuned = photographs.reproduce(folder, path=pictures, parts=["tuning"], **HOW)["folder"]
+        failed = photographs.reproduce(folder / "sealed", path=pictures, methods=[BASE], **HOW)["folder"]
+    return folder, tuned, failed, photographs.reproduce(folder, path=pictures, **HOW)["folder"]
+
+
+def test_tuning_reads_no_test_sample(study):
+    _, tuned, failed, _ = study
+    assert [line["error"] for line in tuned["runs"]] == [None] * RUNS
+    assert {line["held_out"] for line in tuned["runs"]} == {0.2}
+    assert all(each["scores"]["runs"] == 0 for each in tuned["methods"].values())
+    # the same seal stops what does read them, so it would have told
+    errors = [line["error"] for line in failed["runs"] if not line["held_out"]]
+    assert errors == ["AssertionError: a test sample was read"] * 2
+
+
+def test_every_method_has_the_same_budget_and_is_tested_once(study):
+    folder, _, _, found = study
+    assert [line["error"] for line in found["runs"]] == [None] * (RUNS + 3 * 2)
+    ledger = json.loads((folder / "photographs-folder-chosen.json").read_text(encoding="utf-8"))
+    assert set(ledger) == set(QUICK) == set(found["methods"])
+    assert {entry["budget"] for entry in ledger.values()} == {3}
+    for name, entry in ledger.items():
+        tested = [line for line in found["runs"] if line["method"] == name and not line["held_out"]]
+        assert [line["config"]["training"]["seed"] for line in tested] == [0, 1]
+        assert {line["config"]["optimizer"]["lr"] for line in tested} == {entry["rate"]}
+        tuned = {
+            (line["config"]["optimizer"]["lr"], line["config"]["loss"][METHODS[name].parameter]): line["scores"][
+                "recall@1"
+            ]
+            for line in found["runs"]
+            if line["method"] == name and line["held_out"]
+        }
+        size = 5 * found["batch"][0] if METHODS[name].batches else 1
+        assert tuned[entry["rate"], entry["value"] * size] == max(
+            score for (rate, _), score in tuned.items() if rate == entry["rate"]
+        )
+
+
+def test_another_configuration_of_a_tested_method_is_refused(study, pictures):
+    folder, _, _, _ = study
+    before = (folder / "photographs.jsonl").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r"may be tested with one configuration, in which .* is 6, but 7 came; go on"):
+        photographs.reproduce(folder, path=pictures, steps=7, **HOW)
+    assert (folder / "photographs.jsonl").read_text(encoding="utf-8") == before
+
+
+def test_a_finished_study_runs_nothing(study, pictures, monkeypatch):
+    folder, _, _, found = study
+    monkeypatch.setattr(grid, "attempt", lambda trial: pytest.fail("a run began"))
+    again = photographs.reproduce(folder, path=pictures, **HOW)["folder"]
+    assert again["methods"] == found["methods"]
+    assert json.loads((folder / "photographs-folder.json").read_text(encoding="utf-8"))["score"] == "recall@1"
+
+
+def test_no_run_begins_when_time_is_up(pictures, tmp_path):
+    found = photographs.reproduce(tmp_path, path=pictures, seconds=-1.0, **HOW)["folder"]
+    assert found["runs"] == []
+    assert {each["chosen"] for each in found["methods"].values()} == {None}
+    assert "0 runs" in photographs.markdown(found)
+
+
+def test_tables(study):
+    folder, _, _, found = study
+    kept = json.loads((folder / "photographs-folder.json").read_text(encoding="utf-8"))
+    page = photographs.markdown(kept)
+    assert page == photographs.markdown(found)
+    assert "| method | R@1 | R@2 | R@4 | R@8 | MAP@R | NMI | F1 | rate | parameter | tuning runs | test runs |" in page
+    mean = np.mean(
+        [line["scores"]["recall@1"] for line in found["runs"] if line["method"] == BASE and not line["held_out"]]
+    )
+    assert f"| {BASE} | {100 * mean:.1f} ± " in page
+    assert "| DRO-TopK (hinge) beats MS |" in page
+    assert (folder / "photographs-folder.png").read_bytes().startswith(b"\x89PNG")
+    assert "| method | folder, by R@1 | folder, by R@1 | mean rank |" in photographs.ranked([found, found])
+
+
+def test_the_difference_is_that_of_the_scores(study):
+    _, _, _, found = study
+    runs = {name: [line for line in found["runs"] if line["method"] == name and not line["held_out"]] for name in QUICK}
+    step = found["methods"]["triplet, hard"]["difference"]["recall@1"]
+    plain = [
+        b["scores"]["recall@1"] - a["scores"]["recall@1"]
+        for a, b in zip(runs[BASE], runs["triplet, hard"], strict=True)
+    ]
+    assert step["mean"] == pytest.approx(100 * np.mean(plain), abs=0.02)  # classes are kept with four digits
+    assert step["low"] <= step["mean"] <= step["high"]
+    assert (step["seeds"], step["classes"]) == (2, 6)
+
+
+def test_a_line_is_small_and_tells_the_course(study):
+    _, _, _, found = study
+    for line in found["runs"]:
+        assert len(json.dumps(line)) < 6000
+        assert line["journal"]["loss"][-1][0] == 6
+        assert line["journal"]["looks"][0][0] == 0
+        assert line["device"] in ("CPU",) or line["peak_memory"] > 0
+        assert set(line["versions"]) == {"nearfar", "torch", "python"}
+        assert sum(line["classes"]["queries"]) == line["queries"]
+
+
+def test_intervals_over_seeds_and_classes():
+    random = np.random.default_rng(0)
+    many, even = np.ones(50), np.full((4, 50), 0.3)
+    assert statistics.resampled(even, many) == pytest.approx((0.3, 0.3))
+    by_class = np.tile(random.normal(size=50), (4, 1))
+    by_seed = np.tile(random.normal(size=(4, 1)), (1, 50))
+    for steps, units in ((by_class, by_class[0]), (by_seed, by_seed[:, 0])):
+        low, high = statistics.resampled(steps, many)
+        error = units.std() / np.sqrt(len(units))
+        assert high - low == pytest.approx(2 * 1.96 * error, rel=0.25)
+        assert low < units.mean() < high
+    heavy = np.array([[1.0, 0.0]])
+    assert statistics.resampled(np.repeat(heavy, 2, 1), np.array([9.0, 9, 1, 1]))[1] == 1.0
+
+
+def line(score, held_out=0.0, **findings):
+    course = {name.replace("_", " "): {"severity": s, "first": at, "last": at} for name, (s, at) in findings.items()}
+    return {"error": None, "held_out": held_out, "scores": {"recall@1": score}, "journal": {"findings": course}}
+
+
+def test_the_doctors_record():
+    lines = [
+        ("a", line(0.60)),
+        ("a", line(0.59, total_collapse=("alarm", 40))),  # a false alarm
+        ("b", line(0.10, total_collapse=("alarm", 20), few_pull=("note", 20))),
+        ("b", line(0.20, class_collapse=("alarm", 60))),
+        ("b", line(0.30)),  # nobody said so
+        ("b", line(0.30, held_out=0.2)),  # the best of the tuning
+        ("b", line(0.0) | {"error": "ValueError"}),
+    ]
+    found = statistics.record(lines, "recall@1")
+    assert found["a"] == {"runs": 2, "named": 1, "collapsed": 1, "false": 1, "missed": 0, "step": 40} | {
+        "names": {"total collapse": 1}
+    }
+    assert (found["b"]["runs"], found["b"]["named"], found["b"]["missed"], found["b"]["false"]) == (4, 2, 1, 0)
+    assert found["b"]["step"] == 40
+    assert found["b"]["names"] == {"total collapse": 1, "class collapse": 1}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_at_every_value_is_a_loss(name, pictures, tmp_path):
+    tuned = METHODS[name]
+    assert len(set(tuned.values)) == 4
+    assert tuned.default in tuned.values
+    how = {"data": "folder", "path": pictures, "seeds": 1, "jobs": 1, "quick": False, "seconds": None}
+    with open_desk("photographs", tmp_path, **how) as desk:
+        for value in tuned.values:
+            method = tuned.at(value, batch=80, steps=600)
+            config = desk.config(method, desk.per_class(80, 5), steps=600, rate=5e-5, loss_lr_mult=tuned.loss_lr_mult)
+            parts.check(config)
+            parts.make_loss(config, classes=8)
+            assert (config.model.name, config.model.embedding_dim, config.model.freeze_norms) == ("lite0", 512, True)
+            assert (config.optimizer.warmup, config.training.baselines) == (50, False)
+
+
+def test_the_plan_is_the_issues():
+    assert len(METHODS) == 24
+    assert METHODS["DRO-TopK, hinge"].at(8.0, batch=80, steps=600).loss["k"] == 640
+    assert METHODS["triplet, hard, annealed"].at(0.2, batch=80, steps=600).loss["anneal"] == 300
+    assert METHODS["DRO-TopK-PN, binomial"].shown(0.5) == "k = 0.5B"
+    assert {name for _, *names in CLAIMS for name in names} <= set(METHODS)
+
+
+def test_the_ledger_keeps_what_was_first(tmp_path):
+    from nearfar.train import parse
+
+    ledger, config = Ledger(tmp_path / "chosen.json"), parse({"loss": "Margin"})
+    ledger.fix("margin", config, {"rate": 1e-3})
+    again = Ledger(tmp_path / "chosen.json")
+    assert again["margin"]["rate"] == 1e-3
+    again.fix("margin", parse({"loss": "Margin", "training": {"seed": 4}, "data": {"path": "elsewhere"}}), {})
+    with pytest.raises(
+        ValueError, match=r"'margin' may be tested with one configuration, in which optimizer\.lr is 0\.001"
+    ):
+        again.fix("margin", parse({"loss": "Margin", "optimizer": {"lr": 0.1}}), {})
+    assert "contrastive" not in again
+
+
+def test_claims_of_the_other_studies():
+    step = {"mean": 1.0, "half": 0.5, "verdict": "better"}
+    profs = {"study": "profs", "differences": {"N-pair": {"PROFS less plain": {"recall@1": step}}}}
+    assert "| N-pair: PROFS beats plain | +1.0 ± 0.5 | holds |" in pages.claims(pages.paper_claims(profs))
+    dro = {"study": "dro", "claims": [{"claim": "MS beats LS", "difference": step | {"verdict": "worse"}}]}
+    assert "| MS beats LS | +1.0 ± 0.5 | does not |" in pages.claims(pages.paper_claims(dro))
+
+
+def test_wrong_arguments(pictures, tmp_path):
+    words: Sequence[tuple[dict[str, object], str]] = (
+        ({"methods": ["MS"]}, "methods must be"),
+        ({"parts": ["tune"]}, "parts must be"),
+        ({}, "no path of cub or flowers came"),
+    )
+    for more, told in words:
+        with pytest.raises(ValueError, match=told):
+            photographs.reproduce(tmp_path, **more)
