@@ -2,7 +2,7 @@
 
 python benchmarks/quality/photographs.py --path CUB --path-flowers FLOWERS --jobs 14 --seconds 560 --folder out
     runs; stops and goes on, as `nearfar reproduce photographs` does
-python benchmarks/quality/photographs.py --from out/photographs-cub.json out/photographs-flowers.json --papers out/dro-cub.json
+python benchmarks/quality/photographs.py --from out/photographs-cub.json out/photographs-flowers.json [--papers ...]
     the pages: results/photographs-DATA.json and photographs_study.md, the figures, docs/measured/photographs.md
 """
 
