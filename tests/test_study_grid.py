@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from nearfar.data import Labeled, Tensors
+from nearfar.data import Labeled, Tensors, genuine
 from nearfar.studies import grid
 from nearfar.studies.grid import Trial, Workers, permuted
 from nearfar.train import parse
@@ -50,6 +50,11 @@ def test_a_line_tells_the_run(vectors, tmp_path):
     assert set(line["scores"]) >= {"recall@1", "recall@4", "map_at_r", "nmi", "f1"}
     assert 0 < line["scores"]["recall@1"] <= line["scores"]["recall@4"] <= 1
     assert line["config"]["training"]["seed"] == 0
+    assert len(line["classes"]["recall@1"]) == 8
+    mean = np.average(line["classes"]["recall@1"], weights=line["classes"]["queries"])
+    assert mean == pytest.approx(line["scores"]["recall@1"], abs=1e-4)
+    assert [step for step, _ in line["journal"]["loss"]] == [1, 2, 3]
+    assert line["journal"]["verdict"].keys() >= line["journal"]["findings"].keys()
     assert "path" not in line["config"]["data"]
 
 
@@ -101,6 +106,13 @@ def test_processes_give_what_one_gives(vectors, tmp_path):
 def test_the_key_is_what_the_result_depends_on(vectors):
     one = trial(vectors)
     assert one.key == trial("elsewhere.npz").key
+    config = replace(one.config, data=replace(one.config.data, workers=3))
+    config = replace(config, training=replace(config.training, threads=2))
+    assert one.key == replace(one, config=config).key  # a grid may go on with other processes
+    weights = [replace(one.config.model, weights=f"{place}/lite0.pth") for place in ("here", "there")]
+    here, there = (replace(one, config=replace(one.config, model=model)) for model in weights)
+    assert here.key == there.key != one.key
+    assert here.tree()["config"]["model"]["weights"] == "lite0.pth"
     others = [trial(vectors, 1), trial(vectors, loss="Margin"), replace(one, wrong=0.1), replace(one, held_out=0.1)]
     assert len({one.key, *(each.key for each in others)}) == 5
 
@@ -126,6 +138,13 @@ def test_wrong_labels_keep_the_sizes_of_classes(vectors):
         assert not np.array_equal(wrong.labels, permuted(samples, 0.4, seed=4).labels)
         assert len(wrong) == 200
         assert wrong[5].shape == (2,)
+        assert genuine(wrong, 5).shape == (2,)
+    seen = []
+    other = wrong.over(lambda base: seen.append(base) or Labeled([np.ones(2)] * 200, labels))
+    assert seen == [samples]
+    assert other[0][0] == 1
+    assert np.array_equal(other.labels, wrong.labels)
+    assert wrong.hold("cpu") is None
     data, share = grid._judged(trial(vectors, wrong=0.25))
     clean, none = grid._judged(trial(vectors))
     assert none == 0

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import runpy
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from nearfar.cli.commands import reproduction as command
 from nearfar.runs import parts
 from nearfar.studies import _photographs_pages as pages
 from nearfar.studies import _photographs_statistics as statistics
 from nearfar.studies import grid, photographs
-from nearfar.studies._desk import open_desk
+from nearfar.studies._desk import Method, open_desk
 from nearfar.studies._photographs_ledger import Ledger
 from nearfar.studies._photographs_methods import BASE, CLAIMS, METHODS, QUICK
 
@@ -64,7 +69,9 @@ def study(pictures, tmp_path_factory):
 
         patch.setattr(grid, "_open", sealed)
         tuned = photographs.reproduce(folder, path=pictures, parts=["tuning"], **HOW)["folder"]
-        failed = photographs.reproduce(folder / "sealed", path=pictures, methods=[BASE], **HOW)["folder"]
+        other = tmp_path_factory.mktemp("sealed")
+        shutil.copy(folder / "photographs.jsonl", other)
+        failed = photographs.reproduce(other, path=pictures, methods=[BASE], **HOW)["folder"]
     return folder, tuned, failed, photographs.reproduce(folder, path=pictures, **HOW)["folder"]
 
 
@@ -247,6 +254,58 @@ def test_claims_of_the_other_studies():
     assert "| N-pair: PROFS beats plain | +1.0 ± 0.5 | holds |" in pages.claims(pages.paper_claims(profs))
     dro = {"study": "dro", "claims": [{"claim": "MS beats LS", "difference": step | {"verdict": "worse"}}]}
     assert "| MS beats LS | +1.0 ± 0.5 | does not |" in pages.claims(pages.paper_claims(dro))
+
+
+def test_pages(study, tmp_path, monkeypatch):
+    """The benchmark's script writes the part of a page between its marks, the results and the figures."""
+    folder, _, _, found = study
+    quality = Path(__file__).parents[1] / "benchmarks" / "quality"
+    if not quality.exists():
+        pytest.skip("benchmarks are not in a release")
+    monkeypatch.syspath_prepend(str(quality))
+    for name in ("images", "results"):
+        (tmp_path / name).mkdir()
+    page = tmp_path / "page.md"
+    page.write_text("# Before\n\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n", encoding="utf-8")
+    told = ["photographs.py", "--from", str(folder / "photographs-folder.json"), "--page", str(page)]
+    told += ["--images", str(tmp_path / "images"), "--results", str(tmp_path / "results")]
+    monkeypatch.setattr(sys, "argv", told)
+    runpy.run_path(str(quality / "photographs.py"), run_name="__main__")
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Before")
+    assert text.endswith("<!-- results: end -->\nafter\n")
+    assert "old" not in text.split("### folder")[0]
+    assert photographs.markdown(found).splitlines()[-1] in text
+    assert (tmp_path / "images" / "photographs-folder.png").is_file()
+    kept = json.loads((tmp_path / "results" / "photographs-folder.json").read_text(encoding="utf-8"))
+    assert len(kept["runs"]) == len(found["runs"])
+
+
+def test_the_command(pictures, tmp_path):
+    how = {"folder": tmp_path / "new", "path": pictures, "seconds": -1.0, "quick": True, "methods": [BASE], "seeds": 1}
+    command.reproduce("photographs", data="folder", **how)
+    kept = json.loads((tmp_path / "new" / "photographs-folder.json").read_text(encoding="utf-8"))
+    assert (list(kept["methods"]), kept["seeds"]) == ([BASE], 1)
+    with pytest.raises(SystemExit, match="reproduce: dro takes no methods, which is for photographs; leave it out"):
+        command.reproduce("dro", **how)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_scene_suits_the_machine(gpu, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    how = {"data": "folder", "path": pictures, "seeds": 1, "jobs": 1, "quick": False, "seconds": None}
+    batches = {"name": "MPerClass", "classes": 4, "samples": 2}
+    with open_desk("dro", tmp_path, **how) as desk, open_desk("dro", tmp_path, **how, precision="fp16") as other:
+        config = desk.config(Method({"name": "Margin"}), batches, steps=100, rate=1e-4)
+        assert config.training.precision == ("bf16" if gpu else "float32")
+        assert config.optimizer.warmup == 25
+        assert (config.optimizer.head_lr_mult, config.training.diagnose_every) == (10.0, None)
+        changed = other.config(Method({"name": "Margin"}), batches, steps=100, rate=1e-4)
+        assert changed.training.precision == "fp16"
+        assert changed.training.baselines is False  # what was not told stays
+    with open_desk("dro", tmp_path, **how, weights=tmp_path / "lite0.pth") as desk:
+        config = desk.config(Method({"name": "Margin"}), batches, steps=100, rate=1e-4)
+        assert (config.model.weights, config.model.name) == (str(tmp_path / "lite0.pth"), "lite0")
 
 
 def test_wrong_arguments(pictures, tmp_path):

@@ -12,16 +12,9 @@ from typing import Any
 
 from nearfar._utils.files import read_text, write_text
 from nearfar.runs.config import Config, flat, to_tree
+from nearfar.studies import grid
 
-FREE = (
-    "training.seed",
-    "training.compile",
-    "training.threads",
-    "data.path",
-    "data.workers",
-    "data.cache",
-    "model.weights",
-)
+FREE = {"training.seed", "data.path", "model.weights", *(".".join(key) for key in grid.MANNER)}
 """Keys that may differ: the seeds of a method, where files lie, and how fast they are read."""
 
 

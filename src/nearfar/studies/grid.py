@@ -8,7 +8,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from nearfar._utils.console import Terminal
 from nearfar._utils.files import read_arrays, write_text
 from nearfar._utils.journal import read_lines
 from nearfar._utils.progress import Progress
-from nearfar.data import DataSet, Samples, class_disjoint, open_data, part
+from nearfar.data import DataSet, Samples, class_disjoint, genuine, open_data, part
 from nearfar.evaluation.clustering import clustering_scores
 from nearfar.runs.config import to_tree
 from nearfar.runs.journal import Journal
@@ -38,6 +38,14 @@ __all__ = ["Line", "Trial", "Workers", "attempt", "lines", "permuted", "run"]
 
 Line = dict[str, Any]
 WRONG_SEED = 77  # which labels are wrong is the same for every loss; the seed of a run changes it
+MANNER = (
+    ("data", "workers"),
+    ("data", "cache"),
+    ("data", "cache_folder"),
+    ("training", "compile"),
+    ("training", "threads"),
+)
+"""Keys that change how fast a run is, and its numbers by rounding at most: a grid goes on after they were changed."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +69,17 @@ class Trial:
 
     @functools.cached_property
     def key(self) -> str:
-        """A short hash of everything that the result depends on: not where files lie, nor how many processes read."""
+        """A short hash of what the run is: not where its files lie, nor how they are read or how a step is computed."""
         tree = self.tree()
-        tree["config"]["data"].pop("workers")
+        for section, name in MANNER:
+            tree["config"][section].pop(name, None)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def tree(self) -> Line:
         """The run as plain values."""
         config = to_tree(self.config)
         config["data"].pop("path")
+        config["data"].pop("cache_folder", None)
         weights = config["model"]["weights"]
         config["model"]["weights"] = weights and Path(weights).name
         judged = {"ks": list(self.ks), "wrong": self.wrong, "held_out": self.held_out, "clustering": self.clustering}
@@ -248,6 +258,19 @@ class _Relabeled:
 
     def __getitem__(self, index: int) -> Any:
         return self.samples[index]
+
+    def genuine(self, index: int) -> Any:
+        """The sample itself; None if it cannot be read and is to be skipped."""
+        return genuine(self.samples, index)
+
+    def over(self, other: Callable[[Samples], Samples]) -> Samples:
+        """Another form of the samples, such as decoded ones, with the same labels."""
+        return _Relabeled(other(self.samples), self.labels)
+
+    def hold(self, device: torch.device) -> Any:
+        """The samples on a device, where they can be held there."""
+        own = getattr(self.samples, "hold", None)
+        return None if own is None else own(device)
 
 
 def permuted(samples: Samples, share: float, *, seed: int) -> Samples:
