@@ -28,7 +28,7 @@ LAYERS = (
     ("losses", "distributed"),
     ("data", "evaluation", "batches", "geometry", "models"),
     ("runs", "linear", "pml"),
-    ("doctor", "report", "plot", "train", "studies", "bench"),
+    ("doctor", "report", "plot", "train", "studies", "tune", "bench"),
     ("cli", "__main__"),
 )
 WORDS = {
@@ -56,6 +56,7 @@ WORDS = {
     "plot": "pictures",
     "train": "the loop",
     "studies": "the papers",
+    "tune": "search of keys",
     "bench": "time, memory",
     "cli": "nearfar COMMAND",
     "__main__": "",

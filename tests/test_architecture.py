@@ -24,7 +24,7 @@ PUBLIC = {
     "nearfar": """
         DegenerateBatchWarning Explanation CrossBatchMemory Distributed Proximal Relation RobustLoss
         batches cached_step compare data diagnose distributed doctor evaluate evaluation geometry groups linear links
-        losses miners models pairs plot pml report runs sets similarity studies suggest_step train
+        losses miners models pairs plot pml report runs sets similarity studies suggest_step train tune
     """,
     "nearfar.batches": "HardClasses MPerClass Proximal Representatives Violations violations",
     "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",

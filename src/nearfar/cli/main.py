@@ -14,7 +14,7 @@ from rich.table import Table
 from nearfar._utils.console import Terminal, guard_streams, say
 from nearfar._utils.process_group import close
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training
+from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training, tune
 from nearfar.cli.commands.shared import one_sentence
 
 __all__ = ["app", "describe", "losses", "main", "pictures_of", "report"]
@@ -106,6 +106,7 @@ def pictures_of(source: Path) -> Mapping[str, Any] | None:
 
 evaluation.register(app)
 training.register(app)
+tune.register(app)
 diagnosis.register(app)
 reproduction.register(app)
 bench.register(app)

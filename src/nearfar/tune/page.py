@@ -1,0 +1,240 @@
+"""`build`: one self-contained page about a search: history, losses, keys, trials, the best configuration."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from nearfar.report.sections import percent, section, versions
+from nearfar.runs.config import to_yaml
+from nearfar.tune.chart import Axis, Point, figure
+from nearfar.tune.ranges import Choices
+from nearfar.tune.record import Ended
+from nearfar.tune.results import STATES, Best, Tuned, short
+
+__all__ = ["build"]
+
+NAMES = {"recall@1": "Recall at 1", "map_at_r": "MAP@R"}
+SHOWN = 1000
+"""Trials that the table lists, the best first."""
+
+SCRIPT = """"use strict";
+const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
+const kept = (value) => {
+  try { if (value) localStorage.setItem("nearfar-theme", value); return localStorage.getItem("nearfar-theme"); }
+  catch { return null; }
+};
+if (kept()) root.dataset.theme = kept();
+document.getElementById("theme").addEventListener("click", () => {
+  const dark = (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
+  kept(root.dataset.theme = dark ? "light" : "dark");
+});
+"""
+STYLE = """
+.ring { fill: none; stroke: var(--c); stroke-width: 1.5; } .dot { opacity: .8; }
+.none { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
+.scores td { font-size: .875rem; } .scores .value { white-space: nowrap; } .scores .values { overflow-wrap: anywhere; }
+.edge { color: var(--wrong); } details { margin-top: 1rem; } summary { cursor: pointer; margin-bottom: .8rem; }
+.share { display: inline-block; width: 6rem; margin-right: .6rem; vertical-align: middle; }
+.share i { left: 0; background: var(--accent); border-radius: 6px; }
+"""
+PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src $hash">
+<title>$title · nearfar tune</title>
+<style>
+$css
+</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the results</a>
+<header class="top">
+<p class="brand"><svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="6" cy="12" r="3.4"/><circle cx="9.5" cy="7.5" \
+r="2.3"/><circle class="far" cx="16.5" cy="4" r="2"/></svg>nearfar</p>
+<nav aria-label="Sections"><a href="#history">History</a><a href="#losses">Best</a><a href="#keys">Keys</a>\
+<a href="#trials">Trials</a><a href="#setup">Configuration</a></nav>
+<button type="button" id="theme" aria-label="Switch between light and dark">\
+<svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="7.2"/>\
+<path d="M10 2.8a7.2 7.2 0 0 1 0 14.4z"/></svg></button>
+</header>
+<main id="main">
+$body
+</main>
+<footer><p>Written by nearfar $version. One file: it loads nothing and sends nothing.</p></footer>
+<script>$script</script>
+</body>
+</html>
+""")
+
+
+def build(result: Tuned) -> str:
+    """The page as text; at least one trial has ended with a score."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    css = files("nearfar.report").joinpath("page.css").read_text(encoding="utf-8") + STYLE
+    body = [_headline(result), _history(result), _losses(result), _keys(result), _trials(result), _setup(result)]
+    return PAGE.substitute(
+        title=escape(result.folder.name),
+        hash=f"'sha256-{digest}'",
+        css=css,
+        body="\n".join(body),
+        version=escape(versions()["nearfar"]),
+        script=SCRIPT,
+    )
+
+
+def _headline(result: Tuned) -> str:
+    best = result.best_loss or ""
+    counts = {state: sum(each.count(state) for each in result.losses.values()) for state in STATES}
+    seconds = sum(each.outcome.seconds for each in result.trials)
+    facts = [("Trials", f"{len(result.trials):,}", "" if result.finished else "stopped; the search can go on")]
+    facts += [("Pruned", f"{counts['pruned']:,}", "stopped early, behind the median")]
+    if counts["diverged"] + counts["failed"]:
+        facts.append(("Without a score", f"{counts['diverged'] + counts['failed']:,}", "diverged or failed"))
+    equal = len({len(each.trials) for each in result.losses.values()}) == 1
+    facts += [("Losses", f"{len(result.losses):,}", "the same number of trials each" if equal else "")]
+    facts += [("Training", f"{seconds / 60:,.1f} min", "of all trials together")]
+    listed = "".join(
+        f"<div><dt>{name}</dt><dd>{number}{f'<small>{note}</small>' if note else ''}</dd></div>"
+        for name, number, note in facts
+    )
+    title = escape(result.folder.name)
+    return (
+        f'<section id="headline" aria-labelledby="headline-title"><h1 id="headline-title">{title}</h1>'
+        f'<div class="headline"><div class="first"><p class="kicker">{escape(_name(result))}, best trial</p>'
+        f'<p class="big">{percent(result.score)}<span>%</span></p></div>'
+        f'<div><p class="sentence">{escape(best)} scores best on training classes that were held out. '
+        f'No test class was read.</p><dl class="facts">{listed}</dl></div></div></section>'
+    )
+
+
+def _name(result: Tuned) -> str:
+    return NAMES.get(result.score_name, result.score_name)
+
+
+def _history(result: Tuned) -> str:
+    y = _scores(result)
+    last = max(each.number for each in result.trials) + 1
+    drawn = []
+    for color, (label, each) in enumerate(result.losses.items()):
+        points = [_point(one, one.number + 1.0, each) for one in each.trials]
+        x = Axis(1, max(last, 2), name="trial")
+        title = label if each.score is None else f"{label}: {percent(each.score)}"
+        drawn.append(figure(title, points, x, y, color, best_so_far=True))
+    lead = (
+        f"{_name(result)} of each trial in per cent, and the best so far as a line; a cross is a trial without a "
+        "score: stopped because it was behind, diverged or failed. Point at a mark to read its values."
+    )
+    return section("history", "History", lead, f'<div class="curves">{"".join(drawn)}</div>')
+
+
+def _scores(result: Tuned) -> Axis:
+    """One scale for all figures. Diverged trials count as 0 and would flatten it; they are drawn at the foot."""
+    found = [100 * each.outcome.score for each in result.trials if each.outcome.state == "done" and each.outcome.score]
+    low, high = min(found, default=0.0), max(found, default=1.0)
+    room = 0.06 * (high - low) or 1.0
+    return Axis(max(0.0, low - room), high + room)
+
+
+def _point(one: Ended, x: float, best: Best) -> Point:
+    outcome = one.outcome
+    score = 100 * outcome.score if outcome.state == "done" and outcome.score is not None else None
+    words = ", ".join(f"{key} {short(value)}" for key, value in one.values.items())
+    what = outcome.state if score is None else f"{score:.1f}"
+    return Point(x, score, f"trial {one.number + 1}: {what}; {words}", best=one is best.trial)
+
+
+def _losses(result: Tuned) -> str:
+    rows = []
+    for label, each in sorted(result.losses.items(), key=lambda item: -(item[1].score or 0.0)):
+        values = {} if each.trial is None else each.trial.values
+        shown = "<br>".join(_value(key, value, key in each.at_edge) for key, value in values.items())
+        score = "–" if each.score is None else percent(each.score)
+        counts = "".join(f"<td>{each.count(state):,}</td>" for state in STATES[:2])
+        bad = each.count("diverged") + each.count("failed")
+        rows.append(
+            f'<tr><th scope="row">{escape(label)}</th><td class="value">{score}</td><td class="values">{shown}</td>'
+            f"{counts}<td>{bad:,}</td></tr>"
+        )
+    edge = any(each.at_edge for each in result.losses.values())
+    lead = "The best trial of each loss." + (
+        " A value marked as at the edge lies at an end of its range: better ones may lie beyond." if edge else ""
+    )
+    head = _head("Loss", _name(result), "Values", "Finished", "Pruned", "Without a score")
+    return section("losses", "Best", lead, _table(head, rows))
+
+
+def _value(key: str, value: object, edge: bool) -> str:
+    mark = ' <span class="edge">at the edge</span>' if edge else ""
+    return f"<small>{escape(key)}</small> {escape(short(value))}{mark}"
+
+
+def _head(*names: str) -> str:
+    return "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+
+
+def _table(head: str, rows: list[str]) -> str:
+    return (
+        f'<div class="scroll"><table class="scores"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _keys(result: Tuned) -> str:
+    y, parts = _scores(result), []
+    for color, (label, each) in enumerate(result.losses.items()):
+        shares = each.importances()
+        drawn = "".join(_slice(each, key, shares.get(key), y, color) for key in each.space.ranges)
+        opened = " open" if label == result.best_loss else ""
+        parts.append(f'<details{opened}><summary>{escape(label)}</summary><div class="curves">{drawn}</div></details>')
+    lead = (
+        "The score of every finished trial against the value of each key. Importance: the key's share in what sets the "
+        "better trials apart (PED-ANOVA), from ten finished trials on."
+    )
+    return section("keys", "Keys", lead, "".join(parts))
+
+
+def _slice(best: Best, key: str, share: float | None, y: Axis, color: int) -> str:
+    values = best.space.ranges[key]
+    if isinstance(values, Choices):
+        x = Axis(-0.5, len(values.options) - 0.5, names=tuple(short(each) for each in values.options))
+    else:
+        x = Axis(values.low, values.high, log=values.log, name="log scale" if values.log else "")
+    points = [_point(one, float(values.encode(one.values[key])), best) for one in best.trials]
+    done = [point for point in points if point.y is not None]
+    title = key if share is None else f"{key}: importance {100 * share:.0f}%"
+    return figure(title, done, x, y, color)
+
+
+def _trials(result: Tuned) -> str:
+    order = sorted(result.trials, key=lambda each: (each.outcome.state != "done", -(each.outcome.score or 0.0)))
+    rows = []
+    for each in order[:SHOWN]:
+        outcome = each.outcome
+        score = percent(outcome.score) if outcome.state == "done" and outcome.score is not None else outcome.state
+        seeds = ", ".join(percent(one) for one in outcome.scores) if len(outcome.scores) > 1 else ""
+        values = ", ".join(f"<small>{escape(key)}</small> {escape(short(v))}" for key, v in each.values.items())
+        why = f"<small>{escape(outcome.error)}</small>" if outcome.error else ""
+        rows.append(
+            f'<tr><th scope="row">{escape(each.loss)}</th><td>{each.number + 1}</td><td class="value">{score}'
+            f'<small class="note">{seeds}</small></td><td class="values">{values}{why}</td>'
+            f"<td>{outcome.seconds:,.0f}</td></tr>"
+        )
+    lead = "The best first." + (f" {SHOWN:,} of {len(order):,}; trials.json has all." if len(order) > SHOWN else "")
+    return section("trials", "Trials", lead, _table(_head("Loss", "Trial", _name(result), "Values", "Seconds"), rows))
+
+
+def _setup(result: Tuned) -> str:
+    best = result.losses[result.best_loss or ""]
+    spaces = "".join(
+        f"<div><dt>{escape(key)}</dt><dd>{escape(str(each))}</dd></div>" for key, each in best.space.ranges.items()
+    )
+    searched = f'<h3>Searched for {escape(best.space.label)}</h3><dl class="pairs">{spaces}</dl>'
+    lead = "best.yaml, a complete configuration: nearfar train takes it."
+    return section("setup", "Configuration", lead, f"<pre>{escape(to_yaml(result.best))}</pre>{searched}")

@@ -1,0 +1,223 @@
+"""`search`: Optuna varies keys of a configuration, and trials are scored on held-out training classes alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from nearfar._utils.checks import check_choice, check_whole
+from nearfar._utils.console import Terminal
+from nearfar._utils.extras import need
+from nearfar._utils.files import write_text
+from nearfar._utils.progress import Progress
+from nearfar.data import DataSet
+from nearfar.runs.config import Config, load, save, to_tree
+from nearfar.train.source import opened
+from nearfar.train.suited import shares_of
+from nearfar.tune import page
+from nearfar.tune.processes import Processes
+from nearfar.tune.proposals import Proposals
+from nearfar.tune.record import Ended, Record
+from nearfar.tune.results import Best, Tuned, summary
+from nearfar.tune.space import Space, as_tree, read_space, spaces
+from nearfar.tune.trial import SCORES, STARTUP, Job, judged
+
+__all__ = ["search"]
+
+EVERY = 10.0
+"""Seconds between two writes of the page while trials run."""
+FAILURES = 3
+"""If so many trials of a loss fail and none ends, the search stops: the configuration is wrong, not one trial."""
+Key = tuple[str, int, Any, Mapping[str, Any]]
+"""Label of the loss, number, Optuna's trial, values."""
+
+
+def search(
+    config: Config | Path | str,
+    space: Mapping[str, Any] | Path | str,
+    *,
+    folder: Path | str,
+    trials: int = 30,
+    jobs: int = 1,
+    score: str = "recall@1",
+    seeds: int = 1,
+    held_out: float = 0.2,
+    prune: Literal["median", "none"] = "median",
+    seed: int = 0,
+    data: DataSet | None = None,
+    console: Console | None = None,
+) -> Tuned:
+    """Search the best values of some keys of a configuration; the test classes are never read.
+
+    A share of the training classes is held out of every trial and scored at its end. With several losses each gets the
+    same number of trials, in turns, in a study of its own. A search that was stopped goes on in its folder.
+
+    Args:
+        config: the configuration that is changed, or its file.
+        space: key -> {low, high, log}, {low, high, step} or {choices: [...]}; `loss` -> a list of losses with ranges of
+            their own; or the file of it.
+        folder: where best.yaml, trials.json, tune.html and trials.jsonl go.
+        trials: trials of each loss.
+        jobs: trials side by side, each in a process with one thread; they share a GPU.
+        score: "recall@1" or "map_at_r".
+        seeds: runs of a trial, whose scores are averaged.
+        held_out: share of the training classes that is scored.
+        prune: "median" stops a trial whose scores on the validation classes are behind the median of five or more
+            others (it needs `data.validation` above 0); "none" stops none.
+        seed: seed of the sampler; with one job the same trials are run each time.
+        data: a data set of your own instead of the one in the configuration.
+        console: where progress is printed.
+
+    Raises:
+        ValueError: a key that there is not, an empty range, another search in the folder.
+        RuntimeError: the first trials all fail, or none ends with a score.
+    """
+    need("optuna", "tune", "tune")  # before anything is read
+    config = config if isinstance(config, Config) else load(Path(config))
+    space = space if isinstance(space, Mapping) else read_space(Path(space))
+    folder = Path(folder)
+    check_choice("tune", "score", score, SCORES)
+    check_choice("tune", "prune", prune, ("median", "none"))
+    for name, value in (("trials", trials), ("jobs", jobs), ("seeds", seeds)):
+        check_whole("tune", name, value)
+    if not 0 < held_out < 1:
+        raise ValueError(f"tune: held_out must lie between 0 and 1, both excluded, but came as {held_out!r}.")
+    every = spaces(config, space)
+    mine = judged(data or opened(config.data), held_out)
+    for each in every:
+        shares_of(each.base, mine)
+    plan = Job(config, seeds, score, held_out)
+    about = _about(config, space, plan, seed, mine.name)
+    with Record(folder, about) as record:
+        run = _Search(every, record, trials, plan, prune == "median", seed)
+        shared = mine if data is not None or (jobs == 1 and not _varies_data(every)) else None
+        with _Watch(run, folder, console) as watch, Processes(jobs, shared) as processes:
+            try:
+                for (loss, number, trial, values), outcome in processes.results(run.next):
+                    run.tell(trial, ended := Ended(loss, number, values, outcome))
+                    watch.ended(ended)
+            except KeyboardInterrupt:
+                run.stopped = True
+    return _written(run, folder)
+
+
+def _varies_data(every: list[Space]) -> bool:
+    return any(key.startswith("data") for each in every for key in each.ranges)
+
+
+def _about(config: Config, space: Mapping[str, Any], plan: Job, seed: int, data: str) -> dict[str, Any]:
+    """Everything that trials depend on: all but where the data lie and how fast they are read."""
+    tree = json.loads(json.dumps(to_tree(config)))
+    for section, key in (("data", "path"), ("data", "workers"), ("training", "threads")):
+        tree[section].pop(key)
+    options = {"score": plan.score, "seeds": plan.seeds, "held_out": plan.held_out, "seed": seed}
+    return {"config": tree, "space": as_tree(space), "data": data, **options}
+
+
+class _Search:
+    """Gives out trials in turns, one of each loss, and keeps what comes back."""
+
+    def __init__(self, every: list[Space], record: Record, trials: int, plan: Job, prune: bool, seed: int) -> None:
+        self.spaces = {each.label: each for each in every}
+        self.record, self.trials, self.plan, self.prune = record, trials, plan, prune
+        self.stopped = False
+        self._proposals = {
+            each.label: Proposals(each, seed, [(one.values, one.outcome) for one in record.of(each.label)])
+            for each in every
+        }
+        self._exhausted: set[str] = set()
+        self._waiting = self._missing()
+
+    def _missing(self) -> Iterator[tuple[str, int]]:
+        done = {(each.loss, each.number) for each in self.record.ended}
+        for number in range(self.trials):
+            yield from ((label, number) for label in self.spaces if (label, number) not in done)
+
+    def next(self) -> tuple[Key, Job] | None:
+        """The next trial, if there is one."""
+        for label, number in self._waiting:
+            found = None if label in self._exhausted else self._proposals[label].ask(number)
+            if found is None:
+                self._exhausted.add(label)
+                continue
+            trial, values = found
+            config = self.spaces[label].config(values)
+            return (label, number, trial, values), replace(self.plan, config=config, rivals=self._rivals(label))
+        return None
+
+    def _rivals(self, label: str) -> tuple[Any, ...]:
+        if not self.prune:
+            return ()
+        found = tuple(each.outcome.curves for each in self.record.of(label) if each.outcome.state == "done")
+        return found if len(found) >= STARTUP else ()
+
+    def tell(self, trial: Any, ended: Ended) -> None:
+        """Keep a trial that has ended."""
+        self.record.add(ended)
+        self._proposals[ended.loss].tell(trial, ended.outcome)
+        ours = [each.outcome for each in self.record.of(ended.loss)]
+        if len(ours) >= FAILURES and all(each.state == "failed" for each in ours):
+            raise RuntimeError(
+                f"tune: the first {len(ours)} trials of {ended.loss} all failed, the last with "
+                f"{str(ended.outcome.error).rstrip('.')}; mend it and run the same command again."
+            )
+
+    def result(self, folder: Path) -> Tuned:
+        """What has been found so far."""
+        losses = {}
+        for label, space in self.spaces.items():
+            ours = self.record.of(label)
+            losses[label] = Best.of(space, ours)
+        return Tuned(folder, self.plan.score, tuple(self.record.ended), losses, finished=not self.stopped)
+
+
+class _Watch:
+    """The bar of a search; the page is written anew every few seconds."""
+
+    def __init__(self, run: _Search, folder: Path, console: Console | None) -> None:
+        total, done = run.trials * len(run.spaces), len(run.record.ended)
+        self._run, self._folder, self._next = run, folder, 0.0
+        self._bar = Progress("trials", max(total, done), done=done, console=console or Terminal(), stays=True)
+
+    def __enter__(self) -> _Watch:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
+
+    def ended(self, ended: Ended) -> None:
+        """Show a trial that has ended."""
+        result = self._run.result(self._folder)
+        score = ended.outcome.state if ended.outcome.score is None else f"{100 * ended.outcome.score:.1f}"
+        best = "" if result.best_loss is None else f", best {100 * result.score:.1f} ({result.best_loss})"
+        self._bar.advance(words=f"{ended.loss} {score}{best}")
+        if result.best_loss is not None and time.monotonic() >= self._next:
+            _write(result)
+            self._next = time.monotonic() + EVERY
+
+
+def _write(result: Tuned) -> None:
+    save(result.best, result.folder / "best.yaml")
+    if len(result.losses) > 1:
+        for label, each in result.losses.items():
+            if each.config is not None:
+                save(each.config, result.folder / f"best-{label.replace(' ', '-')}.yaml")
+    write_text(result.folder / "trials.json", json.dumps(summary(result), indent=1, allow_nan=False) + "\n")
+    write_text(result.folder / "tune.html", page.build(result))
+
+
+def _written(run: _Search, folder: Path) -> Tuned:
+    result = run.result(folder)
+    if result.best_loss is not None:
+        _write(result)
+    elif not run.stopped:
+        first = next((str(each.outcome.error) for each in result.trials if each.outcome.error), "no word")
+        raise RuntimeError(f"tune: no trial ended with a score; the first said: {first}")
+    return result

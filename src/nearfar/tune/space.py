@@ -1,0 +1,181 @@
+"""`Space`: the keys of a configuration that a search varies, each with its values; one for each loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearfar._utils.checks import nearest
+from nearfar._utils.files import read_text
+from nearfar.runs import parts
+from nearfar.runs.config import SECTIONS, Config, changed, flat, parse, read_yaml, to_tree
+from nearfar.tune.ranges import Choices, Range, is_range, read_range, takes_fractions
+
+__all__ = ["Space", "read_space", "spaces"]
+
+REFUSED = {
+    "data.name": "every trial is scored on the same data",
+    "data.path": "every trial is scored on the same data",
+    "data.validation": "every trial learns from the same classes",
+    "data.on_corrupt": "every trial is scored on the same data",
+    "data.outside": "every trial is scored on the same data",
+    "training.seed": "a good seed is luck; --seeds averages over several",
+    "training.protocol": "trials never see the test classes",
+    "training.trackers": "it changes no score",
+}
+"""Keys that a search does not vary, and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """What is searched for one loss.
+
+    Attributes:
+        label: the name of the loss; with a number behind it if several have the same name.
+        base: the configuration that is changed.
+        ranges: key -> its values.
+    """
+
+    label: str
+    base: Config
+    ranges: Mapping[str, Range | Choices]
+
+    def config(self, values: Mapping[str, Any]) -> Config:
+        """The configuration with these values."""
+        return changed(
+            self.base, [(key, json.dumps(self._long(key, values[key]))) for key in sorted(values, key=_first)]
+        )
+
+    def _long(self, key: str, value: Any) -> Any:
+        """A part's name as a mapping, if a key inside it is searched too."""
+        inside = any(other.startswith(f"{key}.") for other in self.ranges)
+        return {"name": value} if inside and isinstance(value, str) else value
+
+    def check(self) -> None:
+        """Build what the ends of every range and each choice describe, so that no trial finds a wrong key later."""
+        first = {key: each.ends()[0] for key, each in self.ranges.items()}
+        last = {key: each.ends()[-1] for key, each in self.ranges.items()}
+        tried = [first, last]
+        tried += [{**first, key: value} for key, each in self.ranges.items() for value in each.ends()[1:]]
+        for values in tried:
+            config = self.config(values)
+            parts.check(config)
+            parts.make_loss(config, classes=8)
+
+
+def _first(key: str) -> tuple[int, bool]:
+    """Sections before their keys, and a name before the options that it would clear."""
+    return key.count("."), not key.endswith(".name")
+
+
+def read_space(path: Path) -> Mapping[str, Any]:
+    """Read a space from a YAML file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"tune: there is no file {path}; a space has lines such as "
+                                "optimizer.lr: {low: 1e-4, high: 1e-2, log: true}.")  # fmt: skip
+    tree = read_yaml(str(path), read_text("tune", path))
+    return tree if isinstance(tree, Mapping) else {}
+
+
+def spaces(config: Config, space: Mapping[str, Any]) -> list[Space]:
+    """One space for each loss that is named under `loss`, or one for the configuration's own loss.
+
+    Args:
+        config: the configuration that is changed.
+        space: dotted key -> {low, high, log}, {low, high, step} or {choices: [...]}; `loss` -> a list of losses, each
+            a name or a mapping in which ranges may stand for values, and with dotted keys that hold for it alone.
+    """
+    if not space:
+        raise ValueError("tune: the space is empty; give it a line such as "
+                         "optimizer.lr: {low: 1e-4, high: 1e-2, log: true}.")  # fmt: skip
+    common = {str(key): value for key, value in space.items() if key != "loss"}
+    found = [_of(config, loss, common, label) for label, loss in _losses(space.get("loss"), config)]
+    for each in found:
+        if not each.ranges:
+            raise ValueError(f"tune: nothing is searched for {each.label}; give it a range, such as "
+                             "optimizer.lr: {low: 1e-4, high: 1e-2, log: true}.")  # fmt: skip
+        each.check()
+    return found
+
+
+def _losses(given: Any, config: Config) -> list[tuple[str, Any]]:
+    """Label and mapping of each loss."""
+    if given is None:
+        return [(config.loss.name, None)]
+    if isinstance(given, Mapping) and set(given) == {"choices"}:
+        given = given["choices"]
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    if not listed:
+        raise ValueError("tune: loss is an empty list; name one loss or more, or leave it out.")
+    found: list[tuple[str, Any]] = []
+    for each in listed:
+        mapping = {"name": each} if isinstance(each, str) else each
+        if not isinstance(mapping, Mapping) or not isinstance(mapping.get("name"), str):
+            raise ValueError(f"tune: a loss must be a name, or a mapping with a name, but came as {each!r}.")
+        name = mapping["name"]
+        before = sum(other["name"] == name for _, other in found)
+        found.append((f"{name} {before + 1}" if before else name, mapping))
+    return found
+
+
+def _of(config: Config, loss: Any, common: Mapping[str, Any], label: str) -> Space:
+    own: dict[str, Any] = {}
+    if loss is not None:
+        own = {str(key): value for key, value in loss.items() if "." in str(key)}
+        inner: dict[str, Any] = {}
+        fixed = _split({key: value for key, value in loss.items() if "." not in str(key)}, "loss", inner)
+        config = parse({**to_tree(config), "loss": fixed})
+        own = {**inner, **own}
+    searched = {**common, **own}
+    config = _with_mappings(config, searched)
+    ranges = {}
+    for key in sorted(searched, key=lambda key: (key.startswith("loss."), SECTIONS.index(_known(key)))):
+        if key in own and not is_range(own[key]):  # one value, for this loss alone
+            config = changed(config, [(key, json.dumps(own[key]))])
+            continue
+        ranges[key] = read_range(key, searched[key], fractions=takes_fractions(config, key))
+    return Space(label, config, ranges)
+
+
+def _with_mappings(config: Config, keys: Iterable[str]) -> Config:
+    """The configuration in which a part such as `loss.pair` is a mapping if a key inside it is searched."""
+    known = flat(to_tree(config))
+    for key in keys:
+        part = key.rpartition(".")[0]
+        if isinstance(known.get(part), str):
+            config = changed(config, [(part, json.dumps({"name": known[part]}))])
+    return config
+
+
+def _known(key: str) -> str:
+    """The section of a key that may be searched."""
+    section = key.split(".")[0]
+    if section not in SECTIONS:
+        raise ValueError(f"tune: there is no {key}; {nearest(key, flat(to_tree(Config())))}")
+    if key in REFUSED:
+        raise ValueError(f"tune: {key} is not searched, since {REFUSED[key]}; leave it out.")
+    return section
+
+
+def _split(tree: Mapping[str, Any], place: str, ranges: dict[str, Any]) -> dict[str, Any]:
+    """The mapping with ranges taken out of it, which are put into `ranges` by their dotted keys."""
+    fixed: dict[str, Any] = {}
+    for key, value in tree.items():
+        here = f"{place}.{key}"
+        if is_range(value):
+            ranges[here] = value
+        else:
+            fixed[str(key)] = _split(value, here, ranges) if isinstance(value, Mapping) else value
+    return fixed
+
+
+def as_tree(space: Mapping[str, Any]) -> Any:
+    """The space as JSON has it, to compare it with that of an earlier search."""
+    return json.loads(json.dumps(space, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, Sequence) else str(value)
