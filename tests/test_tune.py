@@ -1,4 +1,4 @@
-"""The search: equal budgets, held-out training classes alone, nothing done twice, no time for trials that are behind."""
+"""The search: equal budgets, held-out training classes alone, nothing done twice, early ends for what is behind."""
 
 from __future__ import annotations
 
