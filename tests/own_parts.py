@@ -36,6 +36,7 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
     S.Mean: lambda of: of(),
     S.Worst: lambda of: of(),
     S.TopK: lambda of: of(5),
+    S.Trimmed: lambda of: of(3, 5),
     S.KL: lambda of: of(0.3),
     S.KLBall: lambda of: of(0.3),
     S.ChiSquare: lambda of: of(0.7),

@@ -29,7 +29,8 @@ PUBLIC = {
     "nearfar.batches": "HardClasses MPerClass Proximal Representatives Violations violations",
     "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",
     "nearfar.sets": """
-        CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Sampled TopK UncertaintySet Worst
+        CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Sampled TopK Trimmed
+        UncertaintySet Worst
     """,
 }
 

@@ -63,7 +63,12 @@ def test_a_word_far_from_all_others_is_answered_with_the_list():
 @pytest.mark.parametrize("name", L.__all__)
 def test_every_loss_takes_every_engine(name):
     first = (3, 4) if "classes" in inspect.signature(getattr(L, name)).parameters else ()
-    more = {"DroTopK": {"k": 3}, "DroTopKPN": {"k": 3}, "DroChiSquare": {"rho": 1.0}}.get(name, {})
+    more = {
+        "DroTopK": {"k": 3},
+        "DroTopKPN": {"k": 3},
+        "DroTrimmed": {"top": 2, "k": 3},
+        "DroChiSquare": {"rho": 1.0},
+    }.get(name, {})
     for engine in ("dense", "tiled", "auto", "fused"):
         getattr(L, name)(*first, engine=engine, **more)
 

@@ -134,8 +134,9 @@ def test_a_reference_is_a_block_of_the_plain_form(row):
     references, names = tensors(R[:7], z[:7])
     loss, wanted = row.loss(), row.loss()
     for over in {id(o): o for o in (wanted.over_positive, wanted.over_negative)}.values():
-        if isinstance(over, nf.sets.TopK) and over.k is not None:  # k counts entries here, unordered pairs there
-            object.__setattr__(over, "k", over.at(len(E)).k / 2)
+        for name in {"k", "top"} & vars(over).keys():  # they count entries here, unordered pairs there
+            if getattr(over, name) is not None:
+                object.__setattr__(over, name, getattr(over.at(len(E)), name) / 2)
     value = loss(queries, labels, ref_emb=references, ref_labels=names)
     value.backward()
     both, told = torch.cat([queries, references]).detach().requires_grad_(), torch.cat([labels, names])

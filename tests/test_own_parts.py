@@ -353,6 +353,7 @@ def test_built_in_parts_still_take_the_lean_way():
     lean = {name: lean_way(getattr(L, name)(**more).product, relation) is not None for name, more in {
         "Contrastive": {}, "Margin": {}, "BinomialDeviance": {}, "DroWorst": {}, "DroTopK": {"k": 5},
         "DroTopKPN": {"k": 6}, "DroKL": {}, "DroKLGrouped": {}, "DroChiSquare": {"rho": 1.0}, "LiftedStructure": {},
+        "DroTrimmed": {"top": 2, "k": 6},
         "GeneralizedLifted": {}, "MultiSimilarity": {}, "HAP2S": {}, "Triplet": {}, "Angular": {}, "NTXent": {},
         "SupCon": {}, "Circle": {},
     }.items()}  # fmt: skip

@@ -141,6 +141,12 @@ def dro_top_k_pn(E, y, k, pair=pairs.hinge):
     return total / (h + g)
 
 
+def dro_trimmed(E, y, top=None, k=None, top_fraction=None, fraction=None, pair=pairs.hinge, zero="keep"):
+    """The mean of l_ij over the (ordered) pairs, sorted downwards, from the 2 top-th to the 2 (top + k)-th."""
+    top, k = (None if x is None else 2 * _count(x, E) for x in (top, k))
+    return sets.trimmed(_all_pair_losses(E, y, pair), top, k, top_fraction, fraction, zero=zero)
+
+
 def dro_kl(E, y, gamma=0.1, pair=pairs.hinge, zero="drop"):
     """gamma * log(mean over pairs of e^(l_ij / gamma)); pairs with l_ij <= 0 are left out if zero="drop"."""
     return sets.kl(_all_pair_losses(E, y, pair), gamma, zero=zero)

@@ -140,6 +140,45 @@ def topk_weights(losses, k=None, fraction=None, weights=None, zero="keep", zero_
     return _share(share, losses, weights, zero, zero_member)
 
 
+def _ranks(base, top, k, top_fraction, fraction):
+    """The masses at which the counted items begin and end, the greatest loss first."""
+    whole = np.sum(base)
+    begin = np.minimum(top_fraction * whole if top is None else np.longdouble(top), whole)
+    return begin, np.minimum(begin + (fraction * whole if k is None else np.longdouble(k)), whole)
+
+
+def trimmed(losses, top=None, k=None, top_fraction=None, fraction=None, weights=None, zero="keep", zero_member=False):
+    """sum_i t_i l_i / sum_i t_i: the greatest losses come first, each w_i long; t_i is its part in [top, top + k]."""
+
+    def value(kept, base):
+        begin, end = _ranks(base, top, k, top_fraction, fraction)
+        total = at = NOTHING
+        for i in sorted(range(len(kept)), key=lambda i: -kept[i]):
+            inside = max(NOTHING, np.minimum(at + base[i], end) - np.maximum(at, begin))
+            total, at = total + inside * kept[i], at + base[i]
+        return total / (end - begin) if end > begin else NOTHING
+
+    return _value(value, losses, weights, zero, zero_member)
+
+
+def trimmed_weights(
+    losses, top=None, k=None, top_fraction=None, fraction=None, weights=None, zero="keep", zero_member=False
+):
+    """p_i = t_i / sum_i t_i; items that are tied share what they have together in proportion to w."""
+
+    def share(kept, base):
+        begin, end = _ranks(base, top, k, top_fraction, fraction)
+        p = np.zeros(len(kept), dtype=np.longdouble)
+        for i in range(len(kept)):
+            above = np.sum(base[kept > kept[i]])
+            tied = np.sum(base[kept == kept[i]])
+            inside = max(NOTHING, np.minimum(above + tied, end) - np.maximum(above, begin))
+            p[i] = inside / tied * base[i] / (end - begin) if end > begin else 0
+        return p
+
+    return _share(share, losses, weights, zero, zero_member)
+
+
 def kl(losses, gamma, weights=None, normalized=True, zero="keep", zero_member=False):
     """gamma * (log sum_i w_i e^(l_i / gamma) - log W); without log W if normalized=False."""
 

@@ -10,6 +10,7 @@ from nearfar.sets.kl_ball import KLBall
 from nearfar.sets.linear import Mean, Worst
 from nearfar.sets.stream import Dual
 from nearfar.sets.top_k import TopK
+from nearfar.sets.trimmed import Trimmed
 from nearfar.sets.wrapped import CalibratedKL, DetachedWeights, PowerWeights, Sampled
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PowerWeights",
     "Sampled",
     "TopK",
+    "Trimmed",
     "UncertaintySet",
     "Worst",
 ]

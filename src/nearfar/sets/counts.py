@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import TypeVar
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.shortcuts import Part
+from nearfar.sets.stream import Orders
 
-__all__ = ["Count", "check_count", "of_batch", "scaled", "unread"]
+__all__ = ["Count", "check_count", "most_of", "of_batch", "scaled", "unread"]
 
 Count = float | str
 """A number, or a multiple of the batch size B: "8B", "0.5B", "B/2", "3B/4"."""
@@ -37,7 +39,7 @@ def check_count(owner: str, name: str, count: object, *, zero: bool = False) -> 
         check_positive(owner, name, count, zero=zero)
         return
     times = multiple(count)
-    if times is None or times == float("inf") or not (times > 0 or zero):
+    if times is None or times == math.inf or not (times > 0 or zero):
         allowed = "zero or more" if zero else "above zero"
         raise ValueError(
             f'{owner}: {name} must be a number {allowed}, or a multiple of B such as "8B", "0.5B" or "B/2" (B is the '
@@ -71,6 +73,11 @@ def of_batch(part: Kind, rows: int, *names: str) -> Kind:
         if name not in vars(new):
             object.__setattr__(new, name, value)
     return new
+
+
+def most_of(k: Count | None, orders: Orders) -> int | None:
+    """The most members that K entries for each of at most two orders of a pair can be; None if K is no number."""
+    return math.ceil(k * (orders if isinstance(orders, int) else 2)) if isinstance(k, int | float) else None
 
 
 def unread(owner: str, name: str, count: Count) -> float:

@@ -11,10 +11,10 @@ from torch import Tensor
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import hidden, over, readable, total
 from nearfar.sets.base import Fold, Solved, UncertaintySet, in_blocks
-from nearfar.sets.counts import Count, check_count, of_batch, unread
-from nearfar.sets.stream import Cap, Dual, Orders, Stream, Support
+from nearfar.sets.counts import Count, check_count, most_of, of_batch, unread
+from nearfar.sets.stream import Cap, Dual, Orders, Stream, Support, Weighing
 
-__all__ = ["KEPT", "Digits", "Largest", "TopK"]
+__all__ = ["KEPT", "Digits", "Largest", "TopK", "TopKStream", "edge"]
 
 KEPT = 2**17
 """Maximum number of members kept; for a larger K, the threshold is found by a radix search in a few sweeps."""
@@ -88,7 +88,7 @@ class TopK(UncertaintySet, swift=True):
         return value.to(l.dtype), over(torch.ones_like(k), k).to(l.dtype)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return _TopKStream(self, groups, like, orders, cap, most_of(self.k, orders))
+        return TopKStream(self, groups, like, orders, cap, most_of(self.k, orders))
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
         """K of each group: k·orders entries (k counts unordered pairs) or a fraction, at most the total measure."""
@@ -104,23 +104,7 @@ class TopK(UncertaintySet, swift=True):
         return min(n, math.ceil(k))
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        k = mass
-        threshold = self._threshold(l, w, k)
-        above = total(w * (l > threshold[:, None]), l)
-        ties = total(w * (l == threshold[:, None]), l)
-        return threshold, over(k - above, ties), k
-
-    def _threshold(self, l: Tensor, w: Tensor, k: Tensor) -> Tensor:
-        """The K-th largest loss of each group, counted by measure."""
-        masked = hidden(l, w)
-        if w.dtype == torch.bool and self._most(l.shape[1]) < l.shape[1]:
-            largest = masked.topk(self._most(l.shape[1]), dim=1).values
-            last = (torch.ceil(k).long() - 1).clamp(0, largest.shape[1] - 1)
-            return largest.gather(1, last[:, None])[:, 0]
-        largest, order = masked.sort(dim=1, descending=True)
-        spent = w.to(torch.float64).gather(1, order).cumsum(dim=1)
-        short = (spent < k[:, None] * (1 - 1e-12)).sum(dim=1).clamp(max=l.shape[1] - 1)
-        return largest.gather(1, short[:, None])[:, 0]
+        return *edge(l, w, mass, self._most(l.shape[1])), mass
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         threshold, share, k = (x[:, None] for x in dual)
@@ -128,9 +112,26 @@ class TopK(UncertaintySet, swift=True):
         return over(w * part, k)
 
 
-def most_of(k: Count | None, orders: Orders) -> int | None:
-    """The most members that K entries for each of at most two orders of a pair can be; None if K is no number."""
-    return math.ceil(k * (orders if isinstance(orders, int) else 2)) if isinstance(k, int | float) else None
+def edge(l: Tensor, w: Tensor, k: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Where the K largest members of each group end: the K-th largest loss [g], and the share of its ties that count.
+
+    Args:
+        l: [g, n] losses of prepared members.
+        w: [g, n] their measure, by which K counts.
+        k: [g] K, at most the measure of the group; 0 gives a share of 0.
+        most: an upper bound on K that does not depend on the data.
+    """
+    masked = hidden(l, w)
+    if w.dtype == torch.bool and most < l.shape[1]:
+        largest = masked.topk(max(1, most), dim=1).values
+        last = (torch.ceil(k).long() - 1).clamp(0, largest.shape[1] - 1)
+    else:
+        largest, order = masked.sort(dim=1, descending=True)
+        spent = w.to(torch.float64).gather(1, order).cumsum(dim=1)
+        last = (spent < k[:, None] * (1 - 1e-12)).sum(dim=1).clamp(max=l.shape[1] - 1)
+    threshold = largest.gather(1, last[:, None])
+    above, ties = total(w * (l > threshold), l), total(w * (l == threshold), l)
+    return threshold[:, 0], over(k - above, ties)
 
 
 def _first(l: Tensor, k: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,10 +235,14 @@ class Largest:
         self._everyone = largest, at_last.sum(dim=0)
 
     def complete(self, threshold: Tensor) -> bool:
-        """Whether all of this process's members tied at the threshold [g] are kept and none is NaN; synchronizes."""
+        """Whether all of this process's members tied at the threshold [g] are kept, and `sound`; synchronizes."""
         tied = (self.values == threshold[:, None]).sum(dim=1)
         known = tied == _tied(self.values, self.ties, threshold[:, None])
-        return bool(known.all()) and not bool(torch.isnan(self.values).any())
+        return bool(known.all()) and self.sound()
+
+    def sound(self) -> bool:
+        """Whether no member kept is NaN or infinite, which must show in the value even without weight; synchronizes."""
+        return bool((self.values < torch.inf).all())
 
 
 def _tied(values: Tensor, ties: Tensor, at: Tensor) -> Tensor:
@@ -311,8 +316,8 @@ class Digits:
         return found, self.above, self.ties
 
 
-class _TopKStream(Stream):
-    """Stream of `TopK`: keeps the largest members if they are few and unweighted, else uses a radix search.
+class TopKStream(Stream):
+    """Stream of `TopK` and `Trimmed`: keeps the largest members if few and unweighted, else uses a radix search.
 
     `most` is the largest number of members that may carry weight, or None if unknown.
     """
@@ -320,7 +325,7 @@ class _TopKStream(Stream):
     constant = True
 
     def __init__(
-        self, over: TopK, groups: int, like: Tensor, orders: Orders, cap: Cap | None, most: int | None
+        self, over: Weighing, groups: int, like: Tensor, orders: Orders, cap: Cap | None, most: int | None
     ) -> None:
         super().__init__(over, groups, like, orders, cap)
         self._most = most
@@ -381,7 +386,7 @@ class _TopKStream(Stream):
         if self.floor == -math.inf and not readable(kept.values):
             return None
         # members without weight need not be kept
-        idle = bool(self.dual[0] <= self.floor) and not bool(torch.isnan(kept.values).any())
+        idle = bool(self.dual[0] <= self.floor) and kept.sound()
         if not self.ranks.all_agree(idle or kept.complete(self.dual[0]), kept.values):
             return None
         part = self._parts(kept)[0]
