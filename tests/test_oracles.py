@@ -451,6 +451,7 @@ def random_batch(classes=3, rows=7, dim=3):
 NEEDED = {
     "drotopk": {"k": 2.5},
     "drotopkpn": {"k": 2.5},
+    "drotrimmed": {"top": 1.5, "k": 2.5},
     "drochisquare": {"rho": 2.0},
 }
 

@@ -115,7 +115,7 @@ def dro_worst(E, y, pair=pairs.hinge, zero="keep"):
 
 def _count(k, E):
     """k, or x times the number of rows where k is "xB"."""
-    return float(k.removesuffix("B")) * len(E) if isinstance(k, str) else k
+    return np.longdouble(k.removesuffix("B")) * len(E) if isinstance(k, str) else k
 
 
 def dro_top_k(E, y, k=None, fraction=None, pair=pairs.hinge, zero="keep"):
