@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -246,6 +247,32 @@ def test_the_ledger_keeps_what_was_first(tmp_path):
     ):
         again.fix("margin", parse({"loss": "Margin", "optimizer": {"lr": 0.1}}), {})
     assert "contrastive" not in again
+    kept = json.loads(again.file.read_text(encoding="utf-8"))
+    del kept["margin"]["config"]["training.diagnose_every"]  # written before there was such a key
+    again.file.write_text(json.dumps(kept), encoding="utf-8")
+    older = Ledger(again.file)
+    older.fix("margin", config, {})
+    with pytest.raises(ValueError, match=r"in which loss\.margin is None, but 0\.3 came"):
+        older.fix("margin", parse({"loss": {"name": "Margin", "margin": 0.3}}), {})
+
+
+def test_a_choice_waits_for_runs_that_failed_for_another_reason_than_their_own(study):
+    folder, _, _, _ = study
+    known = grid.lines(folder / "photographs.jsonl")
+    keys = [key for key, each in known.items() if each["held_out"]][:3]
+    trials = {value: SimpleNamespace(key=key) for value, key in enumerate(keys)}
+    plan = photographs._Study(SimpleNamespace(data="folder"), Ledger(folder / "none.json"), (), 6)
+
+    def scored(*scores):
+        return {key: {"error": None, "scores": {"recall@1": score}} for key, score in zip(keys, scores, strict=False)}
+
+    assert plan.best(scored(0.1, 0.3, 0.3), trials) == 1  # the first of equal ones
+    assert plan.best(scored(0.1, 0.3), trials) is None  # one is missing
+    failed = {"error": "OutOfMemoryError: CUDA out of memory", "scores": {}}
+    assert plan.best(scored(0.1, 0.3, 0.2) | {keys[2]: failed}, trials) is None
+    lost = {"error": "NotFiniteError: train: the loss was nan at step 3", "scores": {}}
+    assert plan.best(scored(0.1, 0.3, 0.2) | {keys[1]: lost}, trials) == 2
+    assert plan.best(dict.fromkeys(keys, lost), trials) is None
 
 
 def test_claims_of_the_other_studies():

@@ -40,9 +40,11 @@ class Ledger:
         if there is None:
             self.entries[method] = {**about, "config": wanted}
             write_text(self.file, json.dumps(self.entries, indent=1, ensure_ascii=False) + "\n")
-        elif there["config"] != wanted:
-            was, now = there["config"], wanted
-            key = next(key for key in sorted({*was, *now}) if was.get(key) != now.get(key))
+            return
+        was, now = there["config"], wanted
+        other = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key) and not _new(key, was, now)]
+        if other:
+            key = other[0]
             raise ValueError(
                 f"photographs: {method!r} may be tested with one configuration, in which {key} is {was.get(key)!r}, "
                 f"but {now.get(key)!r} came; go on with what {self.file} says, or begin a new study in another folder."
@@ -53,6 +55,12 @@ class Ledger:
 
     def __getitem__(self, method: str) -> dict[str, Any]:
         return self.entries[method]
+
+
+def _new(key: str, was: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a key was added to the configuration, or taken from it, since the ledger was written."""
+    told = key.startswith(("loss.", "batches."))  # these hold what was told and no defaults
+    return not told and (key not in was or key not in now)
 
 
 def _fixed(config: Config) -> dict[str, Any]:

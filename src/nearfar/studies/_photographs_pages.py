@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from nearfar.studies import _figures as figures
@@ -40,7 +41,7 @@ def markdown(found: Found) -> str:
     ]
     if found["claims"]:
         parts += ["What Qi et al. 2020 say, as paired differences of R@1:", claims(found["claims"])]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part if part.startswith("|") else fill(part, 120) for part in parts) + "\n"
 
 
 def ranked(studies: Sequence[Found]) -> str:
@@ -106,6 +107,7 @@ def _setting(found: Found) -> str:
     network = next((line["config"]["model"] for line in found["runs"]), {"name": "-", "embedding_dim": 0})
     paces = [line["journal"]["images_per_second"] for line in found["runs"] if not line["error"]]
     pace = sorted(each for each in paces if each)
+    seeds = f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
     rates = ", ".join(f"{rate:g}" for rate in found["rates"])
     speed = f", {pace[len(pace) // 2]:,.0f} images/s a run (median)" if pace else ""
     return (
@@ -113,7 +115,7 @@ def _setting(found: Found) -> str:
         f"{network['name']}, {network['embedding_dim']} dimensions; {found['steps']} steps a run, {classes} classes x "
         f"{samples}, Adam, cosine to 0. Tuned by {NAMES[found['score']]} on {found['held_out']:.0%} of the training "
         f"classes, held out, the same budget for each method: rates {rates} "
-        f"at the default of its parameter, then its other values at the best rate. Then {found['seeds']} seeds on all "
+        f"at the default of its parameter, then its other values at the best rate. Then {seeds} on all "
         f"training classes; the test classes are read once a run, after the last step, of the one configuration that "
         f"the ledger holds; ± is half a 95% t-interval over seeds. {len(found['runs'])} runs ({len(tuning)} of the "
         f"tuning), {failed} failed. {found['device']}{speed}, torch {versions['torch']}, python {versions['python']}."

@@ -69,10 +69,17 @@ class Trial:
 
     @functools.cached_property
     def key(self) -> str:
-        """A short hash of what the run is: not where its files lie, nor how they are read or how a step is computed."""
+        """A short hash of what the run is: not where its files lie, nor how they are read or how a step is computed.
+
+        Keys of the configuration at their default do not count, so that a grid goes on after new ones were added.
+        """
         tree = self.tree()
         for section, name in MANNER:
             tree["config"][section].pop(name, None)
+        usual = to_tree(Config())
+        for section in ("data", "model", "optimizer", "training"):  # a loss and a sampler are what they are told
+            given = tree["config"][section]
+            tree["config"][section] = {name: value for name, value in given.items() if value != usual[section][name]}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def tree(self) -> Line:

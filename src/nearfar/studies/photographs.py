@@ -25,6 +25,7 @@ from nearfar.studies._photographs_ledger import Ledger
 from nearfar.studies._photographs_methods import BASE, CLAIMS, METHODS, QUICK
 from nearfar.studies._photographs_pages import draw, markdown, ranked
 from nearfar.studies.grid import Line, Trial, Workers
+from nearfar.train.readings import NotFiniteError
 
 __all__ = ["draw", "markdown", "ranked", "reproduce"]
 
@@ -151,8 +152,13 @@ class _Study:
         }
 
     def best(self, known: Mapping[str, Line], trials: Mapping[float, Trial]) -> float | None:
-        """The first of the best; None until each was tried, or if none ended well."""
-        if any(trial.key not in known for trial in trials.values()):
+        """The first of the best; None until each was tried, or if none ended well.
+
+        A run whose loss became infinite was tried. One that failed in another way, for want of memory perhaps, says
+        nothing of its value: the next call runs it again, and chooses then.
+        """
+        lines = [known.get(trial.key, {"error": "missing"}) for trial in trials.values()]
+        if any(line["error"] and not line["error"].startswith(NotFiniteError.__name__) for line in lines):
             return None
         scores = {value: known[trial.key]["scores"].get(self.score, math.nan) for value, trial in trials.items()}
         ended = {value: score for value, score in scores.items() if math.isfinite(score)}  # a failed run has none
