@@ -28,6 +28,14 @@ RUNS = 3 * (2 + 1)  # of the tuning: three methods, two rates, one more value
 HOW = {"data": "folder", "seeds": 2, "quick": True}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Decoded pictures of these tests are not left in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Twelve classes of six small pictures; half of the classes are for the test."""

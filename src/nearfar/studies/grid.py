@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import itertools
 import json
@@ -214,6 +215,8 @@ def _train(trial: Trial) -> Line | None:
     data, share = _judged(trial)
     on_gpu = torch.cuda.is_available()
     if on_gpu:
+        gc.collect()  # the network of the run before: other processes need its memory
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory(prefix="nearfar-") as place:
         folder = Path(place) / "run"
