@@ -15,6 +15,12 @@ def generator(seed=0):
     return np.random.default_rng(seed)
 
 
+def moved(transform, x, generators):
+    """Drawings moved together, as a batch is."""
+    draws = torch.tensor([transform.draw((x.shape[-1], x.shape[-2]), each) for each in generators])
+    return transform.render(x, draws)
+
+
 def ramp(width, height):
     """A picture whose red channel is x and whose green channel is y."""
     across, down = np.meshgrid(np.arange(width), np.arange(height))
@@ -92,7 +98,7 @@ def test_areas_of_random_crops():
     transform = Photograph(crop=227, train=True, area=(0.16, 1.0))
     shares = []
     for seed in range(500):
-        left, top, wide, high = transform._box((340, 256), generator(seed))
+        left, top, wide, high, _ = transform.draw((340, 256), generator(seed))
         assert 0 <= left <= 340 - wide
         assert 0 <= top <= 256 - high
         assert 0.74 <= wide / high <= 1.35
@@ -103,12 +109,12 @@ def test_areas_of_random_crops():
 
 
 def test_a_strip_gets_the_largest_square():
-    assert Photograph(crop=8, train=True, area=(0.9, 1.0))._box((1000, 10), generator())[2:] == (10, 10)
+    assert Photograph(crop=8, train=True, area=(0.9, 1.0)).draw((1000, 10), generator())[2:4] == [10, 10]
 
 
 def test_moved_by_nothing_is_the_picture():
     x = torch.rand(3, 1, 9, 9)
-    still = Moved(shift=0, scale=0, turn=0, slant=0).batch(x, [generator(i) for i in range(3)])
+    still = moved(Moved(shift=0, scale=0, turn=0, slant=0), x, [generator(i) for i in range(3)])
     torch.testing.assert_close(still, x, atol=1e-5, rtol=0)
 
 
@@ -116,7 +122,7 @@ def test_moves_stay_within_their_bounds():
     """A point in the middle moves by the shift at most, and reaches it nearly."""
     x = torch.zeros(300, 1, 17, 17)
     x[:, :, 8, 8] = 1
-    out = Moved(shift=2, scale=0, turn=0, slant=0).batch(x, [generator(i) for i in range(300)])
+    out = moved(Moved(shift=2, scale=0, turn=0, slant=0), x, [generator(i) for i in range(300)])
     places = torch.arange(17.0)
     for axis in (2, 3):
         center = (out.sum(dim=(1, 5 - axis)) * places).sum(dim=1) / out.sum(dim=(1, 2, 3))
@@ -130,7 +136,7 @@ def test_turn_and_slant_and_scale():
     x[:, :, 4:29, 16] = 1  # an upright stroke
 
     def leaning(**bounds):
-        out = Moved(**{"shift": 0, "scale": 0, "turn": 0, "slant": 0} | bounds).batch(x, [generator(3)])[0, 0]
+        out = moved(Moved(**{"shift": 0, "scale": 0, "turn": 0, "slant": 0} | bounds), x, [generator(3)])[0, 0]
         tops = [(out[row] * torch.arange(33.0)).sum() / out[row].sum() for row in (8, 24)]
         return float(tops[0] - tops[1]), int((out.sum(dim=1) > 0.05).sum())
 

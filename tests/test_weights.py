@@ -131,7 +131,7 @@ def test_sizes_that_suit(photographs):
     assert shape_of(settings(photographs, data={"size": 48})) == (3, 48, 48)
     assert shape_of(settings(photographs, name="small")) == (3, 64, 64)
     assert shape_of(settings(photographs, name="timm:resnet10t")) == (3, 224, 224)
-    with pytest.raises(ValueError, match="'none' leaves pictures as large as they are, but size=48 came"):
+    with pytest.raises(ValueError, match="'none' leaves pictures as they are, but size=48 came"):
         shape_of(settings(photographs, data={"size": 48, "transform": "none"}))
 
 

@@ -9,8 +9,9 @@ from nearfar.data.folders import folder, manifest, vectors
 from nearfar.data.omniglot import omniglot
 from nearfar.data.open import open_data
 from nearfar.data.pictures import CorruptImageError, CorruptImageWarning, Pictures
-from nearfar.data.samples import ByName, DataSet, Labeled, Samples, Tensors, View, collate, genuine, numbered, part
+from nearfar.data.samples import ByName, DataSet, Labeled, Samples, Tensors, genuine, numbered, part
 from nearfar.data.splits import class_disjoint
+from nearfar.data.view import View, collate
 
 __all__ = [
     "ByName",

@@ -1,43 +1,39 @@
-"""Data sets: samples with one label each, in memory or on disk, and their transformed view for a network."""
+"""Data sets: samples with one label each, in memory or on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from nearfar.data.held import Held, Source
 from nearfar.data.ks import USUAL
 
 __all__ = [
-    "Batch",
     "ByName",
     "DataSet",
-    "Key",
     "Labeled",
     "Labels",
-    "Same",
     "Samples",
+    "Size",
     "Tensors",
     "Transform",
-    "View",
-    "collate",
     "described",
     "genuine",
+    "hold",
     "numbered",
     "part",
 ]
 
 Labels = NDArray[np.int64]
 Transform = Callable[[Any, np.random.Generator], Tensor]
-Key = int | tuple[int, int]
-Batch = tuple[Tensor, Tensor, Tensor]
-Same = TypeVar("Same")
+Size = tuple[int, int]
+"""Width and height."""
 
 
 @runtime_checkable
@@ -116,6 +112,13 @@ class Tensors:
     def __getitem__(self, index: int) -> Tensor:
         return self.x[index]
 
+    def hold(self, device: torch.device) -> Held:
+        """The samples on a device."""
+        count = len(self)
+        height, width = self.x.shape[-2:] if self.x.ndim > 2 else (0, 0)
+        sizes = np.broadcast_to(np.array([width, height]), (count, 2))
+        return Held(Source(self.x.to(device)), np.arange(count), np.ones(count, dtype=bool), sizes)
+
 
 class Labeled:
     """Wrap any dataset with a length whose items are samples or (sample, label, ...), and add its labels.
@@ -175,6 +178,15 @@ class _Part:
         """The sample itself; None if it cannot be read and the full data set skips such samples."""
         return genuine(self.whole, int(self.rows[index]))
 
+    def over(self, other: Callable[[Samples], Samples]) -> Samples:
+        """The same part of another form of the full data set."""
+        return _Part(other(self.whole), self.rows, self.labels, self.classes)
+
+    def hold(self, device: torch.device) -> Held | None:
+        """The part on a device, where the full data set can be held there."""
+        held = hold(self.whole, device)
+        return None if held is None else held.part(self.rows)
+
 
 def genuine(samples: Samples, index: int) -> Any:
     """The sample itself, never a substitute; None if it cannot be read and is to be skipped.
@@ -205,6 +217,13 @@ class ByName(Mapping[str, Any]):
         return len(self._places)
 
 
+def hold(samples: Samples, device: torch.device) -> Held | None:
+    """The samples on a device, if they can be held there: asked of the samples themselves."""
+    own = getattr(samples, "hold", None)
+    held: Held | None = None if own is None else own(device)
+    return held
+
+
 def part(samples: Samples, indices: Any) -> Samples:
     """The subset at `indices`, in that order; labels are renumbered without gaps, class names are kept.
 
@@ -224,86 +243,6 @@ def part(samples: Samples, indices: Any) -> Samples:
         names = [samples.names[row] for row in rows.tolist()]
         return Tensors(samples.x[torch.from_numpy(rows)], labels, names, classes)
     return _Part(samples, rows, labels, classes)
-
-
-class View(Dataset[Any]):
-    """Transformed samples for a network: `view[i]` or `view[(i, draw)]` is (tensor, label, i).
-
-    The transform gets a random generator seeded by (seed, draw, i), so augmentation depends on the sample and the draw
-    (an epoch, or a step) alone: it is the same on all workers and ranks, and in a resumed run.
-
-    `view.__getitems__(keys)` is a whole batch (x [b, ...], labels [b], indices [b]); pass `collate_fn=collate` to the
-    `DataLoader`, which returns it unchanged. Samples in memory are transformed together by `transform.batch(x,
-    generators)` if the transform has this method.
-
-    Args:
-        samples: the data set.
-        transform: `transform(picture, generator)` returns a tensor.
-        seed: seed of all draws.
-        substitutes: whether another sample may replace one that cannot be read, as in training; otherwise a batch
-            leaves it out, and its indices say which samples it contains.
-    """
-
-    def __init__(self, samples: Samples, transform: Transform, *, seed: int = 0, substitutes: bool = True) -> None:
-        self.samples, self.transform, self.seed, self.substitutes = samples, transform, seed, substitutes
-        self._batch = getattr(transform, "batch", None) if isinstance(samples, Tensors) else None
-        self._x = samples.x if isinstance(samples, Tensors) else None
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, key: Key) -> tuple[Tensor, int, int]:
-        index, draw = _key(key)
-        x = self._read(index, draw)
-        if x is None:
-            raise LookupError(f"View: the sample {self.samples.names[index]} cannot be read, and nothing stands in.")
-        return x, int(self.samples.labels[index]), index
-
-    def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """A whole batch: x [b, ...], labels [b], indices [b]; if no sample can be read, x is [0]."""
-        pairs = [_key(key) for key in keys]
-        if self._batch is None or self._x is None:
-            read = [(self._read(*pair), pair[0]) for pair in pairs]
-            kept = [(x, index) for x, index in read if x is not None]
-            indices = torch.tensor([index for _, index in kept], dtype=torch.int64)
-            x = _stacked([x for x, _ in kept]) if kept else torch.empty(0)
-        else:
-            indices = torch.tensor([index for index, _ in pairs], dtype=torch.int64)
-            # made only if asked for: a transform that draws nothing should not pay for generators
-            x = self._batch(self._x[indices], (self._generator(*pair) for pair in pairs))
-        return x, torch.from_numpy(self.samples.labels[indices.numpy()]), indices
-
-    def _read(self, index: int, draw: int) -> Tensor | None:
-        """One transformed sample; None if it cannot be read and substitutes are not allowed."""
-        item = self.samples[index] if self.substitutes else genuine(self.samples, index)
-        if item is None and not self.substitutes:
-            return None
-        return self.transform(item, self._generator(index, draw))
-
-    def _generator(self, index: int, draw: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64((self.seed, draw, index)))
-
-
-def collate(batch: Same) -> Same:
-    """Return the batch of `View.__getitems__` unchanged: the `collate_fn` for a DataLoader."""
-    return batch
-
-
-def _key(key: Key) -> tuple[int, int]:
-    if isinstance(key, tuple | list):
-        return int(key[0]), int(key[1])
-    return int(key), 0
-
-
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        first, second = sorted(shapes)[:2]
-        raise ValueError(
-            f"View: the samples of a batch must have one shape, but {list(first)} and {list(second)} came; "
-            "choose a transform that crops, such as 'qi2020' or 'can2019'."
-        )
-    return torch.stack(list(tensors))
 
 
 def described(

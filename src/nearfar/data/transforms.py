@@ -1,13 +1,16 @@
 """Transforms from raw samples to network inputs: crops, flips and small shifts, with explicit random generators.
 
-A transform is called as `transform(picture, generator)`, where the picture is a PIL image or a tensor. Some also have
-`batch(x, generators)`, which transforms many samples in memory at once, with the same result.
+A transform is called as `transform(picture, generator)`, where the picture is a PIL image or a tensor. Some can also be
+asked in two parts: `draw(size, generator)` draws the random numbers of one sample, and `render(samples, draws)` applies
+those of many samples at once, on the device where the samples are. Both ways give the same result, photographs to two
+gray levels.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +21,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearfar._utils.checks import check_choice, check_whole
-from nearfar.data.samples import Transform
+from nearfar.data.resample import Ragged, crops
+from nearfar.data.samples import Size, Transform
 
 __all__ = ["CROPS", "Moved", "Numbers", "Photograph", "Plain", "get", "to_tensor"]
 
 Numbers = Sequence[float]
 
 
-def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,), *, size: int | None = None) -> Transform:
+def get(
+    name: str,
+    train: bool,
+    mean: Numbers = (0.0,),
+    std: Numbers = (1.0,),
+    *,
+    size: int | None = None,
+    area: float | None = None,
+    color: float = 0.0,
+) -> Transform:
     """Return a transform by name, for training or for evaluation.
 
     Args:
@@ -37,6 +50,8 @@ def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,), *
         mean: subtracted from each channel of a picture with values in 0..1.
         std: what each channel is then divided by.
         size: pixels a side of the crop in place of those above; the sides before the crop change in proportion.
+        area: the smallest share of the area that a random crop takes, in place of those above.
+        color: how much brightness, contrast and saturation vary in training, see `Photograph`.
     """
     check_choice("transforms", "name", name, (*NAMED, *CROPS))
     if name in CROPS:
@@ -44,12 +59,16 @@ def get(name: str, train: bool, mean: Numbers = (0.0,), std: Numbers = (1.0,), *
         if size is not None:
             check_whole("transforms", "size", size)
         side = round(SIDE * (size or crop) / crop)
-        return Photograph(crop=size or crop, side=side, train=train, mean=tuple(mean), std=tuple(std), **options)
-    if size is not None:
-        raise ValueError(
-            f"transforms: {name!r} leaves pictures as large as they are, but size={size} came; take one of "
-            f"{', '.join(CROPS)}, or leave size out."
-        )
+        if area is not None:
+            options = {**options, "area": (area, 1.0)}
+        more: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "color": color, **options}
+        return Photograph(crop=size or crop, side=side, train=train, **more)
+    for option, value in {"size": size, "area": area, "color": color or None}.items():
+        if value is not None:
+            raise ValueError(
+                f"transforms: {name!r} leaves pictures as they are, but {option}={value} came; take one of "
+                f"{', '.join(CROPS)}, or leave {option} out."
+            )
     return NAMED[name](train, tuple(mean), tuple(std))
 
 
@@ -78,7 +97,14 @@ def _scaled(x: Tensor, mean: Numbers, std: Numbers) -> Tensor:
     if tuple(mean) == (0.0,) and tuple(std) == (1.0,):
         return x
     shape = (-1,) if x.ndim < 3 else (-1, 1, 1)
-    return (x - torch.tensor(mean, dtype=x.dtype).view(shape)) / torch.tensor(std, dtype=x.dtype).view(shape)
+    low, spread = (_kept(tuple(values), x.dtype, x.device).view(shape) for values in (mean, std))
+    return (x - low) / spread
+
+
+@functools.lru_cache(maxsize=16)
+def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A small tensor, moved to its device once: each move would wait for the device."""
+    return torch.tensor(values, dtype=dtype).to(device)
 
 
 @dataclass(frozen=True)
@@ -87,12 +113,17 @@ class Plain:
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    random = False
 
     def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
         """One sample."""
         return _scaled(to_tensor(picture), self.mean, self.std)
 
-    def batch(self, x: Tensor, generators: Iterable[np.random.Generator]) -> Tensor:
+    def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
+        """Nothing is drawn."""
+        return []
+
+    def render(self, x: Tensor, draws: Tensor) -> Tensor:
         """Many samples at once."""
         return _scaled(_floating(x), self.mean, self.std)
 
@@ -116,18 +147,25 @@ class Moved:
     slant: float = 0.1
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    random = True
 
     def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
         """One drawing."""
-        return _scaled(self._moved(to_tensor(picture)[None], [generator])[0], self.mean, self.std)
+        x = to_tensor(picture)
+        draws = torch.tensor([self.draw((x.shape[-1], x.shape[-2]), generator)], dtype=torch.float64)
+        return _scaled(self._moved(x[None], draws)[0], self.mean, self.std)
 
-    def batch(self, x: Tensor, generators: Iterable[np.random.Generator]) -> Tensor:
-        """Many drawings at once."""
-        return _scaled(self._moved(_floating(x), generators), self.mean, self.std)
+    def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
+        """Six numbers in -1..1: right, down, wide, high, turn, slant."""
+        drawn: list[float] = generator.uniform(-1, 1, 6).tolist()
+        return drawn
 
-    def _moved(self, x: Tensor, generators: Iterable[np.random.Generator]) -> Tensor:
-        draws = torch.from_numpy(np.stack([generator.uniform(-1, 1, 6) for generator in generators])).float()
-        right, down, wide, high, turn, slant = draws.unbind(dim=1)
+    def render(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Many drawings at once, on the device of `x`; `draws` [b, 6]."""
+        return _scaled(self._moved(_floating(x), draws), self.mean, self.std)
+
+    def _moved(self, x: Tensor, draws: Tensor) -> Tensor:
+        right, down, wide, high, turn, slant = draws.to(x.device, non_blocking=True).float().unbind(dim=1)
         angle = turn * math.radians(self.turn)
         cos, sin, lean = torch.cos(angle), torch.sin(angle), self.slant * slant
         wide, high = 1 + self.scale * wide, 1 + self.scale * high
@@ -142,6 +180,9 @@ class Moved:
 class Photograph:
     """Resize and crop a color photograph: a random crop and flip for training, the center crop otherwise.
 
+    The filter is PIL's bilinear one, which takes in every pixel where a picture shrinks. `render` computes it on the
+    device of the pictures (`nearfar.data.resample`) and agrees with PIL to two gray levels.
+
     Args:
         crop: pixels a side of the network's input.
         side: the short side is resized to this many pixels; with `square`, both sides are.
@@ -149,6 +190,7 @@ class Photograph:
         train: random crop, and flip with probability 1/2.
         area: the range of the share of the area that a random crop takes, with an aspect ratio of 3:4 to 4:3; None
             crops `crop` x `crop` pixels anywhere.
+        color: brightness, contrast and saturation are each multiplied by 1 - color to 1 + color in training.
         mean: as for `Plain`.
         std: as for `Plain`.
     """
@@ -158,8 +200,14 @@ class Photograph:
     square: bool = False
     train: bool = False
     area: tuple[float, float] | None = None
+    color: float = 0.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+
+    @property
+    def random(self) -> bool:
+        """Whether anything is drawn: in training."""
+        return self.train
 
     def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
         """One photograph: [3, crop, crop]."""
@@ -168,37 +216,76 @@ class Photograph:
                 f"Photograph: picture must be a PIL image, but came as {type(picture).__name__}; "
                 "choose the transform 'none' or 'glyphs' for samples in memory."
             )
-        picture = self._resized(picture.convert("RGB"))
-        left, top, width, height = self._box(picture.size, generator)
-        size, box = (self.crop, self.crop), (left, top, left + width, top + height)
-        if (width, height) == size:
+        picture = self.resized(picture.convert("RGB"))
+        numbers = self.draw(picture.size, generator)
+        left, top, width, height = map(int, numbers[:4])
+        box = (left, top, left + width, top + height)
+        if width == height == self.crop:
             picture = picture.crop(box)
         else:
-            picture = picture.resize(size, Image.Resampling.BILINEAR, box=box)
-        if self.train and generator.random() < 0.5:
+            picture = picture.resize((self.crop, self.crop), Image.Resampling.BILINEAR, box=box)
+        if numbers[4]:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return _scaled(to_tensor(picture), self.mean, self.std)
+        x = to_tensor(picture)
+        if len(numbers) > 5:
+            x = _colored(x[None], torch.tensor([numbers[5:]]))[0]
+        return _scaled(x, self.mean, self.std)
 
-    def _resized(self, picture: Image.Image) -> Image.Image:
-        width, height = picture.size
-        if self.square:
-            size = (self.side, self.side)
-        else:
-            short = min(width, height)
-            size = (self.side * width // short, self.side * height // short)
+    @property
+    def storage(self) -> str:
+        """What the result of `resized` depends on."""
+        return f"{self.side} x {self.side}" if self.square else f"short side {self.side}"
+
+    def resized(self, picture: Image.Image) -> Image.Image:
+        """The picture before it is cropped; one that was resized already stays as it is."""
+        size = self.stored(picture.size)
         return picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)
 
-    def _box(self, size: tuple[int, int], generator: np.random.Generator) -> tuple[int, int, int, int]:
-        """Left, top, width and height of the crop."""
+    def stored(self, size: Size) -> Size:
+        """Width and height before the crop of a picture of this width and height."""
+        if self.square:
+            return self.side, self.side
+        short = min(size)
+        return self.side * size[0] // short, self.side * size[1] // short
+
+    def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
+        """Left, top, width and height of the crop, 1 to flip it or 0, and with `color` three factors."""
         width, height = size
         if not self.train:
-            return (width - self.crop) // 2, (height - self.crop) // 2, self.crop, self.crop
+            return [(width - self.crop) // 2, (height - self.crop) // 2, self.crop, self.crop, 0]
         wide, high = self.crop, self.crop
         if self.area is not None:
             wide, high = _shape(width, height, self.area, generator)
         left = int(generator.integers(width - wide + 1))
         top = int(generator.integers(height - high + 1))
-        return left, top, wide, high
+        drawn: list[float] = [left, top, wide, high, float(generator.random() < 0.5)]
+        if self.color:
+            drawn += generator.uniform(1 - self.color, 1 + self.color, 3).tolist()
+        return drawn
+
+    def render(self, pictures: Ragged, draws: Tensor) -> Tensor:
+        """Many photographs at once, on their device: [b, 3, crop, crop]; `draws` [b, 5 or 8] on the CPU."""
+        x = crops(pictures, draws[:, :4], draws[:, 4] > 0, self.crop) / 255
+        if draws.shape[1] > 5:
+            x = _colored(x, draws[:, 5:].to(x.device, non_blocking=True).float())
+        return _scaled(x, self.mean, self.std)
+
+
+def _colored(x: Tensor, factors: Tensor) -> Tensor:
+    """Change brightness, then contrast, then saturation of pictures [b, 3, h, w] in 0..1 by factors [b, 3].
+
+    Contrast is the distance from the mean gray of a picture, saturation that from the gray of a pixel.
+    """
+    bright, contrast, full = factors.to(x.dtype)[:, :, None, None, None].unbind(dim=1)
+    x = (x * bright).clamp(0, 1)
+    middle = _gray(x).mean(dim=(2, 3), keepdim=True)
+    x = torch.lerp(middle, x, contrast).clamp(0, 1)
+    return torch.lerp(_gray(x), x, full).clamp(0, 1)
+
+
+def _gray(x: Tensor) -> Tensor:
+    """The luma of ITU-R BT.601: [b, 3, h, w] -> [b, 1, h, w]."""
+    return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
 
 
 def _shape(width: int, height: int, area: tuple[float, float], generator: np.random.Generator) -> tuple[int, int]:

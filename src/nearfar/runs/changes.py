@@ -11,6 +11,8 @@ __all__ = ["MAY_CHANGE", "check_network", "check_resumable"]
 
 MAY_CHANGE = (
     "data.path",
+    "data.cache",
+    "data.cache_folder",
     "data.workers",
     "data.on_corrupt",
     "model.pretrained",
@@ -26,6 +28,7 @@ MAY_CHANGE = (
     "optimizer.max_grad_norm",
     "training.steps",
     "training.chunk",
+    "training.compile",
     "training.threads",
     "training.evaluate_every",
     "training.checkpoint_every",

@@ -61,6 +61,12 @@ class DataConfig:
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
+    min_area: float | None = option(None, "smallest share of a photograph that a training crop takes; null: as usual")
+    color: float = option(0.0, "how much brightness, contrast and saturation vary in training: 0.2 is a fifth")
+    cache: Literal["none", "disk", "memory", "device"] = option(
+        "none", "none | disk | memory | device: decode photographs once, and read them from there"
+    )
+    cache_folder: str | None = option(None, "where decoded photographs lie; null: the user's cache folder")
     workers: int = option(0, "processes that load pictures")
     on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what a broken picture does")
     outside: bool = option(False, "let a manifest or list name files outside its own folder")
@@ -71,6 +77,9 @@ class DataConfig:
         check_positive("config", "data.workers", self.workers, zero=True)
         if self.size is not None:
             check_whole("config", "data.size", self.size)
+        for name, value in (("min_area", self.min_area), ("color", self.color)):
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"config: data.{name} must be from 0 to 1, but came as {value}.")
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,9 @@ class TrainingConfig:
     seed: int = option(0, "of weights, batches and augmentation")
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
+    )
+    compile: Literal["none", "graphs", "inductor"] = option(
+        "none", "none | graphs: replay the network's kernels on a GPU | inductor: torch.compile, then replay"
     )
     chunk: int | None = option(None, "samples that the network sees at a time; the gradient is that of the whole batch")
     cross_batch_memory: int = option(0, "rows of past batches that a batch is compared with too")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nearfar._utils.process_group import in_touch
 from nearfar.data import DataSet, Samples
-from nearfar.data.samples import Batch
+from nearfar.data.view import Batch
 from nearfar.runs import parts
 from nearfar.runs.config import Config
 from nearfar.train import processes
@@ -93,7 +93,8 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
     machine = processes.begin(config.training.precision)
     agreed(machine, RunFolder(folder).check)
     state = prepare(config, machine, data)
-    _, batch = next(feed(state.view, state.sampler, after=0, workers=0, pin=False))
+    _, (x, labels, indices) = next(feed(state.view, state.sampler, after=0, workers=0, pin=False))
+    batch = (state.view.render(x, indices, machine.device), labels, indices)
     memory = _measured(state, batch)
     picture = None
     if not machine.is_main_process:

@@ -18,7 +18,7 @@ from nearfar._utils.files import write_arrays, write_text
 from nearfar._utils.process_group import in_touch
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Tensors
-from nearfar.data.samples import Batch
+from nearfar.data.view import Batch
 from nearfar.doctor import Doctor, diagnose_run
 from nearfar.evaluation import Evaluation
 from nearfar.evaluation.preprocessing import fingerprint_of
@@ -114,9 +114,9 @@ def fit(
         agreed(machine, place.check)
         if resume:  # nobody else may change it from here on
             checkpointer = Checkpointer(agreed(machine, place.claim))
-            state = prepare(config, machine, data, fresh=not checkpointer.read(config))
+            state = prepare(config, machine, data, fresh=not checkpointer.read(config), console=console)
         else:  # made once everything that could be wrong with the configuration has been found right
-            state = prepare(config, machine, data)
+            state = prepare(config, machine, data, console=console)
             checkpointer = Checkpointer(agreed(machine, place.claim))
         return _run(state, checkpointer, callbacks, console)
 
@@ -260,7 +260,7 @@ def _advance(state: TrainState, step: int, batch: Batch) -> Moment:
     x, labels, indices = batch
     labels = labels.to(device, non_blocking=True)
     target = state.target(labels)
-    embeddings, scalars = state.step(x.to(device, non_blocking=True), target, state.ids(indices))
+    embeddings, scalars = state.step(state.view.render(x, indices, device), target, state.ids(indices))
     state.remember(labels, embeddings)
     advance(state.loss)
     return Moment(step, state, embeddings, labels, indices, target, scalars, factor * config.optimizer.lr)

@@ -14,7 +14,8 @@ from nearfar._utils.checks import printable
 from nearfar._utils.progress import Watch
 from nearfar.batches import violations
 from nearfar.data.pictures import CorruptImageError
-from nearfar.data.samples import Labels, Samples, Transform, View, collate
+from nearfar.data.samples import Labels, Samples, Transform
+from nearfar.data.view import View, collate
 from nearfar.evaluation import Evaluation, evaluate
 from nearfar.evaluation.embed import evaluating
 
@@ -32,25 +33,30 @@ def vectors_of(
     device: torch.device | str = "cpu",
     workers: int = 0,
     batch_size: int = 256,
+    hold: bool = False,
     watch: Watch | None = None,
 ) -> tuple[Tensor, Labels]:
     """Embed samples: float32 [m, d] on `device` in the order of the samples, and the samples' numbers [m].
 
+    With `hold` the samples are held on the device, if they can be, and transformed there.
+
     Samples that cannot be read (if `on_corrupt` is "skip") are left out, without a substitute. The model's training
     modes are restored.
     """
+    device = torch.device(device)
+    view = View(samples, transform, substitutes=False, device=device if hold else None)
     loader: DataLoader[Any] = DataLoader(
-        View(samples, transform, substitutes=False),
+        view,
         batch_size=batch_size,
-        num_workers=workers,
+        num_workers=workers if view.held is None else 0,
         collate_fn=collate,
         generator=torch.Generator(),
     )
     parts, rows, seen = [], [], 0
-    with evaluating(model, torch.device(device)), torch.inference_mode():
+    with evaluating(model, device), torch.inference_mode():
         for x, _, indices in loader:
             if len(indices):
-                parts.append(model(x.to(device, non_blocking=True)).float())
+                parts.append(model(view.render(x, indices, device)).float())
                 rows.append(indices)
             if watch is not None:
                 seen += batch_size

@@ -5,21 +5,25 @@ from __future__ import annotations
 import functools
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from rich.console import Console
 from torch import Tensor, nn
 
 from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, View, class_disjoint, part
+from nearfar.data.decoded import cached
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
 from nearfar.distributed import CrossBatchMemory, Distributed
 from nearfar.relations.relation import Relation
 from nearfar.runs import parts
 from nearfar.runs.config import Config
+from nearfar.train.faster import faster
 from nearfar.train.rates import optimizer
 from nearfar.train.source import opened
 from nearfar.train.step import Step
@@ -55,7 +59,12 @@ class TrainState:
     @property
     def evaluating(self) -> dict[str, Any]:
         """The options for embedding samples in an evaluation."""
-        return {"device": self.machine.device, "workers": self.config.data.workers}
+        return {"device": self.machine.device, "workers": self.config.data.workers, "hold": self.hold}
+
+    @property
+    def hold(self) -> bool:
+        """Whether samples are held on the device."""
+        return _holds(self.config, self.machine.device)
 
     @functools.cached_property
     def mask(self) -> Tensor:
@@ -103,20 +112,25 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True) -> TrainState:
+def prepare(
+    config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True, console: Console | None = None
+) -> TrainState:
     """Read the data, build network, loss and optimizer, and prepare them; `fresh` as in `open_model`."""
     seed = config.training.seed
     seed_everything(seed)
     given = data or opened(config.data)
     shares = shares_of(config, given)
+    inputs = Input.of(config, given)
+    bare, augmented, plain = open_model(config, inputs, fresh=fresh)
+    given = _cached(config, given, plain, machine.device, console)
     train, validation = given.train, None
     if shares.held_out:
         rest, held_out = class_disjoint(given.train, shares.held_out / len(given.train.classes), seed=0)
         train, validation = part(given.train, rest), part(given.train, held_out)
-    inputs = Input.of(config, given)
-    bare, augmented, plain = open_model(config, inputs, fresh=fresh)
     loss = parts.make_loss(config, classes=len(train.classes))
     bare.to(machine.device)
+    if machine.device.type == "cuda" and len(inputs.shape) == 3:
+        bare.to(memory_format=torch.channels_last)  # tensor cores read channels together
     loss.to(next(bare.parameters()).dtype)
     loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
     moves = optimizer(config.optimizer, bare, loss, machine.device)
@@ -135,7 +149,7 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh:
         sampler=sampler,
         step=Step(
             machine,
-            model,
+            faster(model, config.training.compile, machine.device, machine.num_processes),
             Distributed(loss),
             moves,
             config.optimizer.max_grad_norm,
@@ -143,8 +157,21 @@ def prepare(config: Config, machine: Any, data: DataSet | None = None, *, fresh:
             config.training.chunk,
             config.model.freeze_norms,
         ),
-        view=View(train, augmented, seed=seed),
+        view=View(train, augmented, seed=seed, device=machine.device if _holds(config, machine.device) else None),
         plain=plain,
         inputs=inputs,
         shares=shares,
     )
+
+
+def _holds(config: Config, device: torch.device) -> bool:
+    """Whether samples are to be held on the device; on a CPU they are in memory anyway."""
+    return config.data.cache == "device" and device.type != "cpu"
+
+
+def _cached(config: Config, data: DataSet, plain: Transform, device: torch.device, console: Console | None) -> DataSet:
+    """The data with pictures that are decoded once, if the configuration says so."""
+    spec = config.data
+    cache = "memory" if spec.cache == "device" and device.type == "cpu" else spec.cache
+    folder = None if spec.cache_folder is None else Path(spec.cache_folder)
+    return cached(data, plain, cache, folder=folder, console=console)

@@ -28,22 +28,26 @@ LOOKED_AT = 16
 
 @dataclass(frozen=True)
 class Input:
-    """The network's input: the name of the transform, and the shape of one transformed sample."""
+    """The network's input: the name of the transform, the shape of one transformed sample, and how it is augmented."""
 
     transform: str
     shape: tuple[int, ...]
+    min_area: float | None = None
+    color: float = 0.0
 
     @staticmethod
     def of(config: Config, data: DataSet) -> Input:
         """Build from the configuration, or as suits the data; the shape is that of the first sample."""
         name = config.data.transform or default_transform(data)
         plain = transforms.get(name, False, size=_size(config, name, data.train))
-        return Input(name, tuple(plain(data.train[0], np.random.default_rng(0)).shape))
+        shape = tuple(plain(data.train[0], np.random.default_rng(0)).shape)
+        return Input(name, shape, config.data.min_area, config.data.color)
 
     def make(self, train: bool, model: Any) -> Transform:
         """The transform for training or evaluation, with the mean and deviation that the network needs."""
         size = self.shape[-1] if self.transform in transforms.CROPS else None
-        return transforms.get(self.transform, train, model.mean, model.std, size=size)
+        more: dict[str, Any] = {"area": self.min_area, "color": self.color} if train else {}
+        return transforms.get(self.transform, train, model.mean, model.std, size=size, **more)
 
 
 def default_transform(data: DataSet) -> str:
