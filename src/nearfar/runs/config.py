@@ -6,16 +6,16 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Union, cast
 
 import yaml
 
-from nearfar._utils.checks import check_positive, check_whole, nearest, printable
+from nearfar._utils.checks import nearest, printable
 from nearfar._utils.files import read_text, write_text
 from nearfar._utils.renamed import refuse_key, refuse_value
+from nearfar.runs.sections import Config, DataConfig, ModelConfig, OptimizerConfig, Part, TrainingConfig, option
 
 __all__ = [
     "Config",
@@ -34,155 +34,6 @@ __all__ = [
     "to_tree",
     "to_yaml",
 ]
-
-
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
-
-
-def option(default: Any, doc: str) -> Any:
-    """A dataclass field with a default and the help text that `nearfar config` prints beside it."""
-    return field(default=default, metadata={"doc": doc})
-
-
-@dataclass(frozen=True)
-class Part:
-    """An object chosen by name, with its options: a loss, a sampler, a pair loss inside a loss."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """The data set, how it is loaded and how it is split."""
-
-    name: str = option("glyphs", "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest or vectors")
-    path: str | None = option(None, "where it lies; glyphs needs none")
-    transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
-    size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
-    validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
-    min_area: float | None = option(None, "smallest share of a photograph that a training crop takes; null: as usual")
-    color: float = option(0.0, "how much brightness, contrast and saturation vary in training: 0.2 is a fifth")
-    cache: Literal["none", "disk", "memory", "device"] = option(
-        "none", "none | disk | memory | device: decode photographs once, and read them from there"
-    )
-    cache_folder: str | None = option(None, "where decoded photographs lie; null: the user's cache folder")
-    workers: int = option(0, "processes that load pictures")
-    on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what a broken picture does")
-    outside: bool = option(False, "let a manifest or list name files outside its own folder")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"config: data.validation must be from 0 to below 1, but came as {self.validation}.")
-        check_positive("config", "data.workers", self.workers, zero=True)
-        if self.size is not None:
-            check_whole("config", "data.size", self.size)
-        for name, value in (("min_area", self.min_area), ("color", self.color)):
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"config: data.{name} must be from 0 to 1, but came as {value}.")
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The network: a trunk, and a head that ends in the embedding."""
-
-    name: str | None = option(None, "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME; null: what suits")
-    embedding_dim: int = option(128, "dimensions of the embedding")
-    pool: Literal["avg", "max", "both"] = option("avg", "avg | max | both: how a picture's features become one vector")
-    hidden: int | None = option(None, "width of mlp's hidden layer")
-    bn_neck: bool = option(False, "a batch norm after the head")
-    normalize: bool = option(True, "embeddings of length 1")
-    pretrained: bool = option(True, "start from published weights, where the network has some")
-    weights: str | None = option(None, "a file of weights for the trunk, as timm and torchvision publish them")
-    freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")
-    group_norms: bool = option(False, "group norms in place of batch norms: a sample then depends on no other")
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """The optimizer, its learning rates and their schedule."""
-
-    name: Literal["adam", "adamw", "sgd"] = option("adam", "adam | adamw | sgd")
-    lr: float = option(1e-3, "learning rate of the trunk")
-    head_lr_mult: float = option(1.0, "the head's rate is so many times the trunk's (the papers: 10)")
-    loss_lr_mult: float = option(10.0, "the rate of the loss's own parameters (thresholds, proxies), likewise")
-    betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw; Can et al. 2019 used .9, .99")
-    momentum: float = option(0.9, "of sgd")
-    weight_decay: float = option(0.0, "on weights of two or more dimensions alone")
-    warmup: int = option(0, "steps in which the rate grows from 0")
-    schedule: Literal["constant", "cosine"] = option("cosine", "constant | cosine, after the warm-up")
-    max_grad_norm: float | None = option(None, "the longest gradient that is let through")
-    proximal: float = option(0.0, "weight of the pull to the last projection's parameters (Can et al. 2019: 1e-3)")
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "head_lr_mult", "loss_lr_mult", "momentum", "weight_decay", "warmup", "proximal"):
-            check_positive("config", f"optimizer.{name}", getattr(self, name), zero=name != "lr")
-        if self.max_grad_norm is not None:
-            check_positive("config", "optimizer.max_grad_norm", self.max_grad_norm)
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """Length, seed and precision of a run, and how often it is evaluated, saved and diagnosed."""
-
-    steps: int = option(1000, "batches in all")
-    seed: int = option(0, "of weights, batches and augmentation")
-    precision: Literal["float32", "bf16", "fp16", "float64"] = option(
-        "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
-    )
-    compile: Literal["none", "graphs", "inductor"] = option(
-        "none", "none | graphs: replay the network's kernels on a GPU | inductor: torch.compile, then replay"
-    )
-    chunk: int | None = option(None, "samples that the network sees at a time; the gradient is that of the whole batch")
-    cross_batch_memory: int = option(0, "rows of past batches that a batch is compared with too")
-    cross_batch_memory_warmup: int = option(0, "steps before they are used")
-    threads: int | None = option(None, "CPU threads; null: as many as torch takes")
-    evaluate_every: int = option(200, "steps between evaluations")
-    checkpoint_every: int = option(200, "steps between checkpoints")
-    explain_every: int = option(50, "steps between looks at the pair weights; 0: never")
-    diagnose_every: int | None = option(
-        None, "steps between two looks of the doctor; null: thirty looks a run; 0: never"
-    )
-    baselines: bool = option(True, "score the input, where it is a vector, and the new network on the test classes too")
-    max_positive_distance: float = option(0.6, "positive pairs farther apart than this violate their constraint")
-    min_negative_distance: float = option(1.2, "negative pairs nearer than this violate theirs")
-    protocol: Literal["validation", "paper"] = option(
-        "validation", "validation: choose by held-out classes, test once | paper: report the best test score"
-    )
-    trackers: tuple[Tracker, ...] = option(
-        (), "any of tensorboard, wandb, mlflow: where scalars go besides the journal"
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "evaluate_every", "checkpoint_every"):
-            check_whole("config", f"training.{name}", getattr(self, name))
-        if self.chunk is not None:
-            check_whole("config", "training.chunk", self.chunk)
-        for name in (
-            "explain_every",
-            "max_positive_distance",
-            "min_negative_distance",
-            "cross_batch_memory",
-            "cross_batch_memory_warmup",
-        ):
-            check_positive("config", f"training.{name}", getattr(self, name), zero=True)
-        check_positive("config", "training.diagnose_every", self.diagnose_every or 0, zero=True)
-
-
-LOSS = Part("DroTopK", MappingProxyType({"k": 160, "pair": MappingProxyType({"name": "Logistic"})}))
-BATCHES = Part("MPerClass", MappingProxyType({"classes": None, "samples": 4}))
-
-
-@dataclass(frozen=True)
-class Config:
-    """The whole configuration of a run."""
-
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    loss: Part = field(default=LOSS, metadata={"doc": "any of `nearfar losses`, with its arguments"})
-    batches: Part = field(default=BATCHES, metadata={"doc": "MPerClass | Representatives; classes null: 32, or all"})
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
 
 
 SECTIONS = tuple(section.name for section in fields(Config))

@@ -128,9 +128,7 @@ def prepare(
         rest, held_out = class_disjoint(given.train, shares.held_out / len(given.train.classes), seed=0)
         train, validation = part(given.train, rest), part(given.train, held_out)
     loss = parts.make_loss(config, classes=len(train.classes))
-    bare.to(machine.device)
-    if machine.device.type == "cuda" and len(inputs.shape) == 3:
-        bare.to(memory_format=torch.channels_last)  # tensor cores read channels together
+    _move(bare, machine.device)
     loss.to(next(bare.parameters()).dtype)
     loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
     moves = optimizer(config.optimizer, bare, loss, machine.device)
@@ -162,6 +160,13 @@ def prepare(
         inputs=inputs,
         shares=shares,
     )
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Move a network to its device; on a GPU maps have their channels last, as tensor cores read them."""
+    model.to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _holds(config: Config, device: torch.device) -> bool:
