@@ -1,0 +1,106 @@
+"""`SpreadFloor`: a term that keeps the rows of a batch from falling into one or two heaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nearfar._utils.checks import check_positive
+from nearfar._utils.shortcuts import check_part
+from nearfar.losses.annealing import advance
+from nearfar.losses.explanation import Explanation
+from nearfar.losses.robust import Call, Loss
+
+__all__ = ["SpreadFloor", "spread"]
+
+LEAST = 1e-6
+"""Added to the spread, so that rows which are all equal give a finite number: float32 knows it no better."""
+
+
+class SpreadFloor(Loss):
+    """A loss plus a barrier that rises without bound as the rows of the batch fall into a single line.
+
+        loss + weight · [ log(floor / V) ]₊,    V = mean over pairs of rows of  1 - cos²  = 1 - (‖UᵀU‖² - n) / (n(n-1))
+
+    U are the n rows divided by their lengths. V is 0 where all rows are alike, and also where they are two opposite
+    heaps. Heaps of equal size at right angles, h of them, have V = 1 - 1/h; rows without any order in d dimensions
+    1 - 1/d; C classes as far apart as they can be (a simplex) 1 - 1/(C-1)². Positive pairs count as well, so that no
+    labels are needed: with M of n rows in a class they take about (M-1)/(n-1) off. So a floor must lie below
+    1 - 1/d - (M-1)/(n-1), and ½ does for d ≥ 3 and batches of six classes or more.
+
+    At collapse a loss of hard mining is bounded, and its gradient on two rows is as large whatever their distance is.
+    This term is not, and its gradient grows as one over the distance. Above the floor it is 0, and the loss is what it
+    was.
+
+    Args:
+        loss: any loss of `nf.losses`.
+        floor: the smallest V that costs nothing, in (0, 1); with ½ two heaps at right angles just pass.
+        weight: of the barrier; below 1 the spread settles where loss and barrier balance, somewhat below the floor.
+
+    Relations: above the floor it is `loss`, exactly, value and gradient.
+
+    >>> import torch, nearfar as nf
+    >>> from nearfar.losses.spread import SpreadFloor
+    >>> rows, labels = torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2])
+    >>> loss = nf.losses.Triplet(mining="hard")
+    >>> bool(SpreadFloor(loss)(rows, labels) == loss(rows, labels))
+    True
+    >>> heap = torch.tensor([1.0, 0.0]) + 0.01 * rows[:, :2]
+    >>> bool(SpreadFloor(loss)(heap, labels) > 2 + loss(heap, labels))
+    True
+    """
+
+    def __init__(self, loss: Loss, *, floor: float = 0.5, weight: float = 1.0) -> None:
+        super().__init__()
+        check_part("SpreadFloor", "loss", loss, Loss, "nf.losses.Triplet()")
+        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 < floor < 1:
+            raise ValueError(f"SpreadFloor: floor must lie between 0 and 1, but came as {floor!r}.")
+        check_positive("SpreadFloor", "weight", weight)
+        if getattr(loss, "reduction", None) == "none":
+            raise ValueError(
+                'SpreadFloor: the loss must be one number, but came with reduction="none"; leave the reduction out.'
+            )
+        self.loss = loss
+        self.floor = float(floor)
+        self.weight = float(weight)
+        self.owner = loss.owner
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether the gradient is that of the value."""
+        return bool(getattr(self.loss, "exact_gradient", True))
+
+    def barrier(self, embeddings: Tensor) -> Tensor:
+        """The barrier weight · [log(floor / V)]₊ of rows [n, d]; 0 for fewer than two rows."""
+        wide = torch.promote_types(embeddings.dtype, torch.float32)
+        return self.weight * torch.relu(torch.log(self.floor / (spread(embeddings.to(wide)) + LEAST)))
+
+    def step(self) -> None:
+        """Count a step of training, for a loss inside that anneals."""
+        advance(self.loss)
+
+    def _value(self, call: Call) -> Tensor:
+        return self.loss._value(call) + self.barrier(call.embeddings)
+
+    def _explanation(self, call: Call) -> Explanation:
+        """Of the loss inside; the value holds the barrier too."""
+        found = self.loss._explanation(call)
+        return replace(found, value=found.value + self.barrier(call.embeddings).detach())
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"floor={self.floor}, weight={self.weight}"
+
+
+def spread(embeddings: Tensor) -> Tensor:
+    """V, the mean over pairs of rows [n, d] of 1 - cos²: from 0, all on one line, towards 1; 1 for fewer than two rows.
+
+    It takes n·d² multiplications and d² numbers, however many rows there are.
+    """
+    n = len(embeddings)
+    if n < 2:
+        return embeddings.sum() * 0 + 1
+    rows = nn.functional.normalize(embeddings, dim=1)
+    # a row of length 0 has no direction and meets none; each row's pair with itself is taken off
+    return 1 - ((rows.T @ rows).square().sum() - rows.square().sum(dim=1).square().sum()) / (n * (n - 1))
