@@ -130,7 +130,10 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path, faked, monkeypatch):
 
 
 def test_a_stopped_trial_is_not_a_result():
-    assert attempt(Job(SHORT, held_out=0.3), judged(tiny(), 0.3), lambda: True) is None
+    data = judged(tiny(), 0.3)
+    assert attempt(Job(SHORT), data, lambda: True) is None
+    answers = iter([False, False, True])  # before the run, after the first step, after the second
+    assert attempt(Job(SHORT), data, lambda: next(answers)) is None
 
 
 def test_the_sampler_learns(tmp_path, faked):
@@ -153,13 +156,21 @@ def test_a_trial_that_is_behind_is_stopped_at_once():
     assert few.state == "done"
 
 
-def test_only_finished_trials_of_the_same_loss_are_rivals(tmp_path, faked):
+def test_rivals_are_the_trials_of_the_same_loss_once_five_have_finished(tmp_path, faked, monkeypatch):
     space = {"loss": LOSSES, "optimizer.lr": LR}
     search(tmp_path / "median", space, trials=7)
     assert [len(job.rivals) for job in faked] == [0] * 10 + [5, 5, 6, 6]
     faked.clear()
     search(tmp_path / "none", space, trials=7, prune="none")
     assert not any(job.rivals for job in faked)
+    faked.clear()
+    ends, plain = (
+        iter([{}, {"state": "pruned", "score": None}, {"state": "failed", "score": None}, *[{}] * 6]),
+        processes.attempt,
+    )
+    monkeypatch.setattr(processes, "attempt", lambda *given: replace(plain(*given), **next(ends)))
+    search(tmp_path / "states", trials=9)
+    assert [len(job.rivals) for job in faked] == [0] * 7 + [6, 7]  # the one that failed is none
 
 
 def test_seeds_are_averaged_and_pruned_by_their_own_curves():

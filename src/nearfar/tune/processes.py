@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.connection import wait as wait_for
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,6 +22,8 @@ __all__ = ["Processes"]
 T = TypeVar("T")
 _shared: dict[str, Any] = {}
 """In a process of the pool: the event that asks to stop, and the data."""
+_training, _alone = threading.Lock(), threading.Event()
+"""Likewise: held during a trial; set when the process that started us is gone."""
 
 
 class Processes:
@@ -85,19 +89,19 @@ def _prepare(stop: Any, data: DataSet | None) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _shared.update(stop=stop, data=data)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End when the process that started us is gone: it would wait for trials forever, and hold memory of the GPU."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        _alone.set()
+        with _training:  # the trial under way ends after its step and removes its files
+            os._exit(1)
 
 
 def _attempt(job: Job) -> Outcome | None:
-    found = attempt(job, _shared["data"], _asked_to_stop)
-    if found is None and _orphaned():
-        os._exit(1)  # nobody is left to give out trials
-    return found
-
-
-def _asked_to_stop() -> bool:
-    return _orphaned() or bool(_shared["stop"].is_set())
-
-
-def _orphaned() -> bool:
-    parent = multiprocessing.parent_process()
-    return parent is not None and not parent.is_alive()
+    with _training:
+        return attempt(job, _shared["data"], lambda: _alone.is_set() or _shared["stop"].is_set())

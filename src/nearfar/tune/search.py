@@ -18,6 +18,7 @@ from nearfar._utils.files import write_text
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet
 from nearfar.runs.config import Config, load, save, to_tree
+from nearfar.studies.grid import MANNER
 from nearfar.train.source import opened
 from nearfar.train.suited import shares_of
 from nearfar.tune import page
@@ -68,8 +69,8 @@ def search(
         score: "recall@1" or "map_at_r".
         seeds: runs of a trial, whose scores are averaged.
         held_out: share of the training classes that is scored.
-        prune: "median" stops a trial whose scores on the validation classes are behind the median of five or more
-            others (it needs `data.validation` above 0); "none" stops none.
+        prune: "median" stops a trial whose scores on the validation classes are behind the median of the others that
+            came as far, once five have finished (it needs `data.validation` above 0); "none" stops none.
         seed: seed of the sampler; with one job the same trials are run each time.
         data: a data set of your own instead of the one in the configuration.
         console: where progress is printed.
@@ -112,10 +113,10 @@ def _varies_data(every: list[Space]) -> bool:
 
 
 def _about(config: Config, space: Mapping[str, Any], plan: Job, seed: int, data: str) -> dict[str, Any]:
-    """Everything that trials depend on: all but where the data lie and how fast they are read."""
+    """Everything that trials depend on: not where the data lie, nor what makes a run faster alone."""
     tree = json.loads(json.dumps(to_tree(config)))
-    for section, key in (("data", "path"), ("data", "workers"), ("training", "threads")):
-        tree[section].pop(key)
+    for section, key in (("data", "path"), *MANNER):
+        tree[section].pop(key, None)
     options = {"score": plan.score, "seeds": plan.seeds, "held_out": plan.held_out, "seed": seed}
     return {"config": tree, "space": as_tree(space), "data": data, **options}
 
@@ -154,8 +155,11 @@ class _Search:
     def _rivals(self, label: str) -> tuple[Any, ...]:
         if not self.prune:
             return ()
-        found = tuple(each.outcome.curves for each in self.record.of(label) if each.outcome.state == "done")
-        return found if len(found) >= STARTUP else ()
+        ours = [each.outcome for each in self.record.of(label)]
+        if sum(each.state == "done" for each in ours) < STARTUP:
+            return ()
+        # with those that were stopped: a median of survivors alone would rise until nearly every trial is below it
+        return tuple(each.curves for each in ours if each.state in ("done", "pruned"))
 
     def tell(self, trial: Any, ended: Ended) -> None:
         """Keep a trial that has ended."""

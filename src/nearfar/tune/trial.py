@@ -22,7 +22,7 @@ __all__ = ["SCORES", "Curve", "Job", "Outcome", "attempt", "behind", "judged"]
 
 SCORES = ("recall@1", "map_at_r")
 STARTUP = 5
-"""Trials that must have ended before one is stopped for being behind them, as in Optuna's median pruner."""
+"""Trials that must have finished before one is stopped for being behind, as in Optuna's median pruner."""
 
 Curve = tuple[tuple[int, float], ...]
 """(step, score on the validation classes) of each evaluation of a run."""
@@ -37,7 +37,7 @@ class Job:
         seeds: number of runs, whose scores are averaged.
         score: one of `SCORES`.
         held_out: the share of the training classes that is scored.
-        rivals: curves of the finished trials of the same loss, one for each seed; empty if nothing is stopped.
+        rivals: curves of the trials of the same loss that have ended, one for each seed; empty if nothing is stopped.
     """
 
     config: Config
@@ -119,6 +119,8 @@ def attempt(job: Job, data: DataSet | None, stop: Callable[[], bool]) -> Outcome
     start, scores, curves = time.monotonic(), list[float](), list[Curve]()
     try:
         for place in range(job.seeds):
+            if stop():
+                return None
             found = _run(job, place, data or _opened(job.config.data, job.held_out), curves, stop)
             if found is None:
                 return None
