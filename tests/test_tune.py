@@ -210,6 +210,12 @@ def test_a_run_that_diverges_scores_nothing_and_is_not_tried_again(tmp_path, mon
     assert found.trials[0].outcome.score == 0
     search(tmp_path)
     assert len(tried) == 2
+    tried.clear()
+    with pytest.raises(
+        RuntimeError, match="no trial ended with a score; the first said: NotFiniteError: the loss is nan"
+    ):
+        search(tmp_path / "one", trials=1)
+    assert not (tmp_path / "one" / "best.yaml").exists()
 
 
 def test_failures_stop_the_search_and_are_tried_again(tmp_path, monkeypatch):
