@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from nearfar._utils.journal import read_lines
 from nearfar.runs.config import load
 from nearfar.train import NotFiniteError, fit
 from nearfar.tune import processes, trial
+from nearfar.tune.record import Record
 from nearfar.tune.trial import Job, Outcome, attempt, judged
 
 QUIET = Console(quiet=True)
@@ -250,6 +252,20 @@ def test_another_search_in_the_folder_is_refused(tmp_path, faked):
     with pytest.raises(ValueError, match=r"trials.jsonl is not the record of a search; name another folder\.$"):
         search(tmp_path)
     assert (tmp_path / "trials.jsonl").read_text(encoding="utf-8") == "mine\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders are not locked there")
+def test_a_second_search_in_the_folder_is_refused_while_the_first_runs(tmp_path, faked):
+    with (
+        Record(tmp_path, {}),
+        pytest.raises(BlockingIOError, match=r"^tune: another search runs in .* folder\.$"),
+    ):
+        search(tmp_path)
+    (tmp_path / "trials.jsonl").unlink()
+    search(tmp_path)
+    for _ in range(2):  # an error leaves no lock behind
+        with pytest.raises(ValueError, match="another search: seeds was 1"):
+            search(tmp_path, seeds=2)
 
 
 def test_processes_side_by_side_give_what_one_gives(tmp_path):

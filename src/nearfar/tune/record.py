@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,27 +42,45 @@ class Record:
         folder: the folder.
         about: everything that trials depend on; another search than the one that the folder holds is refused.
 
-    Trials that failed are forgotten when a search goes on, and so are tried again.
+    Trials that failed are forgotten when a search goes on, and so are tried again. While its block runs, the folder is
+    locked: a second search in it is refused.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self._file = folder / FILE
+        self._file, self._about = folder / FILE, dict(about)
+        self.ended: list[Ended] = []
+        self._lock: int | None = None
+        self._journal: Journal | None = None
+
+    def __enter__(self) -> Self:
+        folder, about = self._file.parent, self._about
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder)
+        try:
+            self._read(folder, about)
+            self._journal = Journal(self._file).__enter__()
+        except BaseException:
+            self._unlock()
+            raise
+        return self
+
+    def _read(self, folder: Path, about: Mapping[str, Any]) -> None:
         entries = read_lines(self._file, lambda entry: "search" in entry or "loss" in entry).entries
         if entries or (self._file.is_file() and self._file.stat().st_size):
             _check_same(folder, entries[0].get("search") if entries else None, about)
         kept = [entry for entry in entries if entry.get("state") not in (None, "failed")]
         self.ended = [_ended(entry) for entry in kept]
-        folder.mkdir(parents=True, exist_ok=True)
         write_text(self._file, "".join(map(to_line, [{"search": dict(about)}, *kept])))  # without a torn last line
-        self._journal: Journal | None = None
-
-    def __enter__(self) -> Self:
-        self._journal = Journal(self._file).__enter__()
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._journal is not None:
             self._journal.__exit__(kind, error, at)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def add(self, ended: Ended) -> None:
         """Append a trial."""
@@ -72,6 +92,24 @@ class Record:
     def of(self, loss: str) -> list[Ended]:
         """The trials of a loss by number."""
         return sorted((each for each in self.ended if each.loss == loss), key=lambda each: each.number)
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock the folder and return its handle; None if the system does not lock folders."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise BlockingIOError(f"tune: another search runs in {folder}; wait for it, or name another folder.") from None
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle
 
 
 def _ended(entry: Mapping[str, Any]) -> Ended:
