@@ -22,7 +22,13 @@ from nearfar.relations.relation import Relation
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "engines.md"
 HEAD = ("| loss | CPU, `tiled` | GPU, `fused` |", "|---|---|---|")
 L = nf.losses
-MORE = {"DroTopK": {"k": 5}, "DroTopKPN": {"k": 6}, "DroTrimmed": {"top": 2, "k": 6}, "DroChiSquare": {"rho": 1.0}}
+MORE = {
+    "DroTopK": {"k": 5},
+    "DroTopKPN": {"k": 6},
+    "DroTrimmed": {"top": 2, "k": 6},
+    "DroTrimmedPN": {"wrong": 0.2, "k": 6},
+    "DroChiSquare": {"rho": 1.0},
+}
 VARIANTS = {
     'Triplet(mining="hard")': lambda: L.Triplet(mining="hard"),
     'Triplet(mining="hardest")': lambda: L.Triplet(mining="hardest"),

@@ -90,6 +90,7 @@ TOLD = (
     Row("DroTrimmed", lambda: L.DroTrimmed(top=3, k=6.3), {"top": 3, "k": 6.3}),
     Row("DroTrimmed", lambda: L.DroTrimmed(top="0.4B", fraction=0.3, pair=nf.pairs.Logistic()),
         {"top": "0.4B", "fraction": 0.3, "pair": logistic}, "rows"),
+    Row("DroTrimmedPN", lambda: L.DroTrimmedPN(wrong=0.3, k=6), {"wrong": 0.3, "k": 6}),
     Row("DroKL", L.DroKL),
     Row("DroKL", lambda: L.DroKL(gamma=0.4, zero="keep", pair=nf.pairs.Logistic()),
         {"gamma": 0.4, "zero": "keep", "pair": logistic}, "keep"),

@@ -67,6 +67,7 @@ def test_every_loss_takes_every_engine(name):
         "DroTopK": {"k": 3},
         "DroTopKPN": {"k": 3},
         "DroTrimmed": {"top": 2, "k": 3},
+        "DroTrimmedPN": {"wrong": 0.2, "k": 3},
         "DroChiSquare": {"rho": 1.0},
     }.get(name, {})
     for engine in ("dense", "tiled", "auto", "fused"):

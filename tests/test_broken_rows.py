@@ -80,7 +80,13 @@ UNIT = ("FastAP", "SoftTriple", "SubCenterArcFace")
 @pytest.mark.parametrize("name", [x for x in dir(nf.losses) if x[0].isupper() and x not in UNIT])
 def test_products_that_overflow_show_on_every_engine(name, kind):
     """On raw products, where rows of 1e30 are not made short first."""
-    kinds = {"DroTopK": {"k": 9}, "DroTopKPN": {"k": 6}, "DroTrimmed": {"top": 2, "k": 6}, "DroChiSquare": {"rho": 1.0}}
+    kinds = {
+        "DroTopK": {"k": 9},
+        "DroTopKPN": {"k": 6},
+        "DroTrimmed": {"top": 2, "k": 6},
+        "DroTrimmedPN": {"wrong": 0.2, "k": 6},
+        "DroChiSquare": {"rho": 1.0},
+    }
     known = inspect.signature(getattr(nf.losses, name)).parameters
     if "classes" in known:
         kinds[name] = {"classes": CLASSES, "dim": DIM}

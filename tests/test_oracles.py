@@ -452,6 +452,7 @@ NEEDED = {
     "drotopk": {"k": 2.5},
     "drotopkpn": {"k": 2.5},
     "drotrimmed": {"top": 1.5, "k": 2.5},
+    "drotrimmedpn": {"wrong": 0.3, "k": 2.5},
     "drochisquare": {"rho": 2.0},
 }
 

@@ -28,7 +28,13 @@ from nearfar.train.state import prepare
 QUIET = Console(quiet=True)
 CLASSES = 9
 """Of the tiny problem, three of twelve held out."""
-NEEDED = {"DroTopK": {"k": 8}, "DroTopKPN": {"k": 8}, "DroTrimmed": {"top": 2, "k": 8}, "DroChiSquare": {"rho": 1.0}}
+NEEDED = {
+    "DroTopK": {"k": 8},
+    "DroTopKPN": {"k": 8},
+    "DroTrimmed": {"top": 2, "k": 8},
+    "DroTrimmedPN": {"wrong": 0.2, "k": 8},
+    "DroChiSquare": {"rho": 1.0},
+}
 LOSSES = {
     **{name: {"name": name, **NEEDED.get(name, {})} for name in parts.LOSSES},
     "hard": {"name": "Triplet", "mining": "hard", "margin": 0.0},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 
 import numpy as np
@@ -146,6 +147,36 @@ def test_the_loss_leaves_mislabeled_pairs_without_weight():
                (("top", L.DroTopK(k="B")), ("trimmed", L.DroTrimmed(top="2B", k="B")))}  # fmt: skip
     assert weights["top"][wrong].sum() == pytest.approx(1)
     assert weights["trimmed"][wrong].sum() < 0.1
+
+
+def test_per_sign_the_positive_pairs_alone_are_trimmed():
+    """A share 1 - (1 - wrong)² of them: as many as there are with a wrong label."""
+    rng = torch.Generator().manual_seed(1)
+    rows, labels = torch.randn(16, 4, generator=rng), torch.arange(16) // 4
+    weights = L.DroTrimmedPN(wrong=0.4, k="B").explain(rows, labels).weights
+    alike = (labels[:, None] == labels) & ~torch.eye(16, dtype=torch.bool)
+    positive, negative = weights[alike], weights[labels[:, None] != labels]
+    assert (positive > 0).sum() == math.ceil(0.36 * 48)
+    assert (negative > 0).sum() == 32
+    for side in (positive, negative):
+        assert side.sum().item() == pytest.approx(1)
+    losses = L.DroTrimmedPN(wrong=0.4, k="B").explain(rows, labels).losses[alike]
+    assert losses[positive > 0].max() <= losses[positive == 0].min()
+
+
+def test_without_wrong_labels_all_positive_pairs_count():
+    rng = torch.Generator().manual_seed(1)
+    rows, labels = torch.randn(16, 4, generator=rng), torch.arange(16) // 4
+    plain = nf.RobustLoss(pair=nf.pairs.Hinge(), over=(S.Mean(), S.TopK(16)), groups="sign")
+    torch.testing.assert_close(L.DroTrimmedPN(wrong=0, k="B")(rows, labels), plain(rows, labels))
+
+
+@pytest.mark.parametrize("wrong", [1, -0.1, True, "0.4", None, float("nan")])
+def test_a_share_of_labels_is_a_share(wrong):
+    with pytest.raises(
+        ValueError, match=r"^DroTrimmedPN: wrong must be the share of wrong labels, from 0 to below 1, "
+    ):
+        L.DroTrimmedPN(wrong=wrong, k=3)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import nearfar as nf
 from nearfar.groups.triplets import Triplets
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
-NEEDED = {"k": 5, "top": 2, "rho": 1.0, "classes": 4, "dim": 3}
+NEEDED = {"k": 5, "top": 2, "wrong": 0.2, "rho": 1.0, "classes": 4, "dim": 3}
 WRONG = {
     "pair": ("logistic", P.Hinge, M.Hard(), S.Mean(), 0, "", lambda s, sign: s, (P.Hinge(), "hinge")),
     "over": ("kl", S.KL, P.Hinge(), 0.1, None, (S.KL(), S.KL)),

@@ -147,6 +147,13 @@ def dro_trimmed(E, y, top=None, k=None, top_fraction=None, fraction=None, pair=p
     return sets.trimmed(_all_pair_losses(E, y, pair), top, k, top_fraction, fraction, zero=zero)
 
 
+def dro_trimmed_pn(E, y, wrong, k, pair=pairs.hinge):
+    """The mean of the positive l_ij but the greatest, a share 1 - (1 - wrong)^2, + that of the 2k greatest negative."""
+    positive, negative = _pair_losses(scores(E, E, "cosine"), y, pair)
+    kept = sets.trimmed(positive, top_fraction=1 - (1 - np.longdouble(wrong)) ** 2, fraction=1)
+    return kept + sets.topk(negative, k=2 * _count(k, E))
+
+
 def dro_kl(E, y, gamma=0.1, pair=pairs.hinge, zero="drop"):
     """gamma * log(mean over pairs of e^(l_ij / gamma)); pairs with l_ij <= 0 are left out if zero="drop"."""
     return sets.kl(_all_pair_losses(E, y, pair), gamma, zero=zero)

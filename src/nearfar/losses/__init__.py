@@ -3,7 +3,7 @@
 A loss is public once its module names it in `__all__`; nothing is listed here a second time.
 """
 
-from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, triplet
+from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, trimmed, triplet
 from nearfar.losses.anchored import *
 from nearfar.losses.centers import *
 from nearfar.losses.dro import *
@@ -11,6 +11,7 @@ from nearfar.losses.mean import *
 from nearfar.losses.proxies import *
 from nearfar.losses.ranking import *
 from nearfar.losses.softmax import *
+from nearfar.losses.trimmed import *
 from nearfar.losses.triplet import *
 
 __all__: list[str] = []
@@ -21,4 +22,5 @@ __all__ += mean.__all__
 __all__ += proxies.__all__
 __all__ += ranking.__all__
 __all__ += softmax.__all__
+__all__ += trimmed.__all__
 __all__ += triplet.__all__

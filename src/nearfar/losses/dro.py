@@ -9,11 +9,11 @@ from nearfar.losses.arguments import Engine
 from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner
 from nearfar.pairs import Hinge, PairLoss
-from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Trimmed, Worst
+from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst
 from nearfar.sets.counts import Count, check_count, scaled
 from nearfar.similarity import Similarity
 
-__all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroTrimmed", "DroWorst"]
+__all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroWorst"]
 
 Zero = Literal["keep", "drop"]
 
@@ -163,57 +163,6 @@ class DroTopKPN(RobustLoss):
     def as_in_paper(cls, k_code: int = 80, pair: PairLoss | None = None) -> DroTopKPN:
         """As the authors' code counts: the top 2·K_code ordered entries of each sign."""
         return cls(k=2 * k_code, pair=pair)
-
-
-class DroTrimmed(RobustLoss):
-    """Trimmed top-K: leave out the T hardest pairs of the batch, then the mean of the next K, for noisy labels.
-
-        mean of the pair losses of rank T + 1 to T + K, the largest first
-
-    Of the pairs called positive a share 1 - (1 - ν)² is wrong where a share ν of the labels is, and these are the
-    hardest; with M samples a class and B rows they are T = B(M - 1)/2·(1 - (1 - ν)²).
-
-    Algebra: pair x Trimmed(T, K) x batch, on cosine. No worst case over a set: see `nf.sets.Trimmed`.
-
-    Args:
-        top: T, the pairs left out, counted as k of `DroTopK` is: a number, or a multiple of the batch size such as "B".
-        k: K, likewise.
-        top_fraction: instead of top: the share of all pairs, below 1.
-        fraction: instead of k: the share of all pairs.
-        zero: "keep" or "drop" pairs without loss.
-        pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
-
-    Relations: top = 0 is `DroTopK`.
-
-    >>> import torch, nearfar as nf
-    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
-    >>> f"{nf.losses.DroTrimmed(top=1, k=2)(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
-    '0.300'
-    """
-
-    def __init__(
-        self,
-        *,
-        top: Count | None = None,
-        k: Count | None = None,
-        top_fraction: float | None = None,
-        fraction: float | None = None,
-        zero: Zero = "keep",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=Trimmed(top, k, top_fraction, fraction, zero=zero),
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
 
 
 class DroKL(RobustLoss):
