@@ -104,6 +104,7 @@ def test_ends_of_a_range_are_edges():
         ({"model.embedding_dim": {"low": 1.5, "high": 9}}, "model.embedding_dim must be a whole number"),
         ({"loss": [{"name": "SupCon", "temperature": {"low": -1, "high": 1}}]}, "temperature"),
         ({"training.seed": {"low": 0, "high": 9}}, "training.seed is not searched, since a good seed is luck"),
+        ({"data.workers": {"choices": [0, 4]}}, "data.workers is not searched, since it changes no score"),
         ({"data.name": {"choices": ["glyphs"]}}, "data.name is not searched, since every trial"),
     ],
 )

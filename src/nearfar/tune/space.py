@@ -12,6 +12,7 @@ from nearfar._utils.checks import nearest
 from nearfar._utils.files import read_text
 from nearfar.runs import parts
 from nearfar.runs.config import SECTIONS, Config, changed, flat, parse, read_yaml, to_tree
+from nearfar.studies.grid import MANNER
 from nearfar.tune.ranges import Choices, Range, is_range, read_range, takes_fractions
 
 __all__ = ["Space", "read_space", "spaces"]
@@ -25,6 +26,7 @@ REFUSED = {
     "training.seed": "a good seed is luck; --seeds averages over several",
     "training.protocol": "trials never see the test classes",
     "training.trackers": "it changes no score",
+    **dict.fromkeys((f"{section}.{name}" for section, name in MANNER), "it changes no score"),
 }
 """Keys that a search does not vary, and why."""
 

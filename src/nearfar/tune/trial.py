@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nearfar._utils.console import Terminal
 from nearfar._utils.journal import read_lines
 from nearfar.data import DataSet, class_disjoint, part
@@ -152,6 +154,8 @@ def _run(job: Job, place: int, data: DataSet, curves: list[Curve], stop: Callabl
             result = fit(_bare(job.config, place), folder, data=data, callbacks=[look], console=Terminal(quiet=True))
         finally:
             curves.append(look.read())
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # other processes share the device
         return None if result.test is None else result.test.scores()[job.score]
 
 
