@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import statistics
 import tempfile
 import time
@@ -146,6 +147,9 @@ def _words(error: Exception) -> str:
 
 def _run(job: Job, place: int, data: DataSet, curves: list[Curve], stop: Callable[[], bool]) -> float | None:
     """Train with one seed and return its score; its curve is added to `curves` however it ends."""
+    if torch.cuda.is_available():
+        gc.collect()  # the network of the run before: other processes need its memory
+        torch.cuda.empty_cache()
     rivals = [each[place] for each in job.rivals if place < len(each)]
     with tempfile.TemporaryDirectory(prefix="nearfar-") as here:
         folder = Path(here) / "run"
@@ -154,8 +158,6 @@ def _run(job: Job, place: int, data: DataSet, curves: list[Curve], stop: Callabl
             result = fit(_bare(job.config, place), folder, data=data, callbacks=[look], console=Terminal(quiet=True))
         finally:
             curves.append(look.read())
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # other processes share the device
         return None if result.test is None else result.test.scores()[job.score]
 
 
