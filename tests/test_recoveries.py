@@ -348,3 +348,21 @@ def test_lifted_structure_with_a_pair_alone_is_half_its_square(seed):
     J = d[0, 1] + torch.log(torch.exp(1 - d[0, 2]) + torch.exp(1 - d[1, 2]))
     value = L.LiftedStructure()(E, torch.tensor([0, 0, 1]))
     torch.testing.assert_close(value, torch.relu(J) ** 2 / 2, atol=1e-12, rtol=0)
+
+
+def test_lifted_structure_hardly_tells_negatives_apart_on_unit_rows():
+    """Distances end at 2: weights of an anchor's negatives differ by e² at most; longer rows or a scale lift that."""
+    rng = torch.Generator().manual_seed(0)
+    rows, labels = 10 * torch.randn(24, 3, generator=rng, dtype=torch.float64), torch.arange(24) // 2
+    ways = {
+        "unit rows": {},
+        "their own lengths": {"similarity": nf.similarity.NegEuclidean(normalize=False)},
+        "scale": {"pair": (P.Linear(scale=8.0), P.Linear(scale=8.0, margin=1.0))},
+    }
+    negative, ratios = labels[:, None] != labels, {}
+    for name, more in ways.items():
+        weights = L.LiftedStructure(**more).explain(rows, labels).weights
+        of_rows = [weights[i, negative[i]] for i in range(24)]
+        ratios[name] = max((row.max() / row.min()).item() for row in of_rows)
+    assert ratios["unit rows"] <= math.exp(2)
+    assert min(ratios["their own lengths"], ratios["scale"]) > 1000
