@@ -15,6 +15,7 @@ from nearfar.data import open_data
 from nearfar.data.transforms import Photograph
 from nearfar.models import Embedder, build, freeze_norms, outside
 from nearfar.models.lite0 import Lite0
+from nearfar.train.faster import faster
 
 DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
 torch.set_num_threads(1)
@@ -255,3 +256,26 @@ def test_a_missing_extra_is_named(monkeypatch, name, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf'pip install "nearfar\[{extra}\]"'):
         build(name)
+
+
+def test_the_compiled_trunk_is_for_training_alone(monkeypatch):
+    """It computes with the network's own parameters, and is no part of it."""
+    calls = []
+
+    def compiled(trunk, **how):
+        return lambda x: calls.append(how) or trunk(x)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model = build("small", embedding_dim=4, inputs=(1, 8, 8))
+    names, x = list(model.state_dict()), torch.randn(3, 1, 8, 8)
+    model.eval()
+    plain = model(x)
+    faster(model)
+    assert torch.equal(model(x), plain)
+    with torch.no_grad():
+        model.train()(x)
+    assert calls == []
+    model.train()(x).sum().backward()
+    assert calls == [{"dynamic": False}]
+    assert all(p.grad is not None for p in model.parameters())
+    assert list(model.state_dict()) == names

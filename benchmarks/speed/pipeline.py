@@ -63,7 +63,7 @@ def config_of(args, cache, compiled, batch, workers):
                 "diagnose_every": 0,
                 "baselines": False,
                 "precision": precision,
-                "compile": compiled,
+                "compile": compiled == "yes",
             },
         }
     )
@@ -142,7 +142,7 @@ def together(args, compiled, count, batch):
 
 def embedding(args):
     """Images a second of embedding the training side, the second time: the first chooses kernels."""
-    config = config_of(args, "device", "none", 80, 0)
+    config = config_of(args, "device", "no", 80, 0)
     data = open_data(args.data, args.path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, _, plain = open_model(config, Input.of(config, data))
@@ -170,7 +170,7 @@ def main():
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--batches", type=int, nargs="*", default=[80, 128, 256])
-    parser.add_argument("--compile", nargs="*", default=["none", "graphs", "inductor"])
+    parser.add_argument("--compile", nargs="*", default=["no", "yes"], choices=["no", "yes"])
     parser.add_argument("--caches", nargs="*", default=["device"])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--together", type=int, nargs="*", default=[])

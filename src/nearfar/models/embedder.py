@@ -51,6 +51,8 @@ class Embedder(NewKeywords, nn.Module):
         check_choice("Embedder", "pool", pool, POOLS)
         self.trunk, self.size, self.pool, self.normalize = trunk, tuple(size), pool, normalize
         self.mean, self.std = tuple(mean), tuple(std)
+        self.compiled: tuple[Callable[[Tensor], Tensor], ...] = ()
+        """A compiled form of the trunk for training, see `nearfar.train.faster`; in a tuple, as it is no part."""
         self.head = _head(self._features(), embedding_dim, hidden, bn_neck)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +61,8 @@ class Embedder(NewKeywords, nn.Module):
         return unit(z) if self.normalize else z
 
     def _pooled(self, x: Tensor) -> Tensor:
-        maps: Tensor = self.trunk(x)
+        fast = self.compiled and self.training and torch.is_grad_enabled()
+        maps: Tensor = self.compiled[0](x) if fast else self.trunk(x)
         return POOLS[self.pool](maps) if maps.ndim == 4 else maps
 
     def _features(self) -> int:

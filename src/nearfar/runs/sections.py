@@ -105,9 +105,7 @@ class TrainingConfig:
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
     )
-    compile: Literal["none", "graphs", "inductor"] = option(
-        "none", "none | graphs: replay the network's kernels on a GPU | inductor: torch.compile, then replay"
-    )
+    compile: bool = option(False, "compile the trunk: faster steps on a GPU, after a minute of compilation")
     chunk: int | None = option(None, "samples that the network sees at a time; the gradient is that of the whole batch")
     cross_batch_memory: int = option(0, "rows of past batches that a batch is compared with too")
     cross_batch_memory_warmup: int = option(0, "steps before they are used")

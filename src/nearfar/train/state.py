@@ -128,7 +128,7 @@ def prepare(
         rest, held_out = class_disjoint(given.train, shares.held_out / len(given.train.classes), seed=0)
         train, validation = part(given.train, rest), part(given.train, held_out)
     loss = parts.make_loss(config, classes=len(train.classes))
-    _move(bare, machine.device)
+    _move(bare, machine.device, compiled=config.training.compile)
     loss.to(next(bare.parameters()).dtype)
     loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
     moves = optimizer(config.optimizer, bare, loss, machine.device)
@@ -147,7 +147,7 @@ def prepare(
         sampler=sampler,
         step=Step(
             machine,
-            faster(model, config.training.compile, machine.device, machine.num_processes),
+            model,
             Distributed(loss),
             moves,
             config.optimizer.max_grad_norm,
@@ -162,11 +162,13 @@ def prepare(
     )
 
 
-def _move(model: nn.Module, device: torch.device) -> None:
+def _move(model: nn.Module, device: torch.device, *, compiled: bool) -> None:
     """Move a network to its device; on a GPU maps have their channels last, as tensor cores read them."""
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if compiled:
+        faster(model)
 
 
 def _holds(config: Config, device: torch.device) -> bool:
