@@ -10,6 +10,7 @@ from test_data_cache import KEYS, files, pictures, shrunk, stored  # noqa: F401
 from nearfar import models
 from nearfar.data import View
 from nearfar.data.samples import DataSet
+from nearfar.train import faster as module
 from nearfar.train import fit
 from nearfar.train.faster import faster
 
@@ -30,8 +31,10 @@ def test_held_pictures_are_the_files(files, tmp_path):  # noqa: F811
         assert (levels > 0.5).float().mean() < 0.05
 
 
-def test_a_compiled_network_computes_the_same():
+@pytest.mark.parametrize("how", ["graphs", "kernels"])
+def test_a_compiled_network_computes_the_same(how, monkeypatch):
     """Several steps, with batch norms that learn, and a batch of another shape in between."""
+    monkeypatch.setattr(module, "_used", set())
     torch.manual_seed(0)
     x = torch.randn(5, 12, 1, 16, 16, device=GPU)
 
@@ -39,7 +42,7 @@ def test_a_compiled_network_computes_the_same():
         torch.manual_seed(1)
         model = models.build("small", embedding_dim=8, inputs=(1, 16, 16), bn_neck=True).to(GPU).train()
         if fast:
-            faster(model)
+            faster(model, how)
         moves, found = torch.optim.SGD(model.parameters(), lr=0.1), []
         for step, batch in enumerate(x):
             out = model(batch[: 7 if step == 3 else None])
@@ -59,7 +62,7 @@ def test_a_compiled_network_computes_the_same():
         torch.testing.assert_close(weights[name], others[name], atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize(("cache", "how"), [("none", False), ("device", False), ("device", True)])
+@pytest.mark.parametrize(("cache", "how"), [("none", "none"), ("device", "none"), ("device", "kernels")])
 def test_a_run_on_a_gpu(files, tmp_path, cache, how):  # noqa: F811
     config = runs.config(
         data={

@@ -270,7 +270,7 @@ def test_the_compiled_trunk_is_for_training_alone(monkeypatch):
     names, x = list(model.state_dict()), torch.randn(3, 1, 8, 8)
     model.eval()
     plain = model(x)
-    faster(model)
+    faster(model, "graphs")  # on a CPU there is nothing to record
     assert torch.equal(model(x), plain)
     with torch.no_grad():
         model.train()(x)

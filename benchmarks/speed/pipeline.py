@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import tempfile
 import time
-import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def config_of(args, cache, compiled, batch, workers):
                 "diagnose_every": 0,
                 "baselines": False,
                 "precision": precision,
-                "compile": compiled == "yes",
+                "compile": compiled,
             },
         }
     )
@@ -92,41 +91,48 @@ def times_of(args, cache, compiled, batch, workers, steps=None):
     return [each for each in found if each[0] >= WARM]
 
 
-def one(args, cache, compiled, batch, workers):
-    row = {"cache": cache, "compile": compiled, "batch": batch, "workers": workers}
-    begin = time.monotonic()
-    with Utilization() as watch:
-        try:
-            found = times_of(args, cache, compiled, batch, workers)
-        except Exception as error:  # whatever one variant does, the others go on
-            traceback.print_exc()
-            return {**row, "error": f"{type(error).__name__}: {str(error)[:200]}"}
-    (first, start), (last, end) = found[0], found[-1]
-    rate = batch * (last - first) / (end - start)
-    idle = watch.idle_between(start, end)
-    return {**row, "images_per_second": rate, "idle": idle, "seconds": time.monotonic() - begin}
-
-
-def _member(args, compiled, batch, steps, queue):
+def _member(args, cache, compiled, batch, workers, steps, queue):
     torch.set_num_threads(1)
     try:
-        queue.put(times_of(args, "device", compiled, batch, 0, steps))
+        queue.put(times_of(args, cache, compiled, batch, workers, steps))
     except Exception as error:  # the others must not wait for it
         queue.put(f"{type(error).__name__}: {str(error)[:200]}")
 
 
-def together(args, compiled, count, batch):
-    """Images a second of `count` runs in the time when all of them train."""
+def members(count, *settings):
+    """The times of each of `count` runs in processes of their own; a run that failed is its error."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    steps = args.steps * 2
-    members = [context.Process(target=_member, args=(args, compiled, batch, steps, queue)) for _ in range(count)]
-    for member in members:
-        member.start()
-    found = [queue.get() for _ in members]
-    for member in members:
-        member.join()
+    processes = [context.Process(target=_member, args=(*settings, queue)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    found = [queue.get(timeout=300) for _ in processes]
+    for process in processes:
+        process.join()
+    return found
+
+
+def one(args, cache, compiled, batch, workers):
+    row = {"cache": cache, "compile": compiled, "batch": batch, "workers": workers}
+    begin = time.monotonic()
+    with Utilization() as watch:
+        (found,) = members(1, args, cache, compiled, batch, workers, args.steps)
+    if isinstance(found, str):
+        return {**row, "error": found}
+    (first, start), (last, end) = found[0], found[-1]
+    rate = batch * (last - first) / (end - start)
+    return {
+        **row,
+        "images_per_second": rate,
+        "idle": watch.idle_between(start, end),
+        "seconds": time.monotonic() - begin,
+    }
+
+
+def together(args, compiled, count, batch):
+    """Images a second of `count` runs in the time when all of them train."""
     row = {"together": count, "compile": compiled, "batch": batch}
+    found = members(count, args, "device", compiled, batch, 0, 4 * args.steps)
     errors = [each for each in found if isinstance(each, str)]
     if errors:
         return {**row, "error": errors[0]}
@@ -142,7 +148,7 @@ def together(args, compiled, count, batch):
 
 def embedding(args):
     """Images a second of embedding the training side, the second time: the first chooses kernels."""
-    config = config_of(args, "device", "no", 80, 0)
+    config = config_of(args, "device", "none", 80, 0)
     data = open_data(args.data, args.path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, _, plain = open_model(config, Input.of(config, data))
@@ -170,7 +176,7 @@ def main():
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--batches", type=int, nargs="*", default=[80, 128, 256])
-    parser.add_argument("--compile", nargs="*", default=["no", "yes"], choices=["no", "yes"])
+    parser.add_argument("--compile", nargs="*", default=["none", "kernels", "graphs"])
     parser.add_argument("--caches", nargs="*", default=["device"])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--together", type=int, nargs="*", default=[])

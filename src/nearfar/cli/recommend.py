@@ -202,7 +202,7 @@ def _loss(row: Row | None, batch: int) -> tuple[dict[str, Any], str]:
             "binomial loss needs no margin, its threshold is .5.",
         )
     loss = dict(row.loss)
-    if "k" in loss:
+    if isinstance(loss.get("k"), int | float):  # "8B" means the same at every batch size
         loss["k"] = max(1, round(loss["k"] * batch / row.batch))
         return loss, f"k = {loss['k']}: the measured {row.loss['k']} at B = {row.batch}, scaled to B = {batch}."
     return loss, f"{_described(loss)}, as measured."

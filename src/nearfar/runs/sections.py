@@ -105,7 +105,9 @@ class TrainingConfig:
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
     )
-    compile: bool = option(False, "compile the trunk: faster steps on a GPU, after a minute of compilation")
+    compile: Literal["none", "kernels", "graphs"] = option(
+        "none", "none | kernels: compile the trunk, a minute at the first step | graphs: and replay them on a GPU"
+    )
     chunk: int | None = option(None, "samples that the network sees at a time; the gradient is that of the whole batch")
     cross_batch_memory: int = option(0, "rows of past batches that a batch is compared with too")
     cross_batch_memory_warmup: int = option(0, "steps before they are used")

@@ -45,10 +45,10 @@ PHOTOGRAPHS: Mapping[str, Tree] = {
     "model": {"name": "lite0", "embedding_dim": 512, "freeze_norms": True},
     "optimizer": {"head_lr_mult": 10.0, "warmup": 50},
     # the first run of a process pays for the compilation, the others find it
-    "training": {"baselines": False, "precision": "bf16", "compile": True},
+    "training": {"baselines": False, "precision": "bf16", "compile": "kernels"},
 }
 """The sections of a run on photographs on a GPU; keys that the configuration does not have are left out."""
-PHOTOGRAPH_RATES = (4e-5, 1e-4, 2.5e-4)
+PHOTOGRAPH_RATES = (1.5e-5, 4e-5, 1e-4)
 UNCACHED_WORKERS = 4  # where pictures must be decoded at each step
 SCENES = {"glyphs": DRAWINGS, "omniglot": DRAWINGS, "vectors": VECTORS}
 

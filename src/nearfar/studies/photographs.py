@@ -35,7 +35,7 @@ HELD_OUT = 0.2  # of the training classes; a tenth of a hundred would choose by 
 CLUSTERED = 10_000
 RECALLS = (1, 2, 4, 8)
 SCORES = (*(f"recall@{k}" for k in RECALLS), "map_at_r", "nmi", "f1")
-JUDGES = {"flowers": "map_at_r"}  # recall at 1 is nearly full there
+JUDGE = "map_at_r"  # R@1 is nearly full among the few classes that are held out: 88 of 100 on CUB, from every loss
 PARTS = ("tuning", "test")
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "model": {"name": "small", "embedding_dim": 32, "freeze_norms": False},
@@ -117,7 +117,7 @@ class _Study:
     @property
     def score(self) -> str:
         """What methods are judged by."""
-        return JUDGES.get(self.desk.data, "recall@1")
+        return JUDGE
 
     @property
     def rates(self) -> tuple[float, ...]:

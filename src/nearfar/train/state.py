@@ -6,7 +6,7 @@ import functools
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -128,7 +128,7 @@ def prepare(
         rest, held_out = class_disjoint(given.train, shares.held_out / len(given.train.classes), seed=0)
         train, validation = part(given.train, rest), part(given.train, held_out)
     loss = parts.make_loss(config, classes=len(train.classes))
-    _move(bare, machine.device, compiled=config.training.compile)
+    _move(bare, machine.device, config.training.compile)
     loss.to(next(bare.parameters()).dtype)
     loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
     moves = optimizer(config.optimizer, bare, loss, machine.device)
@@ -162,13 +162,13 @@ def prepare(
     )
 
 
-def _move(model: nn.Module, device: torch.device, *, compiled: bool) -> None:
+def _move(model: nn.Module, device: torch.device, how: Literal["none", "kernels", "graphs"]) -> None:
     """Move a network to its device; on a GPU maps have their channels last, as tensor cores read them."""
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if compiled:
-        faster(model)
+    if how != "none":
+        faster(model, how)
 
 
 def _holds(config: Config, device: torch.device) -> bool:
