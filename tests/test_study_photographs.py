@@ -130,7 +130,7 @@ def test_a_finished_study_runs_nothing(study, pictures, monkeypatch):
     monkeypatch.setattr(grid, "attempt", lambda trial: pytest.fail("a run began"))
     again = photographs.reproduce(folder, path=pictures, **HOW)["folder"]
     assert again["methods"] == found["methods"]
-    assert json.loads((folder / "photographs-folder.json").read_text(encoding="utf-8"))["score"] == "recall@1"
+    assert json.loads((folder / "photographs-folder.json").read_text(encoding="utf-8"))["score"] == "map_at_r"
 
 
 def test_no_run_begins_when_time_is_up(pictures, tmp_path):
@@ -152,7 +152,7 @@ def test_tables(study):
     assert f"| {BASE} | {100 * mean:.1f} ± " in page
     assert "| DRO-TopK (hinge) beats MS |" in page
     assert (folder / "photographs-folder.png").read_bytes().startswith(b"\x89PNG")
-    assert "| method | folder, by R@1 | folder, by R@1 | mean rank |" in photographs.ranked([found, found])
+    assert "| method | folder, by MAP@R | folder, by MAP@R | mean rank |" in photographs.ranked([found, found])
 
 
 def test_the_difference_is_that_of_the_scores(study):
@@ -272,7 +272,7 @@ def test_a_choice_waits_for_runs_that_failed_for_another_reason_than_their_own(s
     plan = photographs._Study(SimpleNamespace(data="folder"), Ledger(folder / "none.json"), (), 6)
 
     def scored(*scores):
-        return {key: {"error": None, "scores": {"recall@1": score}} for key, score in zip(keys, scores, strict=False)}
+        return {key: {"error": None, "scores": {"map_at_r": score}} for key, score in zip(keys, scores, strict=False)}
 
     assert plan.best(scored(0.1, 0.3, 0.3), trials) == 1  # the first of equal ones
     assert plan.best(scored(0.1, 0.3), trials) is None  # one is missing
