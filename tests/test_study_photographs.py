@@ -106,7 +106,7 @@ def test_every_method_has_the_same_budget_and_is_tested_once(study):
         assert {line["config"]["optimizer"]["lr"] for line in tested} == {entry["rate"]}
         tuned = {
             (line["config"]["optimizer"]["lr"], line["config"]["loss"][METHODS[name].parameter]): line["scores"][
-                "recall@1"
+                "map_at_r"
             ]
             for line in found["runs"]
             if line["method"] == name and line["held_out"]

@@ -105,6 +105,7 @@ class TrainingConfig:
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
     )
+    average: float = option(0.0, "decay of a moving average of the weights, which is then scored and kept; 0: none")
     compile: Literal["none", "kernels", "graphs"] = option(
         "none", "none | kernels: compile the trunk, a minute at the first step | graphs: and replay them on a GPU"
     )
@@ -133,6 +134,8 @@ class TrainingConfig:
             check_whole("config", f"training.{name}", getattr(self, name))
         if self.chunk is not None:
             check_whole("config", "training.chunk", self.chunk)
+        if not 0 <= self.average < 1:
+            raise ValueError(f"config: training.average must be from 0 to below 1, but came as {self.average}.")
         for name in (
             "explain_every",
             "max_positive_distance",

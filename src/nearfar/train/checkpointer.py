@@ -63,7 +63,7 @@ class Checkpointer:
         if machine.num_processes > 1:
             randoms = gather_object(randoms)
         if machine.is_main_process:
-            proximal, scaler = state.step.proximal, machine.scaler
+            proximal, scaler, average = state.step.proximal, machine.scaler, state.step.average
             self._save(
                 self.last,
                 {
@@ -74,6 +74,7 @@ class Checkpointer:
                     "optimizer": state.step.optimizer.state_dict(),
                     "sampler": state.sampler.state_dict(step=step),
                     "proximal": None if proximal is None else proximal.state_dict(),
+                    "average": None if average is None else average.state_dict(),
                     "scaler": None if scaler is None else scaler.state_dict(),
                     "random": randoms,
                     "best": [self.best_score, self.best_step],
@@ -111,6 +112,8 @@ class Checkpointer:
         state.sampler.load_state_dict(saved["sampler"])
         if state.step.proximal is not None:
             state.step.proximal.load_state_dict(saved["proximal"])
+        if state.step.average is not None:
+            state.step.average.load_state_dict(saved["average"])
         if machine.scaler is not None and saved["scaler"] is not None:
             machine.scaler.load_state_dict(saved["scaler"])
         self.best_score, self.best_step = saved["best"]
@@ -148,7 +151,7 @@ class Checkpointer:
     def restore_best(self, state: TrainState) -> None:
         """Load the best weights; if nothing was scored during training, the last ones."""
         if self.best_step:
-            state.bare_model.load_state_dict(self._load_best()["model"])
+            state.scored_model.load_state_dict(self._load_best()["model"])
             return
         self.best_step = self._kept or 0
         self._save_best(state, None)
@@ -175,7 +178,7 @@ class Checkpointer:
                 "step": self.best_step,
                 "config": to_tree(state.config),
                 "score": score,
-                "model": state.bare_model.state_dict(),
+                "model": state.scored_model.state_dict(),
                 "inputs": {"transform": inputs.transform, "shape": list(inputs.shape)},
                 "classes": list(state.train.classes),
             },

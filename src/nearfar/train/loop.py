@@ -309,7 +309,7 @@ def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, sho
         if samples is not None:
             gallery = state.data.gallery if paper else None
             result = score(
-                state.bare_model, samples, state.plain, gallery=gallery, watch=show.watch, **state.evaluating
+                state.scored_model, samples, state.plain, gallery=gallery, watch=show.watch, **state.evaluating
             )
             scores = result.evaluation
             word = "test" if paper else "validation"
@@ -332,7 +332,7 @@ def _test(state: TrainState, checkpointer: Checkpointer, show: Show) -> Evaluati
     state.machine.wait_for_everyone()
     if not state.machine.is_main_process:
         return None
-    model, data = state.bare_model, state.data
+    model, data = state.scored_model, state.data
     checkpointer.restore_best(state)
     options: dict[str, Any] = {"gallery": data.gallery, "ks": data.ks, "resamples": 2000, **state.evaluating}
     with Progress("testing", console=show.console) as watch:

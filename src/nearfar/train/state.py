@@ -6,7 +6,7 @@ import functools
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from nearfar.distributed import CrossBatchMemory, Distributed
 from nearfar.relations.relation import Relation
 from nearfar.runs import parts
 from nearfar.runs.config import Config
+from nearfar.train.average import Average
 from nearfar.train.faster import faster
 from nearfar.train.rates import optimizer
 from nearfar.train.source import opened
@@ -55,6 +56,11 @@ class TrainState:
         """The network without the wrappers of DDP and mixed precision."""
         model: nn.Module = self.machine.unwrap_model(self.model)
         return model
+
+    @property
+    def scored_model(self) -> nn.Module:
+        """The network that is scored and kept: the moving average of the weights, where there is one."""
+        return self.bare_model if self.step.average is None else self.step.average.model
 
     @property
     def evaluating(self) -> dict[str, Any]:
@@ -123,12 +129,12 @@ def prepare(
     inputs = Input.of(config, given)
     bare, augmented, plain = open_model(config, inputs, fresh=fresh)
     given = _cached(config, given, plain, machine.device, console)
-    train, validation = given.train, None
-    if shares.held_out:
-        rest, held_out = class_disjoint(given.train, shares.held_out / len(given.train.classes), seed=0)
-        train, validation = part(given.train, rest), part(given.train, held_out)
+    train, validation = _split(given.train, shares)
     loss = parts.make_loss(config, classes=len(train.classes))
-    _move(bare, machine.device, config.training.compile)
+    _move(bare, machine.device)
+    average = Average(bare, config.training.average) if config.training.average else None
+    if config.training.compile != "none":
+        faster(bare, config.training.compile)
     loss.to(next(bare.parameters()).dtype)
     loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
     moves = optimizer(config.optimizer, bare, loss, machine.device)
@@ -154,6 +160,7 @@ def prepare(
             proximal,
             config.training.chunk,
             config.model.freeze_norms,
+            average,
         ),
         view=View(train, augmented, seed=seed, device=machine.device if _holds(config, machine.device) else None),
         plain=plain,
@@ -162,13 +169,19 @@ def prepare(
     )
 
 
-def _move(model: nn.Module, device: torch.device, how: Literal["none", "kernels", "graphs"]) -> None:
+def _split(samples: Samples, shares: Shares) -> tuple[Samples, Samples | None]:
+    """The classes to learn from, and those that are held out, if any."""
+    if not shares.held_out:
+        return samples, None
+    rest, held_out = class_disjoint(samples, shares.held_out / len(samples.classes), seed=0)
+    return part(samples, rest), part(samples, held_out)
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
     """Move a network to its device; on a GPU maps have their channels last, as tensor cores read them."""
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if how != "none":
-        faster(model, how)
 
 
 def _holds(config: Config, device: torch.device) -> bool:

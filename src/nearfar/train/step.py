@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nearfar.batches import Proximal
 from nearfar.distributed import cached_step
 from nearfar.relations.relation import Relation
+from nearfar.train.average import Average
 
 __all__ = ["Step"]
 
@@ -28,6 +29,7 @@ class Step:
         chunk: samples that the network processes at a time, or None for the whole batch.
         frozen: whether the network's batch norms keep their statistics.
         proximal: the proximal term, or None.
+        average: the moving average of the weights, or None.
     """
 
     machine: Any
@@ -38,6 +40,7 @@ class Step:
     proximal: Proximal | None = None
     chunk: int | None = None
     frozen: bool = False
+    average: Average | None = None
 
     def __call__(
         self, x: Tensor, target: Tensor | Relation, ids: Tensor | None = None
@@ -55,6 +58,8 @@ class Step:
             scalars["gradient"] = self.machine.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update()
         return embeddings, scalars
 
     def gradient(self, x: Tensor, target: Tensor | Relation, ids: Tensor | None) -> tuple[Tensor, Tensor]:
