@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
 import tempfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ import torch
 
 import nearfar as nf
 from nearfar._utils.files import write_text
+from nearfar.bench.utilization import Utilization
 from nearfar.data import open_data
 from nearfar.runs.config import to_tree
 from nearfar.runs.journal import read
@@ -29,33 +28,6 @@ from nearfar.train.scores import score
 from nearfar.train.suited import Input, open_model
 
 ROOT = Path(__file__).parents[2]
-
-
-class Utilization:
-    """Samples how busy the GPU is, twice a second, while the block runs; `idle` is the mean idle share."""
-
-    def __enter__(self) -> Utilization:
-        self.busy: list[float] = []
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        while not self._end.wait(0.5):
-            told = subprocess.run(words, capture_output=True, encoding="utf-8", check=False).stdout.strip()
-            if told.isdigit():
-                self.busy.append(int(told) / 100)
-
-    def __exit__(self, *error: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    @property
-    def idle(self) -> float | None:
-        """None where nvidia-smi told nothing, or only zeros: a GPU that trained was not idle all the time."""
-        return 1 - float(np.mean(self.busy)) if any(self.busy) else None
 
 
 def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[str, object]:
@@ -72,7 +44,7 @@ def one(config_flags: list[tuple[str, str]], seed: int, data: object) -> dict[st
         "best_step": found.best_step,
         "images_per_second": float(batch / np.median(gaps)),
         "images_per_second_whole": float(batch * len(lines) / lines[-1]["time"]),
-        "idle": watch.idle,
+        "idle": watch.idle_between(),
         "config": to_tree(config),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import threading
 import time
@@ -10,6 +11,8 @@ from typing import Self
 
 __all__ = ["Utilization"]
 
+EVERY = 0.5
+"""Seconds between two questions."""
 WORDS = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
@@ -24,7 +27,7 @@ class Utilization:
         return self
 
     def _watch(self) -> None:
-        while not self._end.wait(0.5):
+        while not self._end.wait(EVERY):
             try:
                 told = subprocess.run(WORDS, capture_output=True, encoding="utf-8", check=False).stdout.splitlines()
             except OSError:
@@ -36,7 +39,7 @@ class Utilization:
         self._end.set()
         self._thread.join()
 
-    def idle_between(self, start: float, end: float) -> float | None:
+    def idle_between(self, start: float = 0.0, end: float = math.inf) -> float | None:
         """The mean idle share between two times of the clock; None if nothing, or only zeros, were told."""
         shares = [share for at, share in self.busy if start <= at <= end]
         return 1 - sum(shares) / len(shares) if any(shares) else None
