@@ -102,6 +102,8 @@ SUBJECTS: dict[str, Subject] = dict(
         _pair("DroTopK", lambda n, d, e: L.DroTopK(k=2 * n, engine=e), usual=True),
         _pair("DroTopK fraction", lambda n, d, e: L.DroTopK(fraction=0.01, engine=e)),
         _pair("DroTopKPN", lambda n, d, e: L.DroTopKPN(k=2 * n, engine=e)),
+        _pair("DroTrimmed", lambda n, d, e: L.DroTrimmed(top=n // 2, k=2 * n, engine=e)),
+        _pair("DroTrimmedPN", lambda n, d, e: L.DroTrimmedPN(wrong=0.2, k=2 * n, engine=e)),
         _pair("DroKL", lambda n, d, e: L.DroKL(engine=e), usual=True),
         _pair("DroKLGrouped", lambda n, d, e: L.DroKLGrouped(engine=e)),
         _pair("DroChiSquare", lambda n, d, e: L.DroChiSquare(rho=1.0, engine=e)),

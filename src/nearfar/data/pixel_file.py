@@ -14,13 +14,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearfar._utils.files import plain_target
-from nearfar._utils.progress import Watch
+
+if TYPE_CHECKING:  # it would load rich
+    from nearfar._utils.progress import Watch
 
 if sys.platform != "win32":
     import fcntl

@@ -23,7 +23,7 @@ from nearfar.evaluation.fingerprint import of_preprocessing, of_weights
 __all__ = ["Graph", "Pixels", "beside_graph", "described", "fingerprint_of", "from_description", "from_text"]
 
 KINDS: dict[str, type[Plain] | type[Photograph]] = {"plain": Plain, "photograph": Photograph}
-OF_TRAINING = ("train", "area")
+OF_TRAINING = ("train", "area", "color")
 IN_GRAPH = ("mean", "std")
 MOST_CHANNELS = 1 << 12
 LARGEST = 1 << 14
