@@ -1,8 +1,10 @@
 """Decoded pictures: equal to the files, resumed, checked, shared; and crops on a device equal to PIL's."""
 
 import errno
+import gc
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -59,6 +61,9 @@ def test_decoded_pictures_are_the_files(files, tmp_path, cache):
         assert torch.equal(x, y)
         assert torch.equal(labels, rest[0])
         assert torch.equal(indices, rest[1])
+    other = decoded(samples, shrunk(), cache, folder=tmp_path / "other")
+    assert np.array_equal(np.asarray(other[3]), np.asarray(stored(samples, tmp_path, cache=cache)[3]))
+    assert len(list((tmp_path / "other").glob("*.pixels"))) == 1  # another folder is another file
     assert len(list((tmp_path / "cache").glob("*.pixels"))) == 2  # what is drawn does not matter, how it is stored does
 
 
@@ -233,6 +238,15 @@ def test_a_side_that_nobody_reads_is_not_decoded(files, tmp_path):
     assert data.test._file is None
     assert cached(data, shrunk(), "disk").train is data.train  # a second time changes nothing
     assert cached(DataSet("files", one, other), shrunk(), "none").train is one
+
+
+def test_samples_that_nobody_keeps_are_freed(files, tmp_path):
+    samples = pictures(files)
+    gone = weakref.ref(stored(samples, tmp_path))
+    assert gone()[0].size == (48, 72)
+    del samples
+    gc.collect()
+    assert gone() is None
 
 
 def test_pictures_too_large_for_a_device(files, tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +28,6 @@ __all__ = ["Cache", "Decoded", "cached", "decoded"]
 
 Cache = Literal["none", "disk", "memory", "device"]
 Resize = Callable[[Image.Image], Image.Image]
-_made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Decoded]] = weakref.WeakKeyDictionary()
-"""The decoded form of samples that are open: runs in one process share it."""
 
 
 class Decoded:
@@ -176,12 +173,13 @@ def decoded(
         return samples
     resize = getattr(transform, "resized", None)
     key = str(getattr(transform, "storage", "as it is"))
-    known = _made.setdefault(samples, {})
-    if (key, cache) not in known:
-        known[key, cache] = Decoded(
+    known: dict[Any, Decoded] = samples.decoded
+    form = (key, cache, folder)
+    if form not in known:
+        known[form] = Decoded(
             samples, resize or (lambda picture: picture), key, cache=cache, folder=folder, console=console
         )
-    return known[key, cache]
+    return known[form]
 
 
 def cached(

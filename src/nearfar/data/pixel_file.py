@@ -95,12 +95,10 @@ class PixelFile:
     @staticmethod
     def build(path: Path, count: int, decode: Decode, *, threads: int, watch: Watch | None = None) -> PixelFile:
         """Open the file, or write it with `count` pictures; other processes that want the same file wait meanwhile."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return PixelFile(path)
         plain_target(path).parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_name(f"{path.name}.lock")):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                return PixelFile(path)  # another process has written it
+                return PixelFile(path)  # it is there, or another process has written it meanwhile
             _write(path, count, decode, threads, watch)
         return PixelFile(path)
 
