@@ -265,6 +265,7 @@ def test_a_run_is_the_same_with_every_cache(files, tmp_path):
                 "path": "x",
                 "transform": "photographs",
                 "size": 16,
+                "train_size": 12,
                 "min_area": 0.3,
                 "color": 0.2,
                 "cache": cache,

@@ -151,3 +151,14 @@ def test_errors():
         get("glyph", train=True)
     with pytest.raises(TypeError, match="picture must be a PIL image, but came as Tensor"):
         get("qi2020", train=True)(torch.zeros(3, 256, 256), generator())
+
+
+def test_another_size_in_training_alone():
+    """Both take the same stored picture, so that a cache serves both."""
+    train, plain = (transforms.get("photographs", train, size=32, train_size=20) for train in (True, False))
+    assert (train.crop, plain.crop) == (20, 32)
+    assert train.storage == plain.storage
+    with pytest.raises(ValueError, match="train_size=64"):
+        transforms.get("photographs", True, size=32, train_size=64)
+    with pytest.raises(ValueError, match="train_size"):
+        transforms.get("none", True, train_size=20)

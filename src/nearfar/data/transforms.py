@@ -36,6 +36,7 @@ def get(
     std: Numbers = (1.0,),
     *,
     size: int | None = None,
+    train_size: int | None = None,
     area: float | None = None,
     color: float = 0.0,
 ) -> Transform:
@@ -50,20 +51,28 @@ def get(
         mean: subtracted from each channel of a picture with values in 0..1.
         std: what each channel is then divided by.
         size: pixels a side of the crop in place of those above; the sides before the crop change in proportion.
+        train_size: pixels a side of the crop in training alone; the sides before the crop are those of `size`, so that
+            one store of pictures serves both.
         area: the smallest share of the area that a random crop takes, in place of those above.
         color: how much brightness, contrast and saturation vary in training, see `Photograph`.
     """
     check_choice("transforms", "name", name, (*NAMED, *CROPS))
     if name in CROPS:
         crop, options = CROPS[name]
-        if size is not None:
-            check_whole("transforms", "size", size)
+        for option, value in (("size", size), ("train_size", train_size)):
+            if value is not None:
+                check_whole("transforms", option, value)
         side = round(SIDE * (size or crop) / crop)
+        size = (train_size if train else None) or size or crop
+        if size > side:
+            raise ValueError(
+                f"transforms: train_size={size} is more than the picture's short side of {side}; take less."
+            )
         if area is not None:
             options = {**options, "area": (area, 1.0)}
         more: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "color": color, **options}
-        return Photograph(crop=size or crop, side=side, train=train, **more)
-    for option, value in {"size": size, "area": area, "color": color or None}.items():
+        return Photograph(crop=size, side=side, train=train, **more)
+    for option, value in {"size": size, "train_size": train_size, "area": area, "color": color or None}.items():
         if value is not None:
             raise ValueError(
                 f"transforms: {name!r} leaves pictures as they are, but {option}={value} came; take one of "

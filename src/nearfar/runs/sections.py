@@ -35,6 +35,7 @@ class DataConfig:
     path: str | None = option(None, "where it lies; glyphs needs none")
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
+    train_size: int | None = option(None, "pixels a side in training alone; null: as in evaluation")
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
     min_area: float | None = option(None, "smallest share of a photograph that a training crop takes; null: as usual")
     color: float = option(0.0, "how much brightness, contrast and saturation vary in training: 0.2 is a fifth")
@@ -50,8 +51,9 @@ class DataConfig:
         if not 0 <= self.validation < 1:
             raise ValueError(f"config: data.validation must be from 0 to below 1, but came as {self.validation}.")
         check_positive("config", "data.workers", self.workers, zero=True)
-        if self.size is not None:
-            check_whole("config", "data.size", self.size)
+        for name, side in (("size", self.size), ("train_size", self.train_size)):
+            if side is not None:
+                check_whole("config", f"data.{name}", side)
         for name, value in (("min_area", self.min_area), ("color", self.color)):
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"config: data.{name} must be from 0 to 1, but came as {value}.")

@@ -28,10 +28,19 @@ LOOKED_AT = 16
 
 @dataclass(frozen=True)
 class Input:
-    """The network's input: the name of the transform, the shape of one transformed sample, and how it is augmented."""
+    """The network's input: the name of the transform, the shape of one transformed sample, and how it is augmented.
+
+    Attributes:
+        transform: its name.
+        shape: that of a sample in evaluation.
+        train_size: pixels a side in training; None: as in evaluation.
+        min_area: the smallest share of the area that a crop takes in training.
+        color: how much colors vary in training.
+    """
 
     transform: str
     shape: tuple[int, ...]
+    train_size: int | None = None
     min_area: float | None = None
     color: float = 0.0
 
@@ -41,12 +50,14 @@ class Input:
         name = config.data.transform or default_transform(data)
         plain = transforms.get(name, False, size=_size(config, name, data.train))
         shape = tuple(plain(data.train[0], np.random.default_rng(0)).shape)
-        return Input(name, shape, config.data.min_area, config.data.color)
+        return Input(name, shape, config.data.train_size, config.data.min_area, config.data.color)
 
     def make(self, train: bool, model: Any) -> Transform:
         """The transform for training or evaluation, with the mean and deviation that the network needs."""
         size = self.shape[-1] if self.transform in transforms.CROPS else None
-        more: dict[str, Any] = {"area": self.min_area, "color": self.color} if train else {}
+        more: dict[str, Any] = {}
+        if train:
+            more = {"train_size": self.train_size, "area": self.min_area, "color": self.color}
         return transforms.get(self.transform, train, model.mean, model.std, size=size, **more)
 
 
