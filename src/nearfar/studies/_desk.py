@@ -48,7 +48,7 @@ PHOTOGRAPHS: Mapping[str, Tree] = {
     "training": {"baselines": False, "precision": "bf16", "compile": "kernels"},
 }
 """The sections of a run on photographs on a GPU; keys that the configuration does not have are left out."""
-PHOTOGRAPH_RATES = (1.5e-5, 4e-5, 1e-4)
+PHOTOGRAPH_RATES = (2e-5, 5e-5, 1.2e-4)
 UNCACHED_WORKERS = 4  # where pictures must be decoded at each step
 SCENES = {"glyphs": DRAWINGS, "omniglot": DRAWINGS, "vectors": VECTORS}
 
