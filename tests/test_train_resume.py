@@ -204,6 +204,7 @@ REFUSED = {
     "training.cross_batch_memory": {"training": {"cross_batch_memory": 20}},
     "training.protocol": {"training": {"protocol": "paper"}},
     "data.validation": {"data": {"validation": 0.5}},
+    "data.validation_classes": {"data": {"validation_classes": ["1*"]}},
 }
 
 

@@ -10,7 +10,7 @@ from nearfar.data.omniglot import omniglot
 from nearfar.data.open import open_data
 from nearfar.data.pictures import CorruptImageError, CorruptImageWarning, Pictures
 from nearfar.data.samples import ByName, DataSet, Labeled, Samples, Tensors, genuine, numbered, part
-from nearfar.data.splits import class_disjoint
+from nearfar.data.splits import class_disjoint, classes_by_name
 from nearfar.data.view import View, collate
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "View",
     "cars",
     "class_disjoint",
+    "classes_by_name",
     "collate",
     "cub",
     "flowers",

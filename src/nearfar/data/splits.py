@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 
 from nearfar.data.samples import Labels, Samples
 
-__all__ = ["Shares", "class_disjoint", "classes_apart"]
+__all__ = ["Shares", "class_disjoint", "classes_apart", "classes_by_name"]
 
 
 def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels, Labels]:
@@ -32,6 +34,36 @@ def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels
     count = min(max(round(share * classes), 1), classes - 1)
     chosen = np.zeros(classes, dtype=np.bool_)
     chosen[np.random.default_rng(seed).permutation(classes)[:count]] = True
+    held_out = chosen[samples.labels]
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def classes_by_name(samples: Samples, patterns: Sequence[str]) -> tuple[Labels, Labels]:
+    """Hold out the classes whose names match a pattern: indices of the remaining samples and of the held-out ones.
+
+    Classes of one kind (an alphabet, a genus, a maker) are often told apart by the same details. A random share of them
+    is then an easy test, since the others of their kind teach those details; held out as a whole, they are a hard one.
+
+    Args:
+        samples: the data set.
+        patterns: as for file names: `*` is any text, `?` one character, `[a-f]` one of these; case matters.
+
+    >>> import torch
+    >>> from nearfar.data import Tensors
+    >>> birds = Tensors(torch.eye(4), [0, 1, 2, 3], classes=("gull, herring", "gull, ivory", "tern, arctic", "wren"))
+    >>> rest, held_out = classes_by_name(birds, ["gull*"])
+    >>> rest, held_out
+    (array([2, 3]), array([0, 1]))
+    """
+    chosen = np.zeros(len(samples.classes), dtype=np.bool_)
+    for pattern in patterns:
+        found = np.array([fnmatchcase(name, pattern) for name in samples.classes], dtype=np.bool_)
+        if not found.any():
+            raise ValueError(
+                f"classes_by_name: no class matches {pattern!r}; class names are like {samples.classes[0]!r}, and "
+                "a pattern must match the whole name ('*' is any text)."
+            )
+        chosen |= found
     held_out = chosen[samples.labels]
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 

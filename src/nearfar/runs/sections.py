@@ -37,6 +37,9 @@ class DataConfig:
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
     train_size: int | None = option(None, "pixels a side in training alone; null: as in evaluation")
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
+    validation_classes: tuple[str, ...] = option(
+        (), "names of the training classes to hold out in place of a share: patterns such as 'U+1E*', 'gull*'"
+    )
     min_area: float | None = option(None, "smallest share of a photograph that a training crop takes; null: as usual")
     color: float = option(0.0, "how much brightness, contrast and saturation vary in training: 0.2 is a fifth")
     cache: Literal["none", "disk", "memory", "device"] = option(

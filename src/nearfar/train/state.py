@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from nearfar.batches import Proximal, Representatives
-from nearfar.data import DataSet, Samples, View, class_disjoint, part
+from nearfar.data import DataSet, Samples, View
 from nearfar.data.decoded import cached
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
@@ -28,7 +28,7 @@ from nearfar.train.faster import faster
 from nearfar.train.rates import optimizer
 from nearfar.train.source import opened
 from nearfar.train.step import Step
-from nearfar.train.suited import Input, open_model, shares_of
+from nearfar.train.suited import Input, open_model, shares_of, split
 
 __all__ = ["TrainState", "prepare", "seed_everything", "takes_relations"]
 
@@ -129,7 +129,7 @@ def prepare(
     inputs = Input.of(config, given)
     bare, augmented, plain = open_model(config, inputs, fresh=fresh)
     given = _cached(config, given, plain, machine.device, console)
-    train, validation = _split(given.train, shares)
+    train, validation = split(config, given.train, shares)
     loss = parts.make_loss(config, classes=len(train.classes))
     _move(bare, machine.device)
     average = Average(bare, config.training.average) if config.training.average else None
@@ -167,14 +167,6 @@ def prepare(
         inputs=inputs,
         shares=shares,
     )
-
-
-def _split(samples: Samples, shares: Shares) -> tuple[Samples, Samples | None]:
-    """The classes to learn from, and those that are held out, if any."""
-    if not shares.held_out:
-        return samples, None
-    rest, held_out = class_disjoint(samples, shares.held_out / len(samples.classes), seed=0)
-    return part(samples, rest), part(samples, held_out)
 
 
 def _move(model: nn.Module, device: torch.device) -> None:

@@ -13,14 +13,14 @@ from torch import nn
 
 from nearfar import models
 from nearfar._utils.extras import command
-from nearfar.data import DataSet, Samples, Tensors, transforms
+from nearfar.data import DataSet, Samples, Tensors, part, transforms
 from nearfar.data.samples import Transform
-from nearfar.data.splits import Shares, classes_apart
+from nearfar.data.splits import Shares, class_disjoint, classes_apart, classes_by_name
 from nearfar.models.usual import LARGE, network_for
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
 
-__all__ = ["Input", "default_transform", "describe", "open_model", "shares_of"]
+__all__ = ["Input", "default_transform", "describe", "open_model", "shares_of", "split"]
 
 LOOKED_AT = 16
 """How many pictures are read to find their size."""
@@ -126,7 +126,15 @@ def shares_of(config: Config, data: DataSet) -> Shares:
         ValueError: too few are left to learn from, or fewer than a batch needs.
     """
     share = config.data.validation if config.training.protocol == "validation" else 0.0
-    shares = Shares.of(len(data.train.classes), share, test=classes_apart(data.train, data.test))
+    test = classes_apart(data.train, data.test)
+    shares = Shares.of(len(data.train.classes), share, test=test)
+    if _named(config):
+        held = len(np.unique(data.train.labels[classes_by_name(data.train, _named(config))[1]]))
+        shares = Shares(len(data.train.classes) - held, held, test)
+        if held < 2:
+            raise ValueError(
+                "train: data.validation_classes matches one class, which every query finds; hold out two or more."
+            )
     if shares.learn < 2:
         raise ValueError(f"train: {shares}, where two are needed; add classes.")
     wanted = shape_of_batch(config, shares.learn).get("classes")
@@ -136,6 +144,22 @@ def shares_of(config: Config, data: DataSet) -> Shares:
             f"write --batches.classes {shares.learn}, or fewer."
         )
     return shares
+
+
+def split(config: Config, samples: Samples, shares: Shares) -> tuple[Samples, Samples | None]:
+    """The classes to learn from, and those that are held out, if any."""
+    if not shares.held_out:
+        return samples, None
+    if _named(config):
+        rest, held_out = classes_by_name(samples, _named(config))
+    else:
+        rest, held_out = class_disjoint(samples, shares.held_out / len(samples.classes), seed=0)
+    return part(samples, rest), part(samples, held_out)
+
+
+def _named(config: Config) -> tuple[str, ...]:
+    """Patterns of the classes to hold out; none by the papers' protocol, which holds out no classes."""
+    return config.data.validation_classes if config.training.protocol == "validation" else ()
 
 
 def describe(config: Config, shares: Shares, inputs: Input, model: nn.Module, device: torch.device) -> str:
