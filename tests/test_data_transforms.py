@@ -153,6 +153,17 @@ def test_errors():
         get("qi2020", train=True)(torch.zeros(3, 256, 256), generator())
 
 
+def test_drawings_are_moved_as_far_as_asked_in_training_alone():
+    usual, twice = Moved(), get("glyphs", train=True, move=2)
+    assert get("glyphs", train=True) == usual
+    assert get("glyphs", train=False, move=2) == Plain()
+    names = ("shift", "scale", "turn", "slant")
+    assert [getattr(twice, name) for name in names] == [2 * getattr(usual, name) for name in names]
+    for name in ("none", "photographs"):
+        with pytest.raises(ValueError, match=f"'{name}' moves no drawings, but move=2 came; take 'glyphs'"):
+            get(name, train=True, move=2)
+
+
 def test_another_size_in_training_alone():
     """Both take the same stored picture, so that a cache serves both."""
     train, plain = (transforms.get("photographs", train, size=32, train_size=20) for train in (True, False))

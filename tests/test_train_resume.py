@@ -205,6 +205,7 @@ REFUSED = {
     "training.protocol": {"training": {"protocol": "paper"}},
     "data.validation": {"data": {"validation": 0.5}},
     "data.validation_classes": {"data": {"validation_classes": ["1*"]}},
+    "data.move": {"data": {"move": 2.0}},
 }
 
 

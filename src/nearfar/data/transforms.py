@@ -39,6 +39,7 @@ def get(
     train_size: int | None = None,
     area: float | None = None,
     color: float = 0.0,
+    move: float = 1.0,
 ) -> Transform:
     """Return a transform by name, for training or for evaluation.
 
@@ -55,8 +56,13 @@ def get(
             one store of pictures serves both.
         area: the smallest share of the area that a random crop takes, in place of those above.
         color: how much brightness, contrast and saturation vary in training, see `Photograph`.
+        move: how far "glyphs" shifts, scales and slants drawings in training: 2 is twice as far as `Moved` by default.
     """
     check_choice("transforms", "name", name, (*NAMED, *CROPS))
+    if move != 1 and name != "glyphs":
+        raise ValueError(
+            f"transforms: {name!r} moves no drawings, but move={move:g} came; take 'glyphs', or leave move out."
+        )
     if name in CROPS:
         crop, options = CROPS[name]
         for option, value in (("size", size), ("train_size", train_size)):
@@ -72,13 +78,14 @@ def get(
             options = {**options, "area": (area, 1.0)}
         more: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "color": color, **options}
         return Photograph(crop=size, side=side, train=train, **more)
-    for option, value in {"size": size, "train_size": train_size, "area": area, "color": color or None}.items():
-        if value is not None:
+    others: dict[str, float | None] = {"size": size, "train_size": train_size, "area": area, "color": color or None}
+    for option, given in others.items():
+        if given is not None:
             raise ValueError(
-                f"transforms: {name!r} leaves pictures as they are, but {option}={value} came; take one of "
+                f"transforms: {name!r} leaves pictures as they are, but {option}={given} came; take one of "
                 f"{', '.join(CROPS)}, or leave {option} out."
             )
-    return NAMED[name](train, tuple(mean), tuple(std))
+    return NAMED[name](train, tuple(mean), tuple(std), move)
 
 
 def to_tensor(picture: Any) -> Tensor:
@@ -308,12 +315,15 @@ def _shape(width: int, height: int, area: tuple[float, float], generator: np.ran
     return min(width, height), min(width, height)
 
 
-def _glyphs(train: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> Transform:
-    return Moved(mean=mean, std=std) if train else Plain(mean, std)
+def _glyphs(train: bool, mean: tuple[float, ...], std: tuple[float, ...], move: float) -> Transform:
+    if not train:
+        return Plain(mean, std)
+    usual = Moved()
+    return Moved(move * usual.shift, move * usual.scale, move * usual.turn, move * usual.slant, mean, std)
 
 
-NAMED: dict[str, Callable[[bool, tuple[float, ...], tuple[float, ...]], Transform]] = {
-    "none": lambda train, mean, std: Plain(mean, std),
+NAMED: dict[str, Callable[[bool, tuple[float, ...], tuple[float, ...], float], Transform]] = {
+    "none": lambda train, mean, std, move: Plain(mean, std),
     "glyphs": _glyphs,
 }
 SIDE = 256

@@ -42,6 +42,7 @@ class DataConfig:
     )
     min_area: float | None = option(None, "smallest share of a photograph that a training crop takes; null: as usual")
     color: float = option(0.0, "how much brightness, contrast and saturation vary in training: 0.2 is a fifth")
+    move: float = option(1.0, "how far drawings are shifted, scaled and slanted in training: 2 is twice the usual")
     cache: Literal["none", "disk", "memory", "device"] = option(
         "none", "none | disk | memory | device: decode photographs once, and read them from there"
     )
@@ -54,6 +55,7 @@ class DataConfig:
         if not 0 <= self.validation < 1:
             raise ValueError(f"config: data.validation must be from 0 to below 1, but came as {self.validation}.")
         check_positive("config", "data.workers", self.workers, zero=True)
+        check_positive("config", "data.move", self.move, zero=True)
         for name, side in (("size", self.size), ("train_size", self.train_size)):
             if side is not None:
                 check_whole("config", f"data.{name}", side)

@@ -36,6 +36,7 @@ class Input:
         train_size: pixels a side in training; None: as in evaluation.
         min_area: the smallest share of the area that a crop takes in training.
         color: how much colors vary in training.
+        move: how far drawings are moved in training; 1 is usual.
     """
 
     transform: str
@@ -43,6 +44,7 @@ class Input:
     train_size: int | None = None
     min_area: float | None = None
     color: float = 0.0
+    move: float = 1.0
 
     @staticmethod
     def of(config: Config, data: DataSet) -> Input:
@@ -50,14 +52,15 @@ class Input:
         name = config.data.transform or default_transform(data)
         plain = transforms.get(name, False, size=_size(config, name, data.train))
         shape = tuple(plain(data.train[0], np.random.default_rng(0)).shape)
-        return Input(name, shape, config.data.train_size, config.data.min_area, config.data.color)
+        spec = config.data
+        return Input(name, shape, spec.train_size, spec.min_area, spec.color, spec.move)
 
     def make(self, train: bool, model: Any) -> Transform:
         """The transform for training or evaluation, with the mean and deviation that the network needs."""
         size = self.shape[-1] if self.transform in transforms.CROPS else None
         more: dict[str, Any] = {}
         if train:
-            more = {"train_size": self.train_size, "area": self.min_area, "color": self.color}
+            more = {"train_size": self.train_size, "area": self.min_area, "color": self.color, "move": self.move}
         return transforms.get(self.transform, train, model.mean, model.std, size=size, **more)
 
 
