@@ -17,7 +17,7 @@ from shell import TRUST, Flat, run, saved
 
 import nearfar as nf
 from nearfar._utils.files import plain_target
-from nearfar.cli.commands import search
+from nearfar.cli.commands import embedding
 from nearfar.evaluation import Vectors
 from nearfar.evaluation.fingerprint import of_weights
 
@@ -172,7 +172,7 @@ def test_a_link_stays_and_its_file_is_replaced(home):
 @pytest.fixture
 def unfinished(monkeypatch):
     """Chunks stay, as after a kill just before the end."""
-    monkeypatch.setattr(search, "clear_parts", lambda output: None)
+    monkeypatch.setattr(embedding, "clear_parts", lambda output: None)
 
 
 def test_contents_count_when_embed_goes_on(home, unfinished):

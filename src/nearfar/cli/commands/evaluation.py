@@ -10,7 +10,7 @@ import typer
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands import search
+from nearfar.cli.commands import embedding, search
 from nearfar.cli.commands.shared import Extra, labeled, one_only, one_sentence, save_json
 
 if TYPE_CHECKING:
@@ -198,4 +198,5 @@ def register(app: typer.Typer) -> None:
     """Add evaluate, compare, embed, index, search and export to the app."""
     app.command()(evaluate)
     app.command()(compare)
+    embedding.register(app)
     search.register(app)
