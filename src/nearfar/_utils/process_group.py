@@ -48,6 +48,17 @@ class ProcessGroup:
         """Make all ranks draw the random numbers of the first one, within the block."""
         yield
 
+    def copy_from(self, rank: int, x: Tensor) -> Tensor:
+        """The contiguous `x` of one rank, on every rank: overwritten on the others, where only its shape counts."""
+        return x
+
+    def collect(self, rank: int, x: Tensor) -> Tensor | None:
+        """Stack `x` [...] of every rank on one of them: [world, ...] there, None elsewhere."""
+        return x[None]
+
+    def beat(self, device: torch.device) -> None:
+        """A message without content, so that no rank waits long for another one's next message."""
+
 
 ALONE = ProcessGroup()
 
@@ -152,10 +163,27 @@ class Group(ProcessGroup):
             if self.rank:  # the others go on with their own numbers: dropout must differ
                 set_states(own, device)
 
+    def copy_from(self, rank: int, x: Tensor) -> Tensor:
+        with self._talk():
+            dist.broadcast(x, self._global(rank), group=self.group)
+        return x
+
+    def collect(self, rank: int, x: Tensor) -> Tensor | None:
+        found = [torch.empty_like(x) for _ in range(self.world)] if rank == self.rank else None
+        with self._talk():
+            dist.gather(x.contiguous(), found, self._global(rank), group=self.group)
+        return None if found is None else torch.stack(found)
+
+    def beat(self, device: torch.device) -> None:
+        self.sum(torch.zeros(1, device=device))
+
+    def _global(self, rank: int) -> int:
+        return dist.get_global_rank(self.group, rank) if self.group else rank
+
     def _of_first(self, state: Tensor, device: torch.device) -> Tensor:
         first = state.to(device)
         with self._talk():
-            dist.broadcast(first, dist.get_global_rank(self.group, 0) if self.group else 0, group=self.group)
+            dist.broadcast(first, self._global(0), group=self.group)
         return first.to(state.device)
 
 

@@ -8,11 +8,12 @@ a tenth of a matrix product, where `topk` over the tile would cost a quarter.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["Best", "ordered", "top"]
+__all__ = ["Best", "joined", "ordered", "top"]
 
 
 class Best:
@@ -22,16 +23,17 @@ class Best:
         self.keys = torch.full((rows, k), -torch.inf, dtype=like.dtype, device=like.device)
         self.places = torch.zeros((rows, k), dtype=torch.long, device=like.device)
 
-    def meet(self, rows: slice, tile: Tensor, left: int) -> None:
+    def meet(self, rows: slice, tile: Tensor, left: int, seen: int | None = None) -> None:
         """Merge keys [rows, w] of the columns left, left + 1, ..., which must follow all columns merged before.
 
-        `tile` is contiguous, or the transpose of a contiguous matrix.
+        `tile` is contiguous, or the transpose of a contiguous matrix. `seen` is about how many columns were merged
+        before, if not all that are to the left; only a matter of speed.
         """
         k = self.keys.shape[1]
-        found = None
-        if tile.device.type == "cpu" and left >= 8 * k:
-            # the share of columns that still enter is about k / left; balance reading peaks against blocks
-            found = _above(tile, self.keys[rows, -1], max(2, min(32, math.isqrt(left // (8 * k)))), most=max(64, 2 * k))
+        found, seen = None, left if seen is None else seen
+        if tile.device.type == "cpu" and seen >= 8 * k:
+            # the share of columns that still enter is about k / seen; balance reading peaks against blocks
+            found = _above(tile, self.keys[rows, -1], max(2, min(32, math.isqrt(seen // (8 * k)))), most=max(64, 2 * k))
         if found is None:
             keys, places = top(tile if tile.stride(1) == 1 else tile.contiguous(), min(k, tile.shape[1]))
             self._merge(torch.arange(rows.start, rows.stop, device=tile.device), keys, places + left)
@@ -44,6 +46,13 @@ class Best:
         ranked, order = keys.sort(dim=1, descending=True)
         ranked, spots = _by_place(ranked, places.gather(1, order), k)
         self.keys[rows], self.places[rows] = ranked[:, :k], spots[:, :k]
+
+
+def joined(lists: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The k best of several lists of k (keys, columns), each [n, k], of different columns; ties by column."""
+    k = lists[0][0].shape[1]
+    keys, places = ordered(*(torch.cat(side, dim=1) for side in zip(*lists, strict=True)))
+    return keys[:, :k], places[:, :k]
 
 
 def _above(tile: Tensor, bar: Tensor, fold: int, most: int) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
-from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation.faiss_backend import faiss_neighbors
+from nearfar.evaluation.ranks import alone, check_rows, filled, ranks
 from nearfar.evaluation.spaces import METRICS, Metric, wide
 from nearfar.evaluation.sweep import TILE, Neighbors, strips
 
@@ -48,21 +48,31 @@ def neighbors(
     _check(queries, references, k, similarity)
     check_choice("neighbors", "backend", backend, ("torch", "faiss"))
     if backend == "faiss":
-        return faiss_neighbors(queries, references, k, similarity)
+        with alone():
+            return faiss_neighbors(queries, references, k, similarity)
     like = wide(queries[:0])
     found = Neighbors(
         like.new_empty(len(queries), k), torch.empty(len(queries), k, dtype=torch.long, device=queries.device)
     )
+    parts = []
     for rows, strip in strips(queries, references, k=k, similarity=similarity, tile=tile):
-        found.scores[rows], found.places[rows] = strip.scores, strip.places
-    return found
+        if ranks().world > 1:
+            parts.append((rows, strip))
+        else:
+            found.scores[rows], found.places[rows] = strip.scores, strip.places
+    if ranks().world == 1:
+        return found
+    return Neighbors(
+        filled(ranks(), found.scores, [(rows, strip.scores) for rows, strip in parts]),
+        filled(ranks(), found.places, [(rows, strip.places) for rows, strip in parts]),
+    )
 
 
 def _check(queries: Tensor, references: Tensor | None, k: int, similarity: str) -> None:
     check_choice("neighbors", "similarity", similarity, METRICS)
-    check_embeddings("neighbors", "queries", queries)
+    check_rows("neighbors", "queries", queries)
     if references is not None:
-        check_embeddings("neighbors", "references", references)
+        check_rows("neighbors", "references", references)
         if references.shape[1] != queries.shape[1]:
             raise ValueError(
                 f"neighbors: references must be {queries.shape[1]} wide like queries, but are {references.shape[1]}."

@@ -6,10 +6,13 @@ R, rank, R-precision and AP@R are then as in `nearfar.evaluation.retrieval`. No 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from nearfar._utils.progress import Watch
+from nearfar.evaluation.ranks import filled, paced, ranks, share
 from nearfar.evaluation.retrieval import PerQuery, Ties, scored
 from nearfar.evaluation.spaces import Metric, keys, spaces
 from nearfar.evaluation.sweep import TILE
@@ -41,19 +44,22 @@ def retrieve_related(
         watch: called as watch(what, done, total) during the work.
     """
     x, y = spaces(embeddings, ref_emb, similarity)
-    labels = torch.full((len(x),), NO_CLASS, dtype=torch.int64, device=embeddings.device)
-    nothing = torch.zeros(len(x), dtype=torch.float64, device=embeddings.device)
-    found = PerQuery(torch.zeros_like(labels), nothing, nothing.clone(), torch.zeros_like(labels), labels)
+    group, labels = ranks(), torch.full((len(x),), NO_CLASS, dtype=torch.int64, device=embeddings.device)
     tall = max(1, TILE // max(len(y), 1))
-    for start in range(0, len(x) if len(y) else 0, tall):
-        rows = slice(start, min(start + tall, len(x)))
+    strips = -(-len(x) // tall) if len(y) else 0
+    parts: list[tuple[slice | Tensor, Tensor]] = []
+    mine, work = share(strips, group.rank, group.world), tall * len(y) * embeddings.shape[1]
+    for number in paced(mine, -(-strips // group.world), work, partial(group.beat, labels.device)):
+        rows = slice(number * tall, min((number + 1) * tall, len(x)))
         tile = relation.tile(rows, slice(None))
         key = torch.where(tile.valid, keys(x[rows], y[:]), -torch.inf)
         ranked = key.sort(dim=1, descending=True, stable=True)
         right = tile.positive.gather(1, ranked.indices)
         relevant = right.sum(dim=1)
-        found.rank[rows], found.r_precision[rows], found.ap_at_r[rows] = scored(right, ranked.values, relevant, ties)
-        found.relevant[rows] = relevant
+        found = (*scored(right, ranked.values, relevant, ties), relevant)
+        parts.append((rows, torch.stack([column.double() for column in found], dim=1)))
         if watch is not None:
-            watch("ranking references of queries", rows.stop, len(x))
-    return found
+            watch("ranking references of queries", number + 1 - mine.start, len(mine))
+    like = torch.empty(len(x), 4, dtype=torch.float64, device=labels.device)
+    rank, r_precision, ap, relevant = filled(group, like, parts).unbind(dim=1)
+    return PerQuery(rank.long(), r_precision, ap, relevant.long(), labels)

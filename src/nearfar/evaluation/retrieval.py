@@ -12,20 +12,20 @@ A lone query (R = 0) has no right answer: it is counted and reported, and left o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.progress import Watch
-from nearfar._utils.tensors import check_embeddings, check_labels
-from nearfar.evaluation.spaces import METRICS, Buffer, Metric, Rows, keys, spaces
-from nearfar.evaluation.sweep import TILE, strips
+from nearfar._utils.tensors import check_labels
+from nearfar.evaluation.deep_ranks import Ties, deep_ranks
+from nearfar.evaluation.ranks import check_rows, filled, ranks
+from nearfar.evaluation.spaces import METRICS, Metric
+from nearfar.evaluation.sweep import strips
 
 __all__ = ["TIES", "PerQuery", "Ties", "Watch", "check_sides", "retrieve", "scored"]
 
-Ties = Literal["place", "favorable"]
 TIES: tuple[Ties, ...] = ("place", "favorable")
 DEEPEST = 64
 """Neighbors listed at most for recall@K alone: ranks beyond are counted, which is cheaper than a longer list."""
@@ -89,18 +89,18 @@ def retrieve(
         nothing = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
         return PerQuery(nothing.long(), nothing, nothing, relevant, labels)
     k = min(most, max(int(relevant.max()), min(max(depth, 8), DEEPEST)))
-    parts = []
-    for rows, found in strips(embeddings, ref_emb, k=k, similarity=similarity):
+    parts: list[tuple[slice | Tensor, Tensor]] = []
+    for rows, found in strips(embeddings, ref_emb, k=k, similarity=similarity, watch=watch):
         right = names[found.places] == labels[rows, None]
-        parts.append(scored(right, found.scores, relevant[rows], ties))
-        if watch is not None:
-            watch("searching neighbors of queries", rows.stop, len(labels))
-    rank, r_precision, ap = (torch.cat(column) for column in zip(*parts, strict=True))
+        rank, *shares = scored(right, found.scores, relevant[rows], ties)
+        parts.append((rows, torch.stack([rank.double(), *shares], dim=1)))
+    like = torch.empty(len(labels), 3, dtype=torch.float64, device=labels.device)
+    place, r_precision, ap = filled(ranks(), like, parts).unbind(dim=1)
+    rank = place.long()
     unseen = ((rank == 0) & (relevant > 0)).nonzero().flatten()
     if len(unseen):
-        x, y = spaces(embeddings, ref_emb, similarity)
-        ranks = _deep_ranks(x, y, labels, names, unseen, ties, itself=ref_emb is None, watch=watch)
-        rank[unseen] = ranks if ties == "favorable" else ranks.clamp(min=k + 1)
+        deep = deep_ranks(embeddings, ref_emb, labels, names, unseen, similarity=similarity, ties=ties, watch=watch)
+        rank[unseen] = deep if ties == "favorable" else deep.clamp(min=k + 1)
     return PerQuery(rank, r_precision, ap, relevant, labels)
 
 
@@ -108,13 +108,13 @@ def check_sides(
     owner: str, embeddings: Tensor, labels: Tensor | None, ref_emb: Tensor | None, ref_labels: Tensor | None
 ) -> None:
     """Require rows and labels of equal length; labels are None if a relation is used instead."""
-    check_embeddings(owner, "embeddings", embeddings)
+    check_rows(owner, "embeddings", embeddings)
     if labels is not None:
         check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
         if (ref_emb is None) != (ref_labels is None):
             raise ValueError(f"{owner}: ref_emb and ref_labels belong together, but only one of them came.")
     if ref_emb is not None:
-        check_embeddings(owner, "ref_emb", ref_emb)
+        check_rows(owner, "ref_emb", ref_emb)
         if ref_labels is not None:
             check_labels(owner, "ref_labels", ref_labels, len(ref_emb), embeddings.device)
         if ref_emb.shape[1] != embeddings.shape[1]:
@@ -145,53 +145,3 @@ def scored(right: Tensor, scores: Tensor, relevant: Tensor, ties: Ties) -> tuple
     divisor = relevant.clamp(min=1)
     precision = hits.cumsum(dim=1) / place
     return torch.where(listed, first, 0), hits.sum(dim=1) / divisor, (precision * hits).sum(dim=1) / divisor
-
-
-def _deep_ranks(
-    x: Rows,
-    y: Rows,
-    labels: Tensor,
-    names: Tensor,
-    chosen: Tensor,
-    ties: Ties,
-    *,
-    itself: bool,
-    watch: Watch | None,
-) -> Tensor:
-    """Ranks of queries whose first relevant reference is beyond the list, by counting the references before it."""
-    tall = min(len(chosen), max(16, TILE // len(y)))
-    scores, only = (Buffer(tall * len(y), x[:0].side) for _ in range(2))
-    flags = Buffer(tall * len(y), names.bool())
-    ranks: list[Tensor] = []
-    for part in torch.split(chosen, tall):
-        strip, shape = x[part], (len(part), len(y))
-        row = scores.tile(*shape)
-        for start in range(0, len(y), 8192):
-            row[:, start : start + 8192] = keys(strip, y[start : start + 8192])
-        if itself:
-            row[torch.arange(len(part), device=part.device), part] = -torch.inf
-        right = torch.eq(names[None, :], labels[part, None], out=flags.tile(*shape))
-        nothing = torch.full((), -torch.inf, dtype=row.dtype, device=row.device)
-        best = torch.where(right, row, nothing, out=only.tile(*shape)).amax(dim=1, keepdim=True)
-        rank = _count(torch.gt(row, best, out=flags.tile(*shape))) + 1
-        if ties == "place":
-            rank += _earlier(torch.eq(row, best, out=flags.tile(*shape)), names, labels[part])
-        ranks.append(rank)
-        if watch is not None:
-            watch("ranking queries whose answer lies deep", sum(map(len, ranks)), len(chosen))
-    return torch.cat(ranks)
-
-
-def _count(flags: Tensor) -> Tensor:
-    """Count the true entries of each row [n]; on a CPU `sum` would first copy them to int64, eight times the size."""
-    if flags.device.type != "cpu":
-        return flags.sum(dim=1)
-    return torch.stack([line.count_nonzero() for line in flags])
-
-
-def _earlier(equal: Tensor, names: Tensor, labels: Tensor) -> Tensor:
-    """How many references have the score of the best right one and precede the first such right one, [n]."""
-    found = torch.zeros(len(equal), dtype=torch.long, device=equal.device)
-    for i in (_count(equal) > 1).nonzero().flatten().tolist():  # few rows have ties
-        found[i] = (names[equal[i]] == labels[i]).nonzero()[0, 0]
-    return found

@@ -20,7 +20,20 @@ from torch import Tensor
 
 from nearfar.similarity import unit
 
-__all__ = ["METRICS", "Buffer", "Metric", "Rows", "keys", "pair_keys", "scores", "spaces", "wide"]
+__all__ = [
+    "METRICS",
+    "Buffer",
+    "Metric",
+    "Rows",
+    "keys",
+    "odd_norms",
+    "pair_keys",
+    "rows_of_share",
+    "scores",
+    "shift",
+    "spaces",
+    "wide",
+]
 
 Metric = Literal["cosine", "dot", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "dot", "euclidean")
@@ -54,7 +67,7 @@ def spaces(queries: Tensor, references: Tensor | None, similarity: Metric) -> tu
     queries = queries.detach()
     references = queries if references is None else references.detach()
     if similarity == "euclidean":
-        origin = _origin(references)
+        origin = shift(references)
         if origin is not None:
             same = queries is references
             references = wide(references) - origin
@@ -63,21 +76,50 @@ def spaces(queries: Tensor, references: Tensor | None, similarity: Metric) -> tu
     return rows, rows if queries is references else _rows(references, similarity)
 
 
+def rows_of_share(x: Tensor, similarity: Metric, origin: Tensor | None, odd: bool) -> Rows:
+    """`Rows` of some rows of a side, equal to those that `spaces` makes of the whole side.
+
+    Args:
+        x: [t, d].
+        similarity: "cosine", "dot" or "euclidean".
+        origin: `shift` of the references, for "euclidean".
+        odd: whether the whole side has `odd_norms`, for "cosine".
+    """
+    x = x.detach() if origin is None else wide(x.detach()) - origin
+    return _rows(unit(wide(x)) if odd else x, similarity)
+
+
+def odd_norms(x: Tensor, similarity: Metric) -> bool:
+    """Whether rows have norms whose squares overflow or vanish, so that all rows must be scaled first."""
+    return similarity == "cosine" and _inverse_norms(x.detach()) is None
+
+
 def _rows(x: Tensor, similarity: Metric) -> Rows:
-    blocks = torch.split(x, max(1, BLOCK // max(1, x.shape[1])))
     if similarity == "dot" or not len(x):
         return Rows(x, wide(x.new_zeros(len(x))), similarity)
     if similarity == "euclidean":
-        return Rows(x, torch.cat([wide(block).square().sum(dim=1) / 2 for block in blocks]), similarity)
-    norm = torch.cat([torch.linalg.vector_norm(wide(block), dim=1) for block in blocks])
+        return Rows(x, torch.cat([wide(block).square().sum(dim=1) / 2 for block in _blocks(x)]), similarity)
+    side = _inverse_norms(x)
+    return _rows(unit(wide(x)), similarity) if side is None else Rows(x, side, similarity)
+
+
+def _blocks(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(x, max(1, BLOCK // max(1, x.shape[1])))
+
+
+def _inverse_norms(x: Tensor) -> Tensor | None:
+    """1/|x| of each row, 0 for a row of zeros; None if squares overflow or vanish: only such rows are worth a copy."""
+    if not len(x):
+        return wide(x.new_zeros(0))
+    norm = torch.cat([torch.linalg.vector_norm(wide(block), dim=1) for block in _blocks(x)])
     tiny, huge = torch.finfo(norm.dtype).tiny ** 0.45, torch.finfo(norm.dtype).max ** 0.45
-    odd = (norm > huge) | (norm < tiny)  # squares that overflow or vanish: only such rows are worth a copy
+    odd = (norm > huge) | (norm < tiny)
     if bool(odd.any()) and bool((x[odd] != 0).any()):
-        return _rows(unit(wide(x)), similarity)
-    return Rows(x, torch.where(norm > 0, 1 / norm, 0.0), similarity)
+        return None
+    return torch.where(norm > 0, 1 / norm, 0.0)
 
 
-def _origin(x: Tensor) -> Tensor | None:
+def shift(x: Tensor) -> Tensor | None:
     """A shift of the origin [d] that avoids cancellation in |x|² + |y|² - 2xy; None if none is needed.
 
     It is an integer multiple of a power of two near the rows' spread, so that integers stay integers and ties stay

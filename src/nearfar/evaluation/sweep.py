@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nearfar._utils.progress import Watch
 from nearfar.evaluation.best import Best
+from nearfar.evaluation.dealt_sweep import Grid, hide_itself, over_ranks
+from nearfar.evaluation.ranks import ranks
 from nearfar.evaluation.spaces import Buffer, Metric, Rows, keys, scores, spaces
 
 __all__ = ["TILE", "Neighbors", "Strip", "strips"]
@@ -35,35 +39,53 @@ class Neighbors:
 
 
 def strips(
-    queries: Tensor, references: Tensor | None, *, k: int, similarity: Metric, tile: int = TILE
+    queries: Tensor,
+    references: Tensor | None,
+    *,
+    k: int,
+    similarity: Metric,
+    tile: int = TILE,
+    watch: Watch | None = None,
 ) -> Iterator[tuple[slice, Neighbors]]:
-    """Yield `Neighbors` for a strip of queries at a time, for callers that do not need the whole [n, k] list."""
-    x, y = spaces(queries, references, similarity)
-    side = max(1, math.isqrt(tile))
-    # both sides of a tile are read where that pays: lists that fit, and rows many enough for short ones
-    once = references is None and x.x.device.type == "cpu" and 256 * k <= len(x) <= LISTS // k
-    found = _once(x, k, side) if once else _each(x, y, k, *_shape(side, tile, len(y)), references is None)
+    """Yield `Neighbors` for a strip of queries at a time, for callers that do not need the whole [n, k] list.
+
+    Over ranks (`nearfar.evaluation.ranks`) each yields its own queries only.
+    """
+    grid, group = _grid(queries, references, k, tile), ranks()
+    if group.world > 1:
+        options: dict[str, Any] = {"k": k, "similarity": similarity, "watch": watch}
+        found = over_ranks(group, queries, references, grid, **options)
+    else:
+        x, y = spaces(queries, references, similarity)
+        found = _once(x, k, grid.tall) if grid.once else _each(x, y, k, grid)
     for rows, best, places in found:
         yield rows, Neighbors(scores(best, similarity), places)
+        if watch is not None and group.world == 1:
+            watch("searching neighbors of queries", rows.stop, len(queries))
 
 
-def _shape(side: int, tile: int, columns: int) -> tuple[int, int]:
-    """Height and width of a tile: whole rows where they are short, else four times as wide as high."""
+def _grid(queries: Tensor, references: Tensor | None, k: int, tile: int) -> Grid:
+    """The tiles of a sweep: whole rows where they are short, else four times as wide as high."""
+    side, itself = max(1, math.isqrt(tile)), references is None
+    columns = len(queries) if references is None else len(references)
+    # both sides of a tile are read where that pays: lists that fit, and rows many enough for short ones
+    once = itself and queries.device.type == "cpu" and 256 * k <= columns <= LISTS // k
     wide = columns if columns <= 4 * side else 2 * side
-    return max(1, tile // max(1, wide)), max(1, wide)
+    tall, wide = (side, side) if once else (max(1, tile // max(1, wide)), max(1, wide))
+    return Grid(len(queries), columns, tall, wide, itself, once)
 
 
-def _each(x: Rows, y: Rows, k: int, tall: int, wide: int, itself: bool) -> Iterator[Strip]:
+def _each(x: Rows, y: Rows, k: int, grid: Grid) -> Iterator[Strip]:
     """Compare strips of rows with all columns."""
-    buffer = Buffer(min(tall, len(x)) * min(wide, len(y)), x[:0].side)
-    for rows in _slices(0, len(x), tall):
+    buffer = Buffer(min(grid.tall, len(x)) * min(grid.wide, len(y)), x[:0].side)
+    for rows in map(grid.strip, range(grid.strips)):
         strip = x[rows]
         best = Best(len(strip), k, strip.side)
-        for columns in _slices(0, len(y), wide):
+        for columns in map(grid.tile, range(grid.tiles)):
             chosen = y[columns]
             tile = keys(strip, chosen, out=buffer.tile(len(strip), len(chosen)))
-            if itself:
-                _hide_itself(tile, rows.start, columns.start)
+            if grid.itself:
+                hide_itself(tile, rows.start, columns.start)
             best.meet(slice(0, len(strip)), tile, columns.start)
         yield rows, best.keys, best.places
 
@@ -91,11 +113,3 @@ def _once(x: Rows, k: int, side: int) -> Iterator[Strip]:
 def _slices(start: int, stop: int, step: int) -> Iterator[slice]:
     for first in range(start, stop, step):
         yield slice(first, min(first + step, stop))
-
-
-def _hide_itself(tile: Tensor, top: int, left: int) -> None:
-    """Mask the diagonal of the whole matrix where it crosses this tile."""
-    first, last = max(top, left), min(top + tile.shape[0], left + tile.shape[1])
-    if first < last:
-        place = torch.arange(first, last, device=tile.device)
-        tile[place - top, place - left] = -torch.inf
