@@ -152,3 +152,38 @@ def test_large_calls_of_the_fused_engine_are_recorded():
             a, b = step(loss, x, y), step(plain, x, y)
             torch.testing.assert_close(a[0], b[0])
             torch.testing.assert_close(a[1], b[1], atol=1e-7, rtol=1e-4)
+
+
+def test_parameters_that_an_earlier_step_still_holds():
+    """Autograd keeps them on the stream of that step: a training loop that keeps its last value broke the recording."""
+    loss, dense, width = pair(lambda: L.ProxyAnchor(classes=4, dim=16))
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (loss, dense)]
+    kept = []
+    for seed in range(8):
+        x, y = batch(seed, 24, width, 4)
+        for one, optimizer in zip((loss, dense), optimizers, strict=True):
+            value = one(x.clone().requires_grad_(), y)
+            value.backward(retain_graph=True)
+            kept.append(value)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.equal(loss.proxies, dense.proxies)
+    assert recorded(loss) == 1
+
+
+def test_after_a_recording_that_failed():
+    """Memory, random numbers and other recordings go on."""
+    torch.cuda.manual_seed(3)
+    wanted = torch.rand(5, device="cuda")
+    torch.cuda.manual_seed(3)
+    x = torch.randn(8, device="cuda")
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            replays.record(lambda: x.sum().item(), x)
+    assert torch.equal(torch.rand(5, device="cuda"), wanted)
+    loss, dense, width = pair(L.MultiSimilarity)
+    for seed in range(6):
+        x, y = batch(seed, 24, width, 4)
+        for a, b in zip(step(loss, x, y), step(dense, x, y), strict=True):
+            assert torch.equal(a, b)
+    assert recorded(loss) == 1

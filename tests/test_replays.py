@@ -289,3 +289,30 @@ def test_another_thread_computes_by_itself(recorded):
     with loss._replays._lock:
         torch.testing.assert_close(loss(*batch(1)), dense(*batch(1)))
     assert len(recorded) == before
+
+
+def test_a_twin_shares_the_memory_of_parameters_alone():
+    loss = L.Margin()
+    twin = replays._twin(loss)
+    (mine,), (its,) = loss.parameters(), twin.parameters()
+    assert mine is not its
+    assert mine.data_ptr() == its.data_ptr()
+    assert twin.pair_positive is twin.pair_negative is not loss.pair_positive
+    assert twin.beta == loss.beta
+
+
+def test_a_recording_that_fails_is_left(recorded, monkeypatch):
+    """The call is computed, a warning says why, and it is not tried again."""
+
+    def fail(body, like):
+        raise RuntimeError("capture invalidated\nand more")
+
+    monkeypatch.setattr(replays, "record", fail)
+    loss, dense = pair(lambda: L.ProxyAnchor(classes=4, dim=6))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for seed in range(8):
+            x, y = batch(seed)
+            same(step(loss, x, y), step(dense, x, y))
+    (said,) = (str(one.message) for one in heard)
+    assert said.startswith("ProxyAnchor: this call could not be recorded on the GPU (capture invalidated); ")

@@ -10,9 +10,12 @@ records, nor does a loss with a class, part or hook of one's own, which may do w
 from __future__ import annotations
 
 import threading
+import warnings
 from abc import ABC
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Protocol
 from weakref import WeakKeyDictionary
 
@@ -29,6 +32,8 @@ __all__ = ["DEVICES", "Replays", "replayed", "settings", "widest"]
 
 WAIT = 3
 """Calls with the same shapes before one is recorded."""
+NEVER = -1
+"""In place of the number of calls: the recording failed."""
 MOST = 8
 """Recordings of one loss; the one that was used least lately goes first."""
 PAIRS = 2**22
@@ -46,7 +51,8 @@ CHANGING = frozenset({"training", "_warned", "_deferred", "_replays"})
 """Attributes of a loss that say nothing about its value."""
 
 Given = tuple[Tensor | None, ...]
-Run = Callable[[Given], Tensor]
+Run = Callable[[Any, Given], Tensor]
+"""Computes a value from a loss, or its twin, and the tensors of a call."""
 
 
 def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
@@ -75,13 +81,12 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
     kind, owner = type(call), call.owner  # not the call itself: a recording must not keep the network's activations
 
-    def run(given: Given) -> Tensor:
+    def run(loss: Any, given: Given) -> Tensor:
         embeddings, labels, *rest = given
         value: Tensor = loss._value(kind(owner, embeddings, labels, None, *rest, low=low, width=width))
         return value
 
-    learned = [x for x in loss.parameters() if x.requires_grad]
-    value: Tensor | None = loss._replays.value(key, run, given, learned)
+    value: Tensor | None = loss._replays.value(key, run, loss, given)
     if value is not None:
         core.heed()
     return value
@@ -149,35 +154,35 @@ class Replays:
     def __reduce__(self) -> tuple[type[Replays], tuple[()]]:
         return Replays, ()
 
-    def value(self, key: Hashable, run: Run, given: Given, learned: Sequence[Tensor]) -> Tensor | None:
-        """The value `run(given)` by a recording; None while there is none, and where another thread uses it.
+    def value(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Tensor | None:
+        """The value `run(loss, given)` by a recording; None while there is none, and where another thread uses it.
 
         Args:
-            key: equal for calls that differ in the numbers of `given` and `learned` alone.
+            key: equal for calls that differ in the numbers of `given` and of the loss's parameters alone.
             run: computes the value, a 0-dim tensor.
+            loss: the loss.
             given: the tensors of a call; the first is the embeddings.
-            learned: parameters that the value depends on.
         """
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            found = self._recording(key, run, given, learned)
+            found = self._recording(key, run, loss, given)
             if found is None:
                 return None
             if not found.leaves:
                 return found.replay(given)[0]
-            value: Tensor = _Replayed.apply(found, run, len(given), *given, *learned)  # type: ignore[no-untyped-call]
+            value: Tensor = _Replayed.apply(found, partial(run, loss), len(given), *given, *_learned(loss))  # type: ignore[no-untyped-call]
             return value
         finally:
             self._lock.release()
 
-    def _recording(self, key: Hashable, run: Run, given: Given, learned: Sequence[Tensor]) -> Recording | None:
-        """The recording of this key, made if it came often enough."""
+    def _recording(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Recording | None:
+        """The recording of this key, made if it came often enough; one that fails is not tried again."""
         found = self._known.get(key, 0)
-        if isinstance(found, int):
+        if isinstance(found, int) and found != NEVER:
             found += 1
             if found > WAIT:
-                found = Recording(run, given, learned)
+                found = _tried(run, loss, given)
             self._known[key] = found
             while len(self._known) > MOST:
                 self._known.popitem(last=False)
@@ -185,11 +190,25 @@ class Replays:
         return found if isinstance(found, Recording) else None
 
 
-class Recording:
-    """Forward and backward of one call, recorded on copies of its tensors."""
+def _tried(run: Run, loss: nn.Module, given: Given) -> Recording | int:
+    try:
+        return Recording(run, loss, given)
+    except RuntimeError as error:
+        warnings.warn(
+            f"{type(loss).__name__}: this call could not be recorded on the GPU ({str(error).splitlines()[0]}); it is "
+            'computed anew each time, which is slower; engine="dense" never records.',
+            stacklevel=2,
+        )
+        return NEVER
 
-    def __init__(self, run: Run, given: Given, learned: Sequence[Tensor]) -> None:
+
+class Recording:
+    """Forward and backward of one call, recorded on copies of its tensors, by a twin of the loss."""
+
+    def __init__(self, run: Run, loss: nn.Module, given: Given) -> None:
         wanted = torch.is_grad_enabled()
+        loss = _twin(loss)
+        learned = _learned(loss)
         self.given = tuple(None if x is None else x.detach().clone() for x in given)
         self.leaves = [
             place for place, x in enumerate((*given, *learned)) if wanted and x is not None and x.requires_grad
@@ -201,7 +220,7 @@ class Recording:
             rows = [_leaf(x, place in self.leaves) for place, x in enumerate(self.given)]
             every = (*rows, *learned)
             with torch.set_grad_enabled(bool(self.leaves)):
-                value = run(tuple(rows))
+                value = run(loss, tuple(rows))
             if not self.leaves:
                 return value, ()
             leaves = [x for place, x in enumerate(every) if x is not None and place in self.leaves]
@@ -218,6 +237,30 @@ class Recording:
                     mine.copy_(x)
             self.start()
             return self.found.clone(), [None if x is None else x.clone() for x in self.slopes]
+
+
+def _learned(loss: nn.Module) -> list[Tensor]:
+    """The parameters that have a gradient."""
+    return [x for x in loss.parameters() if x.requires_grad]
+
+
+def _twin(loss: nn.Module) -> Any:
+    """A loss with parameters of its own over the same memory.
+
+    Autograd ties a parameter to the stream on which an earlier step used it, which must not enter a recording. A new
+    parameter is tied to the recording's; in a twin, as another thread may be using the loss.
+    """
+    made: dict[int, Any] = {id(x): nn.Parameter(x.detach(), requires_grad=x.requires_grad) for x in loss.parameters()}
+    for one in loss.modules():
+        made[id(one)] = object.__new__(type(one))
+    for one in loss.modules():
+        inner = {name: {key: made.get(id(x)) for key, x in one.__dict__[name].items()} for name in TWINNED}
+        mine = {name: made.get(id(x), x) for name, x in one.__dict__.items()}  # a module may be held unregistered too
+        made[id(one)].__dict__.update(mine | inner)
+    return made[id(loss)]
+
+
+TWINNED = ("_parameters", "_modules")
 
 
 def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:
@@ -250,19 +293,37 @@ def record(body: Callable[[], Any], like: Tensor) -> tuple[Callable[[], None], A
 def _captured(body: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
+    random = torch.cuda.get_rng_state()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         found = body()
-    finally:
         graph.capture_end()
+    except BaseException:
+        _given_up(graph, random)
+        raise
     return graph, found
+
+
+def _given_up(graph: torch.cuda.CUDAGraph, random: Tensor) -> None:
+    """End a capture that failed: torch leaves its allocator and its generator as if it went on."""
+    device, pool = torch.cuda.current_device(), graph.pool()
+    with suppress(RuntimeError):
+        graph.capture_end()
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+    fresh = torch.Generator(f"cuda:{device}")
+    fresh.set_state(random)
+    torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
+    POOLS.clear()
 
 
 class _Replayed(torch.autograd.Function):
     """The value of a recording; under create_graph=True its gradient is computed again by plain autograd."""
 
     @staticmethod
-    def forward(ctx: Any, recording: Recording, run: Run, many: int, *inputs: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, recording: Recording, run: Callable[[Given], Tensor], many: int, *inputs: Tensor | None
+    ) -> Tensor:
         ctx.run, ctx.many, ctx.leaves = run, many, recording.leaves
         value, ctx.slopes = recording.replay(inputs[:many])
         ctx.save_for_backward(*inputs)
