@@ -28,7 +28,7 @@ LAYERS = (
     ("losses", "distributed"),
     ("data", "evaluation", "batches", "geometry", "models"),
     ("runs", "linear", "pml"),
-    ("doctor", "report", "plot", "train", "studies", "tune", "bench"),
+    ("doctor", "report", "serve", "plot", "train", "studies", "tune", "bench"),
     ("cli", "__main__"),
 )
 WORDS = {
@@ -53,6 +53,7 @@ WORDS = {
     "pml": "PML's names",
     "doctor": "names a collapse",
     "report": "one page",
+    "serve": "answers",
     "plot": "pictures",
     "train": "the loop",
     "studies": "the papers",

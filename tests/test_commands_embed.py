@@ -137,14 +137,14 @@ def commands(output):
 @pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "loop"])
 def test_only_plain_files_are_replaced(home, command, kind):
     Vectors(torch.eye(4), [0, 0, 1, 1]).save(home / "v.npz")
-    output = home / "there"
+    output = home / "there.npz"
     if kind == "folder":
         output.mkdir()
     elif kind == "pipe":
         os.mkfifo(output)
     elif kind == "socket":
         with contextlib.chdir(home), socket.socket(socket.AF_UNIX) as listening:
-            listening.bind("there")  # by a short name: those of sockets are limited
+            listening.bind("there.npz")  # by a short name: those of sockets are limited
     elif kind == "loop":
         output.symlink_to(output)
     before = os.lstat(output)

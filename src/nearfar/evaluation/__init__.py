@@ -2,6 +2,8 @@
 
 from nearfar.data.ks import KS
 from nearfar.evaluation.bootstrap import Interval
+from nearfar.evaluation.disk_build import build_index
+from nearfar.evaluation.disk_index import DiskIndex, open_index
 from nearfar.evaluation.embed import embed
 from nearfar.evaluation.export import Exported, export_onnx
 from nearfar.evaluation.index import Index
@@ -17,6 +19,7 @@ __all__ = [
     "ClassRow",
     "Clusters",
     "Comparison",
+    "DiskIndex",
     "Evaluation",
     "Exported",
     "Index",
@@ -24,11 +27,13 @@ __all__ = [
     "Neighbors",
     "Vectors",
     "Verification",
+    "build_index",
     "compare",
     "embed",
     "evaluate",
     "export_onnx",
     "k_means",
     "neighbors",
+    "open_index",
     "verification",
 ]

@@ -6,6 +6,7 @@ lost.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -87,6 +88,27 @@ class Index:
     def inner(self) -> bool:
         """Whether rows are compared by inner products (for the cosine, of unit rows)."""
         return self.similarity != "euclidean"
+
+    @property
+    def width(self) -> int:
+        """The width of its vectors."""
+        return self.vectors.x.shape[1]
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The network of the vectors, or None if it is not known."""
+        return self.vectors.fingerprint
+
+    def label(self, row: int) -> str | None:
+        """The name or number of a row's class; None if the vectors have none."""
+        if self.vectors.y is None:
+            return None
+        number = int(self.vectors.y[row])
+        return self._class_names.get(number, str(number))
+
+    @functools.cached_property
+    def _class_names(self) -> dict[int, str]:
+        return self.vectors.class_names()
 
     def __repr__(self) -> str:
         return f"Index({len(self)} vectors of width {self.vectors.x.shape[1]}, {self.similarity}, {self.kind})"

@@ -10,7 +10,7 @@ import typer
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands import embedding, search
+from nearfar.cli.commands import embedding, exporting, search, serving
 from nearfar.cli.commands.shared import Extra, labeled, one_only, one_sentence, save_json
 
 if TYPE_CHECKING:
@@ -195,8 +195,10 @@ def verdict(found: Comparison, a: str, b: str, classes: int) -> str:
 
 
 def register(app: typer.Typer) -> None:
-    """Add evaluate, compare, embed, index, search and export to the app."""
+    """Add evaluate, compare, embed, index, search, serve and export to the app."""
     app.command()(evaluate)
     app.command()(compare)
     embedding.register(app)
     search.register(app)
+    serving.register(app)
+    exporting.register(app)

@@ -1,13 +1,13 @@
-"""`nearfar index`, `search` and `export`: from vectors to neighbors, from a network to ONNX."""
+"""`nearfar index` and `search`: from vectors to an index, from photographs and vectors to neighbors."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearfar._utils.checks import check_choice
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.files import plain_target
 from nearfar._utils.progress import Progress
@@ -15,73 +15,251 @@ from nearfar.cli.commands.embedding import Trust
 from nearfar.cli.commands.shared import one_sentence, save_json
 
 if TYPE_CHECKING:
-    from nearfar.evaluation import Index, Neighbors, Vectors
+    from nearfar.evaluation import DiskIndex, Index, Neighbors, Vectors
 
-__all__ = [
-    "Trust",
-    "export",
-    "index",
-    "records",
-    "register",
-    "search",
-    "show",
-    "sides",
-]
+__all__ = ["Images", "IndexPath", "Network", "index", "records", "register", "search", "show"]
 
 SHOWN = 10
 """Queries whose neighbors are printed."""
 JUDGED = 1000
-"""Queries on which an approximate index is measured at most."""
+"""Queries on which an index in one file is measured at most."""
+
+IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Made by `nearfar index`: a file or a folder.")]
+Network = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="RUN|MODEL", help="The network of the vectors, where the index holds none."),
+]
+Images = Annotated[
+    Path | None, typer.Option(help="Folder in which the names of the vectors are files, for pictures of the answers.")
+]
 
 
 def index(
     vectors: Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the index goes.")],
-    kind: Annotated[str, typer.Option(help="exact, or ivf or hnsw (approximate, by faiss).")] = "exact",
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="A file that ends in .npz, searched in memory; else a folder, on disk."),
+    ],
+    kind: Annotated[
+        str, typer.Option(help="exact; or approximate, by faiss: ivf, hnsw, and ivfpq (a folder only).")
+    ] = "exact",
     similarity: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
-    cells: Annotated[int | None, typer.Option(min=1, help="ivf: how many cells.")] = None,
-    probes: Annotated[int | None, typer.Option(min=1, help="ivf: how many of them a query looks at.")] = None,
+    cells: Annotated[int | None, typer.Option(min=1, help="ivf, ivfpq: how many cells.")] = None,
+    probes: Annotated[int | None, typer.Option(min=1, help="ivf in a file: how many of them a query looks at.")] = None,
+    code_bytes: Annotated[
+        int | None, typer.Option(min=1, help="ivfpq: codes a vector, a divisor of its width.")
+    ] = None,
+    rerank: Annotated[
+        int, typer.Option(min=0, help="ivfpq: candidates per result that the vectors themselves rank again; 0: none.")
+    ] = 8,
+    recall: Annotated[
+        float, typer.Option(help="A folder: the measured recall@10 for which the effort of a search is chosen.")
+    ] = 0.95,
+    chunk: Annotated[int | None, typer.Option(min=1, help="A folder: vectors of a part (hnsw: of a graph).")] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="hnsw in a folder: threads; more than one make a graph that timing decides.")
+    ] = 1,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN|MODEL", help="A folder: keep this network in it, for searches by photograph."),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="As of `nearfar embed`, where the model does not say.")
+    ] = None,
+    imagenet: Annotated[bool, typer.Option("--imagenet", help="As of `nearfar embed`.")] = False,
 ) -> None:
-    """Make an index of vectors, for `nearfar search`."""
-    with one_sentence("index"):
-        from nearfar.evaluation import Index, Vectors
+    """Make an index of vectors, for `nearfar search` and `serve`.
 
-        plain_target(output)
-        found = Vectors.load(vectors)
-        options: dict[str, Any] = {"similarity": similarity, "kind": kind, "cells": cells, "probes": probes}
-        with Progress(f"indexing {len(found):,} vectors"):
-            made = Index(found, **options)
-            made.save(output)
+    A folder is built in chunks: after a kill the same command goes on where it stood.
+    """
+    with one_sentence("index"):
+        from nearfar.evaluation import Vectors
+
+        made: Index | DiskIndex
+        if output.suffix == ".npz":
+            _check_file_options(kind, model)
+            made = _in_a_file(output, Vectors.load(vectors), kind, similarity, cells, probes)
+        else:
+            if probes is not None:
+                raise ValueError("--probes is of an index in a file; a folder chooses them by --recall.")
+            options: dict[str, Any] = {
+                "cells": cells,
+                "code_bytes": code_bytes,
+                "rerank": rerank,
+                "recall": recall,
+                "chunk": chunk,
+            }
+            options |= {"kind": kind, "similarity": similarity, "threads": threads}
+            made = _in_a_folder(output, Vectors.load(vectors), model, size, imagenet, options)
         say(f"{output}: {made!r}")
+        if said := _recall(made):
+            say(said)
+
+
+def _check_file_options(kind: str, model: Path | None) -> None:
+    if kind == "ivfpq":
+        raise ValueError("ivfpq needs a folder: name an output that does not end in .npz.")
+    if model is not None:
+        raise ValueError("--model is kept in a folder: name an output that does not end in .npz.")
+
+
+def _in_a_file(
+    output: Path, found: Vectors, kind: str, similarity: str, cells: int | None, probes: int | None
+) -> Index:
+    from nearfar.evaluation import Index
+
+    plain_target(output)
+    options: dict[str, Any] = {"similarity": similarity, "kind": kind, "cells": cells, "probes": probes}
+    with Progress(f"indexing {len(found):,} vectors"):
+        made = Index(found, **options)
+        made.save(output)
+    return made
+
+
+def _in_a_folder(
+    output: Path, found: Vectors, model: Path | None, size: int | None, imagenet: bool, options: dict[str, Any]
+) -> DiskIndex:
+    from nearfar.evaluation import build_index
+
+    if model is None:
+        if size is not None or imagenet:
+            raise ValueError("--size and --imagenet are of --model; name it, or leave them out.")
+        return build_index(output, found, progress=True, **options)
+    from nearfar.cli.commands.networks import load_model
+    from nearfar.cli.commands.photographs import told
+    from nearfar.evaluation.fingerprint import check_same_network
+
+    if not model.is_dir() and model.suffix not in (".onnx", ".safetensors"):
+        raise ValueError(f"an index keeps a run's network, an .onnx or a .safetensors file, and {model} is none.")
+    network = load_model(model)
+    assumed = network.assumed(size, imagenet)
+    mark = network.mark(assumed)
+    check_same_network("index", ("the vectors", found.fingerprint), (str(model), mark))
+    if found.fingerprint is None:
+        from dataclasses import replace
+
+        found = replace(found, fingerprint=mark)
+    kept = told(network.transform or assumed)
+    with tempfile.TemporaryDirectory() as aside:
+        file = model
+        if model.is_dir():
+            from nearfar.models.saved import read
+
+            file = Path(aside) / "network.safetensors"
+            read(model).save(file)
+        return build_index(output, found, progress=True, network=file, preprocessing=kept, **options)
+
+
+def _recall(made: Index | DiskIndex) -> str:
+    """The recall that was measured when an index in a folder was built, in one sentence."""
+    from nearfar.evaluation import DiskIndex
+
+    if not isinstance(made, DiskIndex) or not made.recall["queries"]:
+        return ""
+    share, k, queries = 100 * made.recall["recall"], made.recall["k"], made.recall["queries"]
+    what = "candidates" if made.kind == "hnsw" else "cells"
+    return (
+        f"Recall@{k} against exact search, measured on {queries:,} of its own vectors when it was built: {share:.1f}% "
+        f"with {made.effort:,} {what} a query."
+    )
 
 
 def search(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Made by `nearfar index`.")],
-    queries: Annotated[Path, typer.Argument(metavar="QUERIES", help="A vectors.npz, or a run folder.")],
+    index: IndexPath,
+    queries: Annotated[
+        Path,
+        typer.Argument(metavar="QUERIES", help="A photograph, a folder of them, a vectors.npz, or a run folder."),
+    ],
     k: Annotated[int, typer.Option("-k", min=1, help="How many neighbors.")] = 10,
     json: Annotated[Path | None, typer.Option(help="Write all neighbors to this file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write all neighbors to this page, with pictures.")] = None,
+    images: Images = None,
+    model: Network = None,
+    trust_model: Trust = False,
 ) -> None:
-    """Find the nearest vectors of an index.
+    """Find the nearest vectors of an index, for photographs or for vectors.
 
-    For an approximate index it also measures and prints the share of the exact neighbors that it finds.
+    Of an approximate index it also prints which share of the exact neighbors it finds.
     """
     with one_sentence("search"):
-        from nearfar.evaluation import Index, Vectors
+        from nearfar.evaluation import DiskIndex, open_index
 
-        made, asked = Index.load(index), Vectors.load(queries)
+        for target in (json, page):
+            if target is not None:
+                plain_target(target)
+        made = open_index(index)
+        asked = _asked(made, index, queries, model, trust_model)
         with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):
             found = made.search(asked, k)
         show(made, asked, found)
         if json is not None:
             save_json(json, records(made, asked, found))
-        if made.kind != "exact":
+        if page is not None:
+            _write_page(page, made, asked, found, index, queries, images)
+        if isinstance(made, DiskIndex):
+            if said := _recall(made):
+                say(said)
+        elif made.kind != "exact":
             few = asked.x[:JUDGED]
             with Progress("measuring the recall against exact search"):
                 recall = made.measured_recall(few, k)
             say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
 
 
-def show(made: Index, asked: Vectors, found: Neighbors) -> None:
+def _asked(made: Index | DiskIndex, index: Path, queries: Path, model: Path | None, trust_model: bool) -> Vectors:
+    """The queries as vectors; photographs pass through the network of the index."""
+    from nearfar.cli.commands.photographs import are_photographs, network_of
+    from nearfar.cli.commands.embedding import advised
+    from nearfar.evaluation import Vectors
+
+    if not are_photographs(queries):
+        if model is not None:
+            raise ValueError(f"--model embeds photographs, and {queries} holds vectors; leave it out.")
+        return Vectors.load(queries)
+    if not queries.exists():
+        raise FileNotFoundError(f"there is no photograph {queries}.")
+    network = network_of(made, index, model, trust_model=trust_model, needed=True)
+    if network is None:
+        raise ValueError(f"{index} holds no network.")
+    with advised():
+        return network.vectors(queries)
+
+
+def _write_page(
+    page: Path,
+    made: Index | DiskIndex,
+    asked: Vectors,
+    found: Neighbors,
+    index: Path,
+    queries: Path,
+    images: Path | None,
+) -> None:
+    """Write the gallery."""
+    from nearfar.report.pictures import as_picture
+    from nearfar.serve import Found, Searcher, Thumbnails, write_gallery
+    from nearfar.serve.thumbnails import encoded, uri
+
+    shown, home = Thumbnails(made, images), queries if queries.is_dir() else queries.parent
+
+    def of_query(row: int, name: str) -> str | None:
+        if asked.images is not None:
+            return uri(encoded(as_picture(asked.images[row])))
+        try:
+            return uri(encoded(as_picture(home / name)))
+        except OSError:
+            return None
+
+    names = [str(row) for row in range(len(asked))] if asked.name is None else asked.name
+    answers = Searcher(made).answers(found)
+    every = [Found(name, of_query(row, name), answers[row]) for row, name in enumerate(names)]
+    about = f"{len(asked):,} {'query' if len(asked) == 1 else 'queries'}, nearest of {len(made):,} vectors by "
+    write_gallery(
+        page, f"{queries.name} in {index.name}", f"{about}{made.similarity}.", every, lambda r: uri(shown.get(r))
+    )
+    say(f"page: {page}")
+
+
+def show(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> None:
     """A table of the neighbors of the first queries, one row each."""
     from rich.table import Table
 
@@ -99,7 +277,7 @@ def show(made: Index, asked: Vectors, found: Neighbors) -> None:
         console.print(f"... and {len(asked) - SHOWN:,} more queries; --json FILE keeps them all.")
 
 
-def records(made: Index, asked: Vectors, found: Neighbors) -> list[dict[str, Any]]:
+def records(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> list[dict[str, Any]]:
     """For each query its name and its neighbors' names, rows and scores, without entries that were not found."""
     every = []
     rows = zip(made.names(found), found.places.tolist(), found.scores.tolist(), strict=True)
@@ -113,82 +291,7 @@ def records(made: Index, asked: Vectors, found: Neighbors) -> list[dict[str, Any
     return every
 
 
-def export(
-    model: Annotated[
-        Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, a .safetensors or a torch.export .pt2 file.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
-    kind: Annotated[
-        str,
-        typer.Option("--format", help="onnx (a graph that runs without us) or safetensors (weights to load again)."),
-    ] = "onnx",
-    shape: Annotated[
-        str | None, typer.Option(help="Shape of one sample, such as 3,224,224, where the model holds no example.")
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option(min=0, help="Largest difference allowed, as a share of the largest entry.")
-    ] = 1e-4,
-    seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
-    trust_model: Trust = False,
-) -> None:
-    """Write a model as ONNX, after onnxruntime gave the same vectors on random batches; or its weights.
-
-    The batch dimension is dynamic. If the vectors differ, no file is written.
-
-    For a run, mean and deviation become part of the graph, which takes photographs as uint8 in 0..255; size and crop
-    are stored in the metadata, where `nearfar embed` reads them.
-
-    As safetensors, weights and all that is needed to build the network again (nearfar.models.load) go into one file.
-    """
-    with one_sentence("export"):
-        import torch
-
-        from nearfar.cli.commands.networks import load_model
-        from nearfar.evaluation import export_onnx
-
-        check_choice("export", "--format", kind, ("onnx", "safetensors"))
-        plain_target(output)
-        if kind == "safetensors":
-            say(_as_weights(model, output))
-            return
-        network = load_model(model, trust_model=trust_model)
-        if network.module is None:
-            raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
-        example = network.example if shape is None else torch.randn(2, *sides(shape))
-        if example is None:
-            raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
-        with Progress("exporting and comparing"):
-            options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
-            written = export_onnx(network.module, example, output, **options)
-        say(str(written))
-
-
-def _as_weights(model: Path, output: Path) -> str:
-    """Write a .safetensors file that `models.load` reads; gives what it holds in words."""
-    from nearfar.models.saved import read
-
-    if output.suffix != ".safetensors":
-        raise ValueError(f"the output of --format safetensors must end in .safetensors, but is {output}.")
-    saved = read(model)
-    saved.save(output)
-    network, count = saved.network, sum(p.numel() for p in saved.model.parameters())
-    shape = " x ".join(map(str, network.inputs))
-    return f"{output}: {network.name} on {shape}, {network.embedding_dim} dimensions, {count:,} parameters"
-
-
-def sides(shape: str) -> list[int]:
-    """Parse a shape such as "3,224,224".
-
-    >>> sides("3,224,224")
-    [3, 224, 224]
-    """
-    words = shape.split(",")
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
-        raise ValueError(f"--shape must be whole numbers from 1 on, such as 3,224,224, but came as {shape!r}.")
-    return [int(word) for word in words]
-
-
 def register(app: typer.Typer) -> None:
-    """Add index, search and export to the app."""
-    for command in (index, search, export):
+    """Add index and search to the app."""
+    for command in (index, search):
         app.command()(command)

@@ -1,0 +1,97 @@
+"""`nearfar export`: a network as ONNX, or its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nearfar._utils.checks import check_choice
+from nearfar._utils.console import say
+from nearfar._utils.files import plain_target
+from nearfar._utils.progress import Progress
+from nearfar.cli.commands.embedding import Trust
+from nearfar.cli.commands.shared import one_sentence
+
+__all__ = ["export", "register", "sides"]
+
+
+def export(
+    model: Annotated[
+        Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, a .safetensors or a torch.export .pt2 file.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    kind: Annotated[
+        str,
+        typer.Option("--format", help="onnx (a graph that runs without us) or safetensors (weights to load again)."),
+    ] = "onnx",
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one sample, such as 3,224,224, where the model holds no example.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference allowed, as a share of the largest entry.")
+    ] = 1e-4,
+    seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
+    trust_model: Trust = False,
+) -> None:
+    """Write a model as ONNX, after onnxruntime gave the same vectors on random batches; or its weights.
+
+    The batch dimension is dynamic. If the vectors differ, no file is written.
+
+    For a run, mean and deviation become part of the graph, which takes photographs as uint8 in 0..255; size and crop
+    are stored in the metadata, where `nearfar embed` reads them.
+
+    As safetensors, weights and all that is needed to build the network again (nearfar.models.load) go into one file.
+    """
+    with one_sentence("export"):
+        import torch
+
+        from nearfar.cli.commands.networks import load_model
+        from nearfar.evaluation import export_onnx
+
+        check_choice("export", "--format", kind, ("onnx", "safetensors"))
+        plain_target(output)
+        if kind == "safetensors":
+            say(_as_weights(model, output))
+            return
+        network = load_model(model, trust_model=trust_model)
+        if network.module is None:
+            raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
+        example = network.example if shape is None else torch.randn(2, *sides(shape))
+        if example is None:
+            raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
+        with Progress("exporting and comparing"):
+            options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
+            written = export_onnx(network.module, example, output, **options)
+        say(str(written))
+
+
+def _as_weights(model: Path, output: Path) -> str:
+    """Write a .safetensors file that `models.load` reads; gives what it holds in words."""
+    from nearfar.models.saved import read
+
+    if output.suffix != ".safetensors":
+        raise ValueError(f"the output of --format safetensors must end in .safetensors, but is {output}.")
+    saved = read(model)
+    saved.save(output)
+    network, count = saved.network, sum(p.numel() for p in saved.model.parameters())
+    shape = " x ".join(map(str, network.inputs))
+    return f"{output}: {network.name} on {shape}, {network.embedding_dim} dimensions, {count:,} parameters"
+
+
+def sides(shape: str) -> list[int]:
+    """Parse a shape such as "3,224,224".
+
+    >>> sides("3,224,224")
+    [3, 224, 224]
+    """
+    words = shape.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise ValueError(f"--shape must be whole numbers from 1 on, such as 3,224,224, but came as {shape!r}.")
+    return [int(word) for word in words]
+
+
+def register(app: typer.Typer) -> None:
+    """Add export to the app."""
+    app.command()(export)

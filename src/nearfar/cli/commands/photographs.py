@@ -1,0 +1,114 @@
+"""Photographs as queries: the network that an index holds or that is named, and the vectors it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.cli.commands.inputs import PICTURES, Assumed, Transformed, read_samples
+from nearfar.cli.commands.networks import Model, load_model
+from nearfar.evaluation import DiskIndex, Vectors, embed
+from nearfar.evaluation.fingerprint import check_same_network
+from nearfar.evaluation.preprocessing import Pixels, described
+from nearfar.evaluation.vectors import RUN_FILE
+
+if TYPE_CHECKING:
+    from nearfar.data.samples import Transform
+    from nearfar.evaluation import Index
+
+__all__ = ["Photographs", "are_photographs", "network_of", "prepared", "told"]
+
+
+@dataclass(frozen=True, eq=False)
+class Photographs:
+    """A network with its preprocessing.
+
+    Attributes:
+        network: see `Model`.
+        transform: from a picture to the network's input.
+        mark: the fingerprint of its vectors, or None.
+    """
+
+    network: Model
+    transform: Transform
+    mark: str | None
+
+    def vector(self, picture: Any) -> Tensor:
+        """The vector [d] of a PIL image."""
+        batch = self.transform(picture, np.random.default_rng(0))[None]
+        with torch.no_grad():
+            out: Any = self.network.run(batch)
+        return torch.as_tensor(out).detach().float().cpu()[0]
+
+    def vectors(self, source: Path) -> Vectors:
+        """The vectors of a photograph, or of all photographs in a folder, with their names."""
+        if source.is_dir():
+            assumed = self.transform if isinstance(self.transform, Assumed) else Assumed(1)
+            samples = read_samples(str(source), assumed=assumed, thumbnails=0)
+            pictures, names = samples.raw, samples.name
+        else:
+            from nearfar.data.pictures import Pictures
+
+            pictures, names = Pictures([source], [0], [source.name], ["photograph"]), (source.name,)
+        made = embed(self.network.run, Transformed(pictures, self.transform), batch_size=32)
+        return Vectors(made.x if isinstance(made, Vectors) else made, name=names, fingerprint=self.mark)
+
+
+def are_photographs(source: Path) -> bool:
+    """Whether queries are photographs rather than vectors."""
+    if source.is_dir():
+        return not any((source / name).is_file() for name in ("config.yaml", RUN_FILE))
+    return source.suffix.lower() in PICTURES
+
+
+def network_of(
+    made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool, needed: bool
+) -> Photographs | None:
+    """The network of an index: the one that is named, else the one that the index holds.
+
+    Args:
+        made: the index.
+        name: what messages call it.
+        model: a run folder or a model's file, or None.
+        trust_model: see `load_model`.
+        needed: whether there must be one.
+
+    Raises:
+        ValueError: there is none though it is needed, or it is not the network of the vectors.
+    """
+    path = model or (made.network if isinstance(made, DiskIndex) else None)
+    if path is None:
+        if needed:
+            raise ValueError(f"{name} holds no network to embed photographs with; name its run or model with --model.")
+        return None
+    network = load_model(path, trust_model=trust_model)
+    transform = prepared(network, made.preprocessing if isinstance(made, DiskIndex) else None)
+    mark = network.mark(transform if isinstance(transform, Assumed) else None)
+    check_same_network("search", (str(name), made.fingerprint), (str(path), mark))
+    return Photographs(network, transform, mark)
+
+
+def prepared(network: Model, noted: dict[str, Any] | None) -> Any:
+    """The transform of a network: its own, else the one that was noted in the index, else the usual one."""
+    if network.transform is not None:
+        return network.transform
+    given = noted or {}
+    if given.get("name") != "assumed":
+        return network.assumed(None, imagenet=False)
+    size, imagenet, pixels = given.get("size"), given.get("imagenet"), given.get("pixels")
+    if type(size) is not int or not 0 < size <= 1 << 14 or type(imagenet) is not bool or type(pixels) is not bool:
+        raise ValueError(f"the index notes a preprocessing that there is not: {str(given)[:80]!r}; make it again.")
+    return Assumed(size, imagenet, pixels)
+
+
+def told(transform: Callable[..., Any]) -> dict[str, Any]:
+    """A transform in plain values, to be noted in an index."""
+    if isinstance(transform, Assumed):
+        return {"name": "assumed", **asdict(transform)}
+    return described(transform.transform if isinstance(transform, Pixels) else transform)

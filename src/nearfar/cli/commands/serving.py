@@ -1,0 +1,83 @@
+"""`nearfar serve`: an index that answers over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nearfar._utils.console import say
+from nearfar.cli.commands.search import Images, IndexPath, Network
+from nearfar.cli.commands.embedding import Trust
+from nearfar.cli.commands.shared import one_sentence
+
+if TYPE_CHECKING:
+    from nearfar.evaluation import DiskIndex, Index
+
+__all__ = ["register", "serve"]
+
+
+def serve(
+    index: IndexPath,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback let others in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    images: Images = None,
+    model: Network = None,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request at most.")] = 10_000_000,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture at most.")] = 64_000_000,
+    max_results: Annotated[int, typer.Option(min=1, help="Neighbors of an answer at most.")] = 100,
+    workers: Annotated[int, typer.Option(min=1, help="Searches at once.")] = 2,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so long.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Stop after so many searches.")] = None,
+    trust_model: Trust = False,
+) -> None:
+    """Answer searches over HTTP: POST /search, GET /health, GET /metrics, and a page to drop photographs on.
+
+    It has no passwords and no encryption: to let others in, put it behind a server that has.
+    """
+    with one_sentence("serve"):
+        from nearfar._utils.extras import need
+
+        for package in ("fastapi", "uvicorn", "prometheus_client"):
+            need(package, "nearfar serve", "serve")
+        from nearfar.cli.commands.photographs import network_of
+        from nearfar.evaluation import open_index
+        from nearfar.serve import Searcher, Thumbnails
+        from nearfar.serve.app import Limits, create_app
+        from nearfar.serve.guard import LOOPBACK
+        from nearfar.serve.run import Countdown, bind, is_loopback, run
+
+        made = open_index(index)
+        network = network_of(made, index, model, trust_model=trust_model, needed=False)
+        searcher = Searcher(made, None if network is None else network.vector, max_results=max_results)
+        countdown, listening = Countdown(requests), bind(host, port)
+        app = create_app(
+            searcher,
+            Thumbnails(made, images),
+            limits=Limits(body=max_bytes, pixels=max_pixels, workers=workers),
+            title=index.name,
+            hosts=LOOPBACK if is_loopback(host) else None,
+            answered=countdown,
+        )
+        _greet(made, index, host, listening.getsockname()[1], network is not None)
+        sys.stdout.flush()  # whoever started it as a child waits for the address
+        run(app, listening, countdown, seconds)
+
+
+def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:
+    """Say where it listens, and what it does not do."""
+    from nearfar.serve.run import is_loopback
+
+    if not pictures:
+        say(f"{index} holds no network: vectors are taken, and no pictures (--model RUN).")
+    if not is_loopback(host):
+        say("Whoever reaches this address can search: there are no passwords and no encryption.")
+    shown = f"[{host}]" if ":" in host else host
+    say(f"serving {made!r} at http://{shown}:{port} (Ctrl-C ends it)")
+
+
+def register(app: typer.Typer) -> None:
+    """Add serve to the app."""
+    app.command()(serve)

@@ -1,0 +1,105 @@
+"""`Searcher`: an index and the network of its vectors; photographs and vectors in, names and scores out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.evaluation.disk_index import DiskIndex
+from nearfar.evaluation.fingerprint import check_same_network, checked
+from nearfar.evaluation.index import Index
+from nearfar.evaluation.sweep import Neighbors
+from nearfar.serve.decode import RefusedError
+
+__all__ = ["Answer", "Searcher"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One neighbor.
+
+    Attributes:
+        row: its row in the index.
+        name: its name, or its row where the vectors have no names.
+        score: its similarity, larger = more similar.
+        label: its class, or None.
+    """
+
+    row: int
+    name: str
+    score: float
+    label: str | None
+
+    def record(self) -> dict[str, Any]:
+        """The answer as plain values."""
+        return asdict(self)
+
+
+class Searcher:
+    """Answers from an index; safe to use from several threads.
+
+    Args:
+        index: what is searched.
+        embed: from a PIL image to its vector [d]; None if only vectors are taken.
+        max_results: neighbors of one answer at most.
+    """
+
+    def __init__(
+        self, index: Index | DiskIndex, embed: Callable[[Any], Tensor] | None = None, *, max_results: int = 100
+    ) -> None:
+        self.index, self.embed, self.most = index, embed, min(max_results, len(index))
+
+    def by_picture(self, picture: Any, k: int) -> list[Answer]:
+        """The k nearest of a PIL image."""
+        if self.embed is None:
+            raise RefusedError(422, "this index holds no network to embed a picture with: send a vector as JSON.")
+        return self._nearest(self.embed(picture), k)
+
+    def by_vector(self, given: Any, k: int) -> list[Answer]:
+        """The k nearest of a vector, from {"vector": [...], "fingerprint": "..."} as it was read from JSON."""
+        if not isinstance(given, dict) or not isinstance(given.get("vector"), list):
+            raise RefusedError(
+                422, 'the JSON must be {"vector": [numbers]}, and may name the network\'s "fingerprint".'
+            )
+        numbers, mark = given["vector"], given.get("fingerprint")
+        if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+            raise RefusedError(422, "the vector must be a list of numbers.")
+        if len(numbers) != self.index.width:
+            raise RefusedError(422, f"the vector has {len(numbers):,} numbers, and {self.index.width:,} are needed.")
+        try:
+            x = torch.tensor([float(number) for number in numbers])
+        except OverflowError:
+            x = torch.tensor([math.inf])
+        if not bool(torch.isfinite(x).all()):
+            raise RefusedError(422, "the vector holds NaN, infinity or a number beyond float32.")
+        if mark is not None:
+            self._check_network(mark)
+        return self._nearest(x, k)
+
+    def _check_network(self, mark: Any) -> None:
+        try:
+            sides = ("the index", self.index.fingerprint), ("the vector", checked("search", str(mark)))
+            check_same_network("search", *sides)
+        except ValueError as error:
+            raise RefusedError(409, str(error).removeprefix("search: ")) from None
+
+    def _nearest(self, x: Tensor, k: int) -> list[Answer]:
+        found = self.index.search(x[None], k)
+        return self.answers(found)[0]
+
+    def answers(self, found: Neighbors) -> list[list[Answer]]:
+        """The neighbors of each query by name, without entries that were not found."""
+        rows = zip(self.index.names(found), found.places.tolist(), found.scores.tolist(), strict=True)
+        return [
+            [
+                Answer(place, name, score, self.index.label(place))
+                for name, place, score in zip(names, places, scores, strict=True)
+                if place >= 0
+            ]
+            for names, places, scores in rows
+        ]

@@ -1,0 +1,81 @@
+"""`write_gallery`: what some photographs found, as one self-contained page without a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from nearfar import __version__
+from nearfar._utils.files import write_text
+from nearfar.serve.answers import Answer
+
+__all__ = ["Found", "write_gallery"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one query found.
+
+    Attributes:
+        name: of the query.
+        picture: of the query, as a data URI, or None.
+        answers: the neighbors, nearest first.
+    """
+
+    name: str
+    picture: str | None
+    answers: Sequence[Answer]
+
+
+def write_gallery(
+    path: Path, title: str, about: str, found: Sequence[Found], picture: Callable[[int], str | None]
+) -> None:
+    """Write the page, completely or not at all.
+
+    Args:
+        path: the page.
+        title: its heading.
+        about: one sentence below it.
+        found: the queries with their answers.
+        picture: row -> the picture of a neighbor as a data URI, or None.
+    """
+    here = files("nearfar.serve")
+    texts = {name: here.joinpath(name).read_text(encoding="utf-8") for name in ("gallery.html", "page.css")}
+    body = "\n".join(_section(one, picture) for one in found)
+    page = Template(texts["gallery.html"]).substitute(
+        title=escape(_whole(title)), css=texts["page.css"], about=escape(_whole(about)), body=body, version=__version__
+    )
+    write_text(path, page)
+
+
+def _section(found: Found, picture: Callable[[int], str | None]) -> str:
+    tiles = "".join(_tile(picture(answer.row), answer) for answer in found.answers)
+    asked = _frame(found.picture, found.name)
+    return (
+        f'<section class="found"><figure class="query">{asked}<figcaption>{_text(found.name)}</figcaption></figure>'
+        f'<ol class="answers">{tiles}</ol></section>'
+    )
+
+
+def _tile(picture: str | None, answer: Answer) -> str:
+    label = "" if answer.label is None else f"<small>{_text(answer.label)}</small>"
+    return f"<li>{_frame(picture, answer.name)}<b>{answer.score:.3f}</b><span>{_text(answer.name)}</span>{label}</li>"
+
+
+def _frame(picture: str | None, name: str) -> str:
+    if picture is None:
+        return '<span class="frame none" aria-hidden="true"></span>'
+    return f'<span class="frame"><img src="{escape(picture)}" alt="{_text(name)}"></span>'
+
+
+def _text(words: str) -> str:
+    return escape(_whole(words))
+
+
+def _whole(words: str) -> str:
+    """Names may hold halves of a character pair, which no file in UTF-8 can."""
+    return words.encode("utf-8", errors="replace").decode("utf-8")
