@@ -29,6 +29,9 @@ OPTIONAL = (
     "onnxscript",
     "tensorboard",
     "optuna",
+    "fastapi",
+    "uvicorn",
+    "prometheus_client",
     LITE0,
 )
 
@@ -44,6 +47,7 @@ CASES = {
     "onnxscript": ("nf.evaluation.export_onnx(torch.nn.Linear(2, 2), torch.ones(1, 2), 'm.onnx')", "onnx"),
     "matplotlib": ("nf.plot.recall_curve(nf.evaluate(vectors.x, vectors.y))", "plot"),
     "matplotlib.path": ("nearfar demo --quick", "plot"),
+    "fastapi": ("nearfar serve i.npz", "serve"),
     "optuna": ("nearfar tune --space s.yaml", "tune"),
     "tensorboard": ("nearfar train --training.trackers [tensorboard] --run r", "tensorboard"),
     "pytorch_metric_learning": ("nf.pml.losses.ManifoldLoss", "pml"),
@@ -99,16 +103,17 @@ def test_a_missing_package_is_one_sentence_that_names_the_extra(folder, hidden):
 
 
 def test_every_package_of_an_extra_has_a_case():
-    """All but threadpoolctl, which comes with scikit-learn."""
+    """All but threadpoolctl, which comes with scikit-learn, and those that are asked for together with fastapi."""
     imported = {"scikit-learn": "sklearn", "faiss-cpu": "faiss"}
     imported["pytorch-metric-learning"] = "pytorch_metric_learning"
+    imported["prometheus-client"] = "prometheus_client"
     wanted = {
         imported.get(each.name, each.name)
         for extra, some in PROJECT["optional-dependencies"].items()
         for each in map(Requirement, some)
         if extra not in ("dev", "site") and each.name != "nearfar"
     }
-    assert wanted - set(CASES) == {"threadpoolctl"}
+    assert wanted - set(CASES) == {"threadpoolctl", "uvicorn", "prometheus_client"}
 
 
 def test_a_base_install_brings_what_a_first_model_needs():

@@ -58,13 +58,17 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address; port 0 takes one that is free."""
+    """Listen on an address; port 0 takes one that is free. Who connects before the server runs is kept waiting."""
+    found = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         found = socket.socket(family, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
+        found.listen(CONNECTIONS)
     except (OSError, OverflowError, UnicodeError) as error:
+        if found is not None:
+            found.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"{host}:{port} cannot be listened on ({reason}); choose another --host or --port.") from None
     return found

@@ -52,7 +52,7 @@ def serve(
         made = open_index(index)
         network = network_of(made, index, model, trust_model=trust_model, needed=False)
         searcher = Searcher(made, None if network is None else network.vector, max_results=max_results)
-        countdown, listening = Countdown(requests), bind(host, port)
+        countdown = Countdown(requests)
         app = create_app(
             searcher,
             Thumbnails(made, images),
@@ -61,9 +61,10 @@ def serve(
             hosts=LOOPBACK if is_loopback(host) else None,
             answered=countdown,
         )
-        _greet(made, index, host, listening.getsockname()[1], network is not None)
-        sys.stdout.flush()  # whoever started it as a child waits for the address
-        run(app, listening, countdown, seconds)
+        with bind(host, port) as listening:
+            _greet(made, index, host, listening.getsockname()[1], network is not None)
+            sys.stdout.flush()  # whoever started it as a child waits for the address
+            run(app, listening, countdown, seconds)
 
 
 def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:

@@ -1,0 +1,103 @@
+"""The application of `nearfar serve` without a socket: too slow, too many at once, a search that fails, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import threading
+
+import pytest
+import torch
+from PIL import Image
+
+from nearfar.evaluation import Index
+from nearfar.serve import Searcher
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+from nearfar.serve.app import Limits, create_app
+
+VECTOR = json.dumps({"vector": [1.0, 0.0, 0.0]}).encode()
+
+
+async def ask(app, body=VECTOR, kind=b"application/json", slow=False):
+    """POST /search; status and JSON of the answer."""
+    headers = [(b"host", b"localhost"), (b"content-type", kind)]
+    scope = {"type": "http", "method": "POST", "path": "/search", "raw_path": b"/search", "query_string": b"",
+             "headers": headers, "http_version": "1.1", "scheme": "http", "root_path": ""}  # fmt: skip
+    sent = []
+
+    async def receive():
+        if slow:
+            await asyncio.sleep(60)
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def searcher(embed=None):
+    return Searcher(Index(torch.eye(3)), embed)
+
+
+def test_a_body_that_does_not_arrive():
+    app = create_app(searcher(), limits=Limits(seconds=0.05))
+    assert asyncio.run(ask(app, slow=True)) == (408, {"error": "the body did not arrive within 0.05 seconds."})
+
+
+def test_more_at_once_than_may_wait():
+    """Two workers are held fast and two more wait; the fifth is sent away, and all others are answered."""
+    free, begun = threading.Event(), threading.Semaphore(0)
+    made = searcher()
+    honest = made.index.search
+
+    def held(x, k):
+        begun.release()
+        free.wait(30)
+        return honest(x, k)
+
+    made.index.search = held
+    app = create_app(made, limits=Limits(workers=2, waiting=2))
+
+    async def many():
+        first = [asyncio.create_task(ask(app)) for _ in range(4)]
+        for _ in range(2):
+            await asyncio.to_thread(begun.acquire)
+        while not all(task.get_coro().cr_await is not None for task in first):
+            await asyncio.sleep(0)
+        last = await ask(app)
+        free.set()
+        return last, await asyncio.gather(*first)
+
+    last, first = asyncio.run(many())
+    assert last == (503, {"error": "too many searches are waiting; ask again in a moment."})
+    assert [status for status, _ in first] == [200] * 4
+
+
+def test_a_search_that_fails_tells_nothing_outside(caplog):
+    made = searcher()
+    made.index.search = lambda x, k: 1 / 0
+    with caplog.at_level(logging.ERROR):
+        status, found = asyncio.run(ask(create_app(made)))
+    assert (status, found) == (500, {"error": "the search failed; the server's log says why."})
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_index_without_a_network_takes_no_pictures():
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "PNG")
+    status, found = asyncio.run(ask(create_app(searcher()), body=picture.getvalue(), kind=b"image/png"))
+    assert (status, list(found)) == (422, ["error"])
+    assert found["error"].startswith("this index holds no network to embed a picture with")
+
+
+def test_searches_are_counted_for_those_who_want_to_stop():
+    seen = []
+    app = create_app(searcher(), answered=lambda: seen.append(1))
+    assert asyncio.run(ask(app))[0] == 200
+    assert asyncio.run(ask(app, body=b"{"))[0] == 422
+    assert len(seen) == 2
