@@ -208,8 +208,8 @@ def search(
 
 def _asked(made: Index | DiskIndex, index: Path, queries: Path, model: Path | None, trust_model: bool) -> Vectors:
     """The queries as vectors; photographs pass through the network of the index."""
-    from nearfar.cli.commands.photographs import are_photographs, network_of
     from nearfar.cli.commands.embedding import advised
+    from nearfar.cli.commands.photographs import are_photographs, network_of
     from nearfar.evaluation import Vectors
 
     if not are_photographs(queries):

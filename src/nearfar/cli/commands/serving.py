@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearfar._utils.console import say
-from nearfar.cli.commands.search import Images, IndexPath, Network
 from nearfar.cli.commands.embedding import Trust
+from nearfar.cli.commands.search import Images, IndexPath, Network
 from nearfar.cli.commands.shared import one_sentence
 
 if TYPE_CHECKING:
