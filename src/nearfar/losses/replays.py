@@ -299,17 +299,17 @@ def _captured(body: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph,
         found = body()
         graph.capture_end()
     except BaseException:
-        _given_up(graph, random)
+        _given_up(graph, pool, random)
         raise
     return graph, found
 
 
-def _given_up(graph: torch.cuda.CUDAGraph, random: Tensor) -> None:
+def _given_up(graph: torch.cuda.CUDAGraph, pool: Any, random: Tensor) -> None:
     """End a capture that failed: torch leaves its allocator and its generator as if it went on."""
-    device, pool = torch.cuda.current_device(), graph.pool()
+    device = torch.cuda.current_device()
     with suppress(RuntimeError):
         graph.capture_end()
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, TypeError):
         torch._C._cuda_endAllocateToPool(device, pool)
     fresh = torch.Generator(f"cuda:{device}")
     fresh.set_state(random)
