@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from runs import config, journal, tiny, weights
 from nearfar.cli import demo
 from nearfar.train import fit, folder
 from nearfar.train.folder import FILES, MARK, RunFolder, is_run
+from nearfar.train.owner import LOCK, Owner
 
 HERE = Path(__file__).parent
 
@@ -187,3 +191,34 @@ def test_nothing_in_the_sources_removes_whole_folders():
     source = Path(folder.__file__).parents[1]
     guilty = [path.name for path in source.rglob("*.py") if "rmtree" in path.read_text(encoding="utf-8")]
     assert not guilty, f"{guilty}: remove files that were written, by name"
+
+
+def test_who_is_refused_reads_whose_folder_it_is(tmp_path, monkeypatch):
+    with RunFolder(tmp_path / "a") as place:
+        place.claim()
+        owner = Owner.of(tmp_path / "a")
+        assert owner is not None
+        assert owner.process == os.getpid()
+        with RunFolder(tmp_path / "a", overwrite=True) as other, pytest.raises(BlockingIOError) as refused:
+            other.claim()
+        assert f"(process {os.getpid()} of {owner.user} on {owner.machine}, since {owner.since})" in str(refused.value)
+    assert Owner.of(tmp_path / "a") is None
+
+
+def test_where_nothing_can_be_locked_the_owner_counts_until_it_is_gone(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    RunFolder(tmp_path / "a").claim()
+    monkeypatch.setattr(folder.fcntl, "flock", refuse)
+    here = Owner.of_this_process()
+    other = replace(here, machine="elsewhere")
+    other.write(tmp_path / "a")
+    with pytest.raises(BlockingIOError, match=f"if it was killed, remove .*{LOCK}"):
+        RunFolder(tmp_path / "a").claim()
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    for content in (json.dumps(asdict(replace(here, process=done.pid))), "half a li"):
+        (tmp_path / "a" / LOCK).write_text(content, encoding="utf-8")
+        with pytest.warns(UserWarning, match="cannot be locked"), RunFolder(tmp_path / "a") as place:
+            place.claim()

@@ -16,6 +16,7 @@ from nearfar._utils.process_group import close
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training, tune
 from nearfar.cli.commands.shared import one_sentence
+from nearfar.cli.launch import Processes, is_first, launched, sharing
 
 __all__ = ["app", "describe", "losses", "main", "pictures_of", "report"]
 
@@ -79,15 +80,20 @@ def report(
     outside: Annotated[bool, typer.Option("--outside", help="Let names lead out of the folder --images.")] = False,
     queries: Annotated[int, typer.Option(help="How many queries the gallery shows.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn at random.")] = 0,
+    processes: Processes = None,
 ) -> None:
     """Write one self-contained page about a space: scores, gallery, map, confusion."""
     from nearfar import report as package
     from nearfar.report.maps import without_tsne
 
     with one_sentence("report"):
+        if launched(processes):
+            return
         shown = images or pictures_of(source)
-        with Progress(f"report of {source}") as watch:
+        with sharing("report"), Progress(f"report of {source}", shown=is_first()) as watch:
             package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=watch)
+        if not is_first():
+            return
         if without_tsne():
             say(without_tsne())
         say(f"page: {output}")

@@ -22,6 +22,7 @@ import numpy as np
 from nearfar._utils.checks import check_choice
 from nearfar._utils.files import atomic_write
 from nearfar._utils.progress import Watch
+from nearfar.evaluation.ranks import alone, ranks
 from nearfar.evaluation.summary import Evaluation, evaluate
 from nearfar.report import sections
 from nearfar.report.confusion import confusion
@@ -113,34 +114,41 @@ def build(
     evaluation = evaluate(
         material.x, material.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
     )
-    x, y, worst = material.x, material.y, [row.label for row in evaluation.worst]
-    found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
-    tell("laying out the map", 0, 0)
-    layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
-    rows = np.union1d(layout.rows, np.flatnonzero(np.isin(y.numpy(), worst)))
-    first = nearest(x, rows, similarity)
-    table = confusion(x, y, evaluation, rows, first)
-    data = contents(material, evaluation, found, layout, table, dict(zip(rows.tolist(), first.tolist(), strict=True)))
-    room = int(ROOM * max(1.0, queries / 200)) - len(_json(data).encode(errors="replace"))
-    unread = add_pictures(data, material, found, layout, table, room, watch)
-    doctor = _found_in(source) if findings is None else list(findings)
-    body = [
-        sections.headline(material.title, evaluation, x.shape[1], similarity, material.journal.baselines),
-        sections.scores(evaluation),
-    ]
-    body += [sections.findings(doctor)] if doctor is not None else []
-    body += [sections.curves(material.journal)] if material.journal.panels else []
-    body += [_gallery_section(evaluation, found), _map_section(len(x), layout)]
-    body += [sections.confusion(table, material.classes, evaluation.classes <= len(table))]
-    settings = {"similarity": similarity, "seed": seed, "queries in the gallery": len(found)}
-    body += [sections.setup(material.config, settings, _left_out(material, doctor, unread))]
-    return _assemble(material.title, body, data)
+    if ranks().rank:
+        return ""
+    with alone():  # of several ranks, which share the search, the first goes on by itself
+        x, y, worst = material.x, material.y, [row.label for row in evaluation.worst]
+        found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
+        tell("laying out the map", 0, 0)
+        layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
+        rows = np.union1d(layout.rows, np.flatnonzero(np.isin(y.numpy(), worst)))
+        first = nearest(x, rows, similarity)
+        table = confusion(x, y, evaluation, rows, first)
+        data = contents(
+            material, evaluation, found, layout, table, dict(zip(rows.tolist(), first.tolist(), strict=True))
+        )
+        room = int(ROOM * max(1.0, queries / 200)) - len(_json(data).encode(errors="replace"))
+        unread = add_pictures(data, material, found, layout, table, room, watch)
+        doctor = _found_in(source) if findings is None else list(findings)
+        body = [
+            sections.headline(material.title, evaluation, x.shape[1], similarity, material.journal.baselines),
+            sections.scores(evaluation),
+        ]
+        body += [sections.findings(doctor)] if doctor is not None else []
+        body += [sections.curves(material.journal)] if material.journal.panels else []
+        body += [_gallery_section(evaluation, found), _map_section(len(x), layout)]
+        body += [sections.confusion(table, material.classes, evaluation.classes <= len(table))]
+        settings = {"similarity": similarity, "seed": seed, "queries in the gallery": len(found)}
+        body += [sections.setup(material.config, settings, _left_out(material, doctor, unread))]
+        return _assemble(material.title, body, data)
 
 
 def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Options]) -> Path:
     """Write the page to `path`, completely or not at all; keyword arguments as in `build`."""
     target = Path(path)
     text = build(source, **options)
+    if ranks().rank:
+        return target
     with (
         atomic_write(target) as temporary,
         temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as stream,

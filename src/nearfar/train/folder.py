@@ -21,7 +21,9 @@ from typing import Any, Self, TypeVar
 
 from accelerate.utils import broadcast_object_list
 
-__all__ = ["RunFolder", "agreed", "is_run", "remove"]
+from nearfar.train.owner import LOCK, Owner
+
+__all__ = ["RunFolder", "agreed", "begun", "is_run", "new_folder", "remove"]
 
 if sys.platform != "win32":
     import fcntl
@@ -39,6 +41,7 @@ FILES = (
     "embeddings.npz",
     "scores.json",
     "report.html",
+    LOCK,
 )
 """The files of a run, besides the event files in `tensorboard/`."""
 RUNS = Path("runs")
@@ -86,6 +89,8 @@ class RunFolder:
     def __init__(self, path: Path | None, *, resume: bool = False, overwrite: bool = False) -> None:
         self.given, self.resume, self.overwrite = path, resume, overwrite
         self._lock: int | None = None
+        self._owner: Owner | None = None
+        self._claimed: Path | None = None
 
     def check(self) -> None:
         """Raise an error if the folder cannot be used, before anything is read or written.
@@ -98,14 +103,14 @@ class RunFolder:
             if self.resume:
                 raise ValueError("train: a run that goes on needs its folder; name it with --run.")
             return
-        begun = is_run(self.given) and (self.given / "config.yaml").is_file()
-        if self.resume and not begun:
+        there = begun(self.given)
+        if self.resume and not there:
             old = (self.given / "checkpoints" / "last.pt").is_file()
             why = f"a run of an older version of nearfar, or no longer its {MARK}" if old else "no run to resume"
             raise FileNotFoundError(f"train: {self.given} holds {why}; train without --resume, in another folder.")
-        if self.resume or (begun and self.overwrite):
+        if self.resume or (there and self.overwrite):
             return
-        if begun:
+        if there:
             raise FileExistsError(
                 f"train: {self.given} already holds a run; go on with --resume, or choose another folder with --run."
             )
@@ -120,7 +125,7 @@ class RunFolder:
         """
         self.check()
         try:
-            folder = _new(RUNS) if self.given is None else self.given
+            folder = new_folder() if self.given is None else self.given
             folder.mkdir(parents=True, exist_ok=True)
             fresh = not self.resume and _mark(folder)
         except OSError as error:
@@ -131,12 +136,16 @@ class RunFolder:
         if not fresh:
             self.check()  # between the first look and the lock another process may have begun and ended a run
             _sweep(folder) if self.resume else remove(folder)
+        self._owner, self._claimed = Owner.of_this_process(), folder
+        self._owner.write(folder)
         return folder
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._owner is not None and self._claimed is not None:
+            self._owner.leave(self._claimed)
         if self._lock is not None:
             _held.discard(self._lock)
             os.close(self._lock)
@@ -151,6 +160,11 @@ def is_run(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "nearfar run" in found
+
+
+def begun(folder: Path) -> bool:
+    """Whether a folder holds a run that can be resumed, if only from its start."""
+    return is_run(folder) and (folder / "config.yaml").is_file()
 
 
 def remove(folder: Path) -> None:
@@ -185,9 +199,9 @@ def _refuse_strangers(folder: Path) -> None:
             )
 
 
-def _new(runs: Path) -> Path:
+def new_folder(runs: Path | None = None) -> Path:
     """Create a new folder named by the time; processes that start in the same second get different ones."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    runs, stamp = runs or RUNS, time.strftime("%Y%m%d-%H%M%S")
     runs.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = runs / (stamp if number == 1 else f"{stamp}-{number}")
@@ -212,6 +226,7 @@ def _mark(folder: Path) -> bool:
 def _locked(folder: Path) -> int | None:
     """Lock the mark and return its handle; None if the file system does not support locks."""
     if sys.platform == "win32":  # nothing there dies with its process as a lock does here
+        _refuse_owner(folder)
         return None
     handle = os.open(folder / MARK, os.O_RDWR)
     try:
@@ -219,9 +234,12 @@ def _locked(folder: Path) -> int | None:
     except OSError as error:
         os.close(handle)
         if error.errno in (errno.EAGAIN, errno.EACCES):
+            owner = Owner.of(folder)
+            who = "" if owner is None else f" ({owner})"
             raise BlockingIOError(
-                f"train: another process is training in {folder}; wait until it ends, or choose another folder."
+                f"train: another process is training in {folder}{who}; wait until it ends, or choose another folder."
             ) from None
+        _refuse_owner(folder)
         warnings.warn(
             f"{folder} lies where files cannot be locked ({error.strerror}); let no two processes train in it at once.",
             stacklevel=2,
@@ -229,3 +247,13 @@ def _locked(folder: Path) -> int | None:
         return None
     _held.add(handle)
     return handle
+
+
+def _refuse_owner(folder: Path) -> None:
+    """Without a lock, whoever is written down as the owner counts, unless that process is known to have ended."""
+    owner = Owner.of(folder)
+    if owner is not None and not owner.gone:
+        raise BlockingIOError(
+            f"train: another process is training in {folder} ({owner}); wait until it ends, or, if it was killed, "
+            f"remove {folder / LOCK}."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ from nearfar.train.feed import feed
 from nearfar.train.folder import RunFolder, agreed
 from nearfar.train.rates import rate_factor, set_rates
 from nearfar.train.readings import NotFiniteError, Readings
-from nearfar.train.scores import score, violation
+from nearfar.train.scores import Score, score, violation
+from nearfar.train.shared import shared
 from nearfar.train.show import Show, stopping
 from nearfar.train.state import TrainState, prepare
 from nearfar.train.suited import describe
@@ -142,6 +144,7 @@ def _run(
         show,
         stopping() as stop,
     ):
+        _note_restart(state, done, lines, show)
         state.model.train()
         first = _baselines(state, done, before, lines, show)
         _first_looks(state, before, lines, callbacks)
@@ -156,11 +159,20 @@ def _run(
         show.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
         return Result(folder, done, checkpointer.best_step, None, finished=False)
     scores = _test(state, checkpointer, show)
-    if first and scores is not None:
+    if first:
         show.tell(baselines.describe({**first, "trained": scores.recall[1]}))
     if config.training.diagnose_every != 0 and machine.is_main_process:
         show.tell(_verdict(folder, show.console.width))
     return Result(folder, done, checkpointer.best_step, scores, finished=True)
+
+
+def _note_restart(state: TrainState, done: int, lines: journal.Journal, show: Show) -> None:
+    """Write down that the launcher started the processes again, after one of them died."""
+    count, world = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), state.machine.num_processes
+    if count.isdigit() and int(count):
+        # of the next step: another restart before the next checkpoint takes the line out with that step's
+        lines.write({"step": done + 1, "restart": {"count": int(count), "after": done, "processes": world}})
+        show.tell(f"restart {count}: a process died, and {world} go on after step {done}")
 
 
 def _spent(before: Iterable[dict[str, Any]]) -> float:
@@ -183,12 +195,12 @@ def _baselines(
     """The baselines of the run: measured before its first step, or read from the journal when it is resumed."""
     if not state.config.training.baselines:
         return {}
-    found = baselines.kept(before)
-    if found is None and done == 0 and state.machine.is_main_process:
-        found = baselines.measured(state, show.watch)
+    found = agreed(state.machine, lambda: baselines.kept(before))
+    if found is None and done == 0:
+        with shared(state, state.bare_model):
+            found = baselines.measured(state, show.watch)
         lines.write({"step": 0, baselines.KEY: found})
         show.tell(baselines.describe(found))
-    state.machine.wait_for_everyone()
     return found or {}
 
 
@@ -302,20 +314,19 @@ def _agreed(state: TrainState, step: int, stop: Callable[[], bool]) -> bool:
 def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, show: Show) -> dict[str, Any]:
     """Score the held-out classes (by the papers' protocol, the test classes), and save the best weights."""
     plan = state.config.training
-    found: dict[str, Any] = {}
-    if state.machine.is_main_process:
-        paper = plan.protocol == "paper"
-        samples = state.data.test if paper else state.validation
-        if samples is not None:
-            gallery = state.data.gallery if paper else None
-            result = score(
-                state.scored_model, samples, state.plain, gallery=gallery, watch=show.watch, **state.evaluating
-            )
-            scores = result.evaluation
-            word = "test" if paper else "validation"
-            found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
-            found[f"{word} map_at_r"] = scores.map_at_r
+    paper, found = plan.protocol == "paper", {}
+    samples, gallery = (state.data.test, state.data.gallery) if paper else (state.validation, None)
+    if samples is not None:
+        model = state.scored_model
+        with shared(state, model):
+            result = score(model, samples, state.plain, gallery=gallery, watch=show.watch, **state.evaluating)
+        scores = result.evaluation
+        word = "test" if paper else "validation"
+        found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
+        found[f"{word} map_at_r"] = scores.map_at_r
+        if state.machine.is_main_process:
             checkpointer.offer(state, moment.step, scores.recall[1])
+    if state.machine.is_main_process:
         found["violation"] = violation(
             moment.embeddings,
             moment.labels,
@@ -327,16 +338,21 @@ def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, sho
     return found
 
 
-def _test(state: TrainState, checkpointer: Checkpointer, show: Show) -> Evaluation | None:
+def _test(state: TrainState, checkpointer: Checkpointer, show: Show) -> Evaluation:
     """Score the best checkpoint on the test classes, once, and save its vectors."""
-    state.machine.wait_for_everyone()
-    if not state.machine.is_main_process:
-        return None
     model, data = state.scored_model, state.data
-    checkpointer.restore_best(state)
+    agreed(state.machine, lambda: checkpointer.restore_best(state))
     options: dict[str, Any] = {"gallery": data.gallery, "ks": data.ks, "resamples": 2000, **state.evaluating}
-    with Progress("testing", console=show.console) as watch:
+    with shared(state, model), Progress("testing", console=show.console) as watch:
         found = score(model, data.test, state.plain, watch=watch, **options)
+    if state.machine.is_main_process:
+        _write_test(state, checkpointer, show, found)
+    return found.evaluation
+
+
+def _write_test(state: TrainState, checkpointer: Checkpointer, show: Show, found: Score) -> None:
+    """Save vectors and scores of the test, and show them."""
+    model, data = state.scored_model, state.data
     scores, names = found.evaluation, [data.test.names[row] for row in found.rows.tolist()]
     arrays = {"x": found.x.cpu().numpy(), "y": data.test.labels[found.rows], "name": np.array(names, dtype=np.str_)}
     arrays["classes"] = np.array(data.test.classes, dtype=np.str_)
@@ -349,4 +365,3 @@ def _test(state: TrainState, checkpointer: Checkpointer, show: Show) -> Evaluati
     show.final(scores, checkpointer.best_step, paper=state.config.training.protocol == "paper")
     if found.left_out:
         show.tell(found.notice())
-    return scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +12,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from nearfar._utils.checks import printable
+from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.progress import Watch
 from nearfar.batches import violations
 from nearfar.data.pictures import CorruptImageError
 from nearfar.data.samples import Labels, Samples, Transform
-from nearfar.data.view import View, collate
+from nearfar.data.view import Batch, View, collate
 from nearfar.evaluation import Evaluation, evaluate
 from nearfar.evaluation.embed import evaluating
+from nearfar.evaluation.ranks import ranks
 
 __all__ = ["Score", "score", "vectors_of", "violation"]
 
+NOTHING: Batch = (torch.empty(0), torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
+"""The batch of a rank that has none in the last turn."""
 FIRST = 5
 """How many names of left-out samples a sentence lists."""
 
@@ -42,30 +47,54 @@ def vectors_of(
 
     Samples that cannot be read (if `on_corrupt` is "skip") are left out, without a substitute. The model's training
     modes are restored.
+
+    Over ranks (`nearfar.evaluation.ranks`) batches are dealt out in turn, and after each turn everyone gets all of its
+    vectors: the batches, and so the vectors, are those of one process.
     """
-    device = torch.device(device)
+    device, group = torch.device(device), ranks()
     view = View(samples, transform, substitutes=False, device=device if hold else None)
+    cuts = [range(i, min(i + batch_size, len(samples))) for i in range(0, len(samples), batch_size)]
     loader: DataLoader[Any] = DataLoader(
         view,
-        batch_size=batch_size,
+        batch_sampler=cuts[group.rank :: group.world],  # type: ignore[arg-type]
         num_workers=workers if view.held is None else 0,
         collate_fn=collate,
         generator=torch.Generator(),
     )
-    parts, rows, seen = [], [], 0
+    parts: list[Tensor] = []
+    rows: list[Tensor] = []
     with evaluating(model, device), torch.inference_mode():
-        for x, _, indices in loader:
-            if len(indices):
-                parts.append(model(view.render(x, indices, device)).float())
-                rows.append(indices)
+        batches = iter(loader)
+        for turn in range(-(-len(cuts) // group.world)):
+            _, _, indices = batch = next(batches, NOTHING)
+            x = model(view.render(batch[0], indices, device)).float() if len(indices) else None
+            for theirs, numbers in _of_all(group, x, indices.to(device)):
+                parts.append(theirs)
+                rows.append(numbers.cpu())
             if watch is not None:
-                seen += batch_size
-                watch("embedding", min(seen, len(samples)), len(samples))
+                seen = min((turn + 1) * group.world * batch_size, len(samples))
+                watch("embedding", seen, len(samples))
     if not parts:
         raise CorruptImageError(
             f"evaluate: none of the {len(samples)} samples can be read, the first is {samples.names[0]}; mend the data."
         )
     return torch.cat(parts).clone(), torch.cat(rows).numpy()
+
+
+def _of_all(group: ProcessGroup, x: Tensor | None, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The vectors [t, d] and sample numbers [t] of each rank that has any, in the order of ranks."""
+    if group.world == 1:
+        if x is not None:
+            yield x, rows
+        return
+    shapes = group.gather(torch.tensor([0, 0] if x is None else list(x.shape), device=rows.device))
+    most, width = shapes.amax(dim=0).tolist()
+    padded, numbers = torch.zeros(most, width, device=rows.device), torch.zeros(most, dtype=torch.long).to(rows.device)
+    if x is not None:
+        padded[: len(x)], numbers[: len(x)] = x, rows
+    for theirs, places, (count, _) in zip(group.gather(padded), group.gather(numbers), shapes.tolist(), strict=True):
+        if count:
+            yield theirs[:count], places[:count]
 
 
 @dataclass(frozen=True, eq=False)

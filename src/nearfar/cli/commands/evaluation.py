@@ -12,6 +12,7 @@ from nearfar._utils.console import Terminal, say
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands import embedding, exporting, search, serving
 from nearfar.cli.commands.shared import Extra, labeled, one_only, one_sentence, save_json
+from nearfar.cli.launch import Processes, is_first, launched, sharing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,6 +61,7 @@ def evaluate(
     unit: Unit = "class",
     seed: Seed = 0,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    processes: Processes = None,
 ) -> None:
     """Score vectors: recall@K, MAP@R and more, with intervals and the worst classes."""
     with one_sentence("evaluate"):
@@ -67,13 +69,18 @@ def evaluate(
         from nearfar.evaluation.fingerprint import check_same_network
 
         one_only("VECTORS", vectors, more)
+        if launched(processes):
+            return
         queries = labeled(vectors)
         found_in = None if gallery is None else labeled(gallery)
         if found_in is not None:
             check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
             found_in = found_in.in_terms_of(queries)
         options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
-        with Progress(f"evaluating {len(queries):,} vectors") as watch:
+        with (
+            sharing("evaluate"),
+            Progress(f"evaluating {len(queries):,} vectors", shown=is_first()) as watch,
+        ):
             found = judge(
                 queries.x,
                 queries.y,
@@ -84,6 +91,8 @@ def evaluate(
                 watch=watch,
                 **options,
             )
+        if not is_first():
+            return
         if json is not None:
             about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
             save_json(json, about | with_names(found.to_dict(), queries.class_names()))
@@ -159,6 +168,7 @@ def compare(
     similarity: Similarity = "cosine",
     unit: Unit = "class",
     seed: Seed = 0,
+    processes: Processes = None,
 ) -> None:
     """Say whether B is better than A, worse, or whether the data cannot tell.
 
@@ -168,15 +178,20 @@ def compare(
         from nearfar.evaluation import compare as judge
         from nearfar.evaluation import evaluate as score_of
 
+        if launched(processes):
+            return
         sides = [labeled(path) for path in (a, b)]
         names = [side.name for side in sides]
         if None not in names and names[0] != names[1]:
             raise ValueError(f"{a} and {b} are not of the same samples in the same order: their names differ.")
         found = []
-        for path, side in zip((a, b), sides, strict=True):
-            with Progress(f"evaluating {path}") as watch:
-                options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
-                found.append(score_of(side.x, side.y, ks=(1,), **options))
+        with sharing("compare"):
+            for path, side in zip((a, b), sides, strict=True):
+                with Progress(f"evaluating {path}", shown=is_first()) as watch:
+                    options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
+                    found.append(score_of(side.x, side.y, ks=(1,), **options))
+        if not is_first():
+            return
         options = {"score": score, "unit": unit, "seed": seed}
         say(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.completion import complete
 from nearfar.cli.commands.shared import one_sentence
+from nearfar.cli.launch import Processes, Restarts, is_first, launched, restarts
 from nearfar.runs.config import SECTIONS
 
 if TYPE_CHECKING:
@@ -30,9 +32,21 @@ Words = Annotated[
     ),
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--run", help="The folder of the run; a new one under runs/ where none is named.")
+    Path | None,
+    typer.Option("--run", "--run-folder", help="The folder of the run; a new one under runs/ where none is named."),
 ]
-OPTIONS = ("--run", "--resume", "--protocol", "--apply-remedy", "--dry-run", "--help")
+"""Two names: torchrun takes --run for an abbreviation of an option of its own."""
+OPTIONS = (
+    "--run",
+    "--run-folder",
+    "--resume",
+    "--protocol",
+    "--apply-remedy",
+    "--dry-run",
+    "--processes",
+    "--restarts",
+    "--help",
+)
 KEYS = {"ignore_unknown_options": True}
 """Configuration keys are options that the parser does not know; they are passed on in `words`."""
 
@@ -60,15 +74,24 @@ def train(
         Path | None,
         typer.Option(metavar="RUN", help="Train that run anew, changed as the doctor says; flags change it further."),
     ] = None,
+    processes: Processes = None,
+    again: Restarts = 0,
 ) -> None:
     """Train a network as a configuration says; any key can be set by a flag, such as --loss.k 160.
 
-    Several processes or machines: torchrun --nproc_per_node N -m -- nearfar train CONFIG.
+    Several processes: --processes N. Several machines: torchrun ... -m nearfar train CONFIG --run-folder FOLDER.
     """
     with one_sentence("train"):
         from nearfar.train import fit
+        from nearfar.train.folder import begun
 
+        if dry and processes is not None:
+            raise ValueError("--dry-run looks at a run in one process, but --processes came; leave one out.")
+        if _launched(processes, again, run):
+            return
         config, flags = read_words(words or ())
+        if restarts() and run is not None and begun(run):  # by the launcher, after a process died
+            config, flags, resume, protocol, apply_remedy = None, [], True, None, None
         if protocol is not None:
             flags.append(("training.protocol", protocol))
         if dry and resume:
@@ -78,7 +101,22 @@ def train(
             _say_dry(chosen, run)
             return
         found = fit(chosen, run, resume=resume)
-        say(f"run: {found.folder}")
+        if is_first():
+            say(f"run: {found.folder}")
+
+
+def _launched(processes: int | None, again: int, run: Path | None) -> bool:
+    """Train in processes of their own, if asked for; those that may begin again need one folder, made here."""
+    if not again or processes is None or run is not None:
+        return launched(processes, again)
+    from nearfar.train.folder import new_folder
+
+    folder = new_folder()
+    try:
+        return launched(processes, again, ["--run", str(folder)])
+    finally:
+        with suppress(OSError):  # not empty: the run began
+            folder.rmdir()
 
 
 def _say_dry(config: Config, run: Path | None) -> None:

@@ -1,0 +1,154 @@
+"""`--processes N`: the command starts itself N times by torch's elastic launcher; and the ranks of a launcher.
+
+Processes find each other on loopback, at a port that is free. Under a launcher (this one, torchrun, any that sets
+WORLD_SIZE and RANK) only the first rank prints and writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nearfar._utils.console import say
+
+if TYPE_CHECKING:
+    from nearfar._utils.process_group import ProcessGroup
+
+__all__ = ["Processes", "Restarts", "is_first", "launched", "place", "restarts", "sharing", "words_of_a_rank"]
+
+Processes = Annotated[
+    int | None, typer.Option("--processes", min=1, help="Start this many processes on this machine, which share it.")
+]
+Restarts = Annotated[
+    int,
+    typer.Option("--restarts", min=0, help="With --processes: how often to go on by itself after a process died."),
+]
+OWN = ("--processes", "--restarts")
+PATIENCE = "300"
+"""Seconds that processes have to end by themselves after Ctrl-C: training ends at its next checkpoint."""
+
+
+def place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Rank and number of processes as the launcher's variables say; (0, 1) without one.
+
+    >>> place({"WORLD_SIZE": "4", "RANK": "3"}), place({})
+    ((3, 4), (0, 1))
+    """
+    world, rank = variables.get("WORLD_SIZE", "1"), variables.get("RANK")
+    if not world.isdigit() or int(world) < 2:
+        return 0, 1
+    if rank is None or not rank.isdigit() or int(rank) >= int(world):
+        raise ValueError(
+            f"the environment speaks of {world} processes (WORLD_SIZE), but the RANK of this one is {rank}; unset "
+            "WORLD_SIZE, or start them with --processes or torchrun."
+        )
+    return int(rank), int(world)
+
+
+def is_first() -> bool:
+    """Whether this process may print and write: it is alone, or the first of its launcher."""
+    return place()[0] == 0
+
+
+def restarts(variables: Mapping[str, str] = os.environ) -> int:
+    """How often the launcher has started these processes again after one of them died."""
+    count = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(count) if count.isdigit() else 0
+
+
+@contextmanager
+def sharing(owner: str) -> Iterator[ProcessGroup]:
+    """Share the evaluations within the block with the other ranks of a launcher, if there is one."""
+    from nearfar._utils.process_group import ALONE
+
+    if place()[1] == 1:
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    from nearfar._utils.process_group import Group
+    from nearfar.evaluation.ranks import dealt
+
+    dist.init_process_group("gloo")  # left by `nearfar.cli.main.main`
+    group = Group(owner)
+    with dealt(group):
+        yield group
+
+
+def launched(processes: int | None, again: int = 0, more: Sequence[str] = ()) -> bool:
+    """Run this command in several processes, if asked for; False if it is to be run in this one.
+
+    Args:
+        processes: how many.
+        again: how often all of them are started anew after one of them died.
+        more: words to add to the command.
+
+    Raises:
+        SystemExit: one of them failed more often than that; its own words say why.
+        ValueError: a launcher has started this process already.
+    """
+    if processes is None and again:
+        raise ValueError("--restarts needs --processes, which starts what may be started again.")
+    if processes is None or (processes == 1 and not again):
+        return False
+    named = next((name for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ), None)
+    if named is not None:
+        raise ValueError(
+            f"--processes starts processes by itself, but a launcher has started this one ({named} is set); "
+            "leave one of them out."
+        )
+    _run(processes, again, [*words_of_a_rank(sys.argv[1:]), *more])
+    return True
+
+
+def words_of_a_rank(words: Sequence[str]) -> list[str]:
+    """The command without the options that start processes.
+
+    >>> words_of_a_rank(["train", "x.yaml", "--processes", "2", "--run", "r", "--restarts=1"])
+    ['train', 'x.yaml', '--run', 'r']
+    """
+    found, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in OWN:
+            rest = rest[1:]
+        elif not word.startswith(tuple(f"{name}=" for name in OWN)):
+            found.append(word)
+    return found
+
+
+def _run(processes: int, again: int, words: Sequence[str]) -> None:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes say what is wrong
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", PATIENCE)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=again,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "nearfar", *words)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        how = f"was ended by signal {-failure.exitcode}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
+        say(f"nearfar {words[0]}: rank {rank} of {processes} {how}; see above.", error=True)
+        raise SystemExit(1) from None
+    except SignalException as stop:
+        raise SystemExit(128 + int(stop.sigval)) from None
