@@ -76,7 +76,8 @@ def sharing(owner: str) -> Iterator[ProcessGroup]:
     from nearfar._utils.process_group import Group
     from nearfar.evaluation.ranks import dealt
 
-    dist.init_process_group("gloo")  # left by `nearfar.cli.main.main`
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")  # left by `nearfar.cli.main.main`
     group = Group(owner)
     with dealt(group):
         yield group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_text
 from nearfar._utils.progress import Progress
 from nearfar.evaluation.fingerprint import of_weights
+from nearfar.evaluation.ranks import share
 from nearfar.evaluation.vectors import Vectors
 
-__all__ = ["Part", "clear", "embed", "evaluating"]
+__all__ = ["Part", "clear", "embed", "embedded", "evaluating", "stored", "tell_done", "wait_for_others"]
 
 CHUNK = 16
 """Batches of one file of a resumable run."""
@@ -54,6 +56,31 @@ def embed(
     >>> embed(torch.nn.Identity(), torch.eye(3), batch_size=2)[2]
     tensor([0., 0., 1.])
     """
+    weights = of_weights(model) if isinstance(model, nn.Module) else None
+    parts = list(embedded(model, data, batch_size=batch_size, device=device, progress=progress, resume=resume))
+    sound = [part for part in parts if part]
+    if not sound:
+        raise ValueError(f"embed: all {_length(data)} samples were left out, so there is nothing to embed.")
+    whole: dict[str, Any] = _joined(sound)
+    x = torch.from_numpy(whole["x"])
+    return x if "y" not in whole else Vectors(x, whole["y"], whole.get("name"), fingerprint=weights or None)
+
+
+def embedded(
+    model: Callable[..., Any],
+    data: Any,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    resume: Path | None = None,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Part]:
+    """Yield chunks of vectors x, with y and name if the dataset gives them; those of a rank, if there are several.
+
+    Chunks are the same for any number of ranks, and so are the vectors in them. Other arguments as in `embed`.
+    """
     rows = _length(data)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"embed: batch_size must be a whole number from 1 on, but came as {batch_size!r}.")
@@ -61,10 +88,11 @@ def embed(
     weights = of_weights(model) if isinstance(model, nn.Module) else None
     store = None if resume is None else _Store(Path(resume), rows, batch_size, weights)
     step = CHUNK * batch_size
-    parts: list[Part] = []
-    with evaluating(model, place), Progress("embedding", rows, shown=progress) as bar:
-        for number, start in enumerate(range(0, rows, step)):
-            chosen = range(start, min(start + step, rows))
+    mine = share(-(-rows // step), rank, world)
+    total = min(mine.stop * step, rows) - min(mine.start * step, rows)
+    with evaluating(model, place), Progress("embedding", total, shown=progress) as bar:
+        for number in mine:
+            chosen = range(number * step, min((number + 1) * step, rows))
             # before the samples are read for the network: one that changes in between then counts as changed
             digest = "" if store is None else _digest(data, chosen)
             part = None if store is None else store.read(number, digest)
@@ -74,13 +102,17 @@ def embed(
                     store.write(number, part, digest)
             else:
                 bar.advance(len(chosen))
-            parts.append(part)
-    sound = [part for part in parts if part]
-    if not sound:
-        raise ValueError(f"embed: all {rows} samples were left out, so there is nothing to embed.")
-    whole: dict[str, Any] = _joined(sound)
-    x = torch.from_numpy(whole["x"])
-    return x if "y" not in whole else Vectors(x, whole["y"], whole.get("name"), fingerprint=weights or None)
+            yield part
+
+
+def stored(folder: Path, rows: int, batch_size: int) -> Iterator[Part]:
+    """Yield all chunks of a resumable run over `rows` samples, which its ranks have finished."""
+    for number in range(-(-rows // (CHUNK * batch_size))):
+        path = _chunk_file(folder, number)
+        check_seal("embed", path, needed=True)
+        part = read_arrays("embed", path)
+        part.pop("digest", None)
+        yield part
 
 
 def _digest(data: Any, rows: range) -> str:
@@ -204,9 +236,39 @@ def evaluating(model: object, device: torch.device) -> Iterator[None]:
             part.training = training
 
 
+def _chunk_file(folder: Path, number: int) -> Path:
+    return folder / f"chunk-{number:06d}.npz"
+
+
+def tell_done(folder: Path, rank: int, world: int, launch: str) -> None:
+    """Write down that a rank has finished its share of the chunks in a folder."""
+    write_text(_done_file(folder, rank, world), launch)
+
+
+def wait_for_others(folder: Path, world: int, launch: str, seconds: float = 0.2) -> None:
+    """Wait until all ranks but the first have finished: files alone are looked at, however long it takes.
+
+    Args:
+        folder: the chunks.
+        world: how many ranks there are.
+        launch: a word that tells this start of the ranks from earlier ones.
+        seconds: how long to wait between two looks.
+    """
+    for rank in range(1, world):
+        while True:
+            with suppress(FileNotFoundError):
+                if _done_file(folder, rank, world).read_text(encoding="utf-8") == launch:
+                    break
+            time.sleep(seconds)
+
+
+def _done_file(folder: Path, rank: int, world: int) -> Path:
+    return folder / f"done-{rank}-of-{world}.txt"
+
+
 def clear(folder: Path) -> None:
     """Remove the chunks of a resumable run, and their folder unless it holds other files."""
-    for file in (folder / "plan.json", *folder.glob("chunk-[0-9]*.npz")):
+    for file in (folder / "plan.json", *folder.glob("chunk-[0-9]*.npz"), *folder.glob("done-[0-9]*-of-[0-9]*.txt")):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
@@ -233,12 +295,9 @@ class _Store:
                 "go on with the former, name another folder, or delete this one to start afresh."
             )
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"chunk-{number:06d}.npz"
-
     def read(self, number: int, digest: str) -> Part | None:
         """Read a finished chunk; None if it is missing, damaged, or of samples that have changed since."""
-        path = self._path(number)
+        path = _chunk_file(self.folder, number)
         try:
             check_seal("embed", path, needed=True)
             part = read_arrays("embed", path)
@@ -247,7 +306,7 @@ class _Store:
         return part if str(part.pop("digest", None)) == digest else None
 
     def write(self, number: int, part: Part, digest: str) -> None:
-        write_arrays(self._path(number), {**part, "digest": np.array(digest)})
+        write_arrays(_chunk_file(self.folder, number), {**part, "digest": np.array(digest)})
 
 
 def _described(plan: dict[str, Any] | None) -> str:

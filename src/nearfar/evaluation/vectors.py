@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nearfar._utils.files import read_arrays, write_arrays
 from nearfar.evaluation.fingerprint import checked
+from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
 
 __all__ = ["Vectors"]
 
@@ -25,7 +26,8 @@ class Vectors:
     """Embedded samples with labels, names and thumbnails; arrays and lists are converted to the types below.
 
     Args:
-        x: float32 [n, d], the vectors; rows with NaN or infinity are an error that names them.
+        x: float32 [n, d], the vectors; rows with NaN or infinity are an error that names them. Those of a folder (see
+            `nearfar.evaluation.vectors_folder`) stay in their file, in the type that they were stored in.
         y: int64 [n], the classes, or None.
         name: n strings, one per sample, or None.
         images: uint8 [n, h, w] or [n, h, w, 3], thumbnails, or None.
@@ -101,8 +103,10 @@ class Vectors:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vectors:
-        """Read `vectors.npz` (x and, if present, the other fields), or the embeddings.npz of a run folder."""
+        """Read `vectors.npz` (x and, if present, the other fields), a folder of vectors, or a run's embeddings.npz."""
         place = Path(path)
+        if is_folder_of_vectors(place):
+            return cls.from_arrays(open_folder(place), place)
         if place.is_dir():
             place = place / RUN_FILE
             if not place.is_file():
@@ -117,7 +121,7 @@ class Vectors:
         return cls.from_arrays(arrays, place)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], place: Path) -> Vectors:
+    def from_arrays(cls, arrays: Mapping[str, Any], place: Path) -> Vectors:
         """Build from the arrays of a file; error messages name the file."""
         fields: dict[str, Any] = {key: arrays[key] for key in CONVERTED if key in arrays}
         try:
@@ -138,11 +142,13 @@ class Vectors:
 
 def _array(value: Tensor | tuple[str, ...] | str) -> np.ndarray:
     if isinstance(value, Tensor):
-        return value.numpy()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return np.array(value, dtype=np.str_) if len(value) else np.zeros(0, dtype="<U1")
 
 
 def _x(value: Any) -> Tensor:
+    if isinstance(value, Tensor) and getattr(value, "mapped", False):
+        return value
     x = _tensor(value)
     if x.ndim != 2:
         raise ValueError(f"Vectors: x must have shape [n, d], but came with shape {list(x.shape)}.")

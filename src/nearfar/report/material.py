@@ -19,6 +19,7 @@ from nearfar._utils.arrays import in_words, labels_of, rows_of
 from nearfar._utils.files import inside, read_arrays
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.evaluation.vectors import Vectors
+from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
 from nearfar.report.journal import Journal, read_journal
 
 __all__ = ["Material", "Names", "Opener", "Source", "gather", "opener"]
@@ -81,7 +82,7 @@ def gather(
         path = Path(source)
         word = path.resolve().name if path.is_dir() else path.stem
         stored = _load(_vectors(path))
-        if path.is_dir():
+        if path.is_dir() and not is_folder_of_vectors(path):
             journal, config = read_journal(path / "journal.jsonl"), _text(path / "config.yaml")
     else:
         raise TypeError(
@@ -106,8 +107,8 @@ def gather(
 
 def _vectors(path: Path) -> Path:
     """The file of vectors: the path itself, or `embeddings.npz` in a run folder."""
-    file = path / "embeddings.npz" if path.is_dir() else path
-    if not file.is_file():
+    file = path / "embeddings.npz" if path.is_dir() and not is_folder_of_vectors(path) else path
+    if not file.exists():
         raise FileNotFoundError(
             f"report: {file} is not there; pass a vectors.npz (x, y, name) or a run folder that holds embeddings.npz."
         )
@@ -115,7 +116,8 @@ def _vectors(path: Path) -> Path:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    stored: dict[str, Any] = {key: value for key, value in read_arrays("report", path).items() if key in KEYS}
+    arrays = open_folder(path) if is_folder_of_vectors(path) else read_arrays("report", path)
+    stored: dict[str, Any] = {key: value for key, value in arrays.items() if key in KEYS}
     for key, what in (("x", "vectors [n, d]"), ("y", "integer labels [n]")):
         if key not in stored:
             raise ValueError(f"report: {path} must hold {key}, the {what}, but does not.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,15 +15,21 @@ import typer
 
 from nearfar._utils.checks import check_choice, printable
 from nearfar._utils.console import say
-from nearfar._utils.files import plain_target
+from nearfar._utils.files import plain_target, write_arrays
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.shared import Extra, one_only, one_sentence
+from nearfar.cli.launch import Processes, Restarts, is_first, launched, place
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from nearfar.cli.commands.inputs import Samples
     from nearfar.evaluation import Vectors
 
 __all__ = ["Trust", "advised", "clear_parts", "embed", "left_out", "of_classes", "register"]
 
+FOLDER = ".vectors"
+"""How the name of a folder of vectors ends."""
 NAMED = 3
 """Classes that are named in one line."""
 Trust = Annotated[
@@ -45,7 +52,10 @@ def embed(
             "a class.",
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the vectors go.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="Where the vectors go: a file, or, if it ends in .vectors, a folder."),
+    ],
     more: Extra = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
     size: Annotated[
@@ -60,10 +70,17 @@ def embed(
         str, typer.Option(help="An image that cannot be read: stop, or skip it and list it at the end.")
     ] = "stop",
     trust_model: Trust = False,
+    dtype: Annotated[str, typer.Option(help="How vectors are stored: float32, float16, or in a folder bf16.")] = (
+        "float32"
+    ),
+    processes: Processes = None,
+    again: Restarts = 0,
 ) -> None:
     """Compute the vectors of samples, in order.
 
-    If it is interrupted, the same command continues where it stopped.
+    If it is interrupted, the same command continues where it stopped, with any number of processes.
+
+    A folder of vectors is read where it is needed, so that it may be larger than the memory.
 
     The network of a run, and one that `nearfar export` wrote, get their samples as in training. Another model gets
     glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
@@ -71,32 +88,93 @@ def embed(
     with one_sentence("embed"):
         from nearfar.cli.commands.inputs import read_samples
         from nearfar.cli.commands.networks import load_model
-        from nearfar.evaluation import Vectors
-        from nearfar.evaluation import embed as run
 
         one_only("DATA", data, more)
         check_choice("embed", "--on-corrupt", on_corrupt, ("stop", "skip"))
-        plain_target(output)
+        _check_output(output, dtype)
+        if launched(processes, again):
+            return
         network = load_model(model, trust_model=trust_model)
         assumed = network.assumed(size, imagenet)
         drawn = data.startswith("glyphs")  # they have a bar of their own
-        with Progress(f"reading {data}", shown=not drawn), advised():
+        with Progress(f"reading {data}", shown=not drawn and is_first()), advised():
             options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
             samples = read_samples(data, assumed=assumed, **options)
         key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
         parts = output.with_name(f".{output.name}.{key}.parts")
         with advised():
-            made = run(network.run, samples.ready(network.transform), batch_size=batch_size, resume=parts)
-        x, rows = (made.x, made.y) if isinstance(made, Vectors) else (made, None)
+            inputs = samples.ready(network.transform)
+            if not _share(network.run, inputs, batch_size, parts):
+                return
         pictures = Path(data).is_dir()
-        found = Vectors(x, **samples.fields(rows), fingerprint=network.mark(assumed if pictures else None))
-        found.save(output)
+        mark = network.mark(assumed if pictures else None)
+        kept, lines = _join(output, parts, len(inputs), batch_size, samples, mark, dtype)
         clear_parts(output)
-        say(f"{output}: {len(found):,} vectors of width {x.shape[1]}{of_classes(found)}")
+        say(lines)
         if pictures and network.transform is None:
             say(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
-        if rows is not None and len(rows) < len(samples.name or ()):
-            say(left_out(samples.name or (), set(rows.tolist())))
+        if kept is not None and len(kept) < len(samples.name or ()):
+            say(left_out(samples.name or (), set(kept.tolist())))
+
+
+def _check_output(output: Path, dtype: str) -> None:
+    """Refuse an output that cannot be written, before anything is computed."""
+    from nearfar.evaluation.vectors_folder import DTYPES, check_target
+
+    check_choice("embed", "--dtype", dtype, DTYPES)
+    if output.suffix == FOLDER:
+        check_target(output)
+        return
+    plain_target(output)
+    if dtype == "bf16":
+        raise ValueError(f"an .npz file cannot hold bf16; name an output that ends in {FOLDER}, or take float16.")
+
+
+def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
+    """Embed this rank's chunks into the folder `parts`; True on the first rank, once all others have done so too."""
+    from nearfar.evaluation.embed import embedded, tell_done, wait_for_others
+
+    rank, world = place()
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    launch = " ".join(os.environ.get(name, "") for name in names)
+    options: dict[str, Any] = {"batch_size": batch_size, "resume": parts, "rank": rank, "world": world}
+    for _ in embedded(run, inputs, progress=rank == 0, **options):
+        pass  # kept in its file
+    if rank:
+        tell_done(parts, rank, world, launch)
+        return False
+    wait_for_others(parts, world, launch)
+    return True
+
+
+def _join(
+    output: Path, parts: Path, rows: int, batch_size: int, samples: Samples, mark: str | None, dtype: str
+) -> tuple[np.ndarray | None, str]:
+    """Write the vectors of all chunks; the numbers of samples that were kept, if some may be left out, and words."""
+    import numpy as np
+    import torch
+
+    from nearfar.evaluation import Vectors
+    from nearfar.evaluation.embed import stored
+    from nearfar.evaluation.vectors_folder import as_stored, write_folder
+
+    sound = [(len(part["x"]), part.get("y")) for part in stored(parts, rows, batch_size) if part]
+    if not sound:
+        raise ValueError(f"all {rows} samples were left out, so there is nothing to embed.")
+    numbers = [y for _, y in sound if y is not None]
+    kept = np.concatenate(numbers) if numbers else None
+    chunks = (part["x"] for part in stored(parts, rows, batch_size) if part)
+    fields = samples.fields(None if kept is None else torch.from_numpy(kept))
+    if output.suffix == FOLDER:
+        count = rows if kept is None else len(kept)
+        beside = Vectors(torch.zeros(count, 0), **fields, fingerprint=mark).to_arrays()
+        beside.pop("x")
+        write_folder(output, chunks, beside, dtype)
+        found = Vectors.load(output)
+    else:
+        found = Vectors(torch.from_numpy(np.concatenate(list(chunks))), **fields, fingerprint=mark)
+        write_arrays(output, {**found.to_arrays(), "x": as_stored(found.x, dtype)})
+    return kept, f"{output}: {len(found):,} vectors of width {found.x.shape[1]}{of_classes(found)}"
 
 
 @contextmanager

@@ -1,0 +1,154 @@
+"""Vectors that do not fit in memory: a folder whose x is mapped into memory, and read where it is touched.
+
+    all.vectors/manifest.json           rows, width, type, and the digest of each part of x
+    all.vectors/x-<key>.bin             the rows, one part after the other
+    all.vectors/fields-<key>.npz        y, name, classes, images, as in vectors.npz
+
+Parts are written one after the other, and the manifest at last, whole or not at all: a folder is read as it was before
+until then. Opening one compares sizes; `verify` reads all of x and compares digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar._utils.files import read_arrays, read_text, write_arrays, write_text
+
+__all__ = [
+    "DTYPES",
+    "MANIFEST",
+    "as_stored",
+    "check_target",
+    "is_folder_of_vectors",
+    "open_folder",
+    "verify",
+    "write_folder",
+]
+
+MANIFEST = "manifest.json"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
+"""The types that vectors can be stored in."""
+KIND = "nearfar vectors"
+OURS = re.compile(r"(x-[0-9a-f]{16}\.bin|fields-[0-9a-f]{16}\.npz)")
+
+
+def is_folder_of_vectors(folder: Path) -> bool:
+    """Whether a folder has the manifest of vectors."""
+    return (folder / MANIFEST).is_file()
+
+
+def check_target(folder: Path) -> None:
+    """Refuse to write vectors where something else is."""
+    if folder.is_dir() and (is_folder_of_vectors(folder) or not any(folder.iterdir())):
+        return
+    if folder.exists() or folder.is_symlink():
+        raise FileExistsError(f"{folder} is there and holds no vectors, so it is not replaced; name another folder.")
+
+
+def write_folder(
+    folder: Path, chunks: Iterable[np.ndarray], fields: Mapping[str, np.ndarray], dtype: str = "float32"
+) -> None:
+    """Write chunks of rows [t, d] and the other fields of `Vectors`; memory of one chunk.
+
+    Args:
+        folder: where; vectors that it holds are replaced.
+        chunks: float32, finite.
+        fields: arrays beside x, as `Vectors.to_arrays` names them.
+        dtype: "float32", "float16" or "bf16".
+    """
+    check_target(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    key = secrets.token_hex(8)
+    parts: list[tuple[int, str]] = []
+    width = 0
+    with (folder / f"x-{key}.bin").open("xb") as stream:
+        for chunk in chunks:
+            width = chunk.shape[1]
+            stored = as_stored(torch.from_numpy(chunk), dtype)
+            stream.write(stored.data)
+            parts.append((len(chunk), _digest(stored)))
+        stream.flush()
+        os.fsync(stream.fileno())
+    write_arrays(folder / f"fields-{key}.npz", fields)
+    about: dict[str, Any] = {
+        KIND: 1,
+        "key": key,
+        "rows": sum(rows for rows, _ in parts),
+        "width": width,
+        "dtype": dtype,
+    }
+    about["parts"] = [{"rows": rows, "digest": digest} for rows, digest in parts]
+    write_text(folder / MANIFEST, json.dumps(about, indent=1) + "\n")
+    for path in folder.iterdir():
+        if OURS.fullmatch(path.name) and key not in path.name:
+            path.unlink(missing_ok=True)
+
+
+def as_stored(x: Tensor, dtype: str) -> np.ndarray:
+    """Rows as they are written: of bf16, which NumPy does not have, the bits."""
+    y = x.to(DTYPES[dtype])
+    if not bool(torch.isfinite(y).all()):
+        raise ValueError(f"embed: some vectors are too long for {dtype}; store them as float32 or bf16.")
+    return (y.view(torch.int16) if dtype == "bf16" else y).contiguous().numpy()
+
+
+def _digest(rows: np.ndarray) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(rows).data, digest_size=16).hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads(read_text("Vectors", folder / MANIFEST, most=1 << 28))
+        if about[KIND] != 1 or not re.fullmatch("[0-9a-f]{16}", about["key"]) or about["dtype"] not in DTYPES:
+            raise ValueError
+        if min(int(about["rows"]), int(about["width"])) < 0:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"Vectors: {folder / MANIFEST} is damaged, or no manifest of vectors; embed again.") from None
+    return about
+
+
+def open_folder(folder: Path) -> dict[str, Any]:
+    """The fields of the `Vectors` in a folder; x lies in the file, and is read where it is touched.
+
+    Raises:
+        ValueError: files are missing, damaged, or not of the size that the manifest says.
+    """
+    about = _manifest(folder)
+    path, kind = folder / f"x-{about['key']}.bin", about["dtype"]
+    shape = (int(about["rows"]), int(about["width"]))
+    wanted = shape[0] * shape[1] * DTYPES[kind].itemsize
+    if not path.is_file() or path.stat().st_size != wanted:
+        raise ValueError(f"Vectors: {path} must have {wanted:,} bytes, but has not; embed again.")
+    stored = {"float32": np.float32, "float16": np.float16, "bf16": np.int16}[kind]
+    # copy on write: torch wants memory that it may write to, and nothing written reaches the file
+    mapped = np.memmap(path, stored, "c", shape=shape) if wanted else np.zeros(shape, stored)
+    x = torch.from_numpy(mapped)
+    x = x.view(torch.bfloat16) if kind == "bf16" else x
+    x.mapped = True  # type: ignore[attr-defined]  # checked when it was written: not to be read as a whole
+    return {**read_arrays("Vectors", folder / f"fields-{about['key']}.npz"), "x": x}
+
+
+def verify(folder: Path) -> None:
+    """Read every row, and compare the digest of each part with the manifest.
+
+    Raises:
+        ValueError: a part is not as it was written.
+    """
+    about, x = _manifest(folder), open_folder(folder)["x"]
+    raw, start = (x.view(torch.int16) if about["dtype"] == "bf16" else x).numpy(), 0
+    for number, part in enumerate(about["parts"]):
+        if _digest(raw[start : start + part["rows"]]) != part["digest"]:
+            raise ValueError(f"Vectors: part {number} of {folder} is damaged; embed again.")
+        start += part["rows"]
