@@ -7,7 +7,8 @@ SHARED := -n $(WORKERS) --dist worksteal
 DOCTESTS := docs README.md src
 # What computes; the others start processes, read files or draw pages.
 NUMERICAL := $(filter-out $(patsubst %,tests/test_%.py,architecture bench cli commands_evaluation data_benchmarks \
-	data_folders examples export faults files outside report report_browser site train_processes vectors), $(wildcard tests/test_*.py))
+	data_folders examples export faults files outside report report_browser search_photographs serve serve_app site train_processes \
+	vectors), $(wildcard tests/test_*.py))
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 
@@ -75,6 +76,7 @@ fuzz: $(READY)
 
 faults: $(READY)  # kills, races, full disks, damaged files; SEED=7 repeats a run
 	$(BIN)/python tests/faults.py $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/faults_index.py $(if $(SEED),--seed $(SEED))
 
 docs: $(READY)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q $(SHARED) $(DOCTESTS)

@@ -226,6 +226,23 @@ def test_a_damaged_part_alone_is_made_again(built, tmp_path, monkeypatch):
     assert contents(folder) == contents(built / "ivfpq")
 
 
+def test_lists_of_former_parts_are_not_kept(built, tmp_path, monkeypatch):
+    """Joined, then given other vectors and stopped before they are joined, then with nothing left but to join."""
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    changed = vectors()
+    changed.x[260] += 1
+    for step, given in (("judged", changed), ("join", vectors())):
+        monkeypatch.setattr(disk_build, step, stop)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(tmp_path / "i", given, chunk=250)
+        monkeypatch.undo()
+    build_index(tmp_path / "i", vectors(), chunk=250)
+    assert contents(tmp_path / "i") == contents(built / "ivfpq")
+
+
 def test_other_vectors_or_settings_are_refused(built, tmp_path):
     for changes in ({"chunk": 100}, {"seed": 1}, {"recall": 0.5}, {"similarity": "euclidean"}):
         with pytest.raises(ValueError, match="holds an index of other vectors or settings"):

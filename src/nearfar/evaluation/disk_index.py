@@ -19,7 +19,7 @@ from nearfar.evaluation.disk_files import ABOUT, Names, digest_of_file, read_rec
 from nearfar.evaluation.fingerprint import check_same_network, checked
 from nearfar.evaluation.index import Index
 from nearfar.evaluation.spaces import METRICS, Metric
-from nearfar.evaluation.sweep import Neighbors, strips
+from nearfar.evaluation.sweep import TILE, Neighbors, strips
 from nearfar.evaluation.vectors import Vectors
 
 __all__ = ["DISK_KINDS", "DiskIndex", "files_of", "open_index"]
@@ -27,6 +27,8 @@ __all__ = ["DISK_KINDS", "DiskIndex", "files_of", "open_index"]
 DISK_KINDS: tuple[DiskKind, ...] = ("exact", "ivf", "ivfpq", "hnsw")
 SMALL = 1 << 26
 """Bytes up to which a file is compared with its digest whenever it is opened; a larger one with its size."""
+FEW, WIDE = 64, 1 << 30
+"""So many queries are compared with more rows at once than others: 65,536, three times as fast for a single one."""
 ROWS, LABELS, THUMBNAILS, NAMES, ENDS = "vectors.npy", "labels.npy", "thumbnails.npy", "names.txt", "names.npy"
 NETWORKS = ("network.safetensors", "network.onnx")
 
@@ -190,7 +192,8 @@ def open_index(path: str | os.PathLike[str]) -> Index | DiskIndex:
 
 def _swept(queries: Tensor, rows: Tensor, k: int, similarity: Metric) -> Neighbors:
     """Exact neighbors; `neighbors` would read all rows once more to see whether they are finite."""
-    found = [strip for _, strip in strips(queries, rows, k=k, similarity=similarity)]
+    tile = TILE if len(queries) > FEW else WIDE
+    found = [strip for _, strip in strips(queries, rows, k=k, similarity=similarity, tile=tile)]
     return Neighbors(torch.cat([strip.scores for strip in found]), torch.cat([strip.places for strip in found]))
 
 
