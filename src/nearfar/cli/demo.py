@@ -23,11 +23,11 @@ from nearfar.train.folder import is_run
 __all__ = ["recipe", "run"]
 
 RECIPE: dict[str, dict[str, Any]] = {
-    "data": {"name": "glyphs", "validation": 0.1},
+    "data": {"name": "glyphs", "validation": 0.0, "move": 2.0},
     "model": {"name": "small", "embedding_dim": 128, "bn_neck": True},
-    "loss": {"name": "DroTopK", "k": 160, "pair": {"name": "Logistic"}},
-    "batches": {"name": "MPerClass", "classes": 32, "samples": 4},
-    "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 1e-4, "warmup": 50},
+    "loss": {"name": "SupCon", "temperature": 0.2},
+    "batches": {"name": "MPerClass", "classes": 64, "samples": 2},
+    "optimizer": {"name": "adamw", "lr": 1.2e-2, "weight_decay": 1e-4, "warmup": 50},
     "training": {"steps": 2300, "evaluate_every": 1150, "checkpoint_every": 1150},
 }
 
