@@ -66,19 +66,6 @@ def test_building_leaves_no_trace():
     assert all(int(norm.num_batches_tracked) == 0 for norm in norms)
 
 
-def test_small_keeps_its_channels_last_and_gives_what_the_usual_order_gives():
-    """The order in memory is a matter of speed alone, also where weights of the usual order are loaded."""
-    model, x = build("small").eval(), torch.randn(4, 1, 32, 32)
-    weights = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
-    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-    usual = nn.Sequential(*build("small").eval().trunk).to(memory_format=torch.contiguous_format)
-    usual.load_state_dict(model.trunk.state_dict())
-    assert not usual[3].weight.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(model.trunk(x), usual(x))
-    model.trunk.load_state_dict(usual.state_dict())
-    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-
-
 def test_hidden_layers():
     assert [type(layer) for layer in build("linear", inputs=(7,), hidden=5).head] == [nn.Linear, nn.ReLU, nn.Linear]
     assert [type(layer) for layer in build("linear", inputs=(7,), bn_neck=True).head] == [nn.Linear, nn.BatchNorm1d]
