@@ -61,6 +61,15 @@ def test_vectors_are_searched_as_before(home):
     assert [[n["row"] for n in each["neighbors"]] for each in first] == want.places.tolist()
 
 
+def test_a_folder_of_vectors_is_indexed_and_searched(home):
+    """Vectors that stay in their file, in float16; such a folder is no folder of photographs."""
+    run(home, "embed", "m.safetensors", "photos", "-o", "all.vectors", "--dtype", "float16")
+    run(home, "index", "all.vectors", "-o", "half.index", "--model", "m.safetensors")
+    half = found(home, "half.index", "all.vectors", "-k", 1)
+    assert [each["neighbors"][0]["row"] for each in half] == list(range(20))
+    assert found(home, "half.index", "photos/kind2/3.jpg", "-k", 1)[0]["neighbors"][0]["name"] == "kind2/3.jpg"
+
+
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw"])
 def test_the_recall_of_an_approximate_index_is_told(home, tmp_path, kind):
     pytest.importorskip("faiss", reason="the extra `faiss` is not installed")

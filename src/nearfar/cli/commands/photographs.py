@@ -17,6 +17,7 @@ from nearfar.evaluation import DiskIndex, Vectors, embed
 from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.preprocessing import Pixels, described
 from nearfar.evaluation.vectors import RUN_FILE
+from nearfar.evaluation.vectors_folder import MANIFEST
 
 if TYPE_CHECKING:
     from nearfar.data.samples import Transform
@@ -63,7 +64,7 @@ class Photographs:
 def are_photographs(source: Path) -> bool:
     """Whether queries are photographs rather than vectors."""
     if source.is_dir():
-        return not any((source / name).is_file() for name in ("config.yaml", RUN_FILE))
+        return not any((source / name).is_file() for name in ("config.yaml", RUN_FILE, MANIFEST))
     return source.suffix.lower() in PICTURES
 
 

@@ -35,7 +35,9 @@ Images = Annotated[
 
 
 def index(
-    vectors: Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")],
+    vectors: Annotated[
+        Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, a folder of vectors, or a run.")
+    ],
     output: Annotated[
         Path,
         typer.Option("-o", "--output", help="A file that ends in .npz, searched in memory; else a folder, on disk."),
@@ -168,7 +170,9 @@ def search(
     index: IndexPath,
     queries: Annotated[
         Path,
-        typer.Argument(metavar="QUERIES", help="A photograph, a folder of them, a vectors.npz, or a run folder."),
+        typer.Argument(
+            metavar="QUERIES", help="A photograph, a folder of them, a vectors.npz, a folder of vectors, or a run."
+        ),
     ],
     k: Annotated[int, typer.Option("-k", min=1, help="How many neighbors.")] = 10,
     json: Annotated[Path | None, typer.Option(help="Write all neighbors to this file.")] = None,
