@@ -172,7 +172,8 @@ def join(folder: Path, trained: Path, parts: Sequence[Path]) -> None:
         several = module.InvertedListsPtrVector()
         for part in held:
             several.push_back(part.invlists)
-        index.ntotal = lists.merge_from_multiple(several.data(), several.size())
+        merge = getattr(lists, "merge_from_multiple", lists.merge_from)  # its former name, in faiss 1.8
+        index.ntotal = merge(several.data(), several.size())
         lists.filename = LISTS  # it is looked for beside the index, wherever that is moved
         index.replace_invlists(lists, False)
     with atomic_write(folder / INDEX) as other:
