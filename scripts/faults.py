@@ -32,8 +32,8 @@ TRAIN = {
     "loss": {"name": "SupCon"},
     "batches": {"name": "MPerClass", "classes": 8, "samples": 4},
     "training": {
-        "steps": 1500,
-        "evaluate_every": 250,
+        "steps": 3000,
+        "evaluate_every": 100,
         "checkpoint_every": 50,
         "diagnose_every": 0,
         "explain_every": 0,
@@ -96,12 +96,14 @@ def train(folder: Path, kills: int, chance: random.Random) -> Sequence[str]:
     np.savez(folder / "points.npz", x=x.astype(np.float32), y=y)
     (folder / "config.yaml").write_text(json.dumps(TRAIN), encoding="utf-8")
     words = ("train", "config.yaml", "--processes", "2")
-    began = time.monotonic()
-    start(folder, *words, "--run", "whole").communicate(timeout=LONGEST)
-    whole = time.monotonic() - began
+    undisturbed, began = start(folder, *words, "--run", "whole"), time.monotonic()
+    while undisturbed.poll() is None and not steps(folder / "whole"):
+        time.sleep(0.1)
+    first = time.monotonic() - began
+    undisturbed.communicate(timeout=LONGEST)
     running, done = start(folder, *words, "--restarts", str(kills), "--run", "killed"), 0
     while running.poll() is None and done < kills:
-        time.sleep(chance.uniform(0, whole))  # while it imports, takes steps, evaluates or writes checkpoints
+        time.sleep(chance.uniform(0, 1.6 * first))  # while it imports, takes steps, evaluates or writes checkpoints
         if kill_one(running.pid, chance):
             done += 1
             print(f"kill {done}: after step {len([line for line in steps(folder / 'killed') if 'loss' in line])}")

@@ -47,9 +47,9 @@ def classes(n: int, count: int, seed: int = 1) -> Tensor:
 
 def cases() -> dict[str, Callable[[], Any]]:
     """Each gives something that is compared entry by entry."""
-    y, names = torch.randperm(N, generator=torch.Generator().manual_seed(1)) // 4, torch.arange(500) % 80
-    x, gallery = rows(N)[y] + 0.9 * rows(N, seed=2), rows(N)[names] + 0.9 * rows(500, seed=3)
-    few = torch.round(rows(600, 3, seed=4))  # most rows come several times: ties all over
+    y, names = torch.randperm(N, generator=torch.Generator().manual_seed(1)) // 4, torch.arange(900) % 80
+    x, gallery = rows(N)[y] + 0.9 * rows(N, seed=2), rows(N)[names] + 0.9 * rows(900, seed=3)
+    few = torch.round(rows(900, 3, seed=4))  # most rows come several times: ties all over
     tiny = torch.where(torch.arange(N)[:, None] == N - 1, x * 1e-30, x)
     several = nf.Relation.from_multilabel((rows(500, 6, seed=5) > 1).long())
     scored = nf.evaluate
@@ -62,15 +62,17 @@ def cases() -> dict[str, Callable[[], Any]]:
         "many of a class": lambda: scored(x[:500], y[:500] % 3, resamples=0),
         "gallery": lambda: scored(x, y, ref_emb=gallery, ref_labels=names, resamples=0),
         "small gallery": lambda: scored(x, y, ref_emb=gallery[:100], ref_labels=names[:100], resamples=0),
-        "favorable": lambda: scored(few, classes(600, 40), ties="favorable", resamples=0),
-        "ties": lambda: scored(few, classes(600, 40), resamples=0),
-        "deep ties": lambda: scored(few, classes(600, 400), ks=(1,), resamples=0),
+        "favorable": lambda: scored(few, classes(900, 60), ties="favorable", resamples=0),
+        "ties": lambda: scored(few, classes(900, 60), resamples=0),
+        "deep ties": lambda: scored(few, classes(900, 600), ks=(1,), resamples=0),
         "norms that vanish": lambda: scored(tiny, y, resamples=0),
         "fewer rows than ranks": lambda: scored(x[:2], y[:2] * 0, ks=(1,), resamples=0),
         "clustering": lambda: scored(x[:300], y[:300] % 20, clustering=True, resamples=0),
         "relation": lambda: scored(rows(500, seed=6), several, resamples=20),
         "k-means": lambda: vars(k_means(x[:900], 40, restarts=1)),
-        "neighbors": lambda: vars(neighbors(few, k=9, similarity="euclidean")),
+        "neighbors with ties": lambda: vars(neighbors(few, k=9, similarity="euclidean")),
+        "neighbors, each pair once": lambda: vars(neighbors(x, k=8)),
+        "neighbors, norms that vanish": lambda: vars(neighbors(tiny, k=9)),
     }
 
 

@@ -3,7 +3,7 @@
     python benchmarks/speed/evaluation_ranks.py [--rows 300000] [--width 128] [--processes 1 2 4] [--threads 1]
 
 Vectors lie in a folder that is mapped into memory, as `nearfar embed -o all.vectors` writes it. Each count is a real
-`nearfar evaluate --processes N`. Memory is the largest of all processes' peaks (VmHWM): of the anonymous memory, and
+`nearfar evaluate --processes N`. `cpu_seconds` are those of all processes together, their starts included. Memory is the largest of all processes' peaks (VmHWM): of the anonymous memory, and
 with the pages of the file that it has read.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -58,11 +59,17 @@ class Peaks(threading.Thread):
                 self.own = max(self.own, status(each, "RssAnon"))
 
 
+def cpu_seconds() -> float:
+    """Seconds of processors that ended processes have used: what a busy machine does not change much."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
+
+
 def measured(folder: Path, processes: int, threads: int) -> dict[str, object]:
     """One evaluation by some processes."""
     told = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     words = [sys.executable, "-m", "nearfar", "evaluate", "all.vectors", "--json", f"{processes}.json"]
-    began = time.monotonic()
+    began, used = time.monotonic(), cpu_seconds()
     running = subprocess.Popen([*words, "--processes", str(processes)], cwd=folder, env=told, stdout=subprocess.DEVNULL)
     peaks = Peaks(running.pid)
     peaks.start()
@@ -75,6 +82,7 @@ def measured(folder: Path, processes: int, threads: int) -> dict[str, object]:
     return {
         "processes": processes,
         "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(cpu_seconds() - used, 1),
         "own_mib": peaks.own >> 20,
         "with_file_mib": peaks.whole >> 20,
         "scores": scores,
