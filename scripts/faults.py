@@ -103,7 +103,13 @@ def train(folder: Path, kills: int, chance: random.Random) -> Sequence[str]:
     undisturbed.communicate(timeout=LONGEST)
     running, done = start(folder, *words, "--restarts", str(kills), "--run", "killed"), 0
     while running.poll() is None and done < kills:
-        time.sleep(chance.uniform(0, 1.6 * first))  # while it imports, takes steps, evaluates or writes checkpoints
+        if chance.random() < 0.7:  # while it takes steps, evaluates or writes checkpoints; else perhaps as it starts
+            there, patience = content(folder / "killed" / "journal.jsonl"), time.monotonic() + 20 * first
+            while content(folder / "killed" / "journal.jsonl") == there and time.monotonic() < patience:
+                time.sleep(0.05)
+            time.sleep(chance.uniform(0, 3))
+        else:
+            time.sleep(chance.uniform(0, first))
         if kill_one(running.pid, chance):
             done += 1
             print(f"kill {done}: after step {len([line for line in steps(folder / 'killed') if 'loss' in line])}")

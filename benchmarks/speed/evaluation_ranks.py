@@ -3,8 +3,9 @@
     python benchmarks/speed/evaluation_ranks.py [--rows 300000] [--width 128] [--processes 1 2 4] [--threads 1]
 
 Vectors lie in a folder that is mapped into memory, as `nearfar embed -o all.vectors` writes it. Each count is a real
-`nearfar evaluate --processes N`. `cpu_seconds` are those of all processes together, their starts included. Memory is the largest of all processes' peaks (VmHWM): of the anonymous memory, and
-with the pages of the file that it has read.
+`nearfar evaluate --processes N`. `cpu_seconds` are those of all processes together, their starts included. Memory is
+that of the largest process: its peak of anonymous memory (`own_mib`), and its peak with the pages of files that it has
+read (`with_file_mib`, VmHWM).
 """
 
 from __future__ import annotations
