@@ -116,6 +116,7 @@ class TrainingConfig:
     compile: Literal["none", "kernels", "graphs"] = option(
         "none", "none | kernels: compile the trunk, a minute at the first step | graphs: and replay them on a GPU"
     )
+    shard: bool = option(False, "split weights, gradients and moments over the processes (FSDP2)")
     chunk: int | None = option(None, "samples that the network sees at a time; the gradient is that of the whole batch")
     cross_batch_memory: int = option(0, "rows of past batches that a batch is compared with too")
     cross_batch_memory_warmup: int = option(0, "steps before they are used")
@@ -141,6 +142,16 @@ class TrainingConfig:
             check_whole("config", f"training.{name}", getattr(self, name))
         if self.chunk is not None:
             check_whole("config", "training.chunk", self.chunk)
+        for name, used in (
+            ("average", self.average > 0),
+            ("compile", self.compile != "none"),
+            ("precision: fp16", self.precision == "fp16"),
+        ):
+            if self.shard and used:
+                raise ValueError(
+                    f"config: training.shard splits the weights, which training.{name} needs whole; leave one of them "
+                    "out."
+                )
         if not 0 <= self.average < 1:
             raise ValueError(f"config: training.average must be from 0 to below 1, but came as {self.average}.")
         for name in (

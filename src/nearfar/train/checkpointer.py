@@ -15,6 +15,7 @@ from nearfar._utils.files import atomic_write
 from nearfar.runs.changes import check_resumable
 from nearfar.runs.config import Config, to_tree
 from nearfar.train import checkpoint
+from nearfar.train.sharded import remove_others
 from nearfar.train.state import TrainState, seed_everything
 
 __all__ = ["Checkpointer"]
@@ -62,18 +63,17 @@ class Checkpointer:
         randoms = [checkpoint.random_state()]
         if machine.num_processes > 1:
             randoms = gather_object(randoms)
+        learned = self._learned(state, step)
         if machine.is_main_process:
-            proximal, scaler, average = state.step.proximal, machine.scaler, state.step.average
+            scaler, average = machine.scaler, state.step.average
             self._save(
                 self.last,
                 {
                     "step": step,
                     "config": to_tree(state.config),
-                    "model": state.bare_model.state_dict(),
+                    **learned,
                     "loss": state.loss.state_dict(),
-                    "optimizer": state.step.optimizer.state_dict(),
                     "sampler": state.sampler.state_dict(step=step),
-                    "proximal": None if proximal is None else proximal.state_dict(),
                     "average": None if average is None else average.state_dict(),
                     "scaler": None if scaler is None else scaler.state_dict(),
                     "random": randoms,
@@ -83,8 +83,25 @@ class Checkpointer:
             )
             self._recorded = self.best_step
             self._before.unlink(missing_ok=True)
+            if state.sharded is not None:
+                remove_others(self.last.parent, learned["shards"])
         self._kept = step
         machine.wait_for_everyone()
+
+    def _learned(self, state: TrainState, step: int) -> dict[str, Any]:
+        """Weights, moments and anchors; or the folder where every process wrote its own part of them."""
+        moves, proximal = state.step.optimizer, state.step.proximal
+        if state.sharded is None:
+            return {
+                "model": state.bare_model.state_dict(),
+                "optimizer": moves.state_dict(),
+                "proximal": None if proximal is None else proximal.state_dict(),
+            }
+        with self._writing(self.last.parent):
+            self.last.parent.mkdir(parents=True, exist_ok=True)
+            anchors = [] if proximal is None else proximal.anchors
+            shards = state.sharded.save(self.last.parent, step, state.loss, moves, anchors)
+        return {"shards": shards, "model": None, "optimizer": None, "proximal": None}
 
     def restore(self, state: TrainState) -> int:
         """Restore the state that `read` read, and return the step after which the run continues."""
@@ -102,16 +119,24 @@ class Checkpointer:
         return step
 
     def _put(self, saved: dict[str, Any], state: TrainState) -> None:
-        machine, moves = state.machine, state.step.optimizer
-        state.bare_model.load_state_dict(saved["model"])
-        state.loss.load_state_dict(saved["loss"])
+        machine, moves, proximal = state.machine, state.step.optimizer, state.step.proximal
         settings = [{key: value for key, value in group.items() if key != "params"} for group in moves.param_groups]
-        # rates and decay as the configuration has them now, kernels as the device does: torch reads them as it loads
-        groups = [{**group, **now} for group, now in zip(saved["optimizer"]["param_groups"], settings, strict=True)]
-        moves.load_state_dict({**saved["optimizer"], "param_groups": groups})
+        state.loss.load_state_dict(saved["loss"])
+        if state.sharded is not None:
+            anchors = [] if proximal is None else proximal.anchors
+            state.sharded.load(self.last.parent, saved["shards"], state.loss, moves, anchors)
+            state.sharded.gather()
+            for group, now in zip(moves.param_groups, settings, strict=True):
+                group.update(now)
+        else:
+            state.bare_model.load_state_dict(saved["model"])
+            # rates and decay as the configuration has them now, kernels as the device does: torch reads them as it
+            # loads
+            groups = [{**group, **now} for group, now in zip(saved["optimizer"]["param_groups"], settings, strict=True)]
+            moves.load_state_dict({**saved["optimizer"], "param_groups": groups})
+            if proximal is not None:
+                proximal.load_state_dict(saved["proximal"])
         state.sampler.load_state_dict(saved["sampler"])
-        if state.step.proximal is not None:
-            state.step.proximal.load_state_dict(saved["proximal"])
         if state.step.average is not None:
             state.step.average.load_state_dict(saved["average"])
         if machine.scaler is not None and saved["scaler"] is not None:

@@ -26,6 +26,7 @@ from nearfar.runs.config import Config
 from nearfar.train.average import Average
 from nearfar.train.faster import faster
 from nearfar.train.rates import optimizer
+from nearfar.train.sharded import Sharded
 from nearfar.train.source import opened
 from nearfar.train.step import Step
 from nearfar.train.suited import Input, open_model, shares_of, split
@@ -50,10 +51,13 @@ class TrainState:
     plain: Transform
     inputs: Input
     shares: Shares
+    sharded: Sharded | None = None
 
     @property
     def bare_model(self) -> nn.Module:
-        """The network without the wrappers of DDP and mixed precision."""
+        """The network without the wrappers of DDP and mixed precision; of one in shards, the copy last gathered."""
+        if self.sharded is not None:
+            return self.sharded.whole
         model: nn.Module = self.machine.unwrap_model(self.model)
         return model
 
@@ -131,7 +135,8 @@ def prepare(
     given = _cached(config, given, plain, machine.device, console)
     train, validation = split(config, given.train, shares)
     loss = parts.make_loss(config, classes=len(train.classes))
-    _move(bare, machine.device)
+    _move(bare, machine.device, channels_last=not config.training.shard)  # shards are cut from plain layouts
+    sharded = Sharded(bare, machine) if config.training.shard else None
     average = Average(bare, config.training.average) if config.training.average else None
     if config.training.compile != "none":
         faster(bare, config.training.compile)
@@ -139,7 +144,7 @@ def prepare(
     loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
     moves = optimizer(config.optimizer, bare, loss, machine.device)
     proximal = Proximal(bare.parameters(), config.optimizer.proximal) if config.optimizer.proximal else None
-    model, moves = machine.prepare(bare, moves)
+    model, moves = machine.prepare(bare, moves) if sharded is None else (sharded.model, machine.prepare(moves))
     sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
     return TrainState(
@@ -166,13 +171,14 @@ def prepare(
         plain=plain,
         inputs=inputs,
         shares=shares,
+        sharded=sharded,
     )
 
 
-def _move(model: nn.Module, device: torch.device) -> None:
+def _move(model: nn.Module, device: torch.device, *, channels_last: bool) -> None:
     """Move a network to its device; on a GPU maps have their channels last, as tensor cores read them."""
     model.to(device)
-    if device.type == "cuda":
+    if device.type == "cuda" and channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from nearfar.batches import Proximal
 from nearfar.distributed import cached_step
@@ -55,7 +56,8 @@ class Step:
             self.machine.unscale_gradients()  # fp16 gradients are kept multiplied; the pull is not
             self.proximal.add_gradient()
         if self.clip is not None:
-            scalars["gradient"] = self.machine.clip_grad_norm_(self.model.parameters(), self.clip)
+            norm = self.machine.clip_grad_norm_(self.model.parameters(), self.clip)
+            scalars["gradient"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None:
