@@ -126,22 +126,19 @@ def prepare(
     config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True, console: Console | None = None
 ) -> TrainState:
     """Read the data, build network, loss and optimizer, and prepare them; `fresh` as in `open_model`."""
-    seed = config.training.seed
-    seed_everything(seed)
+    seed_everything(seed := config.training.seed)
     given = data or opened(config.data)
-    shares = shares_of(config, given)
-    inputs = Input.of(config, given)
+    shares, inputs = shares_of(config, given), Input.of(config, given)
     bare, augmented, plain = open_model(config, inputs, fresh=fresh)
     given = _cached(config, given, plain, machine.device, console)
     train, validation = split(config, given.train, shares)
     loss = parts.make_loss(config, classes=len(train.classes))
-    _move(bare, machine.device, channels_last=not config.training.shard)  # shards are cut from plain layouts
-    sharded = Sharded(bare, machine) if config.training.shard else None
+    sharded = _placed(bare, machine, config.training.shard)
     average = Average(bare, config.training.average) if config.training.average else None
     if config.training.compile != "none":
         faster(bare, config.training.compile)
-    loss.to(next(bare.parameters()).dtype)
-    loss.to(machine.device)  # not prepared: it computes in full precision, of all processes' rows together
+    # not prepared: it computes in full precision, of all processes' rows together
+    loss.to(device=machine.device, dtype=next(bare.parameters()).dtype)
     moves = optimizer(config.optimizer, bare, loss, machine.device)
     proximal = Proximal(bare.parameters(), config.optimizer.proximal) if config.optimizer.proximal else None
     model, moves = machine.prepare(bare, moves) if sharded is None else (sharded.model, machine.prepare(moves))
@@ -175,11 +172,14 @@ def prepare(
     )
 
 
-def _move(model: nn.Module, device: torch.device, *, channels_last: bool) -> None:
-    """Move a network to its device; on a GPU maps have their channels last, as tensor cores read them."""
-    model.to(device)
-    if device.type == "cuda" and channels_last:
+def _placed(model: nn.Module, machine: Any, shard: bool) -> Sharded | None:
+    """Move a network to its device, in shards if wanted; on a GPU weights lie as tensor cores read them."""
+    model.to(machine.device)
+    if shard:
+        return Sharded(model, machine)  # cut from plain layouts
+    if machine.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return None
 
 
 def _holds(config: Config, device: torch.device) -> bool:
