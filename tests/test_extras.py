@@ -32,6 +32,8 @@ OPTIONAL = (
     "fastapi",
     "uvicorn",
     "prometheus_client",
+    "webdataset",
+    "datasets",
     LITE0,
 )
 
@@ -48,6 +50,8 @@ CASES = {
     "matplotlib": ("nf.plot.recall_curve(nf.evaluate(vectors.x, vectors.y))", "plot"),
     "matplotlib.path": ("nearfar demo --quick", "plot"),
     "fastapi": ("nearfar serve i.npz", "serve"),
+    "webdataset": ("nf.data.open_data('shards', 's-{00..09}.tar')", "shards"),
+    "datasets": ("nf.data.open_data('hf', '.')", "hf"),
     "optuna": ("nearfar tune --space s.yaml", "tune"),
     "tensorboard": ("nearfar train --training.trackers [tensorboard] --run r", "tensorboard"),
     "pytorch_metric_learning": ("nf.pml.losses.ManifoldLoss", "pml"),

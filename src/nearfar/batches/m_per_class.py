@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,15 +92,14 @@ class MPerClass(GlobalBatches):
         inside = (group[:, None] * wide + np.arange(wide)) % known.size[drawn, None]
         place = known.start[drawn, None] + inside
         rows = np.empty_like(place)
-        for number in range(int(passes.max()) + 1):
-            wanted = passes == number
-            rows[wanted] = self._shuffled(random, number)[place[wanted]]
+        # where a class is large and others are small, these are shuffled again thousands of times in an epoch, so that
+        # a pass touches only the classes that need it
+        order = np.argsort(passes, kind="stable")
+        ends = np.searchsorted(passes[order], np.arange(int(passes[order[-1]]) + 2))
+        shuffled, again = known.rows.copy(), np.arange(len(known.rows))
+        for number, (begin, end) in enumerate(itertools.pairwise(ends.tolist())):
+            again = again[(self._rounds // self._groups >= number)[known.of[again]]]
+            shuffled[again] = known.rows[again[shuffle_within(random, known.of[again])]]
+            wanted = order[begin:end]
+            rows[wanted] = shuffled[place[wanted]]
         return rows.reshape(len(self), self.batch_size)
-
-    def _shuffled(self, random: np.random.Generator, number: int) -> Rows:
-        """Rows [n], class after class, shuffled within each class that needs pass `number`."""
-        known = self._classes
-        again = np.flatnonzero((self._rounds // self._groups >= number)[known.of])
-        order = known.rows.copy()
-        order[again] = known.rows[again[shuffle_within(random, known.of[again])]]
-        return order

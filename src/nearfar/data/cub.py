@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from nearfar._utils.checks import printable
+from nearfar.data.archives import in_archives
 from nearfar.data.benchmarks import by_class_number, demand_counts
 from nearfar.data.ks import KS
 from nearfar.data.pictures import Member, OnCorrupt, listed_files
 from nearfar.data.samples import DataSet
-from nearfar.data.shards import in_archives
 from nearfar.data.tables import table, whole_number, words
 
 __all__ = ["LAST", "Row", "cub"]

@@ -19,7 +19,7 @@ from nearfar._utils.checks import check_choice
 from nearfar._utils.progress import Progress
 from nearfar.data._cache import default_folder
 from nearfar.data.held import Held, Source
-from nearfar.data.pictures import CorruptImageError, Member, Pictures
+from nearfar.data.pictures import CorruptImageError, Member, Pictures, Places
 from nearfar.data.pixel_file import PixelFile
 from nearfar.data.pixel_file import Pixels as Array
 from nearfar.data.samples import DataSet, Samples, Transform, genuine
@@ -146,6 +146,9 @@ def _digest(base: Samples, key: str) -> str:
     """A name for the decoded form of samples: which files of which size and time, and how they were resized."""
     found = hashlib.blake2b(f"1 {key}".encode(), digest_size=16)
     paths: Sequence[Any] = base.paths if isinstance(base, Pictures) else []
+    if isinstance(paths, Places):
+        found.update(paths.fingerprint.encode())
+        return found.hexdigest()
     times: dict[Path, os.stat_result] = {}
     for path in paths:
         file = path.archive if isinstance(path, Member) else path

@@ -15,7 +15,7 @@ from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
 from nearfar.data.tables import table
 
-__all__ = ["folder", "manifest", "vectors"]
+__all__ = ["SIDES", "SUFFIXES", "checked_vectors", "folder", "halved", "manifest", "sides", "vectors"]
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SIDES = ("train", "test")
@@ -44,7 +44,7 @@ def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
         raise ValueError(
             f"folder: {path} holds {there[0]}/ alone; give it both train/ and test/, or class folders without either."
         )
-    return _halved(path.name, _class_folders(path, on_corrupt))
+    return halved(path.name, _class_folders(path, on_corrupt))
 
 
 def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
@@ -95,8 +95,8 @@ def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = Fals
         return Pictures([files[i] for i in chosen], labels, [names[i] for i in chosen], classes, on_corrupt=on_corrupt)
 
     if "split" not in rows[0]:
-        return _halved(path.stem, samples(range(len(rows))))
-    train, test = (samples(chosen) for chosen in _sides("manifest", path, [row["split"] for row in rows]))
+        return halved(path.stem, samples(range(len(rows))))
+    train, test = (samples(chosen) for chosen in sides("manifest", path, [row["split"] for row in rows]))
     return DataSet(path.stem, train, test)
 
 
@@ -133,8 +133,8 @@ def vectors(path: Path) -> DataSet:
     if path.name == "train.npz":
         raise FileNotFoundError(f"vectors: {path.parent} holds train.npz but no test.npz; write both.")
     if split is None:
-        return _halved(path.stem, whole)
-    train, test = (part(whole, chosen) for chosen in _sides("vectors", path, split))
+        return halved(path.stem, whole)
+    train, test = (part(whole, chosen) for chosen in sides("vectors", path, split))
     return DataSet(path.stem, train, test)
 
 
@@ -146,41 +146,47 @@ def _arrays(path: Path) -> tuple[Tensors, list[str] | None]:
         held = ", ".join(arrays) or "nothing"
         raise ValueError(f"vectors: {path} must hold x and y, but {' and '.join(absent)} is missing; it holds {held}.")
     x, y = arrays["x"], arrays["y"]
-    if x.ndim != 2 or not x.size or x.dtype.kind not in "fiu":
-        raise ValueError(f"vectors: x in {path} must be numbers [n, d], but came as {x.dtype} {list(x.shape)}.")
     for name in ("y", "name", "split"):
         if name in arrays and arrays[name].shape != (len(x),):
             raise ValueError(
                 f"vectors: {name} in {path} must have one entry per row of x ({len(x)}), but came with shape "
                 f"{list(arrays[name].shape)}."
             )
-    wrong = np.flatnonzero(~np.isfinite(x).all(axis=1))
-    if len(wrong):
-        raise ValueError(
-            f"vectors: x in {path} must be finite, but {len(wrong)} rows hold NaN or infinity, "
-            f"the first is row {wrong[0]}."
-        )
+    x = checked_vectors("vectors", "x", path, x)
     labels, classes = numbered(y)
     names = [str(name) for name in arrays["name"]] if "name" in arrays else None
     split = [str(side) for side in arrays["split"]] if "split" in arrays else None
-    return Tensors(x.astype(np.float32), labels, names, classes), split
+    return Tensors(x, labels, names, classes), split
 
 
-def _sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
+def checked_vectors(owner: str, name: str, path: Path, x: np.ndarray) -> np.ndarray:
+    """Vectors as float32 [n, d]; what is no numbers, or not finite, is an error."""
+    if x.ndim != 2 or not x.size or x.dtype.kind not in "fiu":
+        raise ValueError(f"{owner}: {name} in {path} must be numbers [n, d], but came as {x.dtype} {list(x.shape)}.")
+    wrong = np.flatnonzero(~np.isfinite(x).all(axis=1))
+    if len(wrong):
+        raise ValueError(
+            f"{owner}: {name} in {path} must be finite, but {len(wrong)} rows hold NaN or infinity, "
+            f"the first is row {wrong[0]}."
+        )
+    return x.astype(np.float32)
+
+
+def sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
     """The row numbers of the training and of the test split."""
     wrong = next((row for row, side in enumerate(split) if side not in SIDES), None)
     if wrong is not None:
         raise ValueError(
             f"{owner}: split in {path} must be train or test, but sample {wrong} says {printable(split[wrong])!r}."
         )
-    sides = [[row for row, side in enumerate(split) if side == wanted] for wanted in SIDES]
-    for wanted, rows in zip(SIDES, sides, strict=True):
+    chosen = [[row for row, side in enumerate(split) if side == wanted] for wanted in SIDES]
+    for wanted, rows in zip(SIDES, chosen, strict=True):
         if not rows:
             raise ValueError(f"{owner}: no sample of {path} is for {wanted}; give both sides some, or leave split out.")
-    return sides
+    return chosen
 
 
-def _halved(name: str, samples: Samples) -> DataSet:
+def halved(name: str, samples: Samples) -> DataSet:
     """Split by class: half of the classes for training, half for the test."""
     train, test = class_disjoint(samples, 0.5, seed=SEED)
     return DataSet(name, part(samples, train), part(samples, test))

@@ -6,11 +6,12 @@ import errno
 import io
 import struct
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import IO, Any, Literal, Protocol, get_args
 
 from PIL import Image, UnidentifiedImageError
 
@@ -25,6 +26,8 @@ __all__ = [
     "Member",
     "OnCorrupt",
     "Pictures",
+    "Places",
+    "Stored",
     "check_on_corrupt",
     "listed_files",
     "open_picture",
@@ -42,6 +45,13 @@ class CorruptImageError(ValueError):
 
 class CorruptImageWarning(UserWarning):
     """An image cannot be read: training uses another of its class instead, everything else leaves it out."""
+
+
+class Stored(Protocol):
+    """An image that lies in something larger; `str` says where."""
+
+    def open(self) -> IO[bytes]:
+        """Open the image as a file."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +73,20 @@ class Member:
             return io.BytesIO(stream.read(min(self.size, self.archive.stat().st_size)))
 
 
+class Places(Sequence["Path | Stored"]):
+    """Base class: where the images of a large set lie, made on access; a list of them would take 250 MB a million."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A digest that changes with the images, or with the files that hold them."""
+
+
 class Pictures:
     """Image files with one label each; `pictures[i]` is a PIL image in RGB, opened on access.
 
     Args:
-        paths: files, or members of tar archives.
+        paths: files, members of tar archives, or `Places`.
         labels: integers [n], from 0 without gaps.
         names: one per image; by default class folder/file name.
         classes: the name of each class; by default its number.
@@ -78,7 +97,7 @@ class Pictures:
 
     def __init__(
         self,
-        paths: Sequence[Path | Member],
+        paths: Sequence[Path | Stored],
         labels: Any,
         names: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
@@ -86,11 +105,11 @@ class Pictures:
         on_corrupt: OnCorrupt = "stop",
     ) -> None:
         check_on_corrupt("Pictures", on_corrupt)
-        self.paths = [Path(path) if isinstance(path, str) else path for path in paths]
+        self.paths: Sequence[Path | Stored] = (
+            paths if isinstance(paths, Places) else [Path(path) if isinstance(path, str) else path for path in paths]
+        )
         if names is None:
-            names = [
-                path.name if isinstance(path, Member) else f"{path.parent.name}/{path.name}" for path in self.paths
-            ]
+            names = [_name(path) for path in self.paths]
         self.labels, self.classes, self.names = described("Pictures", len(self.paths), labels, names, classes)
         self.on_corrupt = on_corrupt
         self.decoded: dict[Any, Any] = {}
@@ -142,14 +161,20 @@ class Pictures:
         )
 
 
-def _opened(path: Path | Member) -> Image.Image:
+def _name(path: Path | Stored) -> str:
+    if isinstance(path, Path):
+        return f"{path.parent.name}/{path.name}"
+    return path.name if isinstance(path, Member) else str(path)
+
+
+def _opened(path: Path | Stored) -> Image.Image:
     """Read an image completely: PIL would decode it later, where an error could not name the file."""
     with open_picture(path) as picture:
         return picture.convert("RGB")
 
 
 @contextmanager
-def open_picture(path: Path | Member) -> Iterator[Image.Image]:
+def open_picture(path: Path | Stored) -> Iterator[Image.Image]:
     """Open an image file of a format that PIL decodes itself; for some other formats it would start a program.
 
     Raises:
@@ -159,7 +184,7 @@ def open_picture(path: Path | Member) -> Iterator[Image.Image]:
         raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
     Image.init()
     known = [name for name in FORMATS if name in Image.OPEN]
-    stream = path.open() if isinstance(path, Member) else path.open("rb")
+    stream = path.open("rb") if isinstance(path, Path) else path.open()
     with stream, Image.open(stream, formats=known) as picture:
         yield picture
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it would load rich
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Decode", "PixelFile", "Pixels"]
+__all__ = ["Decode", "PixelFile", "Pixels", "alone"]
 
 Pixels = NDArray[np.uint8]
 Decode = Callable[[int], Pixels | None]
@@ -96,7 +96,7 @@ class PixelFile:
     def build(path: Path, count: int, decode: Decode, *, threads: int, watch: Watch | None = None) -> PixelFile:
         """Open the file, or write it with `count` pictures; other processes that want the same file wait meanwhile."""
         plain_target(path).parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.with_name(f"{path.name}.lock")):
+        with alone(path.with_name(f"{path.name}.lock")):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 return PixelFile(path)  # it is there, or another process has written it meanwhile
             _write(path, count, decode, threads, watch)
@@ -167,7 +167,7 @@ def _commit(stream: IO[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
     """Let one process at a time into the block; the lock of a process that dies is released by the system."""
     if sys.platform == "win32":  # nothing there dies with its process as a lock does here
         yield

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nearfar.data.held import Held, Source
 from nearfar.data.ks import USUAL
+from nearfar.data.names import Chosen, Names
 
 __all__ = [
     "ByName",
@@ -166,7 +167,8 @@ class _Part:
 
     def __init__(self, whole: Samples, rows: Labels, labels: Labels, classes: tuple[str, ...]) -> None:
         self.whole, self.rows, self.labels, self.classes = whole, rows, labels, classes
-        self.names: Sequence[str] = [whole.names[row] for row in rows.tolist()]
+        made = isinstance(whole.names, Names)  # on access, since they are too many for a list
+        self.names: Sequence[str] = Chosen(whole.names, rows) if made else [whole.names[row] for row in rows.tolist()]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -269,7 +271,9 @@ def described(
     if names is not None and len(names) != rows:
         raise ValueError(f"{owner}: names must name all {rows} samples, but {len(names)} names came.")
     named = tuple(str(label) for label in range(count)) if classes is None else tuple(str(name) for name in classes)
-    return checked, named, _counted(checked, named) if names is None else list(map(str, names))
+    if names is None:
+        return checked, named, _counted(checked, named)
+    return checked, named, names if isinstance(names, Names) else list(map(str, names))
 
 
 def _counted(labels: Labels, classes: tuple[str, ...]) -> list[str]:

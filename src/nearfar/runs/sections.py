@@ -31,7 +31,9 @@ class Part:
 class DataConfig:
     """The data set, how it is loaded and how it is split."""
 
-    name: str = option("glyphs", "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest or vectors")
+    name: str = option(
+        "glyphs", "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf"
+    )
     path: str | None = option(None, "where it lies; glyphs needs none")
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
