@@ -21,7 +21,7 @@ from torch.distributed.run import get_args_parser
 
 from nearfar.cli.commands.training import OPTIONS
 from nearfar.evaluation import Vectors, embed
-from nearfar.evaluation.embed import embedded, stored, tell_done, wait_for_others
+from nearfar.evaluation.embed import clear, embedded, stored, tell_done, wait_for_others
 from nearfar.train import fit, load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
@@ -72,6 +72,10 @@ def test_a_share_is_embedded_once_and_only_what_is_missing_again(tmp_path):
     assert np.array_equal(np.concatenate([part["x"] for part in stored(tmp_path / "parts", 100, 1)]), whole.numpy())
     list(embedded(model, data, rank=0, world=2, **options))  # another number of ranks takes them up, too
     assert sum(calls) == 100
+    tell_done(tmp_path / "parts", 1, 2, "a launch")
+    (tmp_path / "parts" / ".chunk-000003.npz.4711-0a1b2c3d.part").touch()  # of a rank that was killed as it wrote
+    clear(tmp_path / "parts")
+    assert not (tmp_path / "parts").exists()
 
 
 def test_the_first_rank_waits_for_those_of_this_launch(tmp_path):

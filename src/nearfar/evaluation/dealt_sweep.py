@@ -181,8 +181,10 @@ class _Sweep:
         pair = (strip, self.y[here]) if number < tile else (self.y[here], strip)
         found = keys(*pair, out=self.buffer.tile(len(pair[0]), len(pair[1])))
         visiting, standing = (found, found.T) if number < tile else (found.T, found)
-        best.meet(slice(0, len(strip)), visiting, here.start, seen=here.start // 2)
-        own.meet(here, standing, number * self.grid.tall, seen=number // 2 * self.grid.tall)
+        # half of the tiles before this one were met here; of the first, none: what an empty list asks for is all of it
+        met = (tile - self.tiles.start) // 2 * self.grid.wide
+        best.meet(slice(0, len(strip)), visiting, here.start, seen=met)
+        own.meet(here, standing, number * self.grid.tall, seen=max(0, number - 1) // 2 * self.grid.tall)
 
 
 def hide_itself(tile: Tensor, top: int, left: int) -> None:

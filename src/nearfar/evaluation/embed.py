@@ -268,8 +268,10 @@ def _done_file(folder: Path, rank: int, world: int) -> Path:
 
 def clear(folder: Path) -> None:
     """Remove the chunks of a resumable run, and their folder unless it holds other files."""
-    for file in (folder / "plan.json", *folder.glob("chunk-[0-9]*.npz"), *folder.glob("done-[0-9]*-of-[0-9]*.txt")):
-        file.unlink(missing_ok=True)
+    for name in ("plan.json", "chunk-[0-9]*.npz", "done-[0-9]*-of-[0-9]*.txt"):
+        for pattern in (name, f".{name}.*-????????.part"):  # the latter of a process that was killed as it wrote
+            for file in folder.glob(pattern):
+                file.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
 
