@@ -155,6 +155,16 @@ def test_tables(study):
     assert "| method | folder, by MAP@R | folder, by MAP@R | mean rank |" in photographs.ranked([found, found])
 
 
+def test_test_scores_are_shown_when_all_are_there(study):
+    _, _, _, found = study
+    page = photographs.markdown({**found, "seeds": found["seeds"] + 1})
+    assert "The test is not complete: 6 of 9 runs." in page
+    assert "| R@1 |" not in page
+    lines = [line for line in page.splitlines() if line.startswith(f"| {BASE} |")]
+    chosen = found["methods"][BASE]["chosen"]
+    assert f"| {100 * max(chosen['held_out'].values()):.1f} |" in lines[0]
+
+
 def test_the_difference_is_that_of_the_scores(study):
     _, _, _, found = study
     runs = {name: [line for line in found["runs"] if line["method"] == name and not line["held_out"]] for name in QUICK}

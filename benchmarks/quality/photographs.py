@@ -18,7 +18,7 @@ from nearfar._utils.files import write_text
 from nearfar.studies import photographs
 from nearfar.studies._desk import as_json
 from nearfar.studies._photographs_methods import METHODS
-from nearfar.studies._photographs_pages import claims, paper_claims
+from nearfar.studies._photographs_pages import claims, paper_claims, tests
 
 PAPERS = {"dro": "Qi et al. 2020", "profs": "Can et al. 2019"}
 
@@ -33,8 +33,12 @@ def pages(args):
     for found in studies:
         name = f"photographs-{found['data']}"
         write_text(args.results / f"{name}.json", as_json(found))
-        photographs.draw(found, args.images)
-        shown += [f"### {found['data']}", f"![{name}](../images/{name}.png)", photographs.markdown(found).rstrip()]
+        shown.append(f"### {found['data']}")
+        done, wanted = tests(found)
+        if done == wanted:  # not before: the picture shows test scores
+            photographs.draw(found, args.images)
+            shown.append(f"![{name}](../images/{name}.png)")
+        shown.append(photographs.markdown(found).rstrip())
     if len(studies) > 1:
         shown += ["### Ranks", photographs.ranked(studies)]
     for found in papers:

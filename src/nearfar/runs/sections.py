@@ -167,7 +167,7 @@ class TrainingConfig:
         check_positive("config", "training.diagnose_every", self.diagnose_every or 0, zero=True)
 
 
-LOSS = Part("DroTopK", MappingProxyType({"k": 160, "pair": MappingProxyType({"name": "Logistic"})}))
+LOSS = Part("DroTopK", MappingProxyType({"k": "8B", "pair": MappingProxyType({"name": "Logistic"})}))
 BATCHES = Part("MPerClass", MappingProxyType({"classes": None, "samples": 4}))
 
 

@@ -27,21 +27,43 @@ def draw(found: Found, folder: Path) -> None:
 
 
 def markdown(found: Found) -> str:
-    """How the runs were made, the table, the difference to multi-similarity, the doctor and the paper's claims."""
-    parts = [
-        _setting(found),
-        _scores(found),
-        "Less multi-similarity, paired by seed and class; in brackets the 95% interval over seeds and classes "
-        "(two-level bootstrap):",
-        _differences(found),
+    """How the runs were made, the tuning, the test scores with what follows from them, and the doctor.
+
+    Test scores are shown once all test runs are there: what is looked at early tempts to choose by it.
+    """
+    parts = [_setting(found), f"Tuning: {NAMES[found['score']]} on the held-out training classes, one seed:"]
+    parts.append(_tuning(found))
+    done, wanted = tests(found)
+    if done < wanted:
+        parts.append(f"The test is not complete: {done} of {wanted} runs. Its scores are shown when all are there.")
+    else:
+        parts += _tested(found)
+    parts += [
         "What the doctor said while the runs were trained, tuning and test together (a false alarm: a warning or an "
         f"alarm although the score is within {statistics.NEAR:g} points of the best run; missed: {statistics.FAR:g} "
         "points or more below it, and nothing was said):",
         _doctor(found),
     ]
+    return "\n\n".join(part if part.startswith("|") else fill(part, 120) for part in parts) + "\n"
+
+
+def tests(found: Found) -> tuple[int, int]:
+    """How many test runs there are, and how many there will be."""
+    methods = found["methods"].values()
+    return sum(each["scores"]["runs"] for each in methods), found["seeds"] * len(methods)
+
+
+def _tested(found: Found) -> list[str]:
+    """The test scores, the differences to multi-similarity, and the paper's claims."""
+    parts = [
+        _scores(found),
+        "Less multi-similarity, paired by seed and class; in brackets the 95% interval over seeds and classes "
+        "(two-level bootstrap):",
+        _differences(found),
+    ]
     if found["claims"]:
         parts += ["What Qi et al. 2020 say, as paired differences of R@1:", claims(found["claims"])]
-    return "\n\n".join(part if part.startswith("|") else fill(part, 120) for part in parts) + "\n"
+    return parts
 
 
 def ranked(studies: Sequence[Found]) -> str:
@@ -120,6 +142,19 @@ def _setting(found: Found) -> str:
         f"the ledger holds; ± is half a 95% t-interval over seeds. {len(found['runs'])} runs ({len(tuning)} of the "
         f"tuning), {failed} failed. {found['device']}{speed}, torch {versions['torch']}, python {versions['python']}."
     )
+
+
+def _tuning(found: Found) -> str:
+    """Every configuration that was tried: the rates at the default of the parameter, then its other values."""
+    rates, rows = [f"lr {rate:g}" for rate in found["rates"]], []
+    for name, each in found["methods"].items():
+        chosen = each["chosen"] or {"held_out": {}, "rate": None}
+        scores = {words: "-" if score is None else f"{100 * score:.1f}" for words, score in chosen["held_out"].items()}
+        others = [f"{words}: {score}" for words, score in scores.items() if words not in rates]
+        best = max((score for score in chosen["held_out"].values() if score is not None), default=None)
+        told = "-" if best is None else f"{100 * best:.1f}"
+        rows.append((name, *(scores.get(rate, "-") for rate in rates), ", ".join(others) or "-", told))
+    return table(("method", *rates, "at the best rate", "best"), rows)
 
 
 def _scores(found: Found) -> str:

@@ -29,7 +29,7 @@ from nearfar.train.readings import NotFiniteError
 
 __all__ = ["draw", "markdown", "ranked", "reproduce"]
 
-STEPS, QUICK_STEPS = 600, 6
+STEPS, QUICK_STEPS = 200, 6
 CLASSES, SAMPLES = 16, 5
 HELD_OUT = 0.2  # of the training classes; a tenth of a hundred would choose by noise
 CLUSTERED = 10_000
@@ -71,7 +71,7 @@ def reproduce(
         path: path of that data; None leaves it out.
         path_flowers: path of Oxford Flowers-102; None leaves it out.
         seeds: runs of each chosen configuration.
-        steps: steps of each run, while tuning too; None: 600.
+        steps: steps of each run, while tuning too; None: 200.
         jobs: number of processes, or `Workers` that are running already.
         quick: a smoke test: a small network at 32 pixels, three methods, six steps, two rates, two values.
         seconds: begin no run after this time; what is missing stays empty, and the next call continues.

@@ -21,6 +21,7 @@ REFUSED = {
     "data.name": "every trial is scored on the same data",
     "data.path": "every trial is scored on the same data",
     "data.validation": "every trial learns from the same classes",
+    "data.validation_classes": "every trial learns from the same classes",
     "data.on_corrupt": "every trial is scored on the same data",
     "data.outside": "every trial is scored on the same data",
     "training.seed": "a good seed is luck; --seeds averages over several",
