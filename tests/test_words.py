@@ -27,7 +27,7 @@ OLD_AND_NEW = ("src/nearfar/_utils/renamed.py", "tests/test_renamed.py", "tests/
 """Files that must spell old names, because they refuse them."""
 
 # 1,000 and .001 and 10_000 are numbers; 002, "004" and 002_cub.yaml are papers
-PAPER = re.compile(r"(?<![\w.,])00[0-4](?![0-9]|[.,][0-9])")
+PAPER = re.compile(r"(?<![\w.,{-])00[0-4](?![0-9]|[.,][0-9])")  # not the number of a file, s-{000..099}.tar
 PAPERS_FILE = re.compile(r"(?:^|/)00[0-4](?![0-9])")
 
 PARTS = frozenset({"alike", "unlike", "atom", "optimiser", "normalise", "normalised", "steep"})
