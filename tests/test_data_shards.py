@@ -7,7 +7,10 @@ import json
 import os
 import pickle
 import shutil
+import sys
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +102,27 @@ def test_the_index_is_built_once_and_again_when_a_shard_changes(folder, monkeypa
     assert len(passes) == 3
     open_data("shards", folder, labels="cls")  # another question, another index
     assert len(indices(folder)) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such lock")
+def test_while_one_builds_the_index_others_wait(folder, monkeypatch):
+    passes, scan, alone = [], module.scan, module.alone
+    both = threading.Barrier(2)  # neither goes for the lock before both have found no index
+
+    def slow(*words):
+        passes.append(1)
+        return scan(*words)
+
+    def together(path):
+        both.wait(30)
+        return alone(path)
+
+    monkeypatch.setattr(module, "scan", slow)
+    monkeypatch.setattr(module, "alone", together)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: list(open_data("shards", folder).train.names), range(2)))
+    assert found[0] == found[1]
+    assert len(passes) == 1
 
 
 def test_shards_may_move_with_their_index(folder, monkeypatch):

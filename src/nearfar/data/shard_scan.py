@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearfar._utils.checks import printable
@@ -144,7 +144,7 @@ def _entries(shard: Path, archive: tarfile.TarFile) -> Iterator[dict[str, Any]]:
     """The regular files of a shard, as `group_by_keys` takes them, with headers in place of contents."""
     for entry in archive:
         setattr(archive, "members", [])  # noqa: B010  all headers seen would stay in memory; unknown to type checkers
-        if ".." in PurePosixPath(entry.name).parts or entry.name.startswith("/"):
+        if ".." in entry.name.split("/") or entry.name.startswith("/"):
             raise ValueError(f"shards: {printable(entry.name)!r} leads out of the archive {shard}; mend it.")
         if entry.isreg() and not entry.issparse() and not OTHERS.match(entry.name):
             yield {"fname": entry.name, "data": entry, "__url__": str(shard)}
