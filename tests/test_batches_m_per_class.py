@@ -73,6 +73,32 @@ def test_rounds_of_classes(classes, width, count, seed):
         assert len(set(part.tolist())) == len(part)
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 40), (2, 3, 5, 90), (7, 7, 7, 7), (1, 2, 4, 8, 16, 32, 64)])
+def test_an_epoch_draws_what_the_plain_loop_draws(sizes):
+    """One pass over the classes after the other: a saved state means the same batches in every release."""
+    y = np.random.default_rng(1).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    sampler = MPerClass(y, classes=2, samples=3, seed=5)
+    random, wide, length = np.random.default_rng([5, 0]), 3, len(sampler)
+    groups = [-(-size // wide) for size in sizes]
+    members = [np.flatnonzero(y == label) for label in range(len(sizes))]
+    drawn = class_rounds(random, len(sizes), 2, length).reshape(-1)
+    turns = [place // len(sizes) for place in range(len(drawn))]
+    passes = [turn // groups[label] for turn, label in zip(turns, drawn, strict=True)]
+    wanted: dict[int, list[int]] = {}
+    for number in range(max(passes) + 1):
+        again = [label for label in range(len(sizes)) if max(groups) // groups[label] >= number]
+        keys = random.random(sum(sizes[label] for label in again))
+        order, at = {}, 0
+        for label in again:
+            order[label] = members[label][np.argsort(keys[at : at + sizes[label]], kind="stable")]
+            at += sizes[label]
+        for place in [place for place, each in enumerate(passes) if each == number]:
+            label = int(drawn[place])
+            first = turns[place] % groups[label] * wide
+            wanted[place] = [int(order[label][(first + i) % sizes[label]]) for i in range(wide)]
+    assert [row for batch in sampler for row in batch] == [row for place in sorted(wanted) for row in wanted[place]]
+
+
 def test_epochs_differ_and_the_seed_decides():
     y = labels_of([4, 5, 6, 3])
     make = lambda seed: MPerClass(y, classes=2, samples=2, seed=seed)  # noqa: E731
