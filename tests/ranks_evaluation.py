@@ -11,9 +11,9 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar._utils.process_group import Group
+from nearfar.evaluation import dealing as module
 from nearfar.evaluation import deep_ranks, k_means, neighbors, related, sweep
-from nearfar.evaluation import ranks as module
-from nearfar.evaluation.ranks import dealt, ranks
+from nearfar.evaluation.dealing import dealt, ranks
 
 
 @contextmanager

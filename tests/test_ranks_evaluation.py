@@ -6,7 +6,7 @@ import pytest
 from processes import together
 from ranks_evaluation import cases
 
-from nearfar.evaluation import ranks
+from nearfar.evaluation import dealing as ranks
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -16,7 +16,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -288,3 +288,12 @@ def _header(text: str) -> tuple[tuple[int, ...], np.dtype]:
 def _first_line(error: BaseException) -> str:
     """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+
+
+def remove_files(folder: Path, *patterns: str) -> None:
+    """Remove the files of a folder whose names match, and the folder if it is then empty; every other file stays."""
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # not there, or somebody keeps something in it
+        folder.rmdir()

@@ -74,7 +74,7 @@ def sharing(owner: str) -> Iterator[ProcessGroup]:
     import torch.distributed as dist
 
     from nearfar._utils.process_group import Group
-    from nearfar.evaluation.ranks import dealt
+    from nearfar.evaluation.dealing import dealt
 
     if not dist.is_initialized():
         dist.init_process_group("gloo")  # left by `nearfar.cli.main.main`

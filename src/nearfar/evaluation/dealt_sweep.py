@@ -2,7 +2,7 @@
 
 Strip after strip, its owner sends it to all, each rank compares it with its own references, and the owner merges the
 lists that come back; ties go to the earlier reference, on whichever rank it is. A rank holds its share of the rows, its
-lists and one tile. Tiles are those of one process (see `nearfar.evaluation.ranks`), so that keys are the same bits.
+lists and one tile. Tiles are those of one process (see `nearfar.evaluation.dealing`), so that keys are the same bits.
 
 Rows among themselves: each pair of strips i < j is multiplied once, where i visits the owner of j if i + j is even, and
 where j visits the owner of i otherwise. So every visit is half of the work, on each rank.
@@ -19,7 +19,7 @@ from torch import Tensor
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.progress import Watch
 from nearfar.evaluation.best import Best, joined
-from nearfar.evaluation.ranks import SharedSpace, paced, share
+from nearfar.evaluation.dealing import SharedSpace, paced, share
 from nearfar.evaluation.spaces import Buffer, Metric, Rows, keys
 
 __all__ = ["Grid", "hide_itself", "over_ranks"]

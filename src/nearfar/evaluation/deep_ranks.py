@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.progress import Watch
-from nearfar.evaluation.ranks import SharedSpace, ranks, share
+from nearfar.evaluation.dealing import SharedSpace, ranks, share
 from nearfar.evaluation.spaces import Buffer, Metric, Rows, keys, spaces
 from nearfar.evaluation.sweep import TILE
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_whole
-from nearfar._utils.files import atomic_write
+from nearfar._utils.files import atomic_write, remove_files
 from nearfar._utils.progress import Progress
 from nearfar.evaluation.disk_engine import (
     INDEX,
@@ -303,7 +303,7 @@ class _Build:
 
     def clear(self) -> None:
         """Remove what only the build needs."""
-        shutil.rmtree(self.folder / PARTS, ignore_errors=True)
+        remove_files(self.folder / PARTS, "part-*", f"{Path(INDEX).stem}.*", ".*.part")
         for path in (self.folder / PLAN, *self.folder.glob(".*.part")):
             path.unlink(missing_ok=True)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation.ranks import filled, paced, ranks, share
+from nearfar.evaluation.dealing import filled, paced, ranks, share
 
 __all__ = ["Clusters", "k_means", "runs"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
+from nearfar.evaluation.dealing import alone, check_rows, filled, ranks
 from nearfar.evaluation.faiss_backend import faiss_neighbors
-from nearfar.evaluation.ranks import alone, check_rows, filled, ranks
 from nearfar.evaluation.spaces import METRICS, Metric, wide
 from nearfar.evaluation.sweep import TILE, Neighbors, strips
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.progress import Watch
-from nearfar.evaluation.ranks import filled, paced, ranks, share
+from nearfar.evaluation.dealing import filled, paced, ranks, share
 from nearfar.evaluation.retrieval import PerQuery, Ties, scored
 from nearfar.evaluation.spaces import Metric, keys, spaces
 from nearfar.evaluation.sweep import TILE

@@ -19,8 +19,8 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice
 from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_labels
+from nearfar.evaluation.dealing import check_rows, filled, ranks
 from nearfar.evaluation.deep_ranks import Ties, deep_ranks
-from nearfar.evaluation.ranks import check_rows, filled, ranks
 from nearfar.evaluation.spaces import METRICS, Metric
 from nearfar.evaluation.sweep import strips
 

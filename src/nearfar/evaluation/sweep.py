@@ -12,8 +12,8 @@ from torch import Tensor
 
 from nearfar._utils.progress import Watch
 from nearfar.evaluation.best import Best
+from nearfar.evaluation.dealing import ranks
 from nearfar.evaluation.dealt_sweep import Grid, hide_itself, over_ranks
-from nearfar.evaluation.ranks import ranks
 from nearfar.evaluation.spaces import Buffer, Metric, Rows, keys, scores, spaces
 
 __all__ = ["TILE", "Neighbors", "Strip", "strips"]
@@ -49,7 +49,7 @@ def strips(
 ) -> Iterator[tuple[slice, Neighbors]]:
     """Yield `Neighbors` for a strip of queries at a time, for callers that do not need the whole [n, k] list.
 
-    Over ranks (`nearfar.evaluation.ranks`) each yields its own queries only.
+    Over ranks (`nearfar.evaluation.dealing`) each yields its own queries only.
     """
     grid, group = _grid(queries, references, k, tile), ranks()
     if group.world > 1:

@@ -22,7 +22,7 @@ import numpy as np
 from nearfar._utils.checks import check_choice
 from nearfar._utils.files import atomic_write
 from nearfar._utils.progress import Watch
-from nearfar.evaluation.ranks import alone, ranks
+from nearfar.evaluation.dealing import alone, ranks
 from nearfar.evaluation.summary import Evaluation, evaluate
 from nearfar.report import sections
 from nearfar.report.confusion import confusion

@@ -15,7 +15,7 @@ from nearfar._utils.files import atomic_write
 from nearfar.runs.changes import check_resumable
 from nearfar.runs.config import Config, to_tree
 from nearfar.train import checkpoint
-from nearfar.train.sharded import remove_others
+from nearfar.train.folder import remove_shards
 from nearfar.train.state import TrainState, seed_everything
 
 __all__ = ["Checkpointer"]
@@ -84,7 +84,7 @@ class Checkpointer:
             self._recorded = self.best_step
             self._before.unlink(missing_ok=True)
             if state.sharded is not None:
-                remove_others(self.last.parent, learned["shards"])
+                remove_shards(self.last.parent, learned["shards"])
         self._kept = step
         machine.wait_for_everyone()
 

@@ -21,9 +21,10 @@ from typing import Any, Self, TypeVar
 
 from accelerate.utils import broadcast_object_list
 
+from nearfar._utils.files import remove_files
 from nearfar.train.owner import LOCK, Owner
 
-__all__ = ["RunFolder", "agreed", "begun", "is_run", "new_folder", "remove"]
+__all__ = ["RunFolder", "agreed", "begun", "is_run", "new_folder", "remove", "remove_shards"]
 
 if sys.platform != "win32":
     import fcntl
@@ -43,7 +44,7 @@ FILES = (
     "report.html",
     LOCK,
 )
-"""The files of a run, besides the event files in `tensorboard/`."""
+"""The files of a run, besides the event files in `tensorboard/` and the folders `checkpoints/shards-STEP`."""
 RUNS = Path("runs")
 
 _held: set[int] = set()
@@ -174,11 +175,16 @@ def remove(folder: Path) -> None:
     _sweep(folder)
     for path in (*(folder / name for name in FILES), *folder.glob("tensorboard/events.out.tfevents.*")):
         path.unlink(missing_ok=True)
+    remove_shards(folder / "checkpoints")
     for name in ("checkpoints", "tensorboard"):
-        try:
-            (folder / name).rmdir()
-        except OSError:
-            continue  # not there, or somebody keeps something in it
+        remove_files(folder / name)
+
+
+def remove_shards(folder: Path, keep: str = "") -> None:
+    """Remove the shards in a folder of checkpoints, but for those in `keep`."""
+    for other in folder.glob("shards-*"):
+        if other.name != keep:
+            remove_files(other, ".metadata*", "__*.distcp")
 
 
 def _sweep(folder: Path) -> None:

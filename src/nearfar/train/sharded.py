@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import re
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 
-__all__ = ["Sharded", "remove_others"]
+__all__ = ["Sharded"]
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 
@@ -94,13 +93,6 @@ def _alone_or_not() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         yield
-
-
-def remove_others(folder: Path, kept: str) -> None:
-    """Remove the shards of earlier steps."""
-    for other in folder.glob("shards-*"):
-        if other.name != kept:
-            shutil.rmtree(other, ignore_errors=True)
 
 
 def _split(model: nn.Module, mesh: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.process_group import Group, ProcessGroup
-from nearfar.evaluation.ranks import dealt
+from nearfar.evaluation.dealing import dealt
 from nearfar.train.state import TrainState
 
 __all__ = ["shared"]
