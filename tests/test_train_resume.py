@@ -203,6 +203,8 @@ REFUSED = {
     "training.precision": {"training": {"precision": "float64"}},
     "training.cross_batch_memory": {"training": {"cross_batch_memory": 20}},
     "training.protocol": {"training": {"protocol": "paper"}},
+    "data.labels": {"data": {"labels": "cls"}},
+    "data.inputs": {"data": {"inputs": "png"}},
     "data.validation": {"data": {"validation": 0.5}},
     "data.validation_classes": {"data": {"validation_classes": ["1*"]}},
     "data.move": {"data": {"move": 2.0}},

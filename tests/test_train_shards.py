@@ -14,6 +14,7 @@ from runs import config, journal, weights
 from shard_cases import write
 
 from nearfar.train import fit
+from nearfar.train.source import opened
 
 KINDS = [f"kind {number}" for number in range(8)]
 
@@ -42,6 +43,15 @@ def trained(places: dict[str, Path], name: str, run: Path, steps: int = 6, **mor
         training={"steps": steps, "evaluate_every": 3, "checkpoint_every": 3, "diagnose_every": 0, "explain_every": 0},
     )
     fit(plan, run, console=Console(quiet=True), **more)
+
+
+def test_labels_and_inputs_are_keys(places):
+    spec = config(data={"name": "shards", "path": str(places["shards"]), "labels": "txt", "inputs": "png"}).data
+    with pytest.raises(ValueError, match=r"has no file .txt"):
+        opened(spec)
+    spec = config(data={"name": "shards", "path": str(places["shards"]), "labels": "cls", "inputs": "jpg"}).data
+    with pytest.raises(ValueError, match=r"has no file .jpg"):
+        opened(spec)
 
 
 def test_a_resumed_run_from_shards_is_the_run_from_a_folder(places, tmp_path):

@@ -35,6 +35,8 @@ class DataConfig:
         "glyphs", "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf"
     )
     path: str | None = option(None, "where it lies; glyphs needs none")
+    labels: str | None = option(None, "shards: a suffix, json.KEY or a .csv file; hf: a column; null: what is usual")
+    inputs: str | None = option(None, "shards: the suffix of pictures; hf: a column; null: the only one there is")
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
     train_size: int | None = option(None, "pixels a side in training alone; null: as in evaluation")

@@ -11,4 +11,11 @@ __all__ = ["opened"]
 
 def opened(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataSet:
     """Open the data set as the configuration says; `on_corrupt`, if given, takes precedence."""
-    return open_data(spec.name, spec.path, on_corrupt=on_corrupt or spec.on_corrupt, outside=spec.outside)
+    return open_data(
+        spec.name,
+        spec.path,
+        labels=spec.labels,
+        inputs=spec.inputs,
+        on_corrupt=on_corrupt or spec.on_corrupt,
+        outside=spec.outside,
+    )

@@ -20,6 +20,8 @@ __all__ = ["Space", "read_space", "spaces"]
 REFUSED = {
     "data.name": "every trial is scored on the same data",
     "data.path": "every trial is scored on the same data",
+    "data.labels": "every trial is scored on the same data",
+    "data.inputs": "every trial is scored on the same data",
     "data.validation": "every trial learns from the same classes",
     "data.validation_classes": "every trial learns from the same classes",
     "data.on_corrupt": "every trial is scored on the same data",
