@@ -114,7 +114,8 @@ def test_a_page_without_pictures_and_names_that_lead_out(home, tmp_path):
     run(tmp_path, "search", "i.npz", "q.npz", "-k", 3, "--page", "g.html", "--images", "inner")
     page = (tmp_path / "g.html").read_text(encoding="utf-8")
     assert page.count("<img ") == 3  # mine.png, as an answer to each of the three
-    run(tmp_path, "search", "i.npz", "q.npz", "-k", 3, "--page", "h.html")
+    said = run(tmp_path, "search", "i.npz", "q.npz", "-k", 3, "--page", "h.html")
+    assert "page: h.html (without pictures: nearfar embed --thumbnails 96, or --images FOLDER" in " ".join(said.split())
     assert "<img " not in (tmp_path / "h.html").read_text(encoding="utf-8")
 
 

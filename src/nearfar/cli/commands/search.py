@@ -260,7 +260,9 @@ def _write_page(
     write_gallery(
         page, f"{queries.name} in {index.name}", f"{about}{made.similarity}.", every, lambda r: uri(shown.get(r))
     )
-    say(f"page: {page}")
+    pictured = any(shown.get(answer.row) for each in answers for answer in each)
+    hint = "" if pictured else " (without pictures: nearfar embed --thumbnails 96, or --images FOLDER, brings them)"
+    say(f"page: {page}{hint}")
 
 
 def show(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> None:
