@@ -65,6 +65,21 @@ def test_shards_are_one_process_and_go_on_with_another_number(tmp_path):
     assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "back"), rel=0, abs=1e-8)
 
 
+def test_shards_that_a_killed_process_left_are_replaced(tmp_path):
+    settings = {**sharded(EXACT, checkpoint_every=2, evaluate_every=4), "model": {"name": "small", "embedding_dim": 4}}
+    first, whole = ({**settings, "training": {**settings["training"], "steps": steps}} for steps in (2, 4))
+    fit(config(**first), tmp_path / "run", data=DATA["letters"]())
+    left = tmp_path / "run/checkpoints/shards-4"
+    left.mkdir()
+    for name in (".metadata", "__5_0.distcp"):
+        (left / name).write_bytes(b"torn")
+    fit(config(**whole), tmp_path / "run", data=DATA["letters"](), resume=True)
+    assert sorted(path.name for path in left.iterdir()) == [".metadata", "__0_0.distcp"]
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("shards-*")] == ["shards-4"]
+    fit(config(**first), tmp_path / "run", data=DATA["letters"](), overwrite=True)
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("shards-*")] == ["shards-2"]
+
+
 def test_blocks_are_the_entries_of_lists():
     inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     block = torch.nn.ModuleDict({"a": inner})

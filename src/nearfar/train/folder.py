@@ -24,7 +24,7 @@ from accelerate.utils import broadcast_object_list
 from nearfar._utils.files import remove_files
 from nearfar.train.owner import LOCK, Owner
 
-__all__ = ["RunFolder", "agreed", "begun", "is_run", "new_folder", "remove", "remove_shards"]
+__all__ = ["SHARD_FILES", "RunFolder", "agreed", "begun", "is_run", "new_folder", "remove", "remove_shards"]
 
 if sys.platform != "win32":
     import fcntl
@@ -45,6 +45,8 @@ FILES = (
     LOCK,
 )
 """The files of a run, besides the event files in `tensorboard/` and the folders `checkpoints/shards-STEP`."""
+SHARD_FILES = (".metadata*", "__*.distcp")
+"""What torch writes into a folder of shards."""
 RUNS = Path("runs")
 
 _held: set[int] = set()
@@ -184,7 +186,7 @@ def remove_shards(folder: Path, keep: str = "") -> None:
     """Remove the shards in a folder of checkpoints, but for those in `keep`."""
     for other in folder.glob("shards-*"):
         if other.name != keep:
-            remove_files(other, ".metadata*", "__*.distcp")
+            remove_files(other, *SHARD_FILES)
 
 
 def _sweep(folder: Path) -> None:

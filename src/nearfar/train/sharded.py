@@ -25,6 +25,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 
+from nearfar._utils.files import remove_files
+from nearfar.train.folder import SHARD_FILES
+
 __all__ = ["Sharded"]
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
@@ -45,7 +48,7 @@ class Sharded:
     """
 
     def __init__(self, model: nn.Module, machine: Any) -> None:
-        self.whole = copy.deepcopy(model)
+        self.whole, self._machine = copy.deepcopy(model), machine
         if machine.num_processes > 1:
             _split(model, init_device_mesh(machine.device.type, (machine.num_processes,)))
         # without DDP, which would copy the weights to every process
@@ -59,6 +62,9 @@ class Sharded:
     def save(self, folder: Path, step: int, loss: nn.Module, optimizer: Any, anchors: list[Any]) -> str:
         """Write weights and moments, each process its own; return the name of their folder, new for each step."""
         place = folder / f"shards-{step}"
+        if self._machine.is_main_process:
+            remove_files(place, *SHARD_FILES)  # of a process that was killed before `last.pt` named them
+        self._machine.wait_for_everyone()
         with _alone_or_not():
             dcp.save(self._state(loss, optimizer, anchors), checkpoint_id=place)  # type: ignore[attr-defined]
         return place.name
