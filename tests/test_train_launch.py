@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,22 @@ def test_accelerate_on_a_cpu_is_sent_to_torchrun_which_equals_one_process(config
 
 LAUNCHED = {"ACCELERATE_DYNAMO_BACKEND": "NO", "MASTER_ADDR": "127.0.0.1"}
 """What accelerate launch leaves in the environment of the one process that it starts."""
+
+
+def test_two_machines(config, tmp_path):
+    """Two launchers with addresses of their own meet at one of them, and train one run."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "--rdzv_id", "two"]
+    command = ["-m", "nearfar", "train", str(config), "--run-folder", str(tmp_path / "two")]
+    with ThreadPoolExecutor(2) as machines:
+        ended = list(machines.map(lambda at: run([*words, "--local_addr", at, *command]), ("127.0.0.1", "localhost")))
+    assert [each.returncode for each in ended] == [0, 0], [each.stderr for each in ended]
+    assert sorted(each.stdout.count("2 processes on cpu") for each in ended) == [0, 1]
+    fit(load(config), tmp_path / "one")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
 
 
 @pytest.mark.parametrize(
