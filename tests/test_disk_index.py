@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -398,3 +399,11 @@ def test_errors(tmp_path, how, words):
 def test_wrong_questions(built, k, wide):
     with pytest.raises(ValueError, match=r"1\.\.900|8 wide"):
         DiskIndex(built / "exact").search(rows(2, wide), k)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_beside_another_search_of_faiss(tmp_path, kind):
+    """faiss.contrib.torch_utils, which pytorch-metric-learning imports, replaces the methods of every index."""
+    import_module("faiss.contrib.torch_utils")
+    index = build_index(tmp_path / "i", rows(300), kind=kind, chunk=150, cells=None if kind == "hnsw" else 4)
+    assert index.search(rows(300)[:5], 1).places.flatten().tolist() == [0, 1, 2, 3, 4]

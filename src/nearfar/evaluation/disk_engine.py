@@ -222,7 +222,9 @@ def ask(plan: Plan, indices: Sequence[Any], queries: np.ndarray, k: int, effort:
             how = module.SearchParametersHNSW(efSearch=max(effort, many))
         else:
             how = module.SearchParametersIVF(nprobe=effort)
-        keys, listed = index.search(queries, many, params=how)
+        # faiss.contrib.torch_utils, which pytorch-metric-learning imports, puts a search without `params` in its place
+        search = getattr(index, "search_numpy", index.search)
+        keys, listed = search(queries, many, params=how)
         scores, places = torch.from_numpy(keys), torch.from_numpy(listed)
         scores = scores if plan.inner else -scores.clamp_min(0).sqrt()
         missing = places < 0

@@ -59,7 +59,8 @@ def retrieve_related(
         found = (*scored(right, ranked.values, relevant, ties), relevant)
         parts.append((rows, torch.stack([column.double() for column in found], dim=1)))
         if watch is not None:
-            watch("ranking references of queries", number + 1 - mine.start, len(mine))
+            first, last = mine.start * tall, min(mine.stop * tall, len(x))
+            watch("ranking references of queries", rows.stop - first, last - first)
     like = torch.empty(len(x), 4, dtype=torch.float64, device=labels.device)
     rank, r_precision, ap, relevant = filled(group, like, parts).unbind(dim=1)
     return PerQuery(rank.long(), r_precision, ap, relevant.long(), labels)
