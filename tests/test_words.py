@@ -27,7 +27,9 @@ OLD_AND_NEW = ("src/nearfar/_utils/renamed.py", "tests/test_renamed.py", "tests/
 """Files that must spell old names, because they refuse them."""
 
 # 1,000 and .001 and 10_000 are numbers; 002, "004" and 002_cub.yaml are papers
-PAPER = re.compile(r"(?<![\w.,{-])00[0-4](?![0-9]|[.,][0-9])")  # not the number of a file, s-{000..099}.tar
+PAPER = re.compile(r"(?<![\w.,])00[0-4](?![0-9]|[.,][0-9])")
+SHARD = re.compile(r"-(?:\{+\d+\.\.[^}]*\}+|\d+)\.tar")
+"""Files of a data set in shards, s-001.tar and s-{000..099}.tar, are no papers."""
 PAPERS_FILE = re.compile(r"(?:^|/)00[0-4](?![0-9])")
 
 PARTS = frozenset({"alike", "unlike", "atom", "optimiser", "normalise", "normalised", "steep"})
@@ -72,7 +74,7 @@ def is_british(name: str) -> bool:
 
 
 def numbered_papers(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if PAPER.search(line)]
+    return [line.strip() for line in text.splitlines() if PAPER.search(SHARD.sub("", line))]
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:

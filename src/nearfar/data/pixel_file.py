@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -20,14 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar._utils.files import plain_target
+from nearfar._utils.lock import alone
 
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
 
-if sys.platform != "win32":
-    import fcntl
-
-__all__ = ["Decode", "PixelFile", "Pixels", "alone"]
+__all__ = ["Decode", "PixelFile", "Pixels"]
 
 Pixels = NDArray[np.uint8]
 Decode = Callable[[int], Pixels | None]
@@ -164,14 +161,3 @@ def _committed(part: Path, log: Path) -> NDArray[np.void]:
 def _commit(stream: IO[bytes]) -> None:
     stream.flush()
     os.fsync(stream.fileno())
-
-
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time into the block; the lock of a process that dies is released by the system."""
-    if sys.platform == "win32":  # nothing there dies with its process as a lock does here
-        yield
-        return
-    with path.open("wb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar._utils.files import Arrays, check_seal, read_arrays, write_arrays
+from nearfar._utils.lock import alone
 from nearfar.data._cache import default_folder
 from nearfar.data.folders import SIDES
 from nearfar.data.names import Texts
 from nearfar.data.pictures import Member, Places
-from nearfar.data.pixel_file import alone
 from nearfar.data.samples import Labels, numbered
 from nearfar.data.shard_labels import label_rule, table_file
 from nearfar.data.shard_scan import Scan, first_suffixes, scan

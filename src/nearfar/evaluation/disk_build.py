@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.files import atomic_write, remove_files
+from nearfar._utils.lock import alone
 from nearfar._utils.progress import Progress
 from nearfar.evaluation.disk_engine import (
     INDEX,
@@ -116,7 +115,8 @@ def build_index(
     with Progress(f"indexing {plan.rows:,} vectors", plan.rows, shown=progress) as bar:
         if build.begin(_extras(found, network), recall):
             return DiskIndex(folder)
-        with _alone(build.folder):
+        busy = ValueError(f"Index: another process is building {folder}; wait for it to end.")
+        with alone(build.folder / LOCK, busy):
             build.parts(bar)
             build.extras(found, network)
             build.finish(recall)
@@ -324,21 +324,3 @@ def _extras(found: Vectors | None, network: Path | None) -> dict[str, str]:
         if isinstance(value, Tensor):
             extras[name] = digest_of_rows(value.numpy())
     return extras
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder against another process that builds in it; the lock falls with the process that holds it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    path = folder / LOCK
-    with path.open("w", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"Index: another process is building {folder}; wait for it to end.") from None
-        yield
-        path.unlink(missing_ok=True)

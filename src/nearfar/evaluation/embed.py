@@ -56,14 +56,16 @@ def embed(
     >>> embed(torch.nn.Identity(), torch.eye(3), batch_size=2)[2]
     tensor([0., 0., 1.])
     """
-    weights = of_weights(model) if isinstance(model, nn.Module) else None
     parts = list(embedded(model, data, batch_size=batch_size, device=device, progress=progress, resume=resume))
     sound = [part for part in parts if part]
     if not sound:
         raise ValueError(f"embed: all {_length(data)} samples were left out, so there is nothing to embed.")
     whole: dict[str, Any] = _joined(sound)
     x = torch.from_numpy(whole["x"])
-    return x if "y" not in whole else Vectors(x, whole["y"], whole.get("name"), fingerprint=weights or None)
+    if "y" not in whole:
+        return x
+    weights = of_weights(model) if isinstance(model, nn.Module) else None
+    return Vectors(x, whole["y"], whole.get("name"), fingerprint=weights or None)
 
 
 def embedded(
@@ -85,8 +87,10 @@ def embedded(
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"embed: batch_size must be a whole number from 1 on, but came as {batch_size!r}.")
     place = _device(model, device)
-    weights = of_weights(model) if isinstance(model, nn.Module) else None
-    store = None if resume is None else _Store(Path(resume), rows, batch_size, weights)
+    store = None
+    if resume is not None:
+        weights = of_weights(model) if isinstance(model, nn.Module) else None
+        store = _Store(Path(resume), rows, batch_size, weights)
     step = CHUNK * batch_size
     mine = share(-(-rows // step), rank, world)
     total = min(mine.stop * step, rows) - min(mine.start * step, rows)

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from nearfar._utils.checkpoint import first_line
 from nearfar._utils.checks import capturing
 from nearfar._utils.shortcuts import HOOKS, Part
 from nearfar.groups.groupings import Product
@@ -49,6 +50,9 @@ KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
 """Classes, and whether they and all their bases are ours."""
 CHANGING = frozenset({"training", "_warned", "_deferred", "_replays"})
 """Attributes of a loss that say nothing about its value."""
+
+TWINNED = ("_parameters", "_modules")
+"""What a twin has its own of."""
 
 Given = tuple[Tensor | None, ...]
 Run = Callable[[Any, Given], Tensor]
@@ -195,7 +199,7 @@ def _tried(run: Run, loss: nn.Module, given: Given) -> Recording | int:
         return Recording(run, loss, given)
     except RuntimeError as error:
         warnings.warn(
-            f"{type(loss).__name__}: this call could not be recorded on the GPU ({str(error).splitlines()[0]}); it is "
+            f"{type(loss).__name__}: this call could not be recorded on the GPU ({first_line(error)}); it is "
             'computed anew each time, which is slower; engine="dense" never records.',
             stacklevel=2,
         )
@@ -258,9 +262,6 @@ def _twin(loss: nn.Module) -> Any:
         mine = {name: made.get(id(x), x) for name, x in one.__dict__.items()}  # a module may be held unregistered too
         made[id(one)].__dict__.update(mine | inner)
     return made[id(loss)]
-
-
-TWINNED = ("_parameters", "_modules")
 
 
 def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:

@@ -63,7 +63,8 @@ class Checkpointer:
         randoms = [checkpoint.random_state()]
         if machine.num_processes > 1:
             randoms = gather_object(randoms)
-        learned = self._learned(state, step)
+        sharded = state.sharded is not None
+        learned = self._learned(state, step) if sharded or machine.is_main_process else {}
         if machine.is_main_process:
             scaler, average = machine.scaler, state.step.average
             self._save(
@@ -83,7 +84,7 @@ class Checkpointer:
             )
             self._recorded = self.best_step
             self._before.unlink(missing_ok=True)
-            if state.sharded is not None:
+            if sharded:
                 remove_shards(self.last.parent, learned["shards"])
         self._kept = step
         machine.wait_for_everyone()

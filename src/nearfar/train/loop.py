@@ -26,7 +26,7 @@ from nearfar.evaluation.preprocessing import fingerprint_of
 from nearfar.losses.annealing import advance
 from nearfar.relations.relation import Relation
 from nearfar.runs import journal, parts
-from nearfar.runs.config import Config, TrainingConfig, save
+from nearfar.runs.config import Config, save
 from nearfar.train import baselines, processes
 from nearfar.train.checkpointer import Checkpointer
 from nearfar.train.feed import feed
@@ -237,14 +237,14 @@ def _steps(
     readings, start = Readings(done), time.monotonic() - _spent(before)  # not the clock on the wall, which may go back
     for step, batch in _batches(state, done):
         moment = _advance(state, step, batch)
-        if state.sharded is not None and _looked_at(plan, step, callbacks):
+        evaluating = step == plan.steps or step % plan.evaluate_every == 0
+        if state.sharded is not None and (evaluating or _doctor_looks(step, callbacks)):
             state.sharded.gather()
         readings.put({"step": step, "lr": moment.lr, "time": round(time.monotonic() - start, 3)}, moment.scalars)
         _write(lines, show, readings.take())
         for found in _closer_looks(moment, callbacks):
             lines.write({"step": step, **found})
         last = step == plan.steps or _agreed(state, step, stop)
-        evaluating = step == plan.steps or step % plan.evaluate_every == 0
         if last or evaluating or step % plan.checkpoint_every == 0:
             _write(lines, show, readings.take(all_of_them=True))  # nothing is kept before its losses are known
         if evaluating:
@@ -258,10 +258,9 @@ def _steps(
     return done
 
 
-def _looked_at(plan: TrainingConfig, step: int, callbacks: Sequence[Callback]) -> bool:
-    """Whether the network is scored or looked at after this step."""
-    every = [plan.evaluate_every, *(each.every for each in callbacks if isinstance(each, Doctor))]
-    return step == plan.steps or any(step % each == 0 for each in every)
+def _doctor_looks(step: int, callbacks: Sequence[Callback]) -> bool:
+    """Whether a doctor looks at the network after this step."""
+    return any(step % each.every == 0 for each in callbacks if isinstance(each, Doctor))
 
 
 def _batches(state: TrainState, done: int) -> Iterator[tuple[int, Batch]]:
