@@ -127,6 +127,27 @@ def test_held_out_classes_stand_in_for_the_test(vectors, tmp_path):
     assert not set(data.test.classes) & set(whole.test.classes)
 
 
+def test_classes_are_held_out_by_name(vectors, tmp_path):
+    whole, _ = grid._judged(trial(vectors))
+    first, second, third, *others = whole.train.classes
+    some = trial(vectors, held_classes=(first, f"[{second}{third}]"))
+    data, _ = grid._judged(some)
+    assert data.test.classes == (first, second, third)
+    assert data.train.classes == tuple(others)
+    line = grid.run([some], tmp_path / "runs.jsonl", console=QUIET)[some.key]
+    assert line["queries"] == 18
+    assert line["held_classes"] == list(some.held_classes)
+    assert len({some.key, trial(vectors).key, replace(some, held_classes=(first,)).key}) == 3
+
+
+def test_one_data_set_is_open_at_a_time(vectors):
+    """What a process holds on the device goes with the data set."""
+    first = grid._open("vectors", vectors, (None, None, "none"))
+    assert grid._open("vectors", vectors, (None, None, "none")) is first
+    assert grid._open("vectors", vectors, (None, 288, "none")) is not first
+    assert grid._open.cache_info().currsize == 1
+
+
 def test_wrong_labels_keep_the_sizes_of_classes(vectors):
     labels = np.repeat(np.arange(50), 4)
     for samples in (Tensors(np.zeros((200, 2)), labels), Labeled([np.zeros(2)] * 200, labels)):

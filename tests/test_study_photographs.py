@@ -72,8 +72,8 @@ def study(pictures, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         opened = grid._open
 
-        def sealed(name, path):
-            data = opened(name, path)
+        def sealed(*told):
+            data = opened(*told)
             return replace(data, test=_Sealed(data.test))
 
         patch.setattr(grid, "_open", sealed)

@@ -27,7 +27,7 @@ from nearfar._utils.console import Terminal
 from nearfar._utils.files import read_arrays, write_text
 from nearfar._utils.journal import read_lines
 from nearfar._utils.progress import Progress
-from nearfar.data import DataSet, Samples, class_disjoint, genuine, open_data, part
+from nearfar.data import DataSet, Samples, class_disjoint, classes_by_name, genuine, open_data, part
 from nearfar.evaluation.clustering import clustering_scores
 from nearfar.runs.config import to_tree
 from nearfar.runs.journal import Journal
@@ -59,6 +59,7 @@ class Trial:
         wrong: the share of the training labels that is permuted.
         held_out: the share of the training classes that is held out and scored instead of the test classes, which are
             then not read; 0: the test classes.
+        held_classes: the names (patterns) of those classes, in place of a share.
         clustering: NMI and F1 on whole test classes of at most this many samples; 0: none.
     """
 
@@ -67,6 +68,7 @@ class Trial:
     wrong: float = 0.0
     held_out: float = 0.0
     clustering: int = 0
+    held_classes: tuple[str, ...] = ()
 
     @functools.cached_property
     def key(self) -> str:
@@ -91,7 +93,8 @@ class Trial:
         weights = config["model"]["weights"]
         config["model"]["weights"] = weights and Path(weights).name
         judged = {"ks": list(self.ks), "wrong": self.wrong, "held_out": self.held_out, "clustering": self.clustering}
-        return {"config": config, **judged}
+        named = {"held_classes": list(self.held_classes)} if self.held_classes else {}
+        return {"config": config, **judged, **named}
 
 
 class Workers:
@@ -239,17 +242,21 @@ def _batch(config: Config, classes: int) -> int:
     return int(shape["batch_size"] if "batch_size" in shape else shape["classes"] * shape["samples"])
 
 
-@functools.lru_cache(maxsize=4)
-def _open(name: str, path: str | None) -> DataSet:
+@functools.lru_cache(maxsize=1)  # pictures on the device go with their data set: the next one needs the room
+def _open(name: str, path: str | None, form: tuple[Any, ...]) -> DataSet:
+    """A data set; `form` is what its decoded pictures depend on."""
     return open_data(name, path)
 
 
 def _judged(trial: Trial) -> tuple[DataSet, float]:
     """The data of a run, and the share of its training labels that is wrong."""
     spec = trial.config.data
-    data = replace(_open(spec.name, spec.path), ks=trial.ks)
-    if trial.held_out:
-        rest, held_out = class_disjoint(data.train, trial.held_out, seed=0)
+    data = replace(_open(spec.name, spec.path, (spec.transform, spec.size, spec.cache)), ks=trial.ks)
+    if trial.held_out or trial.held_classes:
+        if trial.held_classes:
+            rest, held_out = classes_by_name(data.train, trial.held_classes)
+        else:
+            rest, held_out = class_disjoint(data.train, trial.held_out, seed=0)
         data = replace(data, train=part(data.train, rest), test=part(data.train, held_out), gallery=None)
     if not trial.wrong:
         return data, 0.0
