@@ -18,7 +18,7 @@ from nearfar._utils.files import write_text
 from nearfar.studies import photographs
 from nearfar.studies._desk import as_json
 from nearfar.studies._photographs_methods import METHODS
-from nearfar.studies._photographs_pages import claims, paper_claims, tests
+from nearfar.studies._photographs_pages import claims, paper_claims, tested
 
 PAPERS = {"dro": "Qi et al. 2020", "profs": "Can et al. 2019"}
 
@@ -34,8 +34,7 @@ def pages(args):
         name = f"photographs-{found['data']}"
         write_text(args.results / f"{name}.json", as_json(found))
         shown.append(f"### {found['data']}")
-        done, wanted = tests(found)
-        if done == wanted:  # not before: the picture shows test scores
+        if tested(found):  # not before: the picture shows test scores
             photographs.draw(found, args.images)
             shown.append(f"![{name}](../images/{name}.png)")
         shown.append(photographs.markdown(found).rstrip())

@@ -29,14 +29,15 @@ def draw(found: Found, folder: Path) -> None:
 def markdown(found: Found) -> str:
     """How the runs were made, the tuning, the test scores with what follows from them, and the doctor.
 
-    Test scores are shown once all test runs are there: what is looked at early tempts to choose by it.
+    Test scores are shown once every method has at most one test run to go: what is looked at early, of some methods,
+    tempts to choose by it.
     """
     parts = [_setting(found), f"Tuning: {NAMES[found['score']]} on the held-out training classes, one seed:"]
     parts.append(_tuning(found))
     done, wanted = tests(found)
     if done < wanted:
-        parts.append(f"The test is not complete: {done} of {wanted} runs. Its scores are shown when all are there.")
-    else:
+        parts.append(f"The test is not complete: {done} of {wanted} runs.")
+    if tested(found):
         parts += _tested(found)
     parts += [
         "What the doctor said while the runs were trained, tuning and test together (a false alarm: a warning or an "
@@ -51,6 +52,12 @@ def tests(found: Found) -> tuple[int, int]:
     """How many test runs there are, and how many there will be."""
     methods = found["methods"].values()
     return sum(each["scores"]["runs"] for each in methods), found["seeds"] * len(methods)
+
+
+def tested(found: Found) -> bool:
+    """Whether test scores may be shown: each method has two runs or more, and at most one to go."""
+    least = min(each["scores"]["runs"] for each in found["methods"].values())
+    return bool(least >= min(2, found["seeds"]) and least >= found["seeds"] - 1)
 
 
 def _tested(found: Found) -> list[str]:
