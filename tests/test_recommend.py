@@ -57,7 +57,8 @@ def test_projections_are_proposed_where_they_were_measured_best():
 def test_it_says_when_no_row_is_near():
     found = recommend(labels(3, 500), rows=ROWS)
     assert any("No measured row is near: the nearest data set is a" in reason for reason in found.reasons)
-    assert found.config["loss"]["name"] == "DroTopK"
+    assert found.config["loss"] == {"name": "NTXent", "temperature": 0.07}
+    assert recommend(labels(3, 500), photographs=True, rows=ROWS).config["loss"]["name"] == "ProxyAnchor"
     assert found.config["batches"] == {"name": "MPerClass", "classes": 3, "samples": 5}
 
 
@@ -94,8 +95,8 @@ def test_the_rows_of_the_package_name_files_of_the_repository():
 def test_the_rows_of_the_package_are_those_of_the_results():
     made = runpy.run_path(str(ROOT / "benchmarks" / "quality" / "rows.py"))["rows"]()
     assert [asdict(row) for row in measured()] == made
-    assert {row.data for row in measured()} == {"glyphs", "omniglot", "cub"}
-    assert [row.model for row in measured() if row.loss["name"] == "NPair"] == [{"normalize": False}] * 6
+    assert {row.data for row in measured()} == {"glyphs", "omniglot", "cub", "flowers"}
+    assert [row.model for row in measured() if row.loss["name"] == "NPair"] == [{"normalize": False}] * 8
 
 
 def test_plain_batches_are_proposed_where_projections_lead_by_less_than_the_seeds_tell():
@@ -120,4 +121,4 @@ def test_what_the_measured_network_needed_is_proposed_too():
 def test_projections_ask_for_no_more_classes_than_there_are():
     found = recommend(labels(30, 5), rows=(replace(ROWS[2], classes=40),))
     assert found.config["batches"]["batch_size"] == 54  # three of thirty are held out
-    assert found.reasons[2].startswith("The one row measured on data of this shape: Margin (margin 0.2) with")
+    assert found.reasons[2].startswith("The best result on data of this shape: Margin (margin 0.2) with")

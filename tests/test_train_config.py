@@ -20,7 +20,7 @@ def test_the_printed_default_reads_back_equal(tmp_path):
 
 def test_every_key_is_explained():
     for line in to_yaml(Config()).splitlines():
-        if not line.startswith(("  name", "  k:", "  pair", "  classes", "  samples")):
+        if not line.startswith(("  name", "  temperature", "  classes", "  samples")):
             assert "#" in line, line
 
 
@@ -91,8 +91,8 @@ def test_a_section_that_is_no_mapping_is_told_how_to_write_it(section, value):
 
 
 def test_options_without_a_name_change_the_default_part():
-    assert parse({"loss": {"k": 9}}).loss.options["k"] == 9
-    assert parse({"loss": {"k": 9}}).loss.name == "DroTopK"
+    assert parse({"loss": {"temperature": 0.2}}).loss.options["temperature"] == 0.2
+    assert parse({"loss": {"temperature": 0.2}}).loss.name == "NTXent"
 
 
 def test_a_configuration_is_frozen():

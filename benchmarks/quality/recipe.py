@@ -108,6 +108,14 @@ def weights(folder: Path) -> str | None:
     return name
 
 
+def tested(where: Keys) -> list[tuple[str, str]]:
+    """Flags for a test run, which is scored once, at its end."""
+    steps = load(RECIPE).training.steps
+    quiet = {"training.baselines": False, "training.explain_every": 0, "training.compile": "kernels"}
+    told = {**where, **quiet, "training.evaluate_every": steps, "training.checkpoint_every": steps}
+    return [(name, json.dumps(value)) for name, value in told.items()]
+
+
 def judged(line: Line | None) -> float | None:
     """What a run is judged by, in points; None where it failed or is missing."""
     if line is None or line["error"] is not None:
@@ -256,8 +264,7 @@ def main() -> None:
     where = {"data.path": str(told.path), "model.weights": told.weights or weights(told.folder)}
     with Workers(told.jobs) as workers:
         if told.test:
-            flags = [(name, json.dumps(value)) for name, value in where.items()]
-            test(load(RECIPE, flags), told.folder, workers)
+            test(load(RECIPE, tested(where)), told.folder, workers)
         elif not told.table:
             search(told.folder, where, workers, told.seconds)
     write_text(told.folder / "recipe.md", table(told.folder, where))

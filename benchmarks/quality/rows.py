@@ -1,6 +1,6 @@
 """The rows of `nearfar recommend` (src/nearfar/cli/measured.json) from the results that lie beside this folder.
 
-python benchmarks/quality/rows.py     profs (plain, PROFS, PROFS + HNCM), robustness (right labels), photographs
+python benchmarks/quality/rows.py     profs (plain, PROFS, PROFS + HNCM), robustness (right labels), demo, photographs
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from nearfar._utils.files import write_text
+from nearfar.studies import grid
 from nearfar.studies._desk import spread
 
 ROOT = Path(__file__).parents[2]
@@ -53,10 +54,29 @@ def of_study(name, source, columns):
                 yield row(found["data"], found["training"], lines[0]["config"], recalls, source)
 
 
-def of_photographs():
-    found = read("photographs")
+def of_photographs(data):
+    """The test runs of the study's methods on one data set."""
+    found = read(f"photographs-{data}")
+    runs = {line["key"]: line for line in found["runs"]}
+    for method in found["methods"].values():
+        lines = [runs[key] for key in method["scores"]["keys"] if key in runs]
+        recalls = [line["scores"]["recall@1"] for line in lines]
+        yield row(data, found["training"], lines[0]["config"], recalls, "photographs_study.md")
+
+
+def of_recipe():
+    """The recipe for photographs, tested on CUB."""
+    lines = list(grid.lines(RESULTS / "recipe-test.jsonl").values())
+    recalls = [line["scores"]["recall@1"] for line in lines]
+    yield row("cub", read("photographs-cub")["training"], lines[0]["config"], recalls, "recipe.md")
+
+
+def of_demo():
+    """The demo's recipe, tested on scripts never seen."""
+    found = read("demo")["test"]
     runs = found["runs"]
-    yield row("cub", found["training"], runs[0]["config"], [run["recall"]["1"] for run in runs], "photographs.md")
+    training = read("noise-glyphs")["training"]
+    yield row("glyphs", training, found["config"], [run["recall"]["1"] / 100 for run in runs], "demo.md")
 
 
 def rows():
@@ -64,7 +84,10 @@ def rows():
         *of_study("profs-glyphs", "profs.md", None),
         *of_study("profs-omniglot", "profs.md", None),
         *of_study("noise-glyphs", "robustness.md", ("0",)),
-        *of_photographs(),
+        *of_demo(),
+        *of_photographs("cub"),
+        *of_photographs("flowers"),
+        *of_recipe(),
     ]
 
 

@@ -131,7 +131,7 @@ def _put(tree: Any, path: list[str], value: Any, name: str) -> None:
             tree[key] = {}
         tree = tree[key]
     if not isinstance(tree, dict) or len(path) < 2:
-        raise ValueError(f"--{name}: a flag is section.key, such as --loss.k 160 or --training.steps 500.")
+        raise ValueError(f"--{name}: a flag is section.key, such as --optimizer.lr 1e-4 or --training.steps 500.")
     if path[-1] == "name" and tree.get("name") != value:
         tree.clear()  # another loss or sampler has other arguments
     tree[path[-1]] = value

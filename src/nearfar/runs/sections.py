@@ -169,7 +169,8 @@ class TrainingConfig:
         check_positive("config", "training.diagnose_every", self.diagnose_every or 0, zero=True)
 
 
-LOSS = Part("DroTopK", MappingProxyType({"k": "8B", "pair": MappingProxyType({"name": "Logistic"})}))
+LOSS = Part("NTXent", MappingProxyType({"temperature": 0.07}))
+"""Of 24 losses tuned alike it has the best mean rank on two sets of photographs (docs/measured/photographs.md)."""
 BATCHES = Part("MPerClass", MappingProxyType({"classes": None, "samples": 4}))
 
 

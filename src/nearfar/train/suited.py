@@ -20,7 +20,7 @@ from nearfar.models.usual import LARGE, network_for
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
 
-__all__ = ["Input", "default_transform", "describe", "open_model", "shares_of", "split"]
+__all__ = ["Input", "default_transform", "describe", "open_model", "shares_of", "short_side", "split"]
 
 LOOKED_AT = 16
 """How many pictures are read to find their size."""
@@ -78,13 +78,18 @@ def _size(config: Config, transform: str, samples: Samples) -> int | None:
     """
     if config.data.size is not None or transform not in transforms.CROPS or config.model.name not in (None, "small"):
         return config.data.size
-    every = max(1, len(samples) // LOOKED_AT)
-    seen = (samples[i] for i in range(0, len(samples), every))
-    sides = [min(picture.size) for picture in seen if isinstance(picture, Image.Image)]
-    side = int(median(sides)) if sides else LARGE + 1
+    side = short_side(samples)
     if side <= LARGE:
         return side
     return LARGE if config.model.name == "small" else None
+
+
+def short_side(samples: Samples) -> int:
+    """The short side of pictures in pixels: the median of some of them; if none is a picture, that of a photograph."""
+    every = max(1, len(samples) // LOOKED_AT)
+    seen = (samples[i] for i in range(0, len(samples), every))
+    sides = [min(picture.size) for picture in seen if isinstance(picture, Image.Image)]
+    return int(median(sides)) if sides else LARGE + 1
 
 
 def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:

@@ -77,7 +77,7 @@ def train(
     processes: Processes = None,
     again: Restarts = 0,
 ) -> None:
-    """Train a network as a configuration says; any key can be set by a flag, such as --loss.k 160.
+    """Train a network as a configuration says; any key can be set by a flag, such as --training.steps 500.
 
     Several processes: --processes N. Several machines: torchrun ... -m nearfar train CONFIG --run-folder FOLDER.
     """
@@ -143,7 +143,19 @@ def _chosen(
             what = "--resume" if resume else str(config)
             raise ValueError(f"--apply-remedy takes the configuration of {ill}, but {what} came; leave one out.")
         return _cured(ill, flags)
+    if config is None and not resume:
+        return _usual(flags)
     return load(_config_to_resume(run, config, flags) if resume else config, flags)
+
+
+def _usual(flags: Sequence[tuple[str, str]]) -> Config:
+    """What suits the data, where no file was named."""
+    from nearfar.train.recipe import usual
+
+    found, words = usual(flags)
+    if words and is_first():
+        say(words)
+    return found
 
 
 def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
@@ -194,12 +206,17 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
 
 
 def config(words: Words = None) -> None:
-    """Print a full configuration with comments: the defaults, or a file completed by defaults; flags change it."""
+    """Print a full configuration with comments: a file completed by defaults, or what suits the data; flags change it.
+
+    Without a file and flags: the defaults. For photographs: nearfar config --data.name folder --data.path FOLDER.
+    """
     with one_sentence("config"):
         from nearfar.runs.parts import check
         from nearfar.train import load, to_yaml
+        from nearfar.train.recipe import usual
 
-        chosen = load(*read_words(words or ()))
+        path, flags = read_words(words or ())
+        chosen = load(path, flags) if path is not None or not flags else usual(flags)[0]
         check(chosen)
         say(to_yaml(chosen), end="")
 
@@ -225,7 +242,10 @@ def demo(
 def recommend(
     name: Annotated[str, typer.Argument(metavar="DATA", help="A data set's name, such as folder, manifest or cub.")],
     path: Annotated[Path | None, typer.Option(help="Where it lies.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples that the network can take at once.", min=4)] = 128,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Samples that the network can take at once; by default 128, of photographs 80.", min=4),
+    ] = None,
     memory: Annotated[float, typer.Option(help="Gigabytes that the loss may use.")] = 8.0,
 ) -> None:
     """Recommend loss, sampler and batch for a data set, with reasons and the measured result behind them."""
@@ -235,11 +255,23 @@ def recommend(
         from nearfar.cli.recommend import recommend as propose
         from nearfar.data import open_data
         from nearfar.data.splits import classes_apart
+        from nearfar.train.recipe import are_photographs, recipe
 
         data = open_data(name, path)
-        apart = classes_apart(data.train, data.test)
-        found = propose(data.train.labels, batch_size=batch_size, memory=memory, test=apart)
-        tree = {"data": {"name": name, "path": None if path is None else str(path)}, **found.config}
+        apart, photographs = classes_apart(data.train, data.test), are_photographs(data)
+        tree = recipe(data.train) if photographs else {"data": {}}
+        found = propose(
+            data.train.labels,
+            batch_size=batch_size or (80 if photographs else 128),
+            memory=memory,
+            validation=tree["data"].get("validation", 0.1),
+            test=apart,
+            photographs=photographs,
+        )
+        for section, keys in found.config.items():
+            named = section in ("loss", "batches")  # another loss has other arguments
+            tree[section] = keys if named else {**tree.get(section, {}), **keys}
+        tree["data"] = {**tree["data"], "name": name, "path": None if path is None else str(path)}
         for reason in found.reasons:
             say(f"# {reason}")
         say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")
