@@ -176,3 +176,8 @@ def test_wrong_labels_keep_the_sizes_of_classes(vectors):
 def test_jobs_must_be_a_number():
     with pytest.raises(ValueError, match="Workers: jobs must be"):
         Workers(0)
+
+
+def test_a_run_that_nobody_waits_for_ends_after_its_step(vectors, monkeypatch):
+    monkeypatch.setattr(grid.pool, "stopping", lambda: True)
+    assert grid.attempt(trial(vectors)) is None

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 from rich.console import Console
@@ -15,11 +16,12 @@ import nearfar as nf
 from nearfar._utils.journal import read_lines
 from nearfar.runs.config import load
 from nearfar.train import NotFiniteError, fit
-from nearfar.tune import processes, trial
+from nearfar.tune import trial
 from nearfar.tune.record import Record
 from nearfar.tune.trial import Job, Outcome, attempt, judged
 
 QUIET = Console(quiet=True)
+SEARCH = import_module("nearfar.tune.search")  # the name in the package is the function
 LR = {"low": 1e-4, "high": 1e-1, "log": True}
 LOSSES = [{"name": "SupCon", "temperature": {"low": 0.05, "high": 0.5}}, {"name": "Margin"}]
 SHORT = config(data={"validation": 0.3}, training={"steps": 4, "evaluate_every": 2, "checkpoint_every": 4})
@@ -47,7 +49,7 @@ def faked(monkeypatch):
         score = 1 / (1 + abs(math.log10(job.config.optimizer.lr) + 2))
         return Outcome("done", score, (score,), (((2, score), (4, score)),))
 
-    monkeypatch.setattr(processes, "attempt", fake)
+    monkeypatch.setattr(SEARCH, "attempt", fake)
     return jobs
 
 
@@ -120,13 +122,13 @@ def test_a_search_goes_on_where_it_stopped(tmp_path, faked):
 
 
 def test_ctrl_c_keeps_what_has_ended(tmp_path, faked, monkeypatch):
-    plain = processes.attempt
-    monkeypatch.setattr(processes, "attempt", lambda *given: None if len(faked) == 2 else plain(*given))
+    plain = SEARCH.attempt
+    monkeypatch.setattr(SEARCH, "attempt", lambda *job, **how: None if len(faked) == 2 else plain(*job, **how))
     found = search(tmp_path, trials=4)
     assert (found.finished, len(found.trials)) == (False, 2)
     assert load(tmp_path / "best.yaml") == found.best
     assert "stopped; the search can go on" in (tmp_path / "tune.html").read_text(encoding="utf-8")
-    monkeypatch.setattr(processes, "attempt", plain)
+    monkeypatch.setattr(SEARCH, "attempt", plain)
     assert search(tmp_path, trials=4).finished
     assert len(faked) == 4
 
@@ -168,9 +170,9 @@ def test_rivals_are_the_trials_of_the_same_loss_once_five_have_finished(tmp_path
     faked.clear()
     ends, plain = (
         iter([{}, {"state": "pruned", "score": None}, {"state": "failed", "score": None}, *[{}] * 6]),
-        processes.attempt,
+        SEARCH.attempt,
     )
-    monkeypatch.setattr(processes, "attempt", lambda *given: replace(plain(*given), **next(ends)))
+    monkeypatch.setattr(SEARCH, "attempt", lambda *job, **how: replace(plain(*job, **how), **next(ends)))
     search(tmp_path / "states", trials=9)
     assert [len(job.rivals) for job in faked] == [0] * 7 + [6, 7]  # the one that failed is none
 

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from nearfar.data.samples import Labels, Samples
+from nearfar.data.samples import Labels, Samples, part
 
-__all__ = ["Shares", "class_disjoint", "classes_apart", "classes_by_name"]
+__all__ = ["Shares", "class_disjoint", "classes_apart", "classes_by_name", "hold_out"]
 
 
 def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels, Labels]:
@@ -66,6 +66,12 @@ def classes_by_name(samples: Samples, patterns: Sequence[str]) -> tuple[Labels, 
         chosen |= found
     held_out = chosen[samples.labels]
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def hold_out(samples: Samples, share: float, patterns: Sequence[str] = ()) -> tuple[Samples, Samples]:
+    """The classes to learn from and the held-out ones: those that match a pattern where there are any, else a share."""
+    rest, held_out = classes_by_name(samples, patterns) if patterns else class_disjoint(samples, share, seed=0)
+    return part(samples, rest), part(samples, held_out)
 
 
 @dataclass(frozen=True)

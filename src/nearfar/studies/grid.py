@@ -10,32 +10,31 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
+from nearfar._utils import workers as pool
 from nearfar._utils.checks import check_whole
 from nearfar._utils.console import Terminal
 from nearfar._utils.files import read_arrays, write_text
 from nearfar._utils.journal import read_lines
 from nearfar._utils.progress import Progress
-from nearfar.data import DataSet, Samples, class_disjoint, classes_by_name, genuine, open_data, part
+from nearfar.data import DataSet, Samples, genuine, open_data
+from nearfar.data.splits import hold_out
 from nearfar.evaluation.clustering import clustering_scores
 from nearfar.runs.config import to_tree
 from nearfar.runs.journal import Journal
 from nearfar.runs.parts import shape_of_batch
 from nearfar.studies import _trace
-from nearfar.train import Config, fit
+from nearfar.train import Config, Moment, fit
 
-__all__ = ["Line", "Trial", "Workers", "attempt", "lines", "permuted", "run"]
+__all__ = ["Line", "Trial", "Workers", "attempt", "held_out", "lines", "permuted", "run", "run_folder", "words_of"]
 
 Line = dict[str, Any]
 WRONG_SEED = 77  # which labels are wrong is the same for every loss; the seed of a run changes it
@@ -97,7 +96,7 @@ class Trial:
         return {"config": config, **judged, **named}
 
 
-class Workers:
+class Workers(pool.Workers[Trial, Line]):
     """Processes that train runs, one thread each, sharing a GPU if there is one; they start at the first run.
 
     Args:
@@ -108,24 +107,12 @@ class Workers:
 
     def __init__(self, jobs: int = 1) -> None:
         check_whole("Workers", "jobs", jobs)
-        self.jobs = jobs
-        self._pool: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=error is None, cancel_futures=True)
-            self._pool = None
+        super().__init__(attempt, jobs)
 
     def results(self, trials: Sequence[Trial], end: float | None = None) -> Iterator[Line]:
         """Yield the lines as runs finish; no run begins after the time `end` of `time.monotonic()`."""
-        if self.jobs == 1:
-            return (_whole(attempt(trial)) for trial in itertools.takewhile(lambda _: not _past(end), trials))
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=_prepare)
-        return _side_by_side(self._pool, trials, self.jobs, end)
+        in_time = itertools.takewhile(lambda _: end is None or time.monotonic() <= end, trials)
+        return (line for _, line in self.outcomes((trial.key, trial) for trial in in_time))
 
 
 def run(
@@ -168,35 +155,6 @@ def lines(file: Path) -> dict[str, Line]:
     return {line["key"]: line for line in read_lines(file, lambda line: isinstance(line.get("key"), str)).entries}
 
 
-def _past(end: float | None) -> bool:
-    return end is not None and time.monotonic() > end
-
-
-def _side_by_side(pool: Executor, trials: Sequence[Trial], jobs: int, end: float | None) -> Iterator[Line]:
-    """Submit only as many runs as there are processes, so that those not begun can still be left out."""
-    waiting = iter(trials)
-    under_way: set[Future[Line | None]] = set()
-    while True:
-        while not _past(end) and len(under_way) < jobs and (trial := next(waiting, None)) is not None:
-            under_way.add(pool.submit(attempt, trial))
-        if not under_way:
-            return
-        done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield _whole(future.result())
-
-
-def _whole(line: Line | None) -> Line:
-    if line is None:
-        raise KeyboardInterrupt
-    return line
-
-
-def _prepare() -> None:
-    """Use one thread per process, since processes share the cores."""
-    torch.set_num_threads(1)
-
-
 def attempt(trial: Trial) -> Line | None:
     """Train one run and return its line; None if Ctrl-C stopped it."""
     start = time.monotonic()
@@ -206,24 +164,43 @@ def attempt(trial: Trial) -> Line | None:
         if found is None:
             return None
         line |= found
+    except pool.Stopped:
+        return None
     except Exception as error:  # whatever one run does, the others go on
-        words = " ".join(str(error).split())
-        line["error"] = f"{type(error).__name__}: {words[:300]}"
+        line["error"] = words_of(error)
     line["seconds"] = round(time.monotonic() - start, 2)
     return line
+
+
+def words_of(error: Exception) -> str:
+    """The error of a run in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+@contextmanager
+def run_folder() -> Iterator[Path]:
+    """A folder for one run, which is removed after it."""
+    if torch.cuda.is_available():
+        gc.collect()  # the network of the run before: other processes need its memory
+        torch.cuda.empty_cache()
+    with tempfile.TemporaryDirectory(prefix="nearfar-") as place:
+        yield Path(place) / "run"
+
+
+def _give_up(moment: Moment) -> None:
+    """A callback that ends the run after its step when nobody waits for it any more."""
+    if pool.stopping():
+        raise pool.Stopped
 
 
 def _train(trial: Trial) -> Line | None:
     config = trial.config
     data, share = _judged(trial)
     on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        gc.collect()  # the network of the run before: other processes need its memory
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory(prefix="nearfar-") as place:
-        folder = Path(place) / "run"
-        result = fit(config, folder, data=data, console=Terminal(quiet=True))
+    with run_folder() as folder:
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        result = fit(config, folder, data=data, callbacks=[_give_up], console=Terminal(quiet=True))
         if result.test is None:
             return None
         scores = result.test.scores()
@@ -253,15 +230,17 @@ def _judged(trial: Trial) -> tuple[DataSet, float]:
     spec = trial.config.data
     data = replace(_open(spec.name, spec.path, (spec.transform, spec.size, spec.cache)), ks=trial.ks)
     if trial.held_out or trial.held_classes:
-        if trial.held_classes:
-            rest, held_out = classes_by_name(data.train, trial.held_classes)
-        else:
-            rest, held_out = class_disjoint(data.train, trial.held_out, seed=0)
-        data = replace(data, train=part(data.train, rest), test=part(data.train, held_out), gallery=None)
+        data = held_out(data, trial.held_out, trial.held_classes)
     if not trial.wrong:
         return data, 0.0
     train = permuted(data.train, trial.wrong, seed=trial.config.training.seed)
     return replace(data, train=train), float(np.mean(train.labels != data.train.labels))
+
+
+def held_out(data: DataSet, share: float, patterns: Sequence[str] = ()) -> DataSet:
+    """Training classes take the place of the test classes, which are left out altogether."""
+    train, test = hold_out(data.train, share, patterns)
+    return replace(data, train=train, test=test, gallery=None)
 
 
 class _Relabeled:

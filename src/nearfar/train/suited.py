@@ -13,9 +13,9 @@ from torch import nn
 
 from nearfar import models
 from nearfar._utils.extras import command
-from nearfar.data import DataSet, Samples, Tensors, part, transforms
+from nearfar.data import DataSet, Samples, Tensors, transforms
 from nearfar.data.samples import Transform
-from nearfar.data.splits import Shares, class_disjoint, classes_apart, classes_by_name
+from nearfar.data.splits import Shares, classes_apart, classes_by_name, hold_out
 from nearfar.models.usual import LARGE, network_for
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
@@ -158,11 +158,7 @@ def split(config: Config, samples: Samples, shares: Shares) -> tuple[Samples, Sa
     """The classes to learn from, and those that are held out, if any."""
     if not shares.held_out:
         return samples, None
-    if _named(config):
-        rest, held_out = classes_by_name(samples, _named(config))
-    else:
-        rest, held_out = class_disjoint(samples, shares.held_out / len(samples.classes), seed=0)
-    return part(samples, rest), part(samples, held_out)
+    return hold_out(samples, shares.held_out / len(samples.classes), _named(config))
 
 
 def _named(config: Config) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -16,18 +17,18 @@ from nearfar._utils.console import Terminal
 from nearfar._utils.extras import need
 from nearfar._utils.files import write_text
 from nearfar._utils.progress import Progress
+from nearfar._utils.workers import Workers, stopping
 from nearfar.data import DataSet
 from nearfar.runs.config import Config, load, save, to_tree
 from nearfar.studies.grid import MANNER
 from nearfar.train.source import opened
 from nearfar.train.suited import shares_of
 from nearfar.tune import page
-from nearfar.tune.processes import Processes
 from nearfar.tune.proposals import Proposals
 from nearfar.tune.record import Ended, Record
 from nearfar.tune.results import Best, Tuned, summary
 from nearfar.tune.space import Space, as_tree, read_space, spaces
-from nearfar.tune.trial import SCORES, STARTUP, Job, judged
+from nearfar.tune.trial import SCORES, STARTUP, Job, attempt, judged
 
 __all__ = ["search"]
 
@@ -98,9 +99,10 @@ def search(
     with Record(folder, about) as record:
         run = _Search(every, record, trials, plan, prune == "median", seed)
         shared = mine if data is not None or (jobs == 1 and not _varies_data(every)) else None
-        with _Watch(run, folder, console) as watch, Processes(jobs, shared) as processes:
+        work = functools.partial(attempt, data=shared, stop=stopping)
+        with _Watch(run, folder, console) as watch, Workers(work, jobs) as workers:
             try:
-                for (loss, number, trial, values), outcome in processes.results(run.next):
+                for (loss, number, trial, values), outcome in workers.outcomes(iter(run.next, None)):
                     run.tell(trial, ended := Ended(loss, number, values, outcome))
                     watch.ended(ended)
             except KeyboardInterrupt:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import gc
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from nearfar._utils.console import Terminal
 from nearfar._utils.journal import read_lines
-from nearfar.data import DataSet, class_disjoint, part
+from nearfar._utils.workers import Stopped
+from nearfar.data import DataSet
 from nearfar.runs.config import Config, DataConfig
+from nearfar.studies.grid import held_out, run_folder, words_of
 from nearfar.train import Moment, NotFiniteError, fit
 from nearfar.train.source import opened
 
@@ -76,14 +74,9 @@ class Pruned(Exception):  # noqa: N818  (not an error)
     """The run is behind the others."""
 
 
-class Stopped(Exception):  # noqa: N818  (not an error)
-    """The search was asked to stop."""
-
-
 def judged(data: DataSet, share: float) -> DataSet:
     """The data of a trial: some training classes take the place of the test classes, which are left out altogether."""
-    rest, held_out = class_disjoint(data.train, share, seed=0)
-    found = replace(data, train=part(data.train, rest), test=part(data.train, held_out), gallery=None)
+    found = held_out(data, share)
     if len(found.test.classes) < 2:
         count = len(data.train.classes)
         raise ValueError(
@@ -134,25 +127,17 @@ def attempt(job: Job, data: DataSet | None, stop: Callable[[], bool]) -> Outcome
     except Pruned:
         result = Outcome("pruned")
     except NotFiniteError as error:
-        result = Outcome("diverged", 0.0, error=_words(error))
+        result = Outcome("diverged", 0.0, error=words_of(error))
     except Exception as error:  # whatever one trial does, the others go on
-        result = Outcome("failed", error=_words(error))
+        result = Outcome("failed", error=words_of(error))
     seconds = round(time.monotonic() - start, 2)
     return replace(result, scores=tuple(scores), curves=tuple(curves), seconds=seconds)
 
 
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 def _run(job: Job, place: int, data: DataSet, curves: list[Curve], stop: Callable[[], bool]) -> float | None:
     """Train with one seed and return its score; its curve is added to `curves` however it ends."""
-    if torch.cuda.is_available():
-        gc.collect()  # the network of the run before: other processes need its memory
-        torch.cuda.empty_cache()
     rivals = [each[place] for each in job.rivals if place < len(each)]
-    with tempfile.TemporaryDirectory(prefix="nearfar-") as here:
-        folder = Path(here) / "run"
+    with run_folder() as folder:
         look = _Look(folder / "journal.jsonl", job.score, rivals, stop)
         try:
             result = fit(_bare(job.config, place), folder, data=data, callbacks=[look], console=Terminal(quiet=True))

@@ -1,0 +1,111 @@
+"""`Workers`: work of many jobs side by side, in processes that share the cores and the GPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.connection import wait as wait_for
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+__all__ = ["Stopped", "Workers", "stopping"]
+
+Name = TypeVar("Name")
+Job = TypeVar("Job")
+Outcome = TypeVar("Outcome")
+
+_here: dict[str, Any] = {}
+"""In a process of the pool: the work, and the event that asks to stop."""
+_busy, _alone = threading.Lock(), threading.Event()
+"""Likewise: held during a job; set when the process that started us is gone."""
+
+
+class Stopped(Exception):  # noqa: N818  (not an error)
+    """A job gave up because it was asked to stop."""
+
+
+class Workers(Generic[Job, Outcome]):
+    """Processes of one thread each, which start at the first job; with one of them the calling process does the work.
+
+    Args:
+        work: done for each job; it returns None where Ctrl-C or `stopping` ended it. Each process gets it once.
+        jobs: number of processes.
+    """
+
+    def __init__(self, work: Callable[[Job], Outcome | None], jobs: int) -> None:
+        self.jobs, self._work = jobs, work
+        self._pool: ProcessPoolExecutor | None = None
+        self._stop: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._stop.set()  # jobs that are under way end after their step
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def outcomes(self, named: Iterable[tuple[Name, Job]]) -> Iterator[tuple[Name, Outcome]]:
+        """Yield the name and the outcome of each job as it ends; the next job is taken when a process is free.
+
+        Raises:
+            KeyboardInterrupt: a job was interrupted.
+        """
+        if self.jobs == 1:
+            for name, job in named:
+                yield name, _whole(self._work(job))
+            return
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._stop = context.Event()
+            self._pool = ProcessPoolExecutor(self.jobs, context, initializer=_begin, initargs=(self._work, self._stop))
+        waiting = iter(named)
+        under_way: dict[Future[Outcome | None], Name] = {}
+        while True:
+            while len(under_way) < self.jobs and (found := next(waiting, None)) is not None:
+                under_way[self._pool.submit(_do, found[1])] = found[0]
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                yield under_way.pop(future), _whole(future.result())
+
+
+def stopping() -> bool:
+    """Whether the job under way is asked to end: nobody waits for its outcome any more."""
+    return _alone.is_set() or ("stop" in _here and _here["stop"].is_set())
+
+
+def _whole(outcome: Outcome | None) -> Outcome:
+    if outcome is None:
+        raise KeyboardInterrupt
+    return outcome
+
+
+def _begin(work: Callable[[Any], Any], stop: Any) -> None:
+    """Use one thread, since processes share the cores, and leave Ctrl-C to `fit` and to the process that started us."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _here.update(work=work, stop=stop)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End when the process that started us is gone: it would wait for jobs forever, and hold memory of the GPU."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        _alone.set()
+        with _busy:  # the job under way ends after its step and removes its files
+            os._exit(1)
+
+
+def _do(job: Any) -> Any:
+    with _busy:
+        return _here["work"](job)
