@@ -513,9 +513,9 @@ def test_curves_are_drawn_inside_their_frame(run):
 def test_style_and_scripts_are_packaged():
     here = files("nearfar.report")
     beside = [part.name for part in here.iterdir() if part.name.endswith((".css", ".js", ".html"))]
-    assert {"page.css", "page.html", "page.js", "gallery.js", "map.js"} == set(beside)
+    assert {"page.css", "theme.js", "page.js", "gallery.js", "map.js"} == set(beside)
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
     packaged = project["tool"]["setuptools"]["package-data"]["nearfar"]
-    assert {"report/*.css", "report/*.js", "report/*.html"} <= set(packaged)
+    assert {"_utils/*.css", "report/*.css", "report/*.js"} <= set(packaged)
     for name in beside:
         assert len(here.joinpath(name).read_text(encoding="utf-8").splitlines()) <= 400

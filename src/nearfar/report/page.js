@@ -1,5 +1,4 @@
-"use strict";
-// What every part of the page uses: the data, small helpers to build elements (text is never read as HTML), and the theme.
+// What every part of the page uses: the data, small helpers to build elements (text is never read as HTML).
 const data = JSON.parse(document.getElementById("data").textContent);
 
 function make(tag, settings = {}, ...children) {
@@ -53,26 +52,6 @@ for (const place of document.querySelectorAll(".pic")) {
   const text = data.pictures && data.pictures.data[place.dataset.row];
   if (text) place.append(picture(place.dataset.row));
 }
-
-// Theme: the system's until the button is pressed. Pages opened from disk may have no storage.
-const themed = []; // called after a change
-function remembered(value) {
-  try {
-    if (value) localStorage.setItem("nearfar-theme", value);
-    return localStorage.getItem("nearfar-theme");
-  } catch {
-    return null;
-  }
-}
-const system = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
-if (remembered()) document.documentElement.dataset.theme = remembered();
-document.getElementById("theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  remembered(document.documentElement.dataset.theme);
-  themed.forEach((call) => call());
-});
-system.addEventListener("change", () => themed.forEach((call) => call()));
 
 // Curves: a cursor that reads the values off.
 for (const figure of document.querySelectorAll(".curve")) {

@@ -6,21 +6,18 @@ escaped, and the page's content security policy forbids any other script and any
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.files import atomic_write
+from nearfar._utils.page import FOOTER, allow, document, hash_of
 from nearfar._utils.progress import Watch
 from nearfar.evaluation.dealing import alone, ranks
 from nearfar.evaluation.summary import Evaluation, evaluate
@@ -36,7 +33,7 @@ __all__ = ["Options", "build", "write"]
 
 ROOM = 4_900_000
 """Characters that a page of up to 200 queries may have; more queries may have more in proportion."""
-SCRIPTS = ("page.js", "gallery.js", "map.js")
+SCRIPTS = ("theme.js", "page.js", "gallery.js", "map.js")
 
 
 class Options(TypedDict, total=False):
@@ -208,18 +205,22 @@ def _map_section(total: int, layout: Map) -> str:
 
 def _assemble(title: str, body: list[str], data: dict[str, Any]) -> str:
     here = files("nearfar.report")
-    texts = {name: here.joinpath(name).read_text(encoding="utf-8") for name in (*SCRIPTS, "page.css", "page.html")}
-    script = "\n".join(texts[name] for name in SCRIPTS)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return Template(texts["page.html"]).substitute(
-        title=escape(title),
-        hashes=f"'sha256-{digest}'",
-        css=texts["page.css"],
-        nav=_nav("".join(body)),
-        body="\n".join(body),
-        version=escape(sections.versions()["nearfar"]),
-        data=_json(data),
-        js=script,
+    script = "\n".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
+    written = "\n".join(body)
+    inside = f"""{sections.banner("report", _nav(written))}
+<main id="main">
+<noscript><p class="quiet">The gallery and the map need JavaScript, which is switched off.</p></noscript>
+{written}
+</main>
+{FOOTER}
+<dialog id="detail" aria-labelledby="detail-title"></dialog>
+<script type="application/json" id="data">{_json(data)}</script>
+<script>{script}</script>"""
+    return document(
+        f"{title} · nearfar",
+        inside,
+        style=here.joinpath("page.css").read_text(encoding="utf-8"),
+        head=allow(f"img-src data:; script-src {hash_of(script)}"),
     )
 
 

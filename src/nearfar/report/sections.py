@@ -14,7 +14,7 @@ from nearfar.report.confusion import Row
 from nearfar.report.curves import curve
 from nearfar.report.journal import Journal
 
-__all__ = ["confusion", "curves", "findings", "headline", "percent", "scores", "section", "setup", "versions"]
+__all__ = ["banner", "confusion", "curves", "findings", "headline", "percent", "scores", "section", "setup", "versions"]
 
 MEANING = {
     "r_precision": ("R-precision", "share of right ones among the R nearest, R being all right answers there are"),
@@ -27,6 +27,19 @@ MEANING = {
 
 BEFORE = {"input": "Input vectors", "untrained": "Untrained network"}
 """Baselines of recall@1, by their key in the journal."""
+
+
+def banner(what: str, nav: str) -> str:
+    """The line at the top: a link that skips to the content, the name, links to the sections, the switch of colors."""
+    return f"""<a class="skip" href="#main">Skip to the {what}</a>
+<header class="top">
+<p class="brand"><svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="6" cy="12" r="3.4"/>\
+<circle cx="9.5" cy="7.5" r="2.3"/><circle class="far" cx="16.5" cy="4" r="2"/></svg>nearfar</p>
+<nav aria-label="Sections">{nav}</nav>
+<button type="button" id="theme" aria-label="Switch between light and dark">\
+<svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="7.2"/>\
+<path d="M10 2.8a7.2 7.2 0 0 1 0 14.4z"/></svg></button>
+</header>"""
 
 
 def section(name: str, title: str, lead: str, body: str) -> str:

@@ -6,8 +6,6 @@ Every refusal is JSON {"error": "one sentence"} with a 4xx status. Pictures are 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from nearfar import __version__
+from nearfar._utils.page import document, hash_of
 from nearfar.serve.answers import Answer, Searcher
 from nearfar.serve.decode import PIXELS, RefusedError, decoded
 from nearfar.serve.guard import Guard
@@ -232,15 +231,14 @@ def _page(searcher: Searcher, title: str) -> tuple[str, str]:
     here = files("nearfar.serve")
     html, css, script = (here.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     index, whole = searcher.index, title.encode("utf-8", errors="replace").decode("utf-8")
-    page = Template(html).substitute(
+    body = Template(html).substitute(
         title=escape(whole),
         about=f"{len(index):,} vectors, {index.similarity}, {index.kind}.",
         most=searcher.most,
         usual=min(USUAL, searcher.most),
         version=__version__,
-        css=css,
         js=script,
     )
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src 'self' blob: data:; connect-src 'self'"
+    page = document(f"{whole} · nearfar", body.rstrip(), style=css, head='<link rel="icon" href="data:,">')
+    allowed = f"script-src {hash_of(script)}; style-src 'unsafe-inline'; img-src 'self' blob: data:; connect-src 'self'"
     return page, f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

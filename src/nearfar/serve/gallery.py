@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 
-from nearfar import __version__
 from nearfar._utils.files import write_text
+from nearfar._utils.page import FOOTER, allow, document
 from nearfar.serve.answers import Answer
 
 __all__ = ["Found", "write_gallery"]
@@ -43,13 +42,15 @@ def write_gallery(
         found: the queries with their answers.
         picture: row -> the picture of a neighbor as a data URI, or None.
     """
-    here = files("nearfar.serve")
-    texts = {name: here.joinpath(name).read_text(encoding="utf-8") for name in ("gallery.html", "page.css")}
-    body = "\n".join(_section(one, picture) for one in found)
-    page = Template(texts["gallery.html"]).substitute(
-        title=escape(_whole(title)), css=texts["page.css"], about=escape(_whole(about)), body=body, version=__version__
-    )
-    write_text(path, page)
+    style = files("nearfar.serve").joinpath("page.css").read_text(encoding="utf-8")
+    title, sections = _whole(title), "\n".join(_section(one, picture) for one in found)
+    body = f"""<main>
+<h1>{escape(title)}</h1>
+<p class="quiet">{_text(about)}</p>
+{sections}
+</main>
+{FOOTER}"""
+    write_text(path, document(f"{title} · nearfar", body, style=style, head=allow("img-src data:")))
 
 
 def _section(found: Found, picture: Callable[[int], str | None]) -> str:

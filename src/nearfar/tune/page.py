@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from html import escape
 from importlib.resources import files
-from string import Template
 
-from nearfar.report.sections import percent, section, versions
+from nearfar._utils.page import FOOTER, allow, document, hash_of
+from nearfar.report.sections import banner, percent, section
 from nearfar.runs.config import to_yaml
 from nearfar.tune.chart import Axis, Point, figure
 from nearfar.tune.ranges import Choices
@@ -21,18 +19,8 @@ NAMES = {"recall@1": "Recall at 1", "map_at_r": "MAP@R"}
 SHOWN = 1000
 """Trials that the table lists, the best first."""
 
-SCRIPT = """"use strict";
-const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
-const kept = (value) => {
-  try { if (value) localStorage.setItem("nearfar-theme", value); return localStorage.getItem("nearfar-theme"); }
-  catch { return null; }
-};
-if (kept()) root.dataset.theme = kept();
-document.getElementById("theme").addEventListener("click", () => {
-  const dark = (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
-  kept(root.dataset.theme = dark ? "light" : "dark");
-});
-"""
+BESIDE = ("page.css", "theme.js")
+"""Files of the report that this page uses too."""
 STYLE = """
 .ring { fill: none; stroke: var(--c); stroke-width: 1.5; } .dot { opacity: .8; }
 .none { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
@@ -41,51 +29,26 @@ STYLE = """
 .share { display: inline-block; width: 6rem; margin-right: .6rem; vertical-align: middle; }
 .share i { left: 0; background: var(--accent); border-radius: 6px; }
 """
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src $hash">
-<title>$title · nearfar tune</title>
-<style>
-$css
-</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the results</a>
-<header class="top">
-<p class="brand"><svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="6" cy="12" r="3.4"/><circle cx="9.5" cy="7.5" \
-r="2.3"/><circle class="far" cx="16.5" cy="4" r="2"/></svg>nearfar</p>
-<nav aria-label="Sections"><a href="#history">History</a><a href="#losses">Best</a><a href="#keys">Keys</a>\
-<a href="#trials">Trials</a><a href="#setup">Configuration</a></nav>
-<button type="button" id="theme" aria-label="Switch between light and dark">\
-<svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="7.2"/>\
-<path d="M10 2.8a7.2 7.2 0 0 1 0 14.4z"/></svg></button>
-</header>
-<main id="main">
-$body
-</main>
-<footer><p>Written by nearfar $version. One file: it loads nothing and sends nothing.</p></footer>
-<script>$script</script>
-</body>
-</html>
-""")
+NAV = {"history": "History", "losses": "Best", "keys": "Keys", "trials": "Trials", "setup": "Configuration"}
 
 
 def build(result: Tuned) -> str:
     """The page as text; at least one trial has ended with a score."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    css = files("nearfar.report").joinpath("page.css").read_text(encoding="utf-8") + STYLE
-    body = [_headline(result), _history(result), _losses(result), _keys(result), _trials(result), _setup(result)]
-    return PAGE.substitute(
-        title=escape(result.folder.name),
-        hash=f"'sha256-{digest}'",
-        css=css,
-        body="\n".join(body),
-        version=escape(versions()["nearfar"]),
-        script=SCRIPT,
+    style, script = (files("nearfar.report").joinpath(name).read_text(encoding="utf-8") for name in BESIDE)
+    parts = (_headline, _history, _losses, _keys, _trials, _setup)
+    written = "\n".join(part(result) for part in parts)
+    nav = "".join(f'<a href="#{name}">{words}</a>' for name, words in NAV.items())
+    inside = f"""{banner("results", nav)}
+<main id="main">
+{written}
+</main>
+{FOOTER}
+<script>{script}</script>"""
+    return document(
+        f"{result.folder.name} · nearfar tune",
+        inside,
+        style=style + STYLE,
+        head=allow(f"script-src {hash_of(script)}"),
     )
 
 
