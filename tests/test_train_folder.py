@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from runs import config, journal, tiny, weights
 
+from nearfar._utils import lock
 from nearfar.cli import demo
 from nearfar.train import fit, folder
 from nearfar.train.folder import FILES, MARK, RunFolder, is_run
@@ -210,7 +211,7 @@ def test_where_nothing_can_be_locked_the_owner_counts_until_it_is_gone(tmp_path,
         raise OSError(errno.ENOLCK, "No locks available")
 
     RunFolder(tmp_path / "a").claim()
-    monkeypatch.setattr(folder.fcntl, "flock", refuse)
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
     here = Owner.of_this_process()
     other = replace(here, machine="elsewhere")
     other.write(tmp_path / "a")

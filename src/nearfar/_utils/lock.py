@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,23 +14,53 @@ if sys.platform != "win32":
 
 __all__ = ["alone"]
 
+_held: set[int] = set()
+
+
+def _forget() -> None:
+    """Release the locks in a forked process (a data loader): they must end with the process that took them."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
 
 @contextmanager
-def alone(path: Path, busy: Exception | None = None) -> Iterator[None]:
-    """Hold the lock of a file, which is made and stays: removed, it would let in who waits for it beside who comes.
+def alone(
+    path: Path,
+    busy: Callable[[], Exception] | None = None,
+    unlocked: Callable[[OSError | None], object] | None = None,
+) -> Iterator[None]:
+    """Hold the lock of a folder or file, which is made and stays: removed, it would let in who waits beside who comes.
 
     Args:
-        path: the file.
-        busy: raised where another process holds it; None waits for that process.
+        path: the file or folder.
+        busy: gives the error to raise where another process holds it; None waits for that process.
+        unlocked: called where the disk (with its error) or the system (with None) cannot lock; the block then runs
+            without a lock. None raises the disk's error.
     """
     if sys.platform == "win32":  # nothing there dies with its process as a lock does here
+        if unlocked is not None:
+            unlocked(None)
         yield
         return
-    with path.open("wb") as stream:
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    _held.add(handle)
+    taker = os.getpid()
+    try:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-        except BlockingIOError:
-            if busy is None:
+            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except OSError as error:
+            if busy is not None and error.errno in (errno.EAGAIN, errno.EACCES):
+                raise busy() from None
+            if unlocked is None:
                 raise
-            raise busy from None
+            unlocked(error)
         yield
+    finally:
+        if os.getpid() == taker:  # in a forked process it is closed, and its number may be another file's
+            _held.remove(handle)
+            os.close(handle)

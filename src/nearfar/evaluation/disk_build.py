@@ -115,8 +115,8 @@ def build_index(
     with Progress(f"indexing {plan.rows:,} vectors", plan.rows, shown=progress) as bar:
         if build.begin(_extras(found, network), recall):
             return DiskIndex(folder)
-        busy = ValueError(f"Index: another process is building {folder}; wait for it to end.")
-        with alone(build.folder / LOCK, busy):
+        busy = f"Index: another process is building {folder}; wait for it to end."
+        with alone(build.folder / LOCK, lambda: ValueError(busy)):
             build.parts(bar)
             build.extras(found, network)
             build.finish(recall)

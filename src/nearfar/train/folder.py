@@ -7,14 +7,13 @@ trains holds a lock on the mark, which is released when the process ends, howeve
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,12 +21,10 @@ from typing import Any, Self, TypeVar
 from accelerate.utils import broadcast_object_list
 
 from nearfar._utils.files import remove_files
+from nearfar._utils.lock import alone
 from nearfar.train.owner import LOCK, Owner
 
 __all__ = ["SHARD_FILES", "RunFolder", "agreed", "begun", "is_run", "new_folder", "remove", "remove_shards"]
-
-if sys.platform != "win32":
-    import fcntl
 
 T = TypeVar("T")
 
@@ -48,19 +45,6 @@ FILES = (
 SHARD_FILES = (".metadata*", "__*.distcp")
 """What torch writes into a folder of shards."""
 RUNS = Path("runs")
-
-_held: set[int] = set()
-
-
-def _forget() -> None:
-    """Release the lock in a forked process (a data loader): it must end with the process that trains."""
-    for handle in _held:
-        os.close(handle)
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
 
 
 def agreed(machine: Any, act: Callable[[], T]) -> T:
@@ -91,7 +75,7 @@ class RunFolder:
 
     def __init__(self, path: Path | None, *, resume: bool = False, overwrite: bool = False) -> None:
         self.given, self.resume, self.overwrite = path, resume, overwrite
-        self._lock: int | None = None
+        self._lock = ExitStack()
         self._owner: Owner | None = None
         self._claimed: Path | None = None
 
@@ -135,7 +119,7 @@ class RunFolder:
             raise OSError(
                 f"train: cannot make {self.given or RUNS} ({error.strerror}); choose another folder with --run."
             ) from None
-        self._lock = _locked(folder)
+        self._lock.enter_context(alone(folder / MARK, lambda: _busy(folder), lambda why: _without_lock(folder, why)))
         if not fresh:
             self.check()  # between the first look and the lock another process may have begun and ended a run
             _sweep(folder) if self.resume else remove(folder)
@@ -149,10 +133,7 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._owner is not None and self._claimed is not None:
             self._owner.leave(self._claimed)
-        if self._lock is not None:
-            _held.discard(self._lock)
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
 
 def is_run(folder: Path) -> bool:
@@ -231,37 +212,24 @@ def _mark(folder: Path) -> bool:
     return True
 
 
-def _locked(folder: Path) -> int | None:
-    """Lock the mark and return its handle; None if the file system does not support locks."""
-    if sys.platform == "win32":  # nothing there dies with its process as a lock does here
-        _refuse_owner(folder)
-        return None
-    handle = os.open(folder / MARK, os.O_RDWR)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            owner = Owner.of(folder)
-            who = "" if owner is None else f" ({owner})"
-            raise BlockingIOError(
-                f"train: another process is training in {folder}{who}; wait until it ends, or choose another folder."
-            ) from None
-        _refuse_owner(folder)
-        warnings.warn(
-            f"{folder} lies where files cannot be locked ({error.strerror}); let no two processes train in it at once.",
-            stacklevel=2,
-        )
-        return None
-    _held.add(handle)
-    return handle
+def _busy(folder: Path) -> BlockingIOError:
+    owner = Owner.of(folder)
+    who = "" if owner is None else f" ({owner})"
+    return BlockingIOError(
+        f"train: another process is training in {folder}{who}; wait until it ends, or choose another folder."
+    )
 
 
-def _refuse_owner(folder: Path) -> None:
+def _without_lock(folder: Path, error: OSError | None) -> None:
     """Without a lock, whoever is written down as the owner counts, unless that process is known to have ended."""
     owner = Owner.of(folder)
     if owner is not None and not owner.gone:
         raise BlockingIOError(
             f"train: another process is training in {folder} ({owner}); wait until it ends, or, if it was killed, "
             f"remove {folder / LOCK}."
+        )
+    if error is not None:  # a system without locks needs no word
+        warnings.warn(
+            f"{folder} lies where files cannot be locked ({error.strerror}); let no two processes train in it at once.",
+            stacklevel=2,
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from nearfar._utils.files import write_text
 from nearfar._utils.journal import read_lines, to_line
+from nearfar._utils.lock import alone
 from nearfar.runs.config import flat
 from nearfar.runs.journal import Journal
 from nearfar.tune.trial import Outcome
@@ -49,19 +49,18 @@ class Record:
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self._file, self._about = folder / FILE, dict(about)
         self.ended: list[Ended] = []
-        self._lock: int | None = None
+        self._open = ExitStack()
         self._journal: Journal | None = None
 
     def __enter__(self) -> Self:
         folder, about = self._file.parent, self._about
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(folder)
-        try:
+        busy = f"tune: another search runs in {folder}; wait for it, or name another folder."
+        with ExitStack() as stack:
+            stack.enter_context(alone(folder, lambda: BlockingIOError(busy), unlocked=lambda error: None))
             self._read(folder, about)
-            self._journal = Journal(self._file).__enter__()
-        except BaseException:
-            self._unlock()
-            raise
+            self._journal = stack.enter_context(Journal(self._file))
+            self._open = stack.pop_all()
         return self
 
     def _read(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -73,14 +72,7 @@ class Record:
         write_text(self._file, "".join(map(to_line, [{"search": dict(about)}, *kept])))  # without a torn last line
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._journal is not None:
-            self._journal.__exit__(kind, error, at)
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._open.__exit__(kind, error, at)
 
     def add(self, ended: Ended) -> None:
         """Append a trial."""
@@ -92,24 +84,6 @@ class Record:
     def of(self, loss: str) -> list[Ended]:
         """The trials of a loss by number."""
         return sorted((each for each in self.ended if each.loss == loss), key=lambda each: each.number)
-
-
-def _locked(folder: Path) -> int | None:
-    """Lock the folder and return its handle; None if the system does not lock folders."""
-    if sys.platform == "win32":
-        return None
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise BlockingIOError(f"tune: another search runs in {folder}; wait for it, or name another folder.") from None
-    except OSError:  # a file system without locks
-        os.close(handle)
-        return None
-    return handle
 
 
 def _ended(entry: Mapping[str, Any]) -> Ended:
