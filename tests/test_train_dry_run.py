@@ -12,7 +12,7 @@ from PIL import Image
 from runs import config, journal, tiny
 from shell import run
 
-from nearfar.data import DataSet, Tensors
+from nearfar.data import DataSet, Labeled, Tensors
 from nearfar.train import fit
 from nearfar.train.contact_sheet import CAPTION, GAP, TILE, contact_sheet
 from nearfar.train.dry_run import dry_run
@@ -137,6 +137,25 @@ def test_what_training_refuses_is_refused_in_the_same_words(tmp_path):
             errors.append(str(caught.value))
         assert errors[0] == errors[1]
         assert name == "run" or not (tmp_path / f"{name}-first-batch.png").exists()
+
+
+def test_a_head_that_depends_on_the_size_refuses_another_one_in_training(tmp_path):
+    labels = np.repeat(np.arange(8), 3)
+    photographs = Labeled([Image.new("RGB", (40, 40), (30 * int(label), 90, 60)) for label in labels], labels)
+    data = DataSet("photographs", photographs, photographs)
+    model = {"name": "small", "embedding_dim": 4}
+    plan = {"steps": 1, "evaluate_every": 1, "checkpoint_every": 1}
+    for act in (dry_run, fit):
+        settings = config(data={"validation": 0.0, "size": 32, "train_size": 16}, model=model, training=plan)
+        with pytest.raises(
+            ValueError,
+            match=r"^train: data.train_size must fit the network small, whose head is made for 32 pixels a side, but "
+            r"came as 16; leave it out, or name a network that pools its feature maps, such as --model.name lite0\.$",
+        ):
+            act(settings, tmp_path / act.__name__, data=data)
+        assert not (tmp_path / act.__name__).exists()
+    near = config(data={"validation": 0.0, "size": 32, "train_size": 28}, model=model, training=plan)
+    assert fit(near, tmp_path / "near", data=data).finished  # its map has as many places
 
 
 def test_the_command(tmp_path):

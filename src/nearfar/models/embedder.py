@@ -53,7 +53,7 @@ class Embedder(NewKeywords, nn.Module):
         self.mean, self.std = tuple(mean), tuple(std)
         self.compiled: tuple[Callable[[Tensor], Tensor], ...] = ()
         """A compiled form of the trunk for training, see `nearfar.train.faster`; in a tuple, as it is no part."""
-        self.head = _head(self._features(), embedding_dim, hidden, bn_neck)
+        self.head = _head(self.features(self.size), embedding_dim, hidden, bn_neck)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the embeddings [b, embedding_dim]."""
@@ -65,12 +65,12 @@ class Embedder(NewKeywords, nn.Module):
         maps: Tensor = self.compiled[0](x) if fast else self.trunk(x)
         return POOLS[self.pool](maps) if maps.ndim == 4 else maps
 
-    def _features(self) -> int:
-        """Number of features that the head reads, found by a forward pass of one blank input without side effects."""
+    def features(self, size: Shape) -> int:
+        """Number of features of an input of a shape, found by a forward pass of a blank one without side effects."""
         modes = [(module, module.training) for module in self.trunk.modules()]
         self.trunk.eval()
         with torch.no_grad():
-            z = self._pooled(torch.zeros(1, *self.size))
+            z = self._pooled(torch.zeros(1, *size))
         for module, training in modes:
             module.training = training
         if z.ndim != 2:

