@@ -29,6 +29,8 @@ from nearfar.train.suited import Input, open_model
 ROOT = Path(__file__).parents[2]
 WARM = 20
 """Steps that are not counted: kernels are chosen and recorded in them."""
+APART = 10
+"""Steps between two looks at the clock, for each of which the device is waited for."""
 
 
 def config_of(args, cache, compiled, batch, workers):
@@ -81,7 +83,7 @@ def times_of(args, cache, compiled, batch, workers, steps=None):
     data, found = small_test(open_data(args.data, args.path)), []
 
     def note(moment):
-        if moment.step % 10 == 0:  # wait for the device now and then only
+        if moment.step % APART == 0:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             found.append((moment.step, time.time()))
@@ -183,6 +185,10 @@ def main():
     parser.add_argument("--folder", type=Path, default=Path("nearfar-pipeline"), help="where decoded pictures go")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "pipeline.json")
     args = parser.parse_args()
+    if args.steps < WARM + APART:
+        parser.error(
+            f"--steps must be {WARM + APART} or more, of which the first {WARM} are not counted, not {args.steps}."
+        )
     rows = []
 
     def keep(row):
