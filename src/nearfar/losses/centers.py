@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from nearfar._utils.checks import check_positive, check_whole
-from nearfar.links import PerPositive
 from nearfar.losses.arguments import Engine, check_relation
-from nearfar.losses.proxies import Proxies
-from nearfar.losses.robust import Call, RobustLoss
+from nearfar.losses.proxies import Proxies, class_softmax
+from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, Linear, PairLoss
 from nearfar.relations.relation import Relation
-from nearfar.sets import KL, Mean
 from nearfar.similarity import Centers
 
 __all__ = ["SoftTriple", "SubCenterArcFace"]
@@ -40,15 +38,7 @@ class _Centers(Proxies):
     def __init__(self, pair: PairLoss, classes: int, dim: int, centers: int, gamma: float, engine: Engine) -> None:
         for name, value in (("classes", classes), ("dim", dim), ("centers", centers)):
             check_whole(type(self).__name__, name, value)
-        robust = RobustLoss(
-            pair=pair,
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-            similarity=Centers(dim, gamma=gamma),
-            engine=engine,
-        )
-        super().__init__(robust, classes, dim, centers)
+        super().__init__(class_softmax(pair, Centers(dim, gamma=gamma), engine), classes, dim, centers)
 
     @property
     def centers(self) -> Tensor:

@@ -22,6 +22,18 @@ from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
 __all__ = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA"]
 
 
+def class_softmax(pair: PairLoss, similarity: Similarity | None, engine: Engine) -> RobustLoss:
+    """Cross-entropy of each row over one vector per class: KL(1) x anchor_sign, one softplus per positive pair."""
+    return RobustLoss(
+        pair=pair,
+        over=(Mean(), KL(1.0, normalized=False)),
+        groups="anchor_sign",
+        link=PerPositive(),
+        similarity=similarity,
+        engine=engine,
+    )
+
+
 class Proxies(Composed):
     """One learned vector per class. Give `loss.parameters()` an optimizer, or the proxies never move.
 
@@ -109,15 +121,10 @@ class ProxyNCA(Proxies):
         engine: Engine = "auto",
     ) -> None:
         check_positive("ProxyNCA", "scale", scale)
-        robust = RobustLoss(
-            pair=Linear(scale=scale) if pair is None else pair,
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-            similarity=NegSquaredEuclidean() if similarity is None else similarity,
-            engine=engine,
+        pair = Linear(scale=scale) if pair is None else pair
+        super().__init__(
+            class_softmax(pair, NegSquaredEuclidean() if similarity is None else similarity, engine), classes, dim
         )
-        super().__init__(robust, classes, dim)
 
 
 class ProxyAnchor(Proxies):
@@ -205,15 +212,8 @@ class ArcFace(Proxies):
         similarity: Similarity | None = None,
         engine: Engine = "auto",
     ) -> None:
-        robust = RobustLoss(
-            pair=AngularMargin(margin, scale) if pair is None else pair,
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-            similarity=Cosine() if similarity is None else similarity,
-            engine=engine,
-        )
-        super().__init__(robust, classes, dim)
+        pair = AngularMargin(margin, scale) if pair is None else pair
+        super().__init__(class_softmax(pair, similarity, engine), classes, dim)
 
 
 class CosFace(Proxies):
@@ -255,15 +255,8 @@ class CosFace(Proxies):
         engine: Engine = "auto",
     ) -> None:
         check_positive("CosFace", "scale", scale)
-        robust = RobustLoss(
-            pair=Linear(margin / 2, margin / 2, scale) if pair is None else pair,
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-            similarity=similarity,
-            engine=engine,
-        )
-        super().__init__(robust, classes, dim)
+        pair = Linear(margin / 2, margin / 2, scale) if pair is None else pair
+        super().__init__(class_softmax(pair, similarity, engine), classes, dim)
 
 
 class NormalizedSoftmax(Proxies):
@@ -302,12 +295,5 @@ class NormalizedSoftmax(Proxies):
         engine: Engine = "auto",
     ) -> None:
         check_positive("NormalizedSoftmax", "temperature", temperature)
-        robust = RobustLoss(
-            pair=Linear(scale=1 / temperature) if pair is None else pair,
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-            similarity=similarity,
-            engine=engine,
-        )
-        super().__init__(robust, classes, dim)
+        pair = Linear(scale=1 / temperature) if pair is None else pair
+        super().__init__(class_softmax(pair, similarity, engine), classes, dim)
