@@ -14,7 +14,20 @@ from nearfar.report.confusion import Row
 from nearfar.report.curves import curve
 from nearfar.report.journal import Journal
 
-__all__ = ["banner", "confusion", "curves", "findings", "headline", "percent", "scores", "section", "setup", "versions"]
+__all__ = [
+    "banner",
+    "confusion",
+    "curves",
+    "findings",
+    "headline",
+    "opening",
+    "pairs",
+    "percent",
+    "scores",
+    "section",
+    "setup",
+    "versions",
+]
 
 MEANING = {
     "r_precision": ("R-precision", "share of right ones among the R nearest, R being all right answers there are"),
@@ -69,15 +82,22 @@ def headline(
         ("Dimensions", f"{width:,}", f"{similarity} similarity"),
     ]
     facts += [(BEFORE.get(name, escape(name)), percent(value), "recall at 1") for name, value in (before or {}).items()]
+    return opening(title, "Recall at 1", value, _in_words(value), facts, below=f"{_band(value, bar)}{sure}")
+
+
+def opening(
+    title: str, kicker: str, value: float, sentence: str, facts: Sequence[tuple[str, str, str]], below: str = ""
+) -> str:
+    """The first section: one large score, a sentence, and facts (name, number, note); what is `below` it is HTML."""
     listed = "".join(
         f"<div><dt>{name}</dt><dd>{number}{f'<small>{note}</small>' if note else ''}</dd></div>"
         for name, number, note in facts
     )
     return (
         f'<section id="headline" aria-labelledby="headline-title"><h1 id="headline-title">{escape(title)}</h1>'
-        f'<div class="headline"><div class="first"><p class="kicker">Recall at 1</p>'
-        f'<p class="big">{percent(value)}<span>%</span></p>{_band(value, bar)}{sure}</div>'
-        f'<div><p class="sentence">{_in_words(value)}</p><dl class="facts">{listed}</dl></div></div></section>'
+        f'<div class="headline"><div class="first"><p class="kicker">{escape(kicker)}</p>'
+        f'<p class="big">{percent(value)}<span>%</span></p>{below}</div>'
+        f'<div><p class="sentence">{escape(sentence)}</p><dl class="facts">{listed}</dl></div></div></section>'
     )
 
 
@@ -229,15 +249,16 @@ def _line(place: int, row: Row, classes: Mapping[int, str], everything: bool) ->
 def setup(config: str, settings: Mapping[str, Any], notes: Sequence[str]) -> str:
     """Configuration, settings of the page, versions, and notes about what was left out."""
     written = f"<h3>config.yaml</h3><pre tabindex=0>{escape(config)}</pre>" if config.strip() else ""
-    tables = _pairs("This page", settings) + _pairs("Versions", versions())
+    tables = "".join(f"<div>{pairs(*each)}</div>" for each in (("This page", settings), ("Versions", versions())))
     left = "".join(f"<li>{escape(note)}</li>" for note in notes)
     out = f'<div><h3>Not on this page</h3><ul class="quiet">{left}</ul></div>' if left else ""
     return section("setup", "Configuration", "", f'{written}<div class="columns">{tables}{out}</div>')
 
 
-def _pairs(title: str, pairs: Mapping[str, Any]) -> str:
-    lines = "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in pairs.items())
-    return f'<div><h3>{escape(title)}</h3><dl class="pairs">{lines}</dl></div>'
+def pairs(title: str, values: Mapping[str, Any]) -> str:
+    """A heading, and a list of names with their values."""
+    lines = "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in values.items())
+    return f'<h3>{escape(title)}</h3><dl class="pairs">{lines}</dl>'
 
 
 def versions() -> dict[str, str]:

@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 
 from nearfar._utils.page import FOOTER, allow, document, hash_of
-from nearfar.report.sections import banner, percent, section
+from nearfar.report.sections import banner, opening, pairs, percent, section
 from nearfar.runs.config import to_yaml
 from nearfar.tune.chart import Axis, Point, figure
 from nearfar.tune.ranges import Choices
@@ -53,7 +53,6 @@ def build(result: Tuned) -> str:
 
 
 def _headline(result: Tuned) -> str:
-    best = result.best_loss or ""
     counts = {state: sum(each.count(state) for each in result.losses.values()) for state in STATES}
     seconds = sum(each.outcome.seconds for each in result.trials)
     facts = [("Trials", f"{len(result.trials):,}", "" if result.finished else "stopped; the search can go on")]
@@ -63,18 +62,8 @@ def _headline(result: Tuned) -> str:
     equal = len({len(each.trials) for each in result.losses.values()}) == 1
     facts += [("Losses", f"{len(result.losses):,}", "the same number of trials each" if equal else "")]
     facts += [("Training", f"{seconds / 60:,.1f} min", "of all trials together")]
-    listed = "".join(
-        f"<div><dt>{name}</dt><dd>{number}{f'<small>{note}</small>' if note else ''}</dd></div>"
-        for name, number, note in facts
-    )
-    title = escape(result.folder.name)
-    return (
-        f'<section id="headline" aria-labelledby="headline-title"><h1 id="headline-title">{title}</h1>'
-        f'<div class="headline"><div class="first"><p class="kicker">{escape(_name(result))}, best trial</p>'
-        f'<p class="big">{percent(result.score)}<span>%</span></p></div>'
-        f'<div><p class="sentence">{escape(best)} scores best on training classes that were held out. '
-        f'No test class was read.</p><dl class="facts">{listed}</dl></div></div></section>'
-    )
+    sentence = f"{result.best_loss} scores best on training classes that were held out. No test class was read."
+    return opening(result.folder.name, f"{_name(result)}, best trial", result.score, sentence, facts)
 
 
 def _name(result: Tuned) -> str:
@@ -195,9 +184,6 @@ def _trials(result: Tuned) -> str:
 
 def _setup(result: Tuned) -> str:
     best = result.losses[result.best_loss or ""]
-    spaces = "".join(
-        f"<div><dt>{escape(key)}</dt><dd>{escape(str(each))}</dd></div>" for key, each in best.space.ranges.items()
-    )
-    searched = f'<h3>Searched for {escape(best.space.label)}</h3><dl class="pairs">{spaces}</dl>'
+    searched = pairs(f"Searched for {best.space.label}", best.space.ranges)
     lead = "best.yaml, a complete configuration: nearfar train takes it."
     return section("setup", "Configuration", lead, f"<pre>{escape(to_yaml(result.best))}</pre>{searched}")
