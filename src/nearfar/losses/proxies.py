@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar._utils.tensors import check_labels, readable
+from nearfar.groups.groupings import Reduction
 from nearfar.links import Add, PerPositive
 from nearfar.losses.arguments import Engine
 from nearfar.losses.composed import Composed
@@ -22,13 +23,16 @@ from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
 __all__ = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA"]
 
 
-def class_softmax(pair: PairLoss, similarity: Similarity | None, engine: Engine) -> RobustLoss:
+def class_softmax(
+    pair: PairLoss, similarity: Similarity | None, engine: Engine = "auto", reduction: Reduction = "mean"
+) -> RobustLoss:
     """Cross-entropy of each row over one vector per class: KL(1) x anchor_sign, one softplus per positive pair."""
     return RobustLoss(
         pair=pair,
         over=(Mean(), KL(1.0, normalized=False)),
         groups="anchor_sign",
         link=PerPositive(),
+        reduction=reduction,
         similarity=similarity,
         engine=engine,
     )

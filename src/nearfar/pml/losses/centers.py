@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from nearfar.groups.groupings import reduce
-from nearfar.links import PerPositive, Terms
+from nearfar.links import Terms
 from nearfar.losses.centers import AgainstCenters
+from nearfar.losses.proxies import class_softmax
 from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pairs import AngularMargin, Linear, PairLoss
 from nearfar.pml._reductions import Translation
@@ -23,7 +24,6 @@ from nearfar.pml.distances import BaseDistance, CosineSimilarity
 from nearfar.pml.losses.class_base import ClassLoss, Init
 from nearfar.pml.losses.elements import Call, LossDict, part
 from nearfar.relations.relation import Relation
-from nearfar.sets import KL, Mean
 from nearfar.similarity import Centers
 
 __all__ = ["SoftTripleLoss", "SubCenterArcFaceLoss"]
@@ -61,14 +61,8 @@ class _CenterLoss(ClassLoss):
         self._how, known = reducer.how, self.similarity
         if known.form != "dot":  # another distance is computed as a matrix, by `_elements`
             return None
-        return RobustLoss(
-            pair=self._logit_pair(),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-            reduction="none",
-            similarity=Centers(self.class_vectors().shape[1], gamma=self._gamma(), normalize=known.normalize),
-        )
+        centers = Centers(self.class_vectors().shape[1], gamma=self._gamma(), normalize=known.normalize)
+        return class_softmax(self._logit_pair(), centers, reduction="none")
 
     def _value(self, call: Call) -> Tensor:
         vectors = self.class_vectors().reshape(self.num_classes, -1)

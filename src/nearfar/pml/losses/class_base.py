@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from nearfar._utils.tensors import check_labels
 from nearfar.groups.groupings import Reduction, reduce
-from nearfar.links import PerPositive, Terms
+from nearfar.links import Terms
+from nearfar.losses.proxies import class_softmax
 from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pairs import PairLoss
 from nearfar.pml._reductions import Translation
@@ -38,7 +39,6 @@ from nearfar.pml.losses.base import Loss
 from nearfar.pml.losses.elements import Call, LossDict, number, part
 from nearfar.relations.index_tuples import check_indices
 from nearfar.relations.relation import Relation
-from nearfar.sets import KL, Mean
 from nearfar.similarity import called
 
 __all__ = ["ClassLoss", "Init"]
@@ -135,16 +135,7 @@ class ClassLoss(Loss, ABC):
         super()._make(record)
 
     def _of_rows(self, pair: PairLoss, reduction: Reduction) -> RobustLoss:
-        return self._take(
-            RobustLoss(
-                pair=pair,
-                over=(Mean(), KL(1.0, normalized=False)),
-                groups="anchor_sign",
-                link=PerPositive(),
-                reduction=reduction,
-                similarity=self.similarity,
-            )
-        )
+        return self._take(class_softmax(pair, self.similarity, reduction=reduction))
 
     def _recipe(self, reducer: Translation) -> RobustLoss | None:
         self._how, pair = reducer.how, self._row_pair()
