@@ -113,7 +113,7 @@ def test_a_number_out_of_range_is_named(kind, name, zero):
 ELSEWHERE = [
     (lambda: S.TopK(), r"TopK: give k or fraction, exactly one of them"),
     (lambda: S.TopK(3, 0.5), r"TopK: give k or fraction, exactly one of them"),
-    (lambda: L.DroTopK(), r"TopK: give k or fraction, exactly one of them"),
+    (lambda: L.DroTopK(k=4, fraction=0.1), r"TopK: give k or fraction, exactly one of them"),
     (lambda: S.TopK(fraction=0.0), r"TopK: fraction must lie in \(0, 1\]"),
     (lambda: S.TopK(fraction=1.01), r"TopK: fraction must lie in \(0, 1\]"),
     (lambda: S.TopK(fraction=float("nan")), r"TopK: fraction must lie in \(0, 1\]"),

@@ -164,3 +164,11 @@ def test_a_method_of_one_object_alone_comes_along():
 class _Sum(S.Mean):
     def value(self, losses, *rest, **more):
         return losses.sum(dim=1)
+
+
+def test_k_is_eight_batches_where_none_is_given():
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 8), torch.arange(40) % 8
+    for kind in (nf.losses.DroTopK, nf.losses.DroTopKPN):
+        assert kind()(x, y) == kind(k="8B")(x, y) == kind(k=320)(x, y) != kind(k=80)(x, y)
+    assert nf.losses.DroTopK(fraction=0.5)(x, y) != nf.losses.DroTopK()(x, y)

@@ -80,7 +80,7 @@ def test_what_is_done_is_not_done_again(vectors, tmp_path, monkeypatch):
 
 
 def test_a_failing_run_is_a_line_and_is_tried_again(vectors, tmp_path):
-    bad, good = trial(vectors, loss={"name": "DroTopK"}), trial(vectors)
+    bad, good = trial(vectors, loss={"name": "DroTopK", "k": -1}), trial(vectors)
     for lines in (2, 3):
         known = grid.run([bad, good], tmp_path / "runs.jsonl", console=QUIET)
         assert known[bad.key]["error"].startswith("ValueError: TopK")

@@ -173,6 +173,38 @@ def test_test_scores_are_shown_when_hardly_any_is_missing(study):
     assert f"| {100 * max(chosen['held_out'].values()):.1f} |" in lines[0]
 
 
+def test_the_best_value_and_what_the_default_costs():
+    """Two data sets on which values differ; the default of Margin's beta is 1.2, chi-square's rho has none."""
+    beta = {"lr 5e-05": 0.50, "lr 2e-05": 0.1, "beta = 0.6": 0.52, "beta = 0.9": 0.55, "beta = 1.4": 0.40}
+    other = {**beta, "beta = 0.6": 0.60, "lr 5e-05": 0.54}
+    rho = {"lr 5e-05": 0.5, "rho = 4B": 0.6}
+    studies = [
+        {
+            "data": name,
+            "methods": {
+                "margin": {"chosen": {"rate": 5e-5, "held_out": told}},
+                "DRO-chi-square, hinge": {"chosen": {"rate": 5e-5, "held_out": rho}},
+                "circle": {"chosen": None},
+            },
+        }
+        for name, told in (("a", beta), ("b", other))
+    ]
+    text = pages.values(studies)
+    assert "| margin | beta | 1.2 | 0.6 | 0.9 | 0.6 | 4.0 |" in text  # 56 and 52 on average
+    assert "| DRO-chi-square, hinge | rho | - | 4B | 4B | 4B | - |" in text
+    assert "circle" not in text
+    assert METHODS["margin"].default == 1.2
+
+
+def test_the_page_of_losses_is_written_from_the_results():
+    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    found = [
+        json.loads((results / f"photographs-{name}.json").read_text(encoding="utf-8")) for name in ("cub", "flowers")
+    ]
+    page = (Path(__file__).parents[1] / "docs" / "guides" / "which-loss.md").read_text(encoding="utf-8")
+    assert pages.values(found) in page
+
+
 def test_the_difference_is_that_of_the_scores(study):
     _, _, _, found = study
     runs = {name: [line for line in found["runs"] if line["method"] == name and not line["held_out"]] for name in QUICK}

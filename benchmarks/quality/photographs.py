@@ -18,7 +18,7 @@ from nearfar._utils.files import write_text
 from nearfar.studies import photographs
 from nearfar.studies._desk import as_json
 from nearfar.studies._photographs_methods import METHODS
-from nearfar.studies._photographs_pages import claims, paper_claims, tested
+from nearfar.studies._photographs_pages import claims, paper_claims, tested, values
 
 PAPERS = {"dro": "Qi et al. 2020", "profs": "Can et al. 2019"}
 
@@ -49,7 +49,9 @@ def pages(args):
     )
     before, rest = args.page.read_text(encoding="utf-8").split(BEGIN)
     write_text(args.page, before + BEGIN + "\n\n" + text + "\n" + END + rest.split(END)[1])
-    print(f"{args.page} and {args.results / 'photographs_study.md'}")
+    before, rest = args.which.read_text(encoding="utf-8").split(BEGIN)
+    write_text(args.which, before + BEGIN + "\n\n" + values(studies) + "\n\n" + END + rest.split(END)[1])
+    print(f"{args.page}, {args.which} and {args.results / 'photographs_study.md'}")
 
 
 def train(args):
@@ -97,6 +99,7 @@ def main():
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "measured" / "photographs.md")
+    parser.add_argument("--which", type=Path, default=ROOT / "docs" / "guides" / "which-loss.md")
     args = parser.parse_args()
     (pages if args.made else train)(args)
 

@@ -154,12 +154,12 @@ def dro_trimmed_pn(E, y, wrong, k, pair=pairs.hinge):
     return kept + sets.topk(negative, k=2 * _count(k, E))
 
 
-def dro_kl(E, y, gamma=0.1, pair=pairs.hinge, zero="drop"):
+def dro_kl(E, y, gamma=0.3, pair=pairs.hinge, zero="drop"):
     """gamma * log(mean over pairs of e^(l_ij / gamma)); pairs with l_ij <= 0 are left out if zero="drop"."""
     return sets.kl(_all_pair_losses(E, y, pair), gamma, zero=zero)
 
 
-def dro_kl_grouped(E, y, gamma=0.01, pair=pairs.hinge, zero="drop", reduction="mean"):
+def dro_kl_grouped(E, y, gamma=0.1, pair=pairs.hinge, zero="drop", reduction="mean"):
     """mean_i [ gamma log(mean_{j in P_i} e^(l_ij / gamma)) + gamma log(mean_{k in N_i} e^(l_ik / gamma)) ].
 
     Pairs with l_ij <= 0 are left out if zero="drop"; an empty mean gives the term 0.

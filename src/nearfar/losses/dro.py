@@ -16,6 +16,8 @@ from nearfar.similarity import Similarity
 __all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroWorst"]
 
 Zero = Literal["keep", "drop"]
+MANY = "8B"
+"""K where none is given."""
 
 
 class DroWorst(RobustLoss):
@@ -72,6 +74,7 @@ class DroTopK(RobustLoss):
             With a reference it counts entries of the n x m matrix (pairs again where it holds the same samples by id).
             A multiple of the batch size B, such as "8B", "0.5B" or "B/2", means the same at every batch size: B is the
             number of query rows (n, whatever m is, ignored rows too), under `Distributed` those of all processes.
+            "8B" where neither k nor fraction is given: fewer cost points on photographs (docs/guides/which-loss.md).
         fraction: instead of k: the share of all pairs.
         zero: "keep" or "drop" pairs without loss; it matters only where K exceeds the pairs with loss.
         pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
@@ -103,7 +106,7 @@ class DroTopK(RobustLoss):
     ) -> None:
         super().__init__(
             pair=Hinge() if pair is None else pair,
-            over=TopK(k, fraction, zero=zero),
+            over=TopK(MANY if k is None and fraction is None else k, fraction, zero=zero),
             similarity=similarity,
             miner=miner,
             engine=engine,
@@ -143,7 +146,7 @@ class DroTopKPN(RobustLoss):
     def __init__(
         self,
         *,
-        k: Count,
+        k: Count = MANY,
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,
         miner: Miner | None = None,
@@ -175,7 +178,8 @@ class DroKL(RobustLoss):
     Algebra: pair x KL(γ) x batch, on cosine.
 
     Args:
-        gamma: γ; small is near the worst pair, large near the mean.
+        gamma: γ; small is near the worst pair, large near the mean. The default was the best on photographs; the paper
+            has .1 (docs/guides/which-loss.md).
         samples: draw so many ordered pairs with replacement from p* and average their losses; the gradient is unbiased.
         zero: "drop" leaves pairs without loss out, as the paper does; the value then jumps as pairs enter. "keep" does
             not.
@@ -189,13 +193,13 @@ class DroKL(RobustLoss):
     >>> import torch, nearfar as nf
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
     >>> f"{nf.losses.DroKL()(embeddings, torch.tensor([0, 0, 1, 1])):.3f}"
-    '0.603'
+    '0.520'
     """
 
     def __init__(
         self,
         *,
-        gamma: float = 0.1,
+        gamma: float = 0.3,
         samples: int | None = None,
         zero: Zero = "drop",
         pair: PairLoss | None = None,
@@ -232,7 +236,7 @@ class DroKLGrouped(RobustLoss):
     Algebra: pair x KL(γ) x anchor_sign, added, on cosine.
 
     Args:
-        gamma: γ.
+        gamma: γ. The default was the best on photographs; the paper has .01 (docs/guides/which-loss.md).
         zero: "drop" leaves pairs without loss out, as the paper does.
         reduction: "mean" over anchors; the paper sums ("sum").
         pair: `Hinge(.2, .5)` where none is given.
@@ -254,7 +258,7 @@ class DroKLGrouped(RobustLoss):
     def __init__(
         self,
         *,
-        gamma: float = 0.01,
+        gamma: float = 0.1,
         zero: Zero = "drop",
         reduction: Reduction = "mean",
         pair: PairLoss | None = None,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from nearfar import losses
 from nearfar.studies import _figures as figures
 from nearfar.studies import _photographs_statistics as statistics
 from nearfar.studies._desk import shown, table
+from nearfar.studies._photographs_methods import METHODS, Tuned
 
 Found = Mapping[str, Any]
 NAMES = {"recall@1": "R@1", "recall@2": "R@2", "recall@4": "R@4", "recall@8": "R@8", "map_at_r": "MAP@R",
@@ -86,6 +89,53 @@ def ranked(studies: Sequence[Found]) -> str:
     head = ("method", *(f"{each['data']}, by {NAMES[each['score']]}" for each in studies), "mean rank")
     rows = [(name, *(f"{rank:g}" for rank in row.values())) for name, row in statistics.ranks(tables).items()]
     return table(head, rows)
+
+
+def values(studies: Sequence[Found]) -> str:
+    """Which value of each method's parameter is best over data sets, and what the library's default costs beside it.
+
+    By the score on held-out training classes, at the rate that was chosen on each data set; test classes say nothing
+    here. A default that was not among the four values has no cost.
+    """
+    rows = []
+    for name, tuned in METHODS.items():
+        tried = [_by_value(each, name) for each in studies]
+        if not all(tried):
+            continue
+        best, *_ = sorted(tuned.values, key=lambda value: -_over(tried, value))
+        usual = _default(tuned)
+        cost = "-" if usual not in tuned.values else f"{_over(tried, best) - _over(tried, usual):.1f}"
+        each = [_shown(tuned, max(scores, key=scores.__getitem__)) for scores in tried]
+        rows.append((name, tuned.parameter, _shown(tuned, usual), _shown(tuned, best), *each, cost))
+    head = ("method", "parameter", "default", "best over all", *(f"on {each['data']}" for each in studies), "cost")
+    return table(head, rows)
+
+
+def _by_value(found: Found, name: str) -> dict[float, float]:
+    """The score, in percent, of each value of a method's parameter at the rate that was chosen."""
+    tuned, chosen = METHODS[name], found["methods"].get(name, {}).get("chosen")
+    if chosen is None:
+        return {}
+    scores = {tuned.default: chosen["held_out"][f"lr {chosen['rate']:g}"]}
+    scores |= {v: chosen["held_out"][tuned.shown(v)] for v in tuned.values if tuned.shown(v) in chosen["held_out"]}
+    return {value: 100 * score for value, score in scores.items() if score is not None}
+
+
+def _over(tried: Sequence[Mapping[float, float]], value: float) -> float:
+    """The mean over data sets; a value that failed on one of them is the last."""
+    return sum(scores.get(value, -100.0) for scores in tried) / len(tried)
+
+
+def _default(tuned: Tuned) -> float | None:
+    """The parameter's default in the library; None if it has none."""
+    usual = signature(getattr(losses, tuned.loss["name"])).parameters[tuned.parameter].default
+    if tuned.batches:  # "8B"; `DroTopK` has it where neither k nor fraction is given
+        return 8.0 if tuned.parameter == "k" else None
+    return float(usual)
+
+
+def _shown(tuned: Tuned, value: float | None) -> str:
+    return "-" if value is None else f"{value:g}{'B' if tuned.batches else ''}"
 
 
 def claims(listed: Iterable[Found]) -> str:
