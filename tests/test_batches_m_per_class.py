@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from nearfar.batches import MPerClass
+from nearfar.batches import MPerClass, m_per_class
 from nearfar.batches.sampler import class_rounds
 
 
@@ -27,9 +28,16 @@ def cases(draw):
     return sizes, draw(st.integers(2, len(sizes))), draw(st.integers(1, 4)), draw(st.integers(0, 99))
 
 
-@settings(max_examples=60, deadline=None)
-@given(cases())
-def test_an_epoch_visits_everything_and_classes_evenly(case):
+@pytest.fixture(params=["at once", "in rounds"])
+def planned(request, monkeypatch):
+    """Epochs planned at once, and round by round as long ones are."""
+    if request.param == "in rounds":
+        monkeypatch.setattr(m_per_class, "MOST", 0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases())
+def test_an_epoch_visits_everything_and_classes_evenly(planned, case):
     sizes, classes, samples, seed = case
     y = labels_of(sizes, seed)
     sampler = MPerClass(y, classes=classes, samples=samples, seed=seed)
@@ -205,3 +213,45 @@ def test_labels_of_any_kind(labels):
 def test_bad_arguments(labels, arguments, message):
     with pytest.raises(ValueError, match=message):
         MPerClass(labels, **({"classes": 2, "samples": 2} | arguments))
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.lists(st.integers(0, 40), min_size=1, max_size=8))
+def test_rounds_give_any_batch_at_any_time(case, steps):
+    """Forward, backward, into another epoch: as when they come one after the other."""
+    sizes, classes, samples, seed = case
+    y = labels_of(sizes, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(m_per_class, "MOST", 0)
+        one, other = (MPerClass(y, classes=classes, samples=samples, seed=seed) for _ in range(2))
+        batches = [one._global(step).tolist() for step in range(41)]
+        for step in steps:
+            assert other._global(step).tolist() == batches[step]
+
+
+def test_a_long_tail_of_a_million_takes_no_gigabytes():
+    sizes = np.full(50_000, 18)
+    sizes[:10] = 10_000
+    sampler = MPerClass(np.repeat(np.arange(50_000), sizes), classes=32, samples=4)
+    assert len(sampler) * sampler.batch_size > 2**28
+    sampler.step = 3_000  # into the second round
+    tracemalloc.start()
+    batches = [batch for _, batch in zip(range(50), sampler, strict=False)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 2**20
+    assert {len(set(batch)) for batch in batches} == {128}
+
+
+def test_rounds_shuffle_samples_evenly():
+    """Every sample of a class comes first equally often over epochs, to four standard errors."""
+    y, firsts = np.repeat([0, 1], [6, 4]), Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(m_per_class, "MOST", 0)
+        sampler = MPerClass(y, classes=2, samples=2)
+        for _ in range(1200):
+            batch = next(iter(sampler))
+            firsts[next(row for row in batch if y[row] == 0)] += 1
+            sampler.step = (sampler.step // len(sampler) + 1) * len(sampler)
+    assert len(firsts) == 6
+    assert all(abs(count - 200) < 4 * (1200 * 5 / 36) ** 0.5 for count in firsts.values())

@@ -156,8 +156,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "even": planned(index, index.labels, given.batches, given.rounds),
         "train side of the split": planned(index, sides[0].labels, given.batches, given.rounds),
     }
-    tail = long_tailed(given.samples // 10, given.classes // 10)
-    result["long tail, a tenth of both"] = planned(index, tail, given.batches, 1)
+    result["long tail"] = planned(index, long_tailed(given.samples, given.classes), given.batches, 1)
     result["pass_samples_a_second"] = round(passed(folder, 5000))
     scale = 1024 if sys.platform != "darwin" else 1
     result["process_peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6)

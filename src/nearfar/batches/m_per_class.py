@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
+from nearfar.batches.rounds import Rounds
 from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds, shuffle_within
 
 __all__ = ["MPerClass"]
+
+MOST = 2**24
+"""Rows of an epoch up to which it is planned at once, in some 400 MB; longer ones are planned round by round."""
 
 
 class MPerClass(GlobalBatches):
@@ -63,6 +67,7 @@ class MPerClass(GlobalBatches):
         self._groups: Rows = -(-self._classes.size // self.samples)
         self._rounds = int(self._groups.max())
         self._plan: tuple[int, Rows] | None = None
+        self._long: Rounds | None = None
 
     def __len__(self) -> int:
         return -(-self._rounds * len(self._classes) // self.classes)
@@ -77,6 +82,10 @@ class MPerClass(GlobalBatches):
 
     def _global(self, step: int) -> Rows:
         epoch, place = divmod(step, len(self))
+        if len(self) * self.batch_size > MOST:
+            if self._long is None or self._long.epoch != epoch:
+                self._long = Rounds(self._classes, self.classes, self.samples, self._random, epoch)
+            return self._long.batch(place)
         if self._plan is None or self._plan[0] != epoch:
             self._plan = epoch, self._draw(epoch)
         batch: Rows = self._plan[1][place]

@@ -20,7 +20,7 @@ from torch.utils.data import Sampler
 
 from nearfar._utils.checks import check_whole
 
-__all__ = ["Classes", "GlobalBatches", "Rows", "State", "as_tensor", "class_rounds", "shuffle_within"]
+__all__ = ["Classes", "GlobalBatches", "Rows", "State", "as_tensor", "class_rounds", "next_round", "shuffle_within"]
 
 Rows = NDArray[np.int64]
 State = dict[str, Any]
@@ -159,12 +159,18 @@ def class_rounds(random: np.random.Generator, classes: int, width: int, count: i
     stream = np.empty(rounds * classes, dtype=np.int64)
     for number in range(rounds):
         begin = number * classes
-        fresh = random.permutation(classes)
         tail = begin % width
-        if tail:
-            _avoid(random, fresh, stream[begin - tail : begin], width - tail)
-        stream[begin : begin + classes] = fresh
+        before = stream[begin - tail : begin] if tail else None
+        stream[begin : begin + classes] = next_round(random, classes, width, before)
     return stream[: count * width].reshape(count, width)
+
+
+def next_round(random: np.random.Generator, classes: int, width: int, before: Rows | None) -> Rows:
+    """All classes in random order; those of an unfinished row of `width`, `before`, do not come again in that row."""
+    fresh: Rows = random.permutation(classes)
+    if before is not None:
+        _avoid(random, fresh, before, width - len(before))
+    return fresh
 
 
 def _avoid(random: np.random.Generator, fresh: Rows, taken: Rows, head: int) -> None:
