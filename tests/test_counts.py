@@ -21,6 +21,7 @@ MAKES = {
     "detached": lambda k, **more: nf.RobustLoss(
         pair=nf.pairs.Hinge(), over=S.DetachedWeights(S.TopK(k)), groups="sign", **more
     ),
+    "chi-square": lambda rho, **more: L.DroChiSquare(rho=rho, **more),
     "anchor": lambda k, **more: nf.RobustLoss(pair=nf.pairs.Hinge(), over=S.TopK(k), groups="anchor", **more),
 }
 makes = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
@@ -172,3 +173,15 @@ def test_k_is_eight_batches_where_none_is_given():
     for kind in (nf.losses.DroTopK, nf.losses.DroTopKPN):
         assert kind()(x, y) == kind(k="8B")(x, y) == kind(k=320)(x, y) != kind(k=80)(x, y)
     assert nf.losses.DroTopK(fraction=0.5)(x, y) != nf.losses.DroTopK()(x, y)
+
+
+def test_the_radius_of_a_chi_square_ball_counts_batches():
+    x, y = batch(16)
+    wanted = L.DroChiSquare(rho=640.0)
+    for loss in (L.DroChiSquare(), L.DroChiSquare(rho="40B"), L.DroChiSquare(rho="80B/2")):
+        same(measured(loss, x, y), measured(wanted, x, y))
+    assert L.DroChiSquare(rho="B")(x, y) < L.DroChiSquare(rho="4B")(x, y)
+    with pytest.raises(ValueError, match=r"ChiSquare: rho='2B' is a multiple of the batch size, which a loss knows"):
+        S.ChiSquare("2B").value(torch.ones(1, 3))
+    with pytest.raises(ValueError, match=r"ChiSquare: rho must be a number zero or more, or a multiple of B"):
+        L.DroChiSquare(rho="2b")

@@ -523,7 +523,7 @@ HAND_THREE = [
     ("DroTopKPN", {"k": 1}, 0.3),
     ("DroTopKPN", {"k": 9}, 0.3),
     # the items .1 .1 .5 .5, or with the zeros kept all six
-    ("DroKL", {}, 0.1 * log((exp(1) + exp(5)) / 2)),
+    ("DroKL", {"gamma": 0.1}, 0.1 * log((exp(1) + exp(5)) / 2)),
     ("DroKL", {"gamma": 0.25, "zero": "keep"}, 0.25 * log((exp(0.4) + exp(2) + 1) / 3)),
     # anchors: 0: .1 and (0 dropped) 0; 1: .1 and .5; 2: no positive, and .5 alone. One item has its own loss.
     ("DroKLGrouped", {}, (0.1 + 0.1 + 0.5 + 0.5) / 3),

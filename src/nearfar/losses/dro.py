@@ -288,7 +288,8 @@ class DroChiSquare(RobustLoss):
     range (docs/papers/qi-2020.md).
 
     Args:
-        rho: ρ ≥ 0; n counts ordered pairs.
+        rho: ρ ≥ 0; n counts ordered pairs. A multiple of the batch size B, such as "40B", as k of `DroTopK`; that value
+            was the best on photographs (docs/guides/which-loss.md).
         zero: "keep" or "drop" pairs without loss.
         pair: `Hinge(.2, .5)` where none is given.
         similarity: `Cosine` where none is given.
@@ -306,7 +307,7 @@ class DroChiSquare(RobustLoss):
     def __init__(
         self,
         *,
-        rho: float,
+        rho: Count = "40B",
         zero: Zero = "keep",
         pair: PairLoss | None = None,
         similarity: Similarity | None = None,

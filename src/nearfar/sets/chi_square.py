@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import centered, hidden, over, readable, total, weighted
 from nearfar.sets.base import Solved, UncertaintySet, in_blocks, sums
+from nearfar.sets.counts import Count, check_count, of_batch, unread
 from nearfar.sets.moments import Moments
 from nearfar.sets.stream import Cap, Dual, Orders, Stream
 from nearfar.similarity import root
@@ -33,7 +33,7 @@ class ChiSquare(UncertaintySet, swift=True):
     2ρ(mean - min)² ≤ n·Var, and is too large otherwise (docs/papers/qi-2020.md).
 
     Args:
-        rho: ρ ≥ 0, the radius.
+        rho: ρ ≥ 0, the radius: a number, or in a loss a multiple of the batch size B, such as "40B".
 
     Relations: ρ = 0 is Mean; ρ ≥ n(n-1)/2 is Worst.
 
@@ -41,11 +41,14 @@ class ChiSquare(UncertaintySet, swift=True):
     1.0
     """
 
-    rho: float = 1.0
+    rho: Count = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("ChiSquare", "rho", self.rho, zero=True)
+        check_count("ChiSquare", "rho", self.rho, zero=True)
+
+    def at(self, rows: int) -> ChiSquare:  # noqa: D102
+        return of_batch(self, rows, "rho")
 
     def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:  # noqa: D102
         return None if self.zero_member or not readable(l) else in_blocks(self._solve_, l, self.zero, size, w)
@@ -140,7 +143,8 @@ class ChiSquare(UncertaintySet, swift=True):
         If each member counts `times`, sums over members are those of a radius of ρ/times.
         """
         # 1/n - 1/W_A as one quotient: exactly 0 if A contains all; a difference would lose 2ρ/n² to rounding
-        return over(2 * self.rho / times - over(whole * (whole - size), size), whole * whole)
+        rho = unread("ChiSquare", "rho", self.rho)
+        return over(2 * rho / times - over(whole * (whole - size), size), whole * whole)
 
     def _moments(self, l: Tensor, w: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mean m_A, 1/W_A, V_A (0 if it is rounding error) and s - 1/W_A on A = {l ≥ floor}, each [g]."""

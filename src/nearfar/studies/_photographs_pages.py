@@ -9,6 +9,7 @@ from textwrap import fill
 from typing import Any
 
 from nearfar import losses
+from nearfar.sets.counts import multiple
 from nearfar.studies import _figures as figures
 from nearfar.studies import _photographs_statistics as statistics
 from nearfar.studies._desk import shown, table
@@ -128,10 +129,11 @@ def _over(tried: Sequence[Mapping[float, float]], value: float) -> float:
 
 def _default(tuned: Tuned) -> float | None:
     """The parameter's default in the library; None if it has none."""
-    usual = signature(getattr(losses, tuned.loss["name"])).parameters[tuned.parameter].default
-    if tuned.batches:  # "8B"; `DroTopK` has it where neither k nor fraction is given
-        return 8.0 if tuned.parameter == "k" else None
-    return float(usual)
+    kind = getattr(losses, tuned.loss["name"])
+    usual = signature(kind).parameters[tuned.parameter].default
+    if usual is None:  # of `DroTopK`, which has it where neither k nor fraction is given
+        usual = kind().product.over_positive.k
+    return multiple(usual) if tuned.batches else float(usual)
 
 
 def _shown(tuned: Tuned, value: float | None) -> str:
