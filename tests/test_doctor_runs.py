@@ -82,10 +82,37 @@ def test_a_loss_on_its_margin_is_seen_where_labels_tell_nothing():
     assert "loss pinned at its margin" not in names(course(0.02, 0.01, 0.02, spread=0.5, loss=0.2), case)
 
 
+FEW = {"name": "DroTopK", "k": "B/2"}
+SHARE = {"name": "DroTopK", "fraction": 0.001}
+ONE = {"mining": "hardest"}
+
+
+def of_few(*skills, pairs=1.0, loss=FEW, steps=40):
+    """Looks ten steps apart at a run whose loss spreads its weight over so many pairs a row."""
+    sights = [Sight(10 * i, 0.8, 9.0, skill, skill, pairs=pairs if i else None) for i, skill in enumerate(skills)]
+    return names(sights, Case.of(config(loss=loss, training={"steps": steps}), 9))
+
+
+def test_few_pairs_are_an_illness_only_where_little_is_learned():
+    ill = {"weight on too few pairs": "warning"}
+    assert of_few(0.5, 0.52, 0.5, 0.52) == ill
+    assert of_few(0.5, 0.6, 0.7, 0.8) == {}  # learned all the same
+    assert of_few(0.5, 0.52, 0.5, 0.52, pairs=4.0) == {}
+    assert of_few(0.5, 0.52, 0.5, 0.52, steps=400) == {}  # half of the run has not passed
+    assert of_few(0.5, 0.52, 0.5) == {}  # two looks are luck
+    assert of_few(0.95, 0.95, 0.95, 0.95) == {}  # there was nothing to learn
+    assert of_few(0.5, 0.52, 0.5, 0.52, pairs=None) == {}
+    assert of_few(0.5, 0.52, 0.5, 0.52, pairs=0.0) == {}  # no active pairs: another finding
+    for loss in ({"name": "NPair"}, {"name": "ProxyAnchor"}, HARD, FEW | {"k": "8B"}, {"name": "DroKL", "gamma": 1}):
+        assert of_few(0.5, 0.52, 0.5, 0.52, loss=loss) == {}, loss  # few by design, or enough
+    for loss in ({"name": "DroKL"}, {"name": "DroChiSquare", "rho": 5e4}, {"name": "DroWorst"}, HARD | ONE, SHARE):
+        assert of_few(0.5, 0.52, 0.5, 0.52, loss=loss) == ill, loss
+
+
 def test_the_journal_gives_the_looks_back():
     entries = [{"step": 0, **Sight(0, 0.5, 3.0, 0.5, 0.4).line()}, {"step": 10, "loss": 0.3}]
-    entries.append({"step": 10, **Sight(10, 0.6, 4.0).line()})
-    assert seen(entries) == [Sight(0, 0.5, 3.0, 0.5, 0.4), Sight(10, 0.6, 4.0, loss=0.3)]
+    entries.append({"step": 10, **Sight(10, 0.6, 4.0, pairs=2.0).line()})
+    assert seen(entries) == [Sight(0, 0.5, 3.0, 0.5, 0.4), Sight(10, 0.6, 4.0, loss=0.3, pairs=2.0)]
 
 
 def test_a_run_has_a_doctor(tmp_path):

@@ -41,6 +41,10 @@ LOSSES = {
     "annealed": {"name": "Triplet", "mining": "hard", "margin": 0.2, "anneal": 100},
     "hardest": {"name": "Triplet", "mining": "hardest"},
     "semihard": {"name": "Triplet", "mining": "semihard", "margin": 0.2},
+    "small share": {"name": "DroTopK", "fraction": 0.001},
+    "small gamma": {"name": "DroKL", "gamma": 0.03},
+    "large rho": {"name": "DroChiSquare", "rho": 50000.0},
+    "large K": {"name": "DroTopK", "k": "8B"},
 }
 OTHERS = {
     "memory": {"training": {"cross_batch_memory": 40}},
@@ -86,6 +90,8 @@ def test_what_is_said_without_a_configuration_fits_every_run(name):
     for flags in every_remedy(None):
         if name == "memory" and flags == remedies.NEAR_CLASSES:
             continue  # the configuration's own sentence says why these exclude each other
+        if name == "small share" and "loss.k" in dict(flags):
+            continue  # likewise, of k and fraction
         if dict(flags).keys() == {"loss.margin"}:
             continue  # said of triplets alone: `history.risk` asks first
         cured = changed(RUNS[name], flags)
@@ -113,6 +119,28 @@ def test_semihard_mining_is_said_to_triplets_alone():
     for name, run in RUNS.items():
         bare = any("(--loss.mining semihard" in each.remedy for each in said(name).values())
         assert bare == (run.loss.name == "Triplet" and name != "semihard"), name
+
+
+WIDER = {
+    "DroTopK": (("loss.k", "8B"),),
+    "DroTrimmed": (("loss.k", "8B"),),
+    "small share": (("loss.fraction", "null"), ("loss.k", "8B")),
+    "small gamma": (("loss.gamma", "0.3"),),
+    "DroKLGrouped": (("loss.gamma", "0.3"),),
+    "large rho": (("loss.rho", "480"),),  # 40 for each of twelve rows
+    "DroWorst": remedies.MORE_PAIRS,
+    "hardest": (("loss.mining", "semihard"), ("loss.margin", "0.2")),
+    "large K": remedies.OTHER,
+    "hard": remedies.OTHER,
+    "SupCon": remedies.OTHER,
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_too_few_pairs_are_cured_by_the_run_s_own_set_where_it_has_one(name):
+    found = said(name)["too few"]
+    assert found.flags == WIDER[name]
+    assert (remedies.widened(Patient(RUNS[name], CLASSES)) is None) == (found.flags == remedies.OTHER)
 
 
 def test_a_collapse_of_a_top_k_loss_is_told_what_it_has():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
+from nearfar._utils.rng import set_states, states
 from nearfar.data import View
 from nearfar.doctor.course import CLASSES, Case, Sight, judged, look, seen
 from nearfar.doctor.findings import Diagnosis, Finding, concluded
@@ -33,6 +34,9 @@ class Training(Protocol):
     def train(self) -> Any: ...  # noqa: D102
     @property
     def plain(self) -> Any: ...  # noqa: D102
+    @property
+    def loss(self) -> Any: ...  # noqa: D102
+    def ids(self, indices: Tensor) -> Tensor | None: ...  # noqa: D102
 
 
 class Moment(Protocol):
@@ -44,10 +48,20 @@ class Moment(Protocol):
     def state(self) -> Training: ...  # noqa: D102
     @property
     def scalars(self) -> Mapping[str, Tensor]: ...  # noqa: D102
+    @property
+    def embeddings(self) -> Tensor: ...  # noqa: D102
+    @property
+    def labels(self) -> Tensor: ...  # noqa: D102
+    @property
+    def indices(self) -> Tensor: ...  # noqa: D102
+    @property
+    def target(self) -> Any: ...  # noqa: D102
 
 
 EACH = 4
 """Samples per class, more if there are few classes."""
+MOST = 2**20
+"""The most triplets (rows x columns x positives of a row) of a batch whose pair weights a look computes."""
 
 
 class Doctor:
@@ -91,12 +105,14 @@ class Doctor:
         return found and {CLASSES: len(state.train.classes), **found}
 
     def __call__(self, moment: Moment) -> dict[str, Any] | None:
-        """Values for the journal: spread, effective rank, recall among the samples, and the findings."""
+        """Values for the journal: spread, effective rank, recall among the samples, pairs per row, the findings."""
         if moment.step % self.every or not moment.state.machine.is_main_process:
             return None
-        return self._look(moment.step, moment.state, float(moment.scalars["loss"].detach()))
+        return self._look(moment.step, moment.state, float(moment.scalars["loss"].detach()), _pairs_per_row(moment))
 
-    def _look(self, step: int, state: Training, loss: float | None) -> dict[str, Any] | None:
+    def _look(
+        self, step: int, state: Training, loss: float | None, pairs: float | None = None
+    ) -> dict[str, Any] | None:
         if not state.machine.is_main_process:
             return None
         if self._probe is None:
@@ -109,7 +125,7 @@ class Doctor:
             rows = state.bare_model(x.to(device, non_blocking=True)).float().cpu().clone()
         if not bool(torch.isfinite(rows).all()):
             return None  # the loop itself stops at a loss that is not finite, and says where
-        self.sights.append(look(step, rows, y, loss))
+        self.sights.append(look(step, rows, y, loss, pairs))
         line: dict[str, Any] = self.sights[-1].line()
         self.diagnosis = concluded(
             judged(self.sights, self.limits, Case.of(state.config, len(state.train.classes))), dict(line)
@@ -124,6 +140,21 @@ class Doctor:
         if self._reported.get(finding.name) != finding.severity:
             self._reported[finding.name] = finding.severity
             self.tell(f"step {step}, {finding}")
+
+
+def _pairs_per_row(moment: Moment) -> float | None:
+    """Pairs over which the step's loss spread its weight, for each row of this rank's batch; None in a large batch."""
+    rows, state = len(moment.labels), moment.state
+    positives = int(torch.unique(moment.labels, return_counts=True)[1].max()) - 1
+    columns = rows + state.config.training.cross_batch_memory
+    if rows * columns * max(positives, 1) > MOST:
+        return None
+    x, device = moment.embeddings, moment.embeddings.device
+    before = states(device)  # sets and miners may draw, and a look must not change what the run draws
+    x = x if x.dtype == torch.float64 else x.float()  # as the step gave it to the loss
+    why = state.loss.explain(x, moment.target, ids=state.ids(moment.indices))
+    set_states(before, device)
+    return float(why.effective_pairs) / rows
 
 
 def _drawn(state: Training, rows: int) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nearfar.doctor.findings import Finding
-from nearfar.doctor.remedies import Patient, finding, level, margin_of
+from nearfar.doctor.remedies import Patient, finding, level, margin_of, widened
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.geometry.collapse import effective_rank
 from nearfar.runs.config import Config
@@ -21,8 +22,16 @@ from nearfar.similarity import unit
 
 __all__ = ["CLASSES", "Case", "Sight", "judged", "look", "seen"]
 
-NAMES = {"spread": "spread", "rank": "effective_rank", "recall": "probe recall@1", "skill": "probe skill"}
+NAMES = {
+    "spread": "spread",
+    "rank": "effective_rank",
+    "recall": "probe recall@1",
+    "skill": "probe skill",
+    "pairs": "effective pairs per row",
+}
 """Attribute -> its name in the journal."""
+LEAST = 3
+"""The least number of looks after the first for a finding about what was learned since then."""
 CLASSES = "training classes"
 """The name of the number of training classes in the journal, written with the first look."""
 
@@ -38,6 +47,8 @@ class Sight:
         recall: share of rows whose nearest other row is of their class.
         skill: recall above chance, 1 if every row is right; None if no row has another of its class.
         loss: loss of the step before the look; None before the first step.
+        pairs: number of pairs over which that loss spreads its weight (`Explanation.effective_pairs`), divided by the
+            rows of its batch; None if it was not computed.
     """
 
     step: int
@@ -46,6 +57,7 @@ class Sight:
     recall: float | None = None
     skill: float | None = None
     loss: float | None = None
+    pairs: float | None = None
 
     def line(self) -> dict[str, float]:
         """The look as an entry of the journal, without the loss, which has an entry of its own."""
@@ -65,7 +77,7 @@ def seen(entries: Iterable[Mapping[str, Any]]) -> list[Sight]:
 
 
 @torch.no_grad()
-def look(step: int, x: Tensor, y: Tensor, loss: float | None = None) -> Sight:
+def look(step: int, x: Tensor, y: Tensor, loss: float | None = None, pairs: float | None = None) -> Sight:
     """Take a look at rows [n, d] with labels [n]; on the CPU, where such small problems are fastest."""
     x, y = unit(x.detach().float().cpu()), y.cpu()
     same = y[:, None] == y[None, :]
@@ -80,7 +92,7 @@ def look(step: int, x: Tensor, y: Tensor, loss: float | None = None) -> Sight:
         chance = float(others[asked].double().mean() / (len(x) - 1))
         skill = (recall - chance) / (1 - chance)
     x = x - x.mean(dim=0)
-    return Sight(step, float((x * x).sum(dim=1).mean().sqrt()), effective_rank(x), recall, skill, loss)
+    return Sight(step, float((x * x).sum(dim=1).mean().sqrt()), effective_rank(x), recall, skill, loss, pairs)
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,7 @@ def judged(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[
         return
     recent = sights[-limits.looks :]
     yield from _classes(sights[0], recent, limits, case)
+    yield from _few_pairs(sights, limits, case)
     rank, spread = max(s.rank for s in recent), max(s.spread for s in recent)
     if rank < limits.rank_alarm <= sights[0].rank:
         evidence = f"The effective rank is {rank:.2f} and was {sights[0].rank:.2f} at the first look."
@@ -133,6 +146,29 @@ def _classes(first: Sight, recent: Sequence[Sight], limits: Thresholds, case: Ca
     elif narrow:
         evidence = f"The spread is {spread:.3g}; the nearest sample is of the same class for {_recall(recent):.1%}."
         yield finding("narrow cone", "note", evidence, "cone", case.run)
+
+
+def _few_pairs(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
+    """Nearly all weight on a few pairs, by a set that could be larger, in a run that has learned little.
+
+    Few pairs alone are no illness: a run that has learned its classes has few left, and some losses (N-pair, proxies)
+    are made of few.
+    """
+    first, since = sights[0], [s for s in sights[1:] if s.pairs is not None and s.skill is not None]
+    config = case.run.config
+    if first.skill is None or len(since) < LEAST or config is None or widened(case.run) is None:
+        return
+    if sights[-1].step < config.training.steps / 2:
+        return  # healthy runs, too, may begin slowly
+    pairs = median(s.pairs or 0.0 for s in since)
+    gained, room = max(s.skill or 0.0 for s in since[-LEAST:]) - first.skill, 1 - first.skill
+    if 0 < pairs < limits.few_pairs and room > limits.lost_least and gained < limits.gained * room:
+        evidence = (
+            f"The loss spreads its weight over {pairs:.2g} pairs for each row of a batch, and the nearest sample is of "
+            f"the same class for {_recall(since[-LEAST:]):.1%} after {sights[-1].step} steps, at first for "
+            f"{_recall([first]):.1%}."
+        )
+        yield finding("weight on too few pairs", "warning", evidence, "too few", case.run)
 
 
 def _pinned(recent: Sequence[Sight], limits: Thresholds, margin: float | None) -> bool:

@@ -12,8 +12,9 @@ import torch
 from nearfar.doctor.findings import Finding, Severity
 from nearfar.runs.config import Config, changed, to_tree
 from nearfar.runs.parts import CLASSES, LOSSES, check, make_loss, shape_of_batch
+from nearfar.sets.counts import multiple
 
-__all__ = ["KINDS", "Patient", "finding", "level", "margin_of"]
+__all__ = ["KINDS", "Patient", "finding", "level", "margin_of", "widened"]
 
 Flags = tuple[tuple[str, str], ...]
 
@@ -21,6 +22,7 @@ SEMIHARD: Flags = (("loss.name", "Triplet"), ("loss.mining", "semihard"), ("loss
 ANY_TO_SEMIHARD: Flags = (*SEMIHARD, ("loss.anneal", "null"))
 SOFTENED: Flags = (("loss.name", "Triplet"), ("loss.mining", "hard"), ("loss.margin", "0.2"), ("loss.anneal", "500"))
 TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "160"))
+MORE_PAIRS: Flags = (("loss.name", "DroTopK"), ("loss.k", "8B"))
 SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
 EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "160"))
 UNIT: Flags = (("model.normalize", "true"),)
@@ -31,8 +33,11 @@ OTHER: Flags = (("loss.name", "MultiSimilarity"),)
 STEADY: Flags = (("optimizer.max_grad_norm", "1"), ("training.precision", "float32"))
 
 HARD = ("hard", "hardest")
+KL = ("DroKL", "DroKLGrouped")
 FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
 """Suspected causes of a collapse: learning rate and weight decay above these, batch size and margin below."""
+ENOUGH_K, ENOUGH_GAMMA, ENOUGH_RHO = 8, 0.3, 40
+"""Sets that were large enough on photographs (docs/measured/photographs.md); K and ρ for each row of a batch."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +236,42 @@ def harder_mining(run: Patient) -> Way | None:
     return Way("harder mining", (("loss.mining", "hard"),)) if run.triplets else None
 
 
+def more_pairs(run: Patient) -> Way | None:
+    """A larger uncertainty set, if the loss has one that is small: more pairs share the weight."""
+    if run.config is None or run.config.loss.name == "DroWorst":
+        return Way("weight on more pairs", MORE_PAIRS)
+    options: Any = run.config.loss.options
+    known, rows = inspect.signature(LOSSES[run.config.loss.name]).parameters, batch_of(run.config, run.classes)
+    if "k" in known and _pairs(options.get("k"), rows) < ENOUGH_K * rows:
+        share: Flags = (("loss.fraction", "null"),) if "fraction" in options else ()
+        return Way("weight on more pairs", (*share, ("loss.k", f"{ENOUGH_K}B")))
+    if run.config.loss.name in KL and options.get("gamma", known["gamma"].default) < ENOUGH_GAMMA:
+        return Way("weight on more pairs", (("loss.gamma", f"{ENOUGH_GAMMA:g}"),))
+    if "rho" in known and options.get("rho", 0.0) > ENOUGH_RHO * rows:
+        return Way("weight on more pairs", (("loss.rho", f"{ENOUGH_RHO * rows:g}"),))
+    return None
+
+
+def _pairs(k: Any, rows: int) -> float:
+    """K as a number of pairs; 0 if it is not given, as where a share of the pairs is."""
+    times = multiple(k) if isinstance(k, str) else None
+    return float(k or 0) if times is None else times * rows
+
+
+def softer_mining(run: Patient) -> Way | None:
+    """Semi-hard mining in place of the one hardest triplet.
+
+    Not for hard mining: it gives each anchor two pairs, and has fewer only where anchors are separated by the margin.
+    """
+    one = run.config is not None and run.config.loss.options.get("mining") == "hardest"
+    return semihard(run) if run.triplets and one else None
+
+
+def widened(run: Patient) -> Way | None:
+    """The remedy that lets more pairs share the weight; None if the loss has no set or mining that keeps them few."""
+    return more_pairs(run) or softer_mining(run)
+
+
 def longer(run: Patient) -> Way:
     """Twice the steps."""
     return Way("train longer", (("training.steps", str(2 * run.steps)),))
@@ -277,6 +318,10 @@ KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
         (wider_margin, more_classes, harder_mining, fixed("batches of classes that are near", NEAR_CLASSES)),
     ),
     "few": ("Look at these rows, outliers or wrong labels; or try", (spread_weight, soft_weight)),
+    "too few": (
+        "A few pairs, often outliers or wrong labels, decide each step; try",
+        (more_pairs, softer_mining, another_loss),
+    ),
     "sizes": ("Draw evenly", (by_class,)),
     "lone": ("Leave out classes with a single sample, and draw two or more rows of a class", (by_class,)),
     "signs": ("Give each sign its own share", (fixed("the hardest of each", EACH_SIGN), by_class)),

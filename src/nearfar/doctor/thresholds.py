@@ -16,6 +16,8 @@ class Thresholds:
         lost_alarm: share of the first look's skill that is left, below which classes are lost in training.
         lost_warning: the same, a warning, where the space is narrower than `spread_alarm`.
         lost_least: the least loss of skill that counts: less may be chance with 128 samples.
+        few_pairs: effective pairs for each row of a batch, below which they are too few if little is learned.
+        gained: share of what the first look's skill lacks to 1 that must be gained in training where pairs are few.
         skill_pinned: skill below which a loss that stays at its margin is an alarm in training.
         spread_alarm: rms distance of unit rows to their mean below which the space is one point (mean cosine .99).
         spread_warning: the same, on the way there (mean cosine .96).
@@ -40,6 +42,8 @@ class Thresholds:
     lost_alarm: float = 0.4
     lost_warning: float = 0.9
     lost_least: float = 0.1
+    few_pairs: float = 1.75
+    gained: float = 0.3
     skill_pinned: float = 0.1
     spread_alarm: float = 0.1
     spread_warning: float = 0.2
