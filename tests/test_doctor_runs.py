@@ -87,9 +87,11 @@ SHARE = {"name": "DroTopK", "fraction": 0.001}
 ONE = {"mining": "hardest"}
 
 
-def of_few(*skills, pairs=1.0, loss=FEW, steps=40):
+def of_few(*skills, pairs=1.0, loss=FEW, steps=40, rank=11.0):
     """Looks ten steps apart at a run whose loss spreads its weight over so many pairs a row."""
-    sights = [Sight(10 * i, 0.8, 9.0, skill, skill, pairs=pairs if i else None) for i, skill in enumerate(skills)]
+    first, *later = skills
+    sights = [Sight(0, 0.8, 9.0, first, first)]
+    sights += [Sight(10 * i, 0.8, rank, skill, skill, pairs=pairs) for i, skill in enumerate(later, 1)]
     return names(sights, Case.of(config(loss=loss, training={"steps": steps}), 9))
 
 
@@ -99,6 +101,7 @@ def test_few_pairs_are_an_illness_only_where_little_is_learned():
     assert of_few(0.5, 0.6, 0.7, 0.8) == {}  # learned all the same
     assert of_few(0.5, 0.52, 0.5, 0.52, pairs=4.0) == {}
     assert of_few(0.5, 0.52, 0.5, 0.52, steps=400) == {}  # half of the run has not passed
+    assert of_few(0.5, 0.52, 0.5, 0.52, rank=9.1) == {}  # the space has not moved: the rate is too low for any loss
     assert of_few(0.5, 0.52, 0.5) == {}  # two looks are luck
     assert of_few(0.95, 0.95, 0.95, 0.95) == {}  # there was nothing to learn
     assert of_few(0.5, 0.52, 0.5, 0.52, pairs=None) == {}

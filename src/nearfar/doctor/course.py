@@ -158,17 +158,22 @@ def _few_pairs(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Itera
     config = case.run.config
     if first.skill is None or len(since) < LEAST or config is None or widened(case.run) is None:
         return
-    if sights[-1].step < config.training.steps / 2:
-        return  # healthy runs, too, may begin slowly
+    if sights[-1].step < config.training.steps / 2 or _moved(first, sights[-1]) < limits.moved:
+        return  # healthy runs, too, may begin slowly; and a space that has not moved needs another rate, not more pairs
     pairs = median(s.pairs or 0.0 for s in since)
     gained, room = max(s.skill or 0.0 for s in since[-LEAST:]) - first.skill, 1 - first.skill
     if 0 < pairs < limits.few_pairs and room > limits.lost_least and gained < limits.gained * room:
         evidence = (
-            f"The loss spreads its weight over {pairs:.2g} pairs for each row of a batch, and the nearest sample is of "
-            f"the same class for {_recall(since[-LEAST:]):.1%} after {sights[-1].step} steps, at first for "
-            f"{_recall([first]):.1%}."
+            f"The loss has {pairs:.2f} effective pairs per row of a batch, and the nearest sample is of the same class "
+            f"for {_recall(since[-LEAST:]):.1%} after {sights[-1].step} steps, at first for {_recall([first]):.1%}."
         )
         yield finding("weight on too few pairs", "warning", evidence, "too few", case.run)
+
+
+def _moved(first: Sight, last: Sight) -> float:
+    """How much the space has changed: the relative change of its spread or of its effective rank, the larger one."""
+    changes = (abs(now - then) / then for then, now in ((first.spread, last.spread), (first.rank, last.rank)) if then)
+    return max(changes, default=0.0)
 
 
 def _pinned(recent: Sequence[Sight], limits: Thresholds, margin: float | None) -> bool:

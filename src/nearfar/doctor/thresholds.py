@@ -18,6 +18,7 @@ class Thresholds:
         lost_least: the least loss of skill that counts: less may be chance with 128 samples.
         few_pairs: effective pairs for each row of a batch, below which they are too few if little is learned.
         gained: share of what the first look's skill lacks to 1 that must be gained in training where pairs are few.
+        moved: relative change of spread or effective rank since the first look, below which a run has hardly begun.
         skill_pinned: skill below which a loss that stays at its margin is an alarm in training.
         spread_alarm: rms distance of unit rows to their mean below which the space is one point (mean cosine .99).
         spread_warning: the same, on the way there (mean cosine .96).
@@ -44,6 +45,7 @@ class Thresholds:
     lost_least: float = 0.1
     few_pairs: float = 1.75
     gained: float = 0.3
+    moved: float = 0.2
     skill_pinned: float = 0.1
     spread_alarm: float = 0.1
     spread_warning: float = 0.2
