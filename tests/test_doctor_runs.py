@@ -106,9 +106,21 @@ def test_few_pairs_are_an_illness_only_where_little_is_learned():
     assert of_few(0.95, 0.95, 0.95, 0.95) == {}  # there was nothing to learn
     assert of_few(0.5, 0.52, 0.5, 0.52, pairs=None) == {}
     assert of_few(0.5, 0.52, 0.5, 0.52, pairs=0.0) == {}  # no active pairs: another finding
-    for loss in ({"name": "NPair"}, {"name": "ProxyAnchor"}, HARD, FEW | {"k": "8B"}, {"name": "DroKL", "gamma": 1}):
+    enough = (
+        FEW | {"k": "8B"},
+        {"name": "DroTopK"},
+        {"name": "DroKL"},
+        {"name": "DroKLGrouped"},
+        {"name": "DroChiSquare"},
+    )
+    for loss in ({"name": "NPair"}, {"name": "ProxyAnchor"}, HARD, *enough):
         assert of_few(0.5, 0.52, 0.5, 0.52, loss=loss) == {}, loss  # few by design, or enough
-    for loss in ({"name": "DroKL"}, {"name": "DroChiSquare", "rho": 5e4}, {"name": "DroWorst"}, HARD | ONE, SHARE):
+    few = (
+        {"name": "DroKL", "gamma": 0.1},
+        {"name": "DroChiSquare", "rho": 5e4},
+        {"name": "DroChiSquare", "rho": "400B"},
+    )
+    for loss in (*few, {"name": "DroWorst"}, HARD | ONE, SHARE):
         assert of_few(0.5, 0.52, 0.5, 0.52, loss=loss) == ill, loss
 
 

@@ -43,6 +43,7 @@ LOSSES = {
     "semihard": {"name": "Triplet", "mining": "semihard", "margin": 0.2},
     "small share": {"name": "DroTopK", "fraction": 0.001},
     "small gamma": {"name": "DroKL", "gamma": 0.03},
+    "small grouped gamma": {"name": "DroKLGrouped", "gamma": 0.01},
     "large rho": {"name": "DroChiSquare", "rho": 50000.0},
     "large K": {"name": "DroTopK", "k": "8B"},
 }
@@ -126,9 +127,10 @@ WIDER = {
     "DroTrimmed": (("loss.k", "8B"),),
     "small share": (("loss.fraction", "null"), ("loss.k", "8B")),
     "small gamma": (("loss.gamma", "0.3"),),
-    "DroKLGrouped": (("loss.gamma", "0.3"),),
-    "large rho": (("loss.rho", "480"),),  # 40 for each of twelve rows
-    "DroWorst": remedies.MORE_PAIRS,
+    "small grouped gamma": (("loss.gamma", "0.1"),),
+    "DroKLGrouped": remedies.OTHER,  # large enough by default
+    "large rho": (("loss.rho", "40B"),),
+    "DroWorst": remedies.TOP_K,
     "hardest": (("loss.mining", "semihard"), ("loss.margin", "0.2")),
     "large K": remedies.OTHER,
     "hard": remedies.OTHER,

@@ -21,10 +21,9 @@ Flags = tuple[tuple[str, str], ...]
 SEMIHARD: Flags = (("loss.name", "Triplet"), ("loss.mining", "semihard"), ("loss.margin", "0.2"))
 ANY_TO_SEMIHARD: Flags = (*SEMIHARD, ("loss.anneal", "null"))
 SOFTENED: Flags = (("loss.name", "Triplet"), ("loss.mining", "hard"), ("loss.margin", "0.2"), ("loss.anneal", "500"))
-TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "160"))
-MORE_PAIRS: Flags = (("loss.name", "DroTopK"), ("loss.k", "8B"))
+TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "8B"))
 SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
-EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "160"))
+EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "8B"))
 UNIT: Flags = (("model.normalize", "true"),)
 HELD_OUT: Flags = (("data.validation", "0.1"),)
 EVEN: Flags = (("batches.name", "MPerClass"), ("batches.classes", "null"), ("batches.samples", "4"))
@@ -33,10 +32,10 @@ OTHER: Flags = (("loss.name", "MultiSimilarity"),)
 STEADY: Flags = (("optimizer.max_grad_norm", "1"), ("training.precision", "float32"))
 
 HARD = ("hard", "hardest")
-KL = ("DroKL", "DroKLGrouped")
 FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
 """Suspected causes of a collapse: learning rate and weight decay above these, batch size and margin below."""
-ENOUGH_K, ENOUGH_GAMMA, ENOUGH_RHO = 8, 0.3, 40
+ENOUGH_K, ENOUGH_RHO = 8, 40
+ENOUGH_GAMMA = {"DroKL": 0.3, "DroKLGrouped": 0.1}
 """Sets that were large enough on photographs (docs/measured/photographs.md); K and ρ for each row of a batch."""
 
 
@@ -239,23 +238,24 @@ def harder_mining(run: Patient) -> Way | None:
 def more_pairs(run: Patient) -> Way | None:
     """A larger uncertainty set, if the loss has one that is small: more pairs share the weight."""
     if run.config is None or run.config.loss.name == "DroWorst":
-        return Way("weight on more pairs", MORE_PAIRS)
+        return Way("weight on more pairs", TOP_K)
     options: Any = run.config.loss.options
     known, rows = inspect.signature(LOSSES[run.config.loss.name]).parameters, batch_of(run.config, run.classes)
-    if "k" in known and _pairs(options.get("k"), rows) < ENOUGH_K * rows:
-        share: Flags = (("loss.fraction", "null"),) if "fraction" in options else ()
+    share: Flags = (("loss.fraction", "null"),) if "fraction" in options else ()
+    usual = 0 if share else f"{ENOUGH_K}B"  # where k is not given; a share of the pairs may be anything
+    if "k" in known and _pairs(options.get("k") or usual, rows) < ENOUGH_K * rows:
         return Way("weight on more pairs", (*share, ("loss.k", f"{ENOUGH_K}B")))
-    if run.config.loss.name in KL and options.get("gamma", known["gamma"].default) < ENOUGH_GAMMA:
-        return Way("weight on more pairs", (("loss.gamma", f"{ENOUGH_GAMMA:g}"),))
-    if "rho" in known and options.get("rho", 0.0) > ENOUGH_RHO * rows:
-        return Way("weight on more pairs", (("loss.rho", f"{ENOUGH_RHO * rows:g}"),))
+    gamma = ENOUGH_GAMMA.get(run.config.loss.name, 0.0)
+    if gamma and options.get("gamma", known["gamma"].default) < gamma:
+        return Way("weight on more pairs", (("loss.gamma", f"{gamma:g}"),))
+    if "rho" in known and _pairs(options.get("rho", 0.0), rows) > ENOUGH_RHO * rows:
+        return Way("weight on more pairs", (("loss.rho", f"{ENOUGH_RHO}B"),))
     return None
 
 
-def _pairs(k: Any, rows: int) -> float:
-    """K as a number of pairs; 0 if it is not given, as where a share of the pairs is."""
-    times = multiple(k) if isinstance(k, str) else None
-    return float(k or 0) if times is None else times * rows
+def _pairs(count: float | str, rows: int) -> float:
+    """K or ρ as a number of pairs."""
+    return (multiple(count) or 0.0) * rows if isinstance(count, str) else float(count)
 
 
 def softer_mining(run: Patient) -> Way | None:
