@@ -27,12 +27,14 @@ POSSIBLE = sys.platform == "linux"
 # Each line asks for a fork, or whether one has ended; the code of a fork runs at the end of the script, so that it ends
 # as any script does.
 NURSERY = """
-import importlib, json, os, sys
+import gc, importlib, json, os, sys
 sys.path[:0] = json.loads(sys.argv[1])
 for name in json.loads(sys.argv[2]):
     importlib.import_module(name)
 import torch
 torch.set_num_threads(1)
+gc.collect()
+gc.freeze()  # what all forks share: each would search and copy all of it when it ends, which takes a second
 answers = os.fdopen(os.dup(1), "w")
 
 def answer(found):
