@@ -16,30 +16,38 @@ SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPAT
 export PYTHONDONTWRITEBYTECODE :=
 
 # $(1) the environment, $(2) the versions. torchvision is built for CUDA in the index; without its dependencies it leaves
-# the pinned torch alone. pip would compile 20,000 files on one core; a few of them are no Python that compiles.
+# the pinned torch alone. pip would compile 20,000 files on one core; a few of them are no Python that compiles. Of
+# RARELY, Python itself compiles what is imported.
 QUIETLY := --quiet --disable-pip-version-check --no-compile
+RARELY := '/(tests?|pip|transformers/models|debugpy)/'
 define INSTALL
 test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 $(1)/bin/python -m pip install $(QUIETLY) -c $(2) torch
 $(1)/bin/python -m pip install $(QUIETLY) -c $(2) -e ".[dev]"
 $(1)/bin/python -m pip install $(QUIETLY) -c $(2) --no-deps timm torchvision
-$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
+$(1)/bin/python -m compileall -qq -j 0 -x $(RARELY) $(1)/lib || true
 endef
 
-.PHONY: demo test check browser bench fuzz faults docs site portable lowest dist clean
+.PHONY: demo test check lint browser bench fuzz faults docs site portable lowest dist clean
 
 demo: $(READY)
 	$(BIN)/nearfar demo --overwrite
 
 # One thread a worker: two that spin on small matrices beside another worker take four times the processor. A worker runs
 # whole files where it can, so that what a file sets up is set up once, and takes over from another at the end.
-test: check browser
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(SHARED) --durations=10
+# mypy works on one core for half a minute: beside them, with its words after theirs.
+test: lint browser
+	@said=$$(mktemp); $(BIN)/mypy >$$said 2>&1 & types=$$!; \
+	export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}; failed=0; \
+	$(BIN)/python -m pytest $(SHARED) --durations=10 || failed=1; \
+	wait $$types || failed=1; echo "== mypy"; cat $$said; rm -f $$said; exit $$failed
 
-check: $(READY)
+check: lint
+	$(BIN)/mypy
+
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 # The report page is tested in a real browser; nothing outside the project is installed without a word.
 browser:
