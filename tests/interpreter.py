@@ -1,11 +1,13 @@
 """Triton's interpreter, quicker: it looks through its whole language at each call of a function, also in a kernel.
 
-What it computes is the same. Tests of kernels call `quicken` before any kernel runs.
+And it makes the type and the shape of each number anew. What it computes is the same. Tests of kernels call `quicken`
+before any kernel runs.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 from typing import Any
 
@@ -13,7 +15,10 @@ __all__ = ["quicken"]
 
 
 def quicken() -> None:
-    """Let a kernel prepare the language once, not in each function that it calls; collect garbage less often."""
+    """Let a kernel prepare the language once, not in each function that it calls; collect garbage less often.
+
+    Types and shapes, which nothing changes, are made once.
+    """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     from triton import language
@@ -39,3 +44,42 @@ def quicken() -> None:
     gc.set_threshold(100_000, 20, 50)
     interpreter._patch_lang = once
     interpreter.GridExecutor.__call__ = fresh
+    _keep_types()
+
+
+def _keep_types() -> None:
+    """Types of blocks, shapes of tensors and types of NumPy by what they are made of, each checked once."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    make, look_up = core.block_type.__init__, interpreter._get_np_dtype
+    blocks, shapes, kinds = {}, {}, {}
+    scalar = (core.constexpr(1), core.tuple([]))
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        numbers = tuple(x.value if type(x) is core.constexpr else x for x in shape)
+        _, known = blocks.get((id(element_ty), numbers), (None, None))
+        if known is None:
+            make(self, element_ty, shape)
+            blocks[id(element_ty), numbers] = element_ty, dict(vars(self))  # the element stays, and with it its id
+        else:
+            vars(self).update(known)
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        if not type.is_block():
+            self.numel, self.shape = scalar
+            return
+        if id(type.shape) not in shapes:
+            sizes = [core.constexpr(size) for size in type.shape]
+            shapes[id(type.shape)] = type.shape, (core.constexpr(math.prod(type.shape)), core.tuple(sizes))
+        self.numel, self.shape = shapes[id(type.shape)][1]
+
+    def kind(dtype: Any) -> Any:
+        if dtype.name not in kinds:
+            kinds[dtype.name] = look_up(dtype)
+        return kinds[dtype.name]
+
+    core.block_type.__init__ = block
+    core.tensor.__init__ = tensor
+    interpreter._get_np_dtype = kind
