@@ -126,7 +126,7 @@ def test_a_second_batch_of_the_same_shape_needs_no_second_graph():
 def test_inductor(name, tmp_path, monkeypatch):
     # of its own: what another run compiled for another set of instructions must not be found
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    # the kernels themselves show whether the compiler knows the processor's instructions: no program to try it out first
+    # no program is compiled first to try the processor's instructions out: the kernels do
     monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)
     row = next(row for row in ROWS if row.id == name)
     embeddings, labels = tensors(*random_batch())

@@ -34,7 +34,7 @@ def append(path: Path, text: str) -> None:
 
 def copied(folder: Path) -> Path:
     for name in ("src/nearfar", "tests", "scripts"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)  # with bytecode, which holds for all that is not changed
     (folder / "docs/guides").mkdir(parents=True)
     shutil.copy(ROOT / "docs/guides/losses.md", folder / "docs/guides/losses.md")
     shutil.copy(ROOT / "pyproject.toml", folder / "pyproject.toml")

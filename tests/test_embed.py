@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
+from forks import ran, start
 from torch import nn
 
 from nearfar.evaluation import Vectors, embed
@@ -221,27 +220,22 @@ Vectors(found).save(sys.argv[2])
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system cannot kill -9")
 def test_kill_minus_nine_in_the_middle(tmp_path):
-    def start(parts, output, pause):
-        words = [sys.executable, "-c", SCRIPT, str(parts), str(output), str(pause)]
-        return subprocess.Popen(words, stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True)
-
     parts, output = tmp_path / "parts", tmp_path / "killed.npz"
-    running = start(parts, output, 0.003)
+    running = start(SCRIPT, str(parts), str(output), "0.003")
     deadline = time.monotonic() + 100
     while len(list(parts.glob("chunk-*.npz"))) < 5 and time.monotonic() < deadline:
-        assert running.poll() is None, running.stderr.read()
+        assert running.poll() is None, running.communicate(timeout=10)
         time.sleep(0.01)
     os.kill(running.pid, signal.SIGKILL)
-    assert running.wait() == -signal.SIGKILL
-    running.stderr.close()
+    running.communicate(timeout=100)
+    assert running.returncode == -signal.SIGKILL
     done = len(list(parts.glob("chunk-*.npz")))
     assert 5 <= done < 40
     assert not output.exists()
     stamps = {p.name: p.stat().st_mtime_ns for p in parts.glob("chunk-*.npz")}
     for folder, result in ((parts, output), (tmp_path / "fresh", tmp_path / "fresh.npz")):
-        again = start(folder, result, 0)
-        assert again.wait() == 0, again.stderr.read()
-        again.stderr.close()
+        again = ran(SCRIPT, str(folder), str(result), "0")
+        assert again.returncode == 0, again.stderr
     assert all((parts / name).stat().st_mtime_ns == stamp for name, stamp in stamps.items())
     assert output.read_bytes() == (tmp_path / "fresh.npz").read_bytes()
     assert np.load(output)["x"].shape == (2560, 5)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forks import start
 
 from nearfar._utils.files import check_seal
 from nearfar.data import Glyphs, Split, glyphs
@@ -342,12 +343,14 @@ def test_no_reader_ever_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_processes_that_draw_at_once_share_one_sound_file(tmp_path: Path) -> None:
     program = (
-        "import sys, time, numpy as np; from pathlib import Path; from nearfar.data import _cache\n"
+        "import sys, time, warnings, numpy as np; from pathlib import Path; from nearfar.data import _cache\n"
+        "warnings.simplefilter('error')\n"
         "def make():\n    time.sleep(0.5); return {'x': np.arange(200_000)}\n"
         "assert _cache.cached(Path(sys.argv[1]), 'stem', make)['x'].sum() == 19_999_900_000"
     )
-    runs = [subprocess.Popen([sys.executable, "-W", "error", "-c", program, str(tmp_path)]) for _ in range(2)]
-    assert [run.wait(timeout=60) for run in runs] == [0, 0]
+    runs = [start(program, str(tmp_path)) for _ in range(2)]
+    said = [run.communicate(timeout=60) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
     (stored,) = tmp_path.iterdir()
     assert stored.name == "stem.npz"
     check_seal("test", stored, needed=True)

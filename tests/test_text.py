@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import io
+import json
 import os
 import subprocess
 import sys
@@ -93,31 +94,44 @@ def test_warnings_of_a_command_are_not_obeyed(monkeypatch):
     assert said.splitlines()[0].endswith(r"UserWarning: a\x1b[2J")
 
 
-def command(*words: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """`nearfar ...` where the locale is C, and Python told not to help itself with UTF-8."""
+SEVERAL = """
+import json, sys
+from nearfar.cli.main import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["nearfar", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    print("\\f", flush=True)
+"""
+
+
+def commands(*several: tuple[str, ...], folder: Path) -> list[bytes]:
+    """What each command shows where the locale is C, and Python told not to help itself with UTF-8."""
     bare = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    return subprocess.run(
-        [sys.executable, "-m", "nearfar", *words], cwd=folder, env=os.environ | bare, capture_output=True, check=False
-    )
+    words = [sys.executable, "-c", SEVERAL, json.dumps(several)]
+    done = subprocess.run(words, cwd=folder, env=os.environ | bare, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert b"\x1b" not in done.stderr
+    return done.stdout.split(b"\f")[:-1]
 
 
 def test_commands_on_an_ascii_terminal(tmp_path):
-    losses = command("losses", folder=tmp_path)
-    assert losses.returncode == 0, losses.stderr[-500:]
-    assert rb"\u03a3" in losses.stdout
     x = np.eye(4, dtype=np.float32)
     name = ["[/a]", "b\x1b[2J", "[bold]", "é"]
     Vectors(x.repeat(2, axis=0), y=[0, 0, 1, 1, 2, 2, 3, 3], name=name * 2).save(tmp_path / "v.npz")
     (tmp_path / "v.npz").rename(tmp_path / "v[bold].npz")
     Index(Vectors.load(tmp_path / "v[bold].npz")).save(tmp_path / "i.npz")
-    for words, told in (
-        (("evaluate", "v[bold].npz"), [b"v[bold]"]),
-        (("search", "i.npz", "v[bold].npz", "-k", "2"), IN_BYTES),
-    ):
-        done = command(*words, folder=tmp_path)
-        assert done.returncode == 0, done.stderr[-500:]
-        assert b"\x1b" not in done.stdout + done.stderr
-        assert all(shown in done.stdout for shown in told)
+    told = {
+        ("losses",): [rb"\u03a3"],
+        ("evaluate", "v[bold].npz"): [b"v[bold]"],
+        ("search", "i.npz", "v[bold].npz", "-k", "2"): IN_BYTES,
+    }
+    for shown, wanted in zip(commands(*told, folder=tmp_path), told.values(), strict=True):
+        assert b"\x1b" not in shown
+        assert all(words in shown for words in wanted)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import forks
 import pytest
 from rich.console import Console
 from runs import config, journal, tiny, weights
@@ -120,21 +122,28 @@ from runs import config, tiny
 from nearfar.train import fit
 def wait(moment):
     if moment.step == 3:
-        print("there", flush=True)
-        sys.stdin.read()
+        Path(sys.argv[4]).touch()
+        time.sleep(1000)
 settings = config(**eval(sys.argv[2]))
 fit(settings, Path(sys.argv[1]), data=tiny(), resume=sys.argv[3] == "resume", callbacks=[wait])
 """
 
 
-def start(path: Path, settings: dict, how: str = "new") -> subprocess.Popen[str]:
+def start(path: Path, settings: dict, how: str = "new") -> forks.Fork | subprocess.Popen[bytes]:
     """A training that waits after its third step, its last checkpoint being of the second."""
-    words = [sys.executable, "-c", START, str(path), repr(settings), how]
-    process = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
-    )
-    assert any(line == "there\n" for line in process.stdout), process.stderr.read()
+    there = path.with_name(f"{path.name} is there")
+    process = forks.start(START, str(path), repr(settings), how, str(there))
+    while not there.exists():
+        assert process.poll() is None, process.communicate(timeout=10)
+        time.sleep(0.01)
     return process
+
+
+def kill(process: forks.Fork | subprocess.Popen[bytes]) -> None:
+    """End it at once, and wait for that; not for its pipes, which workers may have too."""
+    os.kill(process.pid, signal.SIGKILL)
+    while process.poll() is None:
+        time.sleep(0.01)
 
 
 EVERY_TWO = {"training": {"steps": 6, "evaluate_every": 2, "checkpoint_every": 2, "diagnose_every": 0}}
@@ -148,18 +157,17 @@ def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
     for words in ({"resume": True}, {"overwrite": True}):
         with pytest.raises(BlockingIOError, match="another process is training in"):
             fit(config(**settings), tmp_path / "a", data=tiny(), **words)
-    process.kill()
-    process.wait()  # not for its pipes, which the workers have too
+    kill(process)
     fit(config(**settings), tmp_path / "a", data=tiny(), resume=True)
-    process.communicate()
+    process.communicate(timeout=100)
     assert journal(tmp_path / "a") == journal(tmp_path / "whole")
 
 
 def test_killed_before_the_first_checkpoint_something_goes_on(tmp_path):
     settings = {"training": {**EVERY_TWO["training"], "checkpoint_every": 6, "diagnose_every": 3}}
     process = start(tmp_path / "a", settings)
-    process.kill()
-    process.communicate()
+    kill(process)
+    process.communicate(timeout=100)
     assert not (tmp_path / "a/checkpoints/last.pt").exists()
     assert max(line["step"] for line in journal(tmp_path / "a")) == 3
     for name in "bc":  # killed while it began
