@@ -1,9 +1,17 @@
-"""What pytest leaves alone: doctests are collected from every module, and some cannot be imported everywhere."""
+"""What pytest leaves alone: doctests are collected from every module, and some cannot be imported everywhere.
+
+And what the collector of garbage leaves alone: all that is there before the first test.
+"""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
 
 collect_ignore = []
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -18,3 +26,14 @@ WHOLE = """
     module_with_records_and_reducer
 """
 collect_ignore += [f"src/nearfar/pml/utils/{name}.py" for name in WHOLE.split()]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Search for no garbage among modules and tests, all of which stay: that would take as long as to import them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

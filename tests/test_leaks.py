@@ -28,13 +28,8 @@ LOSSES = {
 @pytest.fixture(autouse=True)
 def _only_what_is_new():
     """Set aside what other tests and packages hold: a search through it takes a second."""
+    gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_stays_aside():
-    yield
-    gc.unfreeze()
 
 
 def alive() -> int:
