@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import random
@@ -396,6 +397,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     args = parser.parse_args()
     torch.set_num_threads(1)
+    gc.freeze()  # what all children share: none of them searches and copies it
     print(f"seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="nearfar-faults-") as place, contextlib.ExitStack():
         faults = Faults(Path(place), args.seed)
