@@ -59,6 +59,20 @@ def test_ci_runs_the_test_command_and_the_doctests_on_plain_kernels():
     assert "export NEARFAR_BROWSER=required" in lines
 
 
+@pytest.mark.parametrize("fails", ["", "ruff", "mypy", "python"])
+def test_whatever_fails_fails_the_test_command(tmp_path, fails):
+    """mypy runs beside the tests; its words come after theirs."""
+    for name in ("ruff", "mypy", "python"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $1 $2\nexit {int(name == fails)}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    words = [str(MAKE), "--silent", "test", "BROWSER=skip", f"BIN={tmp_path}", f"READY={tmp_path / 'ruff'}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert bool(done.returncode) == bool(fails)
+    assert ("python -m pytest" in done.stdout) == (fails != "ruff")
+    if fails != "ruff":
+        assert done.stdout.index("python -m pytest") < done.stdout.index("mypy")
+
+
 def test_portable_tries_other_kernels_threads_and_hash_seeds():
     shown = subprocess.run(
         ["make", "-n", "portable"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
