@@ -350,9 +350,11 @@ def test_pages(study, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(quality))
     for name in ("images", "results"):
         (tmp_path / name).mkdir()
-    page = tmp_path / "page.md"
-    page.write_text("# Before\n\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n", encoding="utf-8")
+    page, which = tmp_path / "page.md", tmp_path / "which.md"
+    for file in (page, which):
+        file.write_text("# Before\n\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n", encoding="utf-8")
     told = ["photographs.py", "--from", str(folder / "photographs-folder.json"), "--page", str(page)]
+    told += ["--which", str(which)]
     told += ["--images", str(tmp_path / "images"), "--results", str(tmp_path / "results")]
     monkeypatch.setattr(sys, "argv", told)
     runpy.run_path(str(quality / "photographs.py"), run_name="__main__")
@@ -361,6 +363,7 @@ def test_pages(study, tmp_path, monkeypatch):
     assert text.endswith("<!-- results: end -->\nafter\n")
     assert "old" not in text.split("### folder")[0]
     assert photographs.markdown(found).splitlines()[-1] in text
+    assert pages.values([found]) in which.read_text(encoding="utf-8")
     assert (tmp_path / "images" / "photographs-folder.png").is_file()
     kept = json.loads((tmp_path / "results" / "photographs-folder.json").read_text(encoding="utf-8"))
     assert len(kept["runs"]) == len(found["runs"])

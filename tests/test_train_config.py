@@ -161,5 +161,5 @@ def test_inner_parts_are_built():
 
 
 def test_a_missing_argument_is_one_sentence():
-    with pytest.raises(ValueError, match="config: loss DroTopKPN"):
-        make_loss(parse({"loss": {"name": "DroTopKPN"}}), classes=2)
+    with pytest.raises(ValueError, match="config: loss DroTrimmedPN"):
+        make_loss(parse({"loss": {"name": "DroTrimmedPN"}}), classes=2)
