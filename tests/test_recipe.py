@@ -76,6 +76,11 @@ def test_what_is_told_to_be_something_else_gets_the_defaults(large, told):
     assert config.optimizer == Config().optimizer
 
 
+def test_vectors_are_not_even_opened():
+    told = [("data.name", "vectors"), ("data.path", "not/here.npz")]
+    assert usual(told) == (load(None, told), "")
+
+
 def test_small_pictures_and_glyphs_get_the_defaults(small):
     assert not are_photographs(open_data("folder", small))
     assert usual(flags(small)) == (load(None, flags(small)), "")
@@ -104,6 +109,8 @@ def test_steps_go_eight_times_through_the_photographs():
 def test_the_commands_take_it(large, tmp_path):
     told = ("--data.name", "folder", "--data.path", large)
     assert yaml.safe_load(run(tmp_path, "config", *told))["loss"] == {"name": "ProxyAnchor", "scale": 8.0}
+    elsewhere = yaml.safe_load(run(tmp_path, "config", "--data.name", "folder", "--data.path", "not/here"))
+    assert elsewhere["loss"]["name"] == Config().loss.name
     found = run(tmp_path, "recommend", "folder", "--path", large)
     assert "of the recipe for photographs (configs/photographs.yaml)" in found
     tree = yaml.safe_load(found)

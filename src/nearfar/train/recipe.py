@@ -23,8 +23,8 @@ PASSES = 8.2
 """How often the recipe goes through the training photographs: 600 steps of 80 through CUB's 5,864."""
 LEAST, MOST = 200, 20_000
 """Steps, whatever the number of photographs."""
-OTHERS = ("small", "linear", "mlp")
-"""Networks for something else than photographs."""
+OTHER_DATA, OTHER_NETWORKS = ("glyphs", "omniglot", "vectors"), ("small", "linear", "mlp")
+"""Data sets and networks that have nothing to do with photographs."""
 
 
 def usual(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
@@ -38,10 +38,10 @@ def usual(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     plain = load(None, flags)
     spec = plain.data
     if (
-        plain.model.name in OTHERS
+        spec.name in OTHER_DATA
+        or plain.model.name in OTHER_NETWORKS
         or spec.transform not in (None, *transforms.CROPS)
         or (spec.size is not None and spec.size <= LARGE)
-        or spec.name == "glyphs"
     ):
         return plain, ""
     data = opened(spec)

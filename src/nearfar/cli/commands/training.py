@@ -216,7 +216,10 @@ def config(words: Words = None) -> None:
         from nearfar.train.recipe import usual
 
         path, flags = read_words(words or ())
-        chosen = load(path, flags) if path is not None or not flags else usual(flags)[0]
+        chosen = load(path, flags)
+        if path is None:
+            with suppress(FileNotFoundError):  # the data lie elsewhere
+                chosen = usual(flags)[0]
         check(chosen)
         say(to_yaml(chosen), end="")
 

@@ -41,11 +41,12 @@ def tune(
             if name.startswith("--") and "." not in name and name.removeprefix("--") not in SECTIONS:
                 raise ValueError(f"there is no option {name}; {nearest(name, OPTIONS)} Keys are set by --section.key.")
         from nearfar.train import load
+        from nearfar.train.recipe import usual
         from nearfar.tune import search
 
         config, flags = read_words(words or ())
         found = search(
-            load(config, flags),
+            usual(flags)[0] if config is None else load(config, flags),
             space,
             folder=folder,
             trials=trials,
