@@ -164,6 +164,19 @@ def test_drawings_are_moved_as_far_as_asked_in_training_alone():
             get(name, train=True, move=2)
 
 
+def test_the_share_of_the_short_side_that_evaluation_takes():
+    whole, usual = (transforms.get("photographs", False, size=40, crop_pct=share) for share in (1.0, None))
+    assert (whole.crop, whole.side, usual.crop, usual.side) == (40, 40, 40, 46)
+    assert transforms.get("photographs", False, crop_pct=0.5).side == 448
+    drawn = whole.draw((60, 40), np.random.default_rng(0))
+    assert drawn == [10, 0, 40, 40, 0]  # the whole height
+    for share in (0.0, 1.1):
+        with pytest.raises(ValueError, match=f"crop_pct must be above 0 and at most 1, but came as {share}"):
+            transforms.get("photographs", False, crop_pct=share)
+    with pytest.raises(ValueError, match="leaves pictures as they are, but crop_pct"):
+        transforms.get("none", False, crop_pct=1.0)
+
+
 def test_another_size_in_training_alone():
     """Both take the same stored picture, so that a cache serves both."""
     train, plain = (transforms.get("photographs", train, size=32, train_size=20) for train in (True, False))

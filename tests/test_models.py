@@ -77,13 +77,57 @@ def test_hidden_layers():
 def test_pools():
     maps = torch.randn(2, 3, 4, 5)
     each = {}
-    for pool in ("avg", "max", "both"):
+    for pool in ("avg", "max", "both", "gem"):
         model = Embedder(nn.Identity(), embedding_dim=2, size=(3, 4, 5), pool=pool)
         each[pool] = model._pooled(maps)
         assert model.head.in_features == each[pool].shape[1]
     torch.testing.assert_close(each["avg"], maps.flatten(2).mean(dim=2))
     torch.testing.assert_close(each["max"], maps.flatten(2).max(dim=2).values)
     assert torch.equal(each["both"], torch.cat([each["avg"], each["max"]], dim=1))
+    places = maps.flatten(2).double().relu()
+    torch.testing.assert_close(each["gem"].double(), (places**3).mean(dim=2) ** (1 / 3), atol=1e-5, rtol=1e-5)
+
+
+def test_the_generalized_mean_lies_between_average_and_largest_and_has_a_slope():
+    pooled = Embedder(nn.Identity(), embedding_dim=2, size=(3, 4, 5), pool="gem")._pooled
+    maps = torch.rand(2, 3, 4, 5, dtype=torch.float64)
+    assert (pooled(maps) > maps.mean(dim=(2, 3))).all()
+    assert (pooled(maps) < maps.amax(dim=(2, 3))).all()
+    assert torch.autograd.gradcheck(pooled, maps.requires_grad_())
+    dark = torch.zeros(1, 3, 4, 5, requires_grad=True)  # where the cube root alone has an infinite one
+    pooled(dark).sum().backward()
+    assert dark.grad.isfinite().all()
+    assert pooled(maps.to(torch.bfloat16)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("more", [{}, {"hidden": 5}, {"bn_neck": True}], ids=str)
+def test_a_head_without_a_dimension_begins_as_the_identity(more):
+    model = build("small", embedding_dim=None, inputs=(1, 16, 16), normalize=False, **more).eval()
+    x = torch.randn(3, 1, 16, 16)
+    features = model._pooled(x)
+    if "hidden" in more:
+        features = model.head[:2](features)
+    torch.testing.assert_close(model(x), features / (1 + 1e-5) ** 0.5 if "bn_neck" in more else features)
+    assert model.embedding_dim == features.shape[1]
+    model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.head.parameters())
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_flip_is_the_mean_with_the_mirror_image_outside_training(normalize):
+    torch.manual_seed(0)
+    x = torch.randn(4, 1, 16, 16)
+    flipping = build("small", inputs=(1, 16, 16), normalize=normalize, flip=True)
+    plain = build("small", inputs=(1, 16, 16), normalize=normalize)
+    plain.load_state_dict(flipping.state_dict())
+    assert torch.equal(flipping.train()(x), plain.train()(x))
+    plain.load_state_dict(flipping.eval().state_dict())
+    want = (plain.eval()(x) + plain(x.flip(-1))) / 2
+    if normalize:
+        want = nn.functional.normalize(want, dim=1)
+    torch.testing.assert_close(flipping(x), want)
+    torch.testing.assert_close(flipping(x.flip(-1)), flipping(x))
+    assert (plain(x.flip(-1)) - plain(x)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -98,6 +142,7 @@ def test_pools():
         (lambda: build("small", pool="mean"), "pool must be one of"),
         (lambda: build("small", embedding_dim=0), "embedding_dim must be a whole number"),
         (lambda: build("linear", inputs=(7,), hidden=0), "hidden must be a whole number"),
+        (lambda: build("linear", inputs=(7,), flip=True), r"flip mirrors pictures .* inputs have the shape \[7\]"),
         (lambda: Embedder(nn.Identity(), embedding_dim=2, size=(3, 4)), r"gave shape \[1, 3, 4\]"),
     ],
 )

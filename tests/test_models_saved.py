@@ -28,6 +28,7 @@ NETWORKS = {
     "hidden": Network("linear", 3, (5,), hidden=4, float64=True),
     "frozen": Network("small", 4, (1, 16, 16), freeze_norms=True),
     "lite0": Network("lite0", 8, (3, 64, 64)),
+    "flip": Network("small", None, (1, 16, 16), pool="gem", flip=True),
 }
 
 
@@ -142,11 +143,24 @@ HOSTILE = {
     "one": {"inputs": 5},
     "pool": {"pool": "__import__('os')"},
     "flag": {"normalize": "yes"},
+    "new flag": {"flip": "yes"},
+    "flip": {"flip": True},
     "name": {"name": "linaer"},
     "outside": {"name": "timm:no_such_network"},
     "other": {"name": "small", "inputs": [1, 8, 8]},
     "strange": {"device": "cuda"},
 }
+
+
+def test_a_network_without_a_new_setting_is_written_as_before(tmp_path):
+    """Files of an older version can be read, and an older version can read those that need nothing new."""
+
+    def told(name):
+        with safe_open(made(name).save(tmp_path / "m.safetensors"), framework="pt") as file:
+            return json.loads(file.metadata()["nearfar"])["network"]
+
+    assert "flip" not in told("small")
+    assert told("flip")["flip"] is True
 
 
 @pytest.mark.parametrize("which", HOSTILE)

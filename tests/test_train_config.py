@@ -41,6 +41,17 @@ def test_a_flag_that_names_another_loss_drops_the_arguments_of_the_old_one(tmp_p
     assert load(tmp_path / "c.yaml", [("loss.name", "SupCon")]).loss == Part("SupCon", {})
 
 
+def test_a_flag_that_names_other_data_or_another_network_leaves_the_other_keys(tmp_path):
+    """They have the same keys whatever their name; a recipe's would be lost otherwise."""
+    (tmp_path / "c.yaml").write_text(
+        "data: {name: folder, size: 32, cache: disk}\nmodel: {name: lite0, pool: gem}\n", encoding="utf-8"
+    )
+    told = [("data.path", "there"), ("data.name", "cub"), ("model.name", "timm:resnet18")]
+    config = load(tmp_path / "c.yaml", told)
+    assert (config.data.name, config.data.path, config.data.size, config.data.cache) == ("cub", "there", 32, "disk")
+    assert (config.model.name, config.model.pool) == ("timm:resnet18", "gem")
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "written"),
     [
@@ -113,6 +124,7 @@ def test_a_configuration_is_frozen():
         ({"optimizer": {"lr": -1}}, "optimizer.lr must be a number above zero"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be 2 numbers"),
         ({"data": {"validation": 1.0}}, "data.validation must be from 0 to below 1"),
+        ({"data": {"crop_pct": 1.5}}, "data.crop_pct must be above 0 and at most 1"),
         ({"loss": 3}, "loss must be a name, or a mapping with a name"),
         ([], "the configuration must be a mapping"),
     ],

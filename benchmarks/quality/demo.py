@@ -131,6 +131,14 @@ TRIALS = (
     Trial("SupCon 0.2, 64 x 2, lr 0.006, weight decay 0.01", supcon(0.2, lr=6e-3, weight_decay=0.01)),
     Trial("SupCon 0.2, 128 x 2, lr 0.006, steps 350", supcon(0.2, 128, lr=6e-3, steps=350)),
     Trial("SupCon 0.2, 64 x 2, move 2, lr 0.012, steps 1400", supcon(0.2, move=2.0, lr=0.012, steps=1400)),
+    *(
+        Trial(
+            f"SupCon 0.2, 64 x 2, move 2, lr 0.012, steps {steps}, seed {seed}",
+            {**supcon(0.2, move=2.0, lr=0.012, steps=steps), "training.seed": seed},
+        )
+        for steps in (2300, 3000)
+        for seed in (1, 2)
+    ),
 )
 """In the order in which they were run: each group starts from the best of those before it."""
 
@@ -209,11 +217,16 @@ def table(found: dict[str, Any]) -> str:
     rows = found.get("test", {}).get("runs", [])
     if rows:
         recalls = [row["recall"]["1"] for row in rows]
+        seconds = ", ".join(f"{row['training_seconds']:.0f}" for row in rows)
         lines += [
             "",
             f"The chosen recipe on the test scripts, tested once with each of {len(rows)} seeds: R@1 "
-            f"{statistics.fmean(recalls):.1f} on average ({', '.join(f'{value:.1f}' for value in recalls)}).",
+            f"{statistics.fmean(recalls):.1f} on average ({', '.join(f'{value:.1f}' for value in recalls)}); "
+            f"{seconds} s of training.",
         ]
+    for before in found.get("tested_before", []):
+        recalls = [row["recall"]["1"] for row in before["runs"]]
+        lines += ["", f"Another recipe was tested before it: {statistics.fmean(recalls):.1f} on average."]
     return "\n".join(lines) + "\n"
 
 
@@ -250,6 +263,7 @@ def main() -> None:
     if words.test:
         config = load(ROOT / "configs" / "glyphs.yaml")
         if "test" not in found or parse(found["test"]["config"]) != config:  # what was tested is not tested again
+            found["tested_before"] = [*found.get("tested_before", []), *([found["test"]] if "test" in found else [])]
             found["test"] = {"config": to_tree(config), "runs": []}
         for seed in range(len(found["test"]["runs"]), SEEDS):
             found["test"]["runs"].append(test(config, open_data("glyphs"), seed))

@@ -28,7 +28,7 @@ RECIPE: dict[str, dict[str, Any]] = {
     "loss": {"name": "SupCon", "temperature": 0.2},
     "batches": {"name": "MPerClass", "classes": 64, "samples": 2},
     "optimizer": {"name": "adamw", "lr": 1.2e-2, "weight_decay": 1e-4, "warmup": 50},
-    "training": {"steps": 2300, "evaluate_every": 1150, "checkpoint_every": 1150},
+    "training": {"steps": 3000, "evaluate_every": 1500, "checkpoint_every": 1500},
 }
 
 

@@ -37,6 +37,7 @@ def get(
     *,
     size: int | None = None,
     train_size: int | None = None,
+    crop_pct: float | None = None,
     area: float | None = None,
     color: float = 0.0,
     move: float = 1.0,
@@ -54,6 +55,8 @@ def get(
         size: pixels a side of the crop in place of those above; the sides before the crop change in proportion.
         train_size: pixels a side of the crop in training alone; the sides before the crop are those of `size`, so that
             one store of pictures serves both.
+        crop_pct: the share of the short side that the crop in the middle takes, in place of about .875: 1 leaves out
+            nothing of a square picture.
         area: the smallest share of the area that a random crop takes, in place of those above.
         color: how much brightness, contrast and saturation vary in training, see `Photograph`.
         move: how far "glyphs" shifts, scales and slants drawings in training: 2 is twice as far as `Moved` by default.
@@ -68,7 +71,9 @@ def get(
         for option, value in (("size", size), ("train_size", train_size)):
             if value is not None:
                 check_whole("transforms", option, value)
-        side = round(SIDE * (size or crop) / crop)
+        if crop_pct is not None and not 0 < crop_pct <= 1:
+            raise ValueError(f"transforms: crop_pct must be above 0 and at most 1, but came as {crop_pct}.")
+        side = round(SIDE * (size or crop) / crop if crop_pct is None else (size or crop) / crop_pct)
         size = (train_size if train else None) or size or crop
         if size > side:
             raise ValueError(
@@ -78,7 +83,8 @@ def get(
             options = {**options, "area": (area, 1.0)}
         more: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "color": color, **options}
         return Photograph(crop=size, side=side, train=train, **more)
-    others: dict[str, float | None] = {"size": size, "train_size": train_size, "area": area, "color": color or None}
+    others: dict[str, float | None] = {"size": size, "train_size": train_size, "crop_pct": crop_pct, "area": area}
+    others["color"] = color or None
     for option, given in others.items():
         if given is not None:
             raise ValueError(

@@ -262,9 +262,10 @@ def risk(history: History) -> Iterator[Finding]:
     if history.case.margin == 0:
         evidence = "With hard mining and a margin of 0 all rows on one point are a global minimum of the loss."
         yield finding("margin of zero", "note", evidence, "no margin", history.run)
-    if batch > config.model.embedding_dim:
+    dim = config.model.embedding_dim
+    if dim is not None and batch > dim:
         evidence = (
-            f"Hard mining with {batch} rows a batch in {config.model.embedding_dim} dimensions: the more rows meet in "
+            f"Hard mining with {batch} rows a batch in {dim} dimensions: the more rows meet in "
             "few dimensions, the nearer a collapsed space is to the one you have (a trend, not a threshold)."
         )
         yield finding("many rows, few dimensions", "note", evidence, "many rows", history.run)

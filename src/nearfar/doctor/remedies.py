@@ -284,9 +284,10 @@ def stop_there(run: Patient) -> Way:
 
 def wider(run: Patient) -> Way:
     """Twice the dimension of the embedding."""
-    if run.config is None:
+    dim = None if run.config is None else run.config.model.embedding_dim
+    if dim is None:
         return Way("a wider embedding, --model.embedding_dim")
-    return Way("a wider embedding", (("model.embedding_dim", str(2 * run.config.model.embedding_dim)),))
+    return Way("a wider embedding", (("model.embedding_dim", str(2 * dim)),))
 
 
 def fixed(words: str, flags: Flags) -> Maker:

@@ -50,7 +50,8 @@ def described(transform: object) -> dict[str, Any]:
 
 def fingerprint_of(model: nn.Module, transform: object) -> str:
     """The fingerprint of a network with its evaluation transform."""
-    return f"{of_weights(model)}/{of_preprocessing(described(transform))}"
+    flip = {"flip": True} if getattr(model, "flip", False) else {}
+    return f"{of_weights(model)}/{of_preprocessing({**described(transform), **flip})}"
 
 
 def beside_graph(description: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,15 @@ class Embedder(NewKeywords, nn.Module):
 
     Args:
         trunk: its output is feature maps [b, c, h, w], which are pooled, or vectors [b, c].
-        embedding_dim: dimension of the embedding.
+        embedding_dim: dimension of the embedding; None: that of the pooled features, by a square head that begins as
+            the identity, so that training starts from the features themselves and not from a random projection.
         size: the shape of one input.
-        pool: "avg", "max" or "both" (side by side, so the head is twice as wide).
+        pool: "avg", "max", "both" (side by side, so the head is twice as wide) or "gem", the generalized mean
+            (mean_p max(x_p, 0)³)^(1/3) over the places p of a map: between the average and the largest value.
         normalize: scale each embedding to unit length.
         hidden: width of a hidden layer in the head; None: the head is linear.
         bn_neck: a batch norm after the head: every dimension gets the same spread, so that none is left unused.
+        flip: outside training, embed a picture and its mirror image, and take the mean of both.
         mean: per channel, subtracted from pictures with values in 0..1 by the transform.
         std: per channel, what the transform then divides by.
     """
@@ -37,27 +40,43 @@ class Embedder(NewKeywords, nn.Module):
         self,
         trunk: nn.Module,
         *,
-        embedding_dim: int,
+        embedding_dim: int | None,
         size: Shape,
         pool: str = "avg",
         normalize: bool = True,
         hidden: int | None = None,
         bn_neck: bool = False,
+        flip: bool = False,
         mean: tuple[float, ...] = (0.0,),
         std: tuple[float, ...] = (1.0,),
     ) -> None:
         super().__init__()
-        check_whole("Embedder", "embedding_dim", embedding_dim)
+        if embedding_dim is not None:
+            check_whole("Embedder", "embedding_dim", embedding_dim)
         check_choice("Embedder", "pool", pool, POOLS)
         self.trunk, self.size, self.pool, self.normalize = trunk, tuple(size), pool, normalize
-        self.mean, self.std = tuple(mean), tuple(std)
+        self.mean, self.std, self.flip = tuple(mean), tuple(std), flip
+        if flip and len(self.size) != 3:
+            raise ValueError(
+                f"Embedder: flip mirrors pictures [c, h, w], but inputs have the shape {list(self.size)}; leave it out."
+            )
         self.compiled: tuple[Callable[[Tensor], Tensor], ...] = ()
         """A compiled form of the trunk for training, see `nearfar.train.faster`; in a tuple, as it is no part."""
-        self.head = _head(self.features(self.size), embedding_dim, hidden, bn_neck)
+        features = self.features(self.size)
+        self.embedding_dim = embedding_dim or hidden or features
+        self.head = _head(features, embedding_dim, hidden, bn_neck)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the embeddings [b, embedding_dim]."""
-        z: Tensor = self.head(self._pooled(x.to(next(self.head.parameters()).dtype)))
+        x = x.to(next(self.head.parameters()).dtype)
+        z = self._embedded(x)
+        if not self.flip or self.training:
+            return z
+        mean = (z + self._embedded(x.flip(-1))) / 2
+        return unit(mean) if self.normalize else mean
+
+    def _embedded(self, x: Tensor) -> Tensor:
+        z: Tensor = self.head(self._pooled(x))
         return unit(z) if self.normalize else z
 
     def _pooled(self, x: Tensor) -> Tensor:
@@ -92,19 +111,40 @@ def _both(maps: Tensor) -> Tensor:
     return torch.cat([_average(maps), _largest(maps)], dim=1)
 
 
-POOLS: dict[str, Callable[[Tensor], Tensor]] = {"avg": _average, "max": _largest, "both": _both}
+def _generalized_mean(maps: Tensor) -> Tensor:
+    """Radenović, Tolias & Chum 2019, with their p = 3; in float32 at least, as cubes of bf16 keep two digits."""
+    exact = maps if maps.dtype == torch.float64 else maps.float()
+    # from a small number on, where the root still has a slope
+    return exact.clamp(min=SMALLEST).pow(3).mean(dim=(2, 3)).pow(1 / 3)
 
 
-def _head(features: int, embedding_dim: int, hidden: int | None, bn_neck: bool) -> nn.Module:
+SMALLEST = 1e-6
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "avg": _average,
+    "max": _largest,
+    "both": _both,
+    "gem": _generalized_mean,
+}
+
+
+def _head(features: int, embedding_dim: int | None, hidden: int | None, bn_neck: bool) -> nn.Module:
     layers: list[nn.Module] = []
     if hidden is not None:
         check_whole("Embedder", "hidden", hidden)
         layers += [nn.Linear(features, hidden), nn.ReLU()]
         features = hidden
-    layers.append(nn.Linear(features, embedding_dim))
+    layers.append(_identity(features) if embedding_dim is None else nn.Linear(features, embedding_dim))
     if bn_neck:
-        layers.append(nn.BatchNorm1d(embedding_dim))
+        layers.append(nn.BatchNorm1d(embedding_dim or features))
     return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+
+
+def _identity(features: int) -> nn.Linear:
+    """A linear layer that begins as the identity."""
+    layer = nn.Linear(features, features)
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def freeze_norms(model: nn.Module) -> int:

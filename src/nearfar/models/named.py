@@ -25,7 +25,7 @@ NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
 def build(
     name: str,
     *,
-    embedding_dim: int = 128,
+    embedding_dim: int | None = 128,
     inputs: Shape | None = None,
     pool: str = "avg",
     normalize: bool = True,
@@ -33,22 +33,25 @@ def build(
     weights: str | Path | None = None,
     hidden: int | None = None,
     bn_neck: bool = False,
+    flip: bool = False,
 ) -> Embedder:
     """Build a network by name.
 
     Args:
         name: "small" (three convolutions for drawings), "linear" and "mlp" (on vectors), "lite0", "timm:NAME" or
             "torchvision:NAME".
-        embedding_dim: dimension of the embedding.
+        embedding_dim: dimension of the embedding; None: that of the trunk's features, by a head that begins as the
+            identity.
         inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Networks for
             photographs have an input size of their own: `Embedder.size`.
-        pool: "avg", "max" or "both", for networks whose output is a feature map.
+        pool: "avg", "max", "both" or "gem" (`Embedder`), for networks whose output is a feature map.
         normalize: scale each embedding to unit length.
         pretrained: start from ImageNet weights, where the network has any.
         weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
             it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
         hidden: width of a hidden layer in the head; for "mlp" the width of its layer (default 512).
         bn_neck: put a batch norm after the head.
+        flip: outside training, take the mean of the embeddings of a picture and its mirror image.
     """
     kind, _, rest = name.partition(":")
     file = None if weights is None else File(Path(weights), read_state(Path(weights)))
@@ -71,6 +74,7 @@ def build(
         normalize=normalize,
         hidden=None if name == "mlp" else hidden,
         bn_neck=bn_neck,
+        flip=flip,
         mean=mean,
         std=std,
     )

@@ -30,6 +30,8 @@ __all__ = ["Network", "Saved", "load", "read"]
 FORMAT = 1
 KEY = "nearfar"
 """Under which the metadata of a file hold its description. One key alone: of several the order on disk is random."""
+LATER = {"flip": False}
+"""Settings that came later, with the value of a file that does not tell them: such files stay as they were."""
 LARGEST = 1 << 24
 """Numbers in one input, and units of a layer, that a description may ask for."""
 
@@ -39,7 +41,7 @@ class Network:
     """The arguments of `build` for a saved network, before its weights are loaded."""
 
     name: str
-    embedding_dim: int
+    embedding_dim: int | None
     inputs: tuple[int, ...]
     pool: str = "avg"
     normalize: bool = True
@@ -48,6 +50,7 @@ class Network:
     group_norms: bool = False
     freeze_norms: bool = False
     float64: bool = False
+    flip: bool = False
 
     def make(self) -> Embedder:
         """Build the network with arbitrary weights."""
@@ -59,6 +62,7 @@ class Network:
             normalize=self.normalize,
             hidden=self.hidden,
             bn_neck=self.bn_neck,
+            flip=self.flip,
             pretrained=False,
         )
         if self.group_norms:
@@ -80,9 +84,11 @@ class Network:
     def of_file(given: Any) -> Network:
         """The network that a file describes; every value is checked."""
         usual = {field.name: field.type for field in fields(Network)}
-        if not isinstance(given, dict) or set(given) != set(usual):
+        if not isinstance(given, dict) or {*given, *LATER} != set(usual):
             raise ValueError("it lacks a key, or has one too many")
-        numbers = [given["embedding_dim"], *([] if given["hidden"] is None else [given["hidden"]]), *given["inputs"]]
+        given = {**LATER, **given}
+        told = [given[name] for name in ("embedding_dim", "hidden") if given[name] is not None]
+        numbers = [*told, *given["inputs"]]
         if not all(type(number) is int and 1 <= number <= LARGEST for number in numbers):
             raise ValueError("a size is no whole number above zero, or far too large")
         if not 1 <= len(given["inputs"]) <= 4 or math.prod(given["inputs"]) > LARGEST:
@@ -122,6 +128,7 @@ class Saved:
 
     def _about(self) -> dict[str, Any]:
         network = {**asdict(self.network), "inputs": list(self.network.inputs)}
+        network = {key: value for key, value in network.items() if key not in LATER or value != LATER[key]}
         classes = None if self.classes is None else list(self.classes)
         return {"format": FORMAT, "network": network, "preprocessing": described(self.transform), "classes": classes}
 
@@ -175,7 +182,8 @@ def _of_run(folder: Path) -> Saved:
         model = network.make()
         model.load_state_dict(state["model"])
         size = shape[-1] if name in transforms.CROPS else None
-        transform = transforms.get(name, False, model.mean, model.std, size=size)
+        share = state["config"]["data"].get("crop_pct")
+        transform = transforms.get(name, False, model.mean, model.std, size=size, crop_pct=share)
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise ValueError(f"models: {path} does not fit its configuration ({first_line(error)}); train anew.") from None
     classes = state.get("classes")

@@ -132,8 +132,8 @@ def _put(tree: Any, path: list[str], value: Any, name: str) -> None:
         tree = tree[key]
     if not isinstance(tree, dict) or len(path) < 2:
         raise ValueError(f"--{name}: a flag is section.key, such as --optimizer.lr 1e-4 or --training.steps 500.")
-    if path[-1] == "name" and tree.get("name") != value:
-        tree.clear()  # another loss or sampler has other arguments
+    if path[-1] == "name" and path[0] in NAMED and tree.get("name") != value:
+        tree.clear()  # another loss or sampler has other arguments; data and networks of other names have the same keys
     tree[path[-1]] = value
 
 

@@ -12,7 +12,7 @@ from nearfar._utils.checks import nearest
 from nearfar._utils.renamed import new_keyword, new_name
 from nearfar.distributed import CrossBatchMemory
 from nearfar.losses.annealing import Anneal
-from nearfar.runs.config import Config, Part
+from nearfar.runs.config import Config, ModelConfig, Part
 
 __all__ = ["CLASSES", "LOSSES", "Catalog", "check", "make_loss", "make_sampler", "shape_of_batch"]
 
@@ -59,10 +59,13 @@ def check(config: Config) -> None:
         )
 
 
-def make_loss(config: Config, *, classes: int) -> Any:
-    """Build the loss, with a `CrossBatchMemory` if asked for; proxies get `classes` and `dim` where not given."""
+def make_loss(config: Config, *, classes: int, dim: int | None = None) -> Any:
+    """Build the loss, with a `CrossBatchMemory` if asked for; proxies get `classes` and `dim` where not given.
+
+    `dim` is that of the network's embeddings; None: as configured, or any where the network alone knows.
+    """
     known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
-    given = {"classes": classes, "dim": config.model.embedding_dim}
+    given = {"classes": classes, "dim": dim or config.model.embedding_dim or ModelConfig().embedding_dim}
     loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
     plan = config.training
     return (

@@ -40,6 +40,9 @@ class DataConfig:
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
     train_size: int | None = option(None, "pixels a side in training alone; null: as in evaluation")
+    crop_pct: float | None = option(
+        None, "share of a photograph's short side that evaluation takes, from the middle; null: as usual, 0.875"
+    )
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
     validation_classes: tuple[str, ...] = option(
         (), "names of the training classes to hold out in place of a share: patterns such as 'U+1E*', 'gull*'"
@@ -63,6 +66,8 @@ class DataConfig:
         for name, side in (("size", self.size), ("train_size", self.train_size)):
             if side is not None:
                 check_whole("config", f"data.{name}", side)
+        if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
+            raise ValueError(f"config: data.crop_pct must be above 0 and at most 1, but came as {self.crop_pct}.")
         for name, value in (("min_area", self.min_area), ("color", self.color)):
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"config: data.{name} must be from 0 to 1, but came as {value}.")
@@ -73,11 +78,14 @@ class ModelConfig:
     """The network: a trunk, and a head that ends in the embedding."""
 
     name: str | None = option(None, "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME; null: what suits")
-    embedding_dim: int = option(128, "dimensions of the embedding")
-    pool: Literal["avg", "max", "both"] = option("avg", "avg | max | both: how a picture's features become one vector")
+    embedding_dim: int | None = option(128, "dimensions of the embedding; null: as many as the trunk has features")
+    pool: Literal["avg", "max", "both", "gem"] = option(
+        "avg", "avg | max | both | gem: how a picture's features become one vector"
+    )
     hidden: int | None = option(None, "width of mlp's hidden layer")
     bn_neck: bool = option(False, "a batch norm after the head")
     normalize: bool = option(True, "embeddings of length 1")
+    flip: bool = option(False, "outside training: the mean of the embeddings of a picture and its mirror image")
     pretrained: bool = option(True, "start from published weights, where the network has some")
     weights: str | None = option(None, "a file of weights for the trunk, as timm and torchvision publish them")
     freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")

@@ -132,7 +132,7 @@ def prepare(
     bare, augmented, plain = open_model(config, inputs, fresh=fresh)
     given = _cached(config, given, plain, machine.device, console)
     train, validation = split(config, given.train, shares)
-    loss = parts.make_loss(config, classes=len(train.classes))
+    loss = parts.make_loss(config, classes=len(train.classes), dim=bare.embedding_dim)
     sharded = _placed(bare, machine, config.training.shard)
     average = Average(bare, config.training.average) if config.training.average else None
     if config.training.compile != "none":

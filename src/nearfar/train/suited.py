@@ -37,6 +37,7 @@ class Input:
         min_area: the smallest share of the area that a crop takes in training.
         color: how much colors vary in training.
         move: how far drawings are moved in training; 1 is usual.
+        crop_pct: the share of the short side that evaluation takes; None: as usual.
     """
 
     transform: str
@@ -45,23 +46,24 @@ class Input:
     min_area: float | None = None
     color: float = 0.0
     move: float = 1.0
+    crop_pct: float | None = None
 
     @staticmethod
     def of(config: Config, data: DataSet) -> Input:
         """Build from the configuration, or as suits the data; the shape is that of the first sample."""
         name = config.data.transform or default_transform(data)
-        plain = transforms.get(name, False, size=_size(config, name, data.train))
+        plain = transforms.get(name, False, size=_size(config, name, data.train), crop_pct=config.data.crop_pct)
         shape = tuple(plain(data.train[0], np.random.default_rng(0)).shape)
         spec = config.data
-        return Input(name, shape, spec.train_size, spec.min_area, spec.color, spec.move)
+        return Input(name, shape, spec.train_size, spec.min_area, spec.color, spec.move, spec.crop_pct)
 
     def make(self, train: bool, model: Any) -> Transform:
         """The transform for training or evaluation, with the mean and deviation that the network needs."""
         size = self.shape[-1] if self.transform in transforms.CROPS else None
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"size": size, "crop_pct": self.crop_pct}
         if train:
-            more = {"train_size": self.train_size, "area": self.min_area, "color": self.color, "move": self.move}
-        return transforms.get(self.transform, train, model.mean, model.std, size=size, **more)
+            more |= {"train_size": self.train_size, "area": self.min_area, "color": self.color, "move": self.move}
+        return transforms.get(self.transform, train, model.mean, model.std, **more)
 
 
 def default_transform(data: DataSet) -> str:
@@ -109,6 +111,7 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
             weights=spec.weights if fresh else None,
             hidden=spec.hidden,
             bn_neck=spec.bn_neck,
+            flip=spec.flip,
         )
     except ImportError as error:
         if spec.name is not None:

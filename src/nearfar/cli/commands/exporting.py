@@ -77,7 +77,7 @@ def _as_weights(model: Path, output: Path) -> str:
     saved.save(output)
     network, count = saved.network, sum(p.numel() for p in saved.model.parameters())
     shape = " x ".join(map(str, network.inputs))
-    return f"{output}: {network.name} on {shape}, {network.embedding_dim} dimensions, {count:,} parameters"
+    return f"{output}: {network.name} on {shape}, {saved.model.embedding_dim} dimensions, {count:,} parameters"
 
 
 def sides(shape: str) -> list[int]:
