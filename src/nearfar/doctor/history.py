@@ -211,7 +211,7 @@ def below_baseline(history: History) -> Iterator[Finding]:
         return
     better = " and ".join(f"{100 * value:.1f} {BASELINES[name]}" for name, value in above.items())
     evidence = f"R@1 on the test classes is {100 * tested.recall:.1f}{tested.interval}, but {better}."
-    kind = "below untrained" if "untrained" in above else "below input"
+    kind = "below input" if "input" in above else "below untrained"
     severity: Severity = "warning" if max(above.values()) > tested.high else "note"
     yield finding("below its baseline", severity, evidence, kind, history.run)
 

@@ -290,6 +290,17 @@ def wider(run: Patient) -> Way:
     return Way("a wider embedding", (("model.embedding_dim", str(2 * dim)),))
 
 
+def from_the_input(run: Patient) -> Way | None:
+    """A square head that begins as the identity, at a third of the rate: training starts from the input itself."""
+    words = "a head that begins as the identity"
+    if run.config is None:
+        return Way(f"{words}, --model.embedding_dim null")
+    if run.config.model.embedding_dim is None:
+        return None
+    rate = ("optimizer.lr", f"{run.config.optimizer.lr / 3:.2g}")
+    return Way(f"{words}, and a third of the rate", (("model.embedding_dim", "null"), rate))
+
+
 def fixed(words: str, flags: Flags) -> Maker:
     """The same remedy for every run."""
     return lambda run: Way(words, flags)
@@ -336,7 +347,7 @@ KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "slow": ("Not ill, only slow", (longer,)),
     "over-fitting": ("The weights of that step are kept in best.pt; for a run that ends there", (stop_there, slow)),
     "below untrained": ("Training took away what the network had at first; try", (slow, semihard)),
-    "below input": ("The input vectors themselves serve better; keep more of them", (wider, longer)),
+    "below input": ("The input vectors themselves serve better; begin with them", (from_the_input, slow, longer)),
     "no margin": ("Set one", (fixed("a margin", (("loss.margin", "0.2"),)),)),
     "many rows": ("If it collapses", (semihard, wider)),
 }
