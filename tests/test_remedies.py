@@ -213,9 +213,13 @@ def test_a_run_below_its_baseline_is_not_healthy():
     assert (found.name, found.severity) == ("below its baseline", "warning")
     assert "57.0 [50.0, 68.0]" in found.evidence
     assert "97.3 for the input vectors themselves" in found.evidence
-    assert found.flags == (("optimizer.lr", "0.001"),)
-    input_alone = diagnose_journal(entries, config=config(), tested=Outcome(0.92, 0.9, 0.95)).findings[0]
-    assert input_alone.flags == (("model.embedding_dim", "8"),)
+    assert found.flags == (("model.embedding_dim", "null"), ("optimizer.lr", "0.0033"))
+    told = [{**BEFORE, "baselines": {"untrained": 0.9}}, *losses(0.5, 0.4)]  # pictures: the input has no score
+    pictures = diagnose_journal(told, config=config(), tested=Outcome(0.57, 0.5, 0.68)).findings[0]
+    assert pictures.flags == (("optimizer.lr", "0.001"),)
+    square = config(model={"embedding_dim": None})
+    begun = diagnose_journal(entries, config=square, tested=Outcome(0.57, 0.5, 0.68)).findings[0]
+    assert begun.flags == (("optimizer.lr", "0.001"),)
     assert severities(entries, tested=Outcome(0.96, 0.93, 0.98)) == {"below its baseline": "note"}
     assert severities(entries, tested=Outcome(0.98, 0.95, 1.0)) == {}
     assert severities(entries) == {}
