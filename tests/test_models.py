@@ -142,6 +142,7 @@ def test_flip_is_the_mean_with_the_mirror_image_outside_training(normalize):
         (lambda: build("small", pool="mean"), "pool must be one of"),
         (lambda: build("small", embedding_dim=0), "embedding_dim must be a whole number"),
         (lambda: build("linear", inputs=(7,), hidden=0), "hidden must be a whole number"),
+        (lambda: build("linear", inputs=(20_000,), embedding_dim=None), "a head of 20000 x 20000 numbers"),
         (lambda: build("linear", inputs=(7,), flip=True), r"flip mirrors pictures .* inputs have the shape \[7\]"),
         (lambda: Embedder(nn.Identity(), embedding_dim=2, size=(3, 4)), r"gave shape \[1, 3, 4\]"),
     ],

@@ -144,6 +144,7 @@ HOSTILE = {
     "pool": {"pool": "__import__('os')"},
     "flag": {"normalize": "yes"},
     "new flag": {"flip": "yes"},
+    "square": {"inputs": [1 << 23], "embedding_dim": None},
     "flip": {"flip": True},
     "name": {"name": "linaer"},
     "outside": {"name": "timm:no_such_network"},

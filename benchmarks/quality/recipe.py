@@ -145,7 +145,7 @@ def ladder(where: Keys, flowers: str | None) -> dict[tuple[str, str], Trial]:
     there = {**where, "data.name": "flowers", "data.path": flowers}
     for name, keys in rungs(LENGTHS).items():
         if name in SHORT or name not in LADDER:
-            found["flowers", name] = trial({**keys, "data.name": "flowers"}, there, HELD_FLOWERS)
+            found["flowers", name] = trial(keys, there, HELD_FLOWERS)
     return found
 
 
@@ -342,6 +342,8 @@ def main() -> None:
     told = parser.parse_args()
     if not told.table and told.path is None:
         parser.error("--path is needed")
+    if told.ladder and told.path_flowers is None:
+        parser.error("--path-flowers is needed")
     where = {"data.path": str(told.path), "model.weights": told.weights or weights(told.folder)}
     with Workers(told.jobs) as workers:
         if told.test:

@@ -119,6 +119,8 @@ def _generalized_mean(maps: Tensor) -> Tensor:
 
 
 SMALLEST = 1e-6
+WIDEST = 1 << 14
+"""Features that a square head may have: a gigabyte of them."""
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "avg": _average,
     "max": _largest,
@@ -141,6 +143,11 @@ def _head(features: int, embedding_dim: int | None, hidden: int | None, bn_neck:
 
 def _identity(features: int) -> nn.Linear:
     """A linear layer that begins as the identity."""
+    if features > WIDEST:
+        raise ValueError(
+            f"Embedder: embedding_dim=None makes a head of {features} x {features} numbers, but {WIDEST} a side are "
+            "the most; name a dimension."
+        )
     layer = nn.Linear(features, features)
     nn.init.eye_(layer.weight)
     nn.init.zeros_(layer.bias)
