@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from runs import config, tiny
 from safetensors.torch import load_file, safe_open, save_file
 from shell import run
 
 import nearfar as nf
 from nearfar.data import transforms
-from nearfar.evaluation.preprocessing import described
+from nearfar.evaluation.preprocessing import described, fingerprint_of
 from nearfar.models.saved import Network, Saved, read
 from nearfar.train import fit, open_run
 
@@ -91,6 +92,38 @@ def test_a_run_is_exported_and_loaded_and_embeds_as_before(trained):
     a, b = (nf.evaluation.Vectors.load(trained / name) for name in ("a.npz", "b.npz"))
     assert torch.equal(a.x, b.x)
     assert a.fingerprint == b.fingerprint
+
+
+def test_every_reader_of_a_run_looks_at_as_much_of_a_picture_as_its_test_did(tmp_path):
+    """The share of a picture and the mirror image are told to the run folder, to .safetensors and to the vectors."""
+    random = np.random.default_rng(0)
+    for name in "abcd":
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for place in range(3):
+            pixels = random.integers(0, 255, size=(20, 30, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{place}.png")
+    data = {
+        "name": "folder",
+        "path": str(tmp_path / "pictures"),
+        "transform": "photographs",
+        "size": 16,
+        "crop_pct": 0.8,
+    }
+    settings = config(
+        data={**data, "validation": 0},
+        model={"name": "small", "embedding_dim": 4, "flip": True},
+        batches={"name": "MPerClass", "classes": 2, "samples": 2},
+        training={"steps": 1, "evaluate_every": 1, "baselines": False, "diagnose_every": 0},
+    )
+    fit(settings, tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    path = read(tmp_path / "run").save(tmp_path / "m.safetensors")
+    assert (opened.transform.crop, opened.transform.side) == (16, 20)
+    mark = str(np.load(tmp_path / "run" / "embeddings.npz")["fingerprint"])
+    assert fingerprint_of(opened.model, opened.transform) == mark
+    for saved in (read(tmp_path / "run"), read(path)):
+        assert saved.model.flip
+        assert fingerprint_of(saved.model, saved.transform) == mark
 
 
 def test_onnx_stays_the_default_and_the_format_must_be_known(trained):

@@ -182,7 +182,7 @@ def _of_run(folder: Path) -> Saved:
         model = network.make()
         model.load_state_dict(state["model"])
         size = shape[-1] if name in transforms.CROPS else None
-        share = state["config"]["data"].get("crop_pct")
+        share = state["inputs"].get("crop_pct")
         transform = transforms.get(name, False, model.mean, model.std, size=size, crop_pct=share)
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise ValueError(f"models: {path} does not fit its configuration ({first_line(error)}); train anew.") from None

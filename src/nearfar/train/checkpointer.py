@@ -205,7 +205,11 @@ class Checkpointer:
                 "config": to_tree(state.config),
                 "score": score,
                 "model": state.scored_model.state_dict(),
-                "inputs": {"transform": inputs.transform, "shape": list(inputs.shape)},
+                "inputs": {
+                    "transform": inputs.transform,
+                    "shape": list(inputs.shape),
+                    "crop_pct": inputs.crop_pct,
+                },
                 "classes": list(state.train.classes),
             },
         )

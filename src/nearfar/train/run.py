@@ -57,7 +57,8 @@ def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
     state = checkpoint.load(path, checkpoint.BEST)
     check_network(state["config"], config)
     try:
-        inputs = Input(state["inputs"]["transform"], tuple(state["inputs"]["shape"]))
+        given = state["inputs"]
+        inputs = Input(given["transform"], tuple(given["shape"]), crop_pct=given.get("crop_pct"))
         model, _, transform = open_model(config, inputs, fresh=False)
         model.load_state_dict(state["model"])
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
