@@ -100,7 +100,10 @@ def test_ends_of_a_range_are_edges():
         ({"optimizer.lr": {"choices": [1, 1]}}, "the choices of optimizer.lr hold a value twice"),
         ({"optimizer.lr": {"choices": [1], "low": 1}}, "the space of optimizer.lr has choices and low too"),
         ({"optimizer.lr": {"low": -1, "high": 1}}, "optimizer.lr must be a number above zero, but came as -1"),
-        ({"model.pool": {"choices": ["avg", "mean"]}}, "model.pool must be one of avg, max, both, gem, but came as 'mean'"),
+        (
+            {"model.pool": {"choices": ["avg", "mean"]}},
+            "model.pool must be one of avg, max, both, gem, but came as 'mean'",
+        ),
         ({"model.embedding_dim": {"low": 1.5, "high": 9}}, "model.embedding_dim must be a whole number"),
         ({"loss": [{"name": "SupCon", "temperature": {"low": -1, "high": 1}}]}, "temperature"),
         ({"training.seed": {"low": 0, "high": 9}}, "training.seed is not searched, since a good seed is luck"),
