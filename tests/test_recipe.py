@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -76,9 +77,29 @@ def test_what_is_told_to_be_something_else_gets_the_defaults(large, told):
     assert config.optimizer == Config().optimizer
 
 
-def test_vectors_are_not_even_opened():
+def test_vectors_begin_with_themselves_and_are_not_even_opened():
     told = [("data.name", "vectors"), ("data.path", "not/here.npz")]
-    assert usual(told) == (load(None, told), "")
+    config, words = usual(told)
+    assert words.startswith("these are vectors: the head begins as the identity")
+    assert (config.model.embedding_dim, config.optimizer.lr, config.loss) == (None, 1e-4, Config().loss)
+    config, _ = usual([*told, ("model.embedding_dim", "64"), ("optimizer.lr", "0.01")])
+    assert (config.model.embedding_dim, config.optimizer.lr) == (64, 0.01)
+    for key, value in (("model.name", "mlp"), ("model.hidden", "32")):
+        assert usual([*told, (key, value)]) == (load(None, [*told, (key, value)]), "")
+
+
+def test_vectors_are_trained_no_worse_than_they_came(tmp_path):
+    """Of classes that lie apart a random head would lose some; the command itself, with nothing told."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(40), 6)
+    np.savez(tmp_path / "v.npz", x=random.normal(size=(40, 24))[labels] + 0.9 * random.normal(size=(240, 24)), y=labels)
+    told = ("--data.name", "vectors", "--data.path", "v.npz", "--training.steps", 20, "--run", "first")
+    shown = run(tmp_path, "train", *told)
+    assert "the head begins as the identity" in shown
+    before, after = re.search(
+        r"input vectors ([\d.]+), untrained network [\d.]+, trained network ([\d.]+)", shown
+    ).groups()
+    assert float(after) >= float(before) - 1
 
 
 def test_small_pictures_and_glyphs_get_the_defaults(small):
