@@ -65,7 +65,7 @@ def test_the_recipe_is_the_best_trial_with_more_steps(script, found, chosen):
     searched, used = flat(to_tree(trial.config())), flat(to_tree(chosen))
     others = {key for key in used if used[key] != searched.get(key) and not key.startswith("training.")}
     assert not others
-    assert chosen.training.steps >= trial.config().training.steps
+    assert chosen.training.steps > trial.config().training.steps
 
 
 def test_what_was_tested_is_the_recipe_and_stands_on_the_pages(script, found, chosen):

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from runs import config, tiny
 from safetensors.torch import load_file, safe_open, save_file
 from shell import run
+from shop import photographs
 
 import nearfar as nf
 from nearfar.data import transforms
@@ -96,21 +96,10 @@ def test_a_run_is_exported_and_loaded_and_embeds_as_before(trained):
 
 def test_every_reader_of_a_run_looks_at_as_much_of_a_picture_as_its_test_did(tmp_path):
     """The share of a picture and the mirror image are told to the run folder, to .safetensors and to the vectors."""
-    random = np.random.default_rng(0)
-    for name in "abcd":
-        (tmp_path / "pictures" / name).mkdir(parents=True)
-        for place in range(3):
-            pixels = random.integers(0, 255, size=(20, 30, 3)).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{place}.png")
-    data = {
-        "name": "folder",
-        "path": str(tmp_path / "pictures"),
-        "transform": "photographs",
-        "size": 16,
-        "crop_pct": 0.8,
-    }
+    photographs(tmp_path / "pictures")
+    data = {"name": "folder", "path": str(tmp_path / "pictures"), "transform": "photographs"}
     settings = config(
-        data={**data, "validation": 0},
+        data={**data, "size": 16, "crop_pct": 0.8, "validation": 0},
         model={"name": "small", "embedding_dim": 4, "flip": True},
         batches={"name": "MPerClass", "classes": 2, "samples": 2},
         training={"steps": 1, "evaluate_every": 1, "baselines": False, "diagnose_every": 0},
@@ -124,6 +113,8 @@ def test_every_reader_of_a_run_looks_at_as_much_of_a_picture_as_its_test_did(tmp
     for saved in (read(tmp_path / "run"), read(path)):
         assert saved.model.flip
         assert fingerprint_of(saved.model, saved.transform) == mark
+    opened.model.flip = False  # other vectors by the same weights
+    assert fingerprint_of(opened.model, opened.transform) != mark
 
 
 def test_onnx_stays_the_default_and_the_format_must_be_known(trained):
