@@ -7,8 +7,8 @@ SHARED := -n $(WORKERS) --dist worksteal
 DOCTESTS := docs README.md src
 # What computes; the others start processes, read files or draw pages.
 NUMERICAL := $(filter-out $(patsubst %,tests/test_%.py,architecture bench cli commands_evaluation data_benchmarks \
-	data_folders examples export faults files outside report report_browser search_photographs serve serve_app site train_processes \
-	vectors), $(wildcard tests/test_*.py))
+	data_folders examples export faults files outside report report_browser search_photographs serve serve_app serve_connections site \
+	train_processes vectors), $(wildcard tests/test_*.py))
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 

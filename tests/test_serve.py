@@ -303,3 +303,21 @@ def test_it_listens_on_loopback_and_stops_after_some_seconds(home):
     said = run(home, "serve", "i.npz", "--port", 0, "--seconds", 0, "--host", "0.0.0.0")
     assert "i.npz holds no network: vectors are taken, and no pictures" in said
     assert "there are no passwords and no encryption" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], 0),
+        (["--max-per-client", 3], 3),
+        (["--host", "0.0.0.0"], 64),
+        (["--host", "0.0.0.0", "--max-per-client", 0], 0),
+    ],
+)
+def test_connections_of_a_client(home, monkeypatch, words, wanted):
+    given = []
+    monkeypatch.setattr(
+        "nearfar.serve.run.run", lambda app, listening, countdown, limits, seconds: given.append(limits)
+    )
+    run(home, "serve", "shop.index", "--port", 0, *words)
+    assert [limits.per_client for limits in given] == [wanted]

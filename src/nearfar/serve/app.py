@@ -40,7 +40,7 @@ TAKEN = "send a picture as image/jpeg, image/png or image/webp, or a vector as a
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for.
+    """What one request and one client may ask for.
 
     Args:
         body: bytes of a body.
@@ -48,6 +48,9 @@ class Limits:
         seconds: that a body may take to arrive.
         workers: requests that are answered at once.
         waiting: requests that may wait for their turn.
+        headers: seconds that the headers of a request may take to arrive (`nearfar serve` alone, as the next two).
+        connections: at once.
+        per_client: connections at once from one address; 0 for no limit.
     """
 
     body: int = 10_000_000
@@ -55,6 +58,9 @@ class Limits:
     seconds: float = 30.0
     workers: int = 2
     waiting: int = 128
+    headers: float = 10.0
+    connections: int = 512
+    per_client: int = 0
 
 
 class _Service:

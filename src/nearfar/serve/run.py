@@ -11,12 +11,15 @@ from typing import Any
 
 import uvicorn
 
+from nearfar.serve.app import Limits
+from nearfar.serve.connections import Connection
+
 __all__ = ["Countdown", "bind", "is_loopback", "run"]
 
 GRACE = 10
 """Seconds that requests in progress have when the server stops."""
-CONNECTIONS = 512
-"""Connections at once; more are answered with 503 before they are read."""
+BACKLOG = 512
+"""Connections that the system holds until the server takes them."""
 
 
 class Countdown:
@@ -65,7 +68,7 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.socket(family, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
-        found.listen(CONNECTIONS)
+        found.listen(BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
         if found is not None:
             found.close()
@@ -74,14 +77,15 @@ def bind(host: str, port: int) -> socket.socket:
     return found
 
 
-def run(app: Any, listening: socket.socket, countdown: Countdown, seconds: float | None = None) -> None:
+def run(app: Any, listening: socket.socket, countdown: Countdown, limits: Limits, seconds: float | None = None) -> None:
     """Serve until a signal, the end of the countdown, or the given seconds."""
     config = uvicorn.Config(
         app,
+        http=type("Limited", (Connection,), {"limits": limits}),
+        ws="none",  # a socket would leave the limits behind
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=GRACE,
         lifespan="off",
     )

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "serve"]
 
+PER_CLIENT = 64
+"""Connections of one address, where addresses tell clients apart."""
+
 
 def serve(
     index: IndexPath,
@@ -28,6 +31,14 @@ def serve(
     max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request at most.")] = 10_000_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture at most.")] = 64_000_000,
     max_results: Annotated[int, typer.Option(min=1, help="Neighbors of an answer at most.")] = 100,
+    max_per_client: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Connections of one address at most; 0: no limit, as behind a proxy.",
+            show_default="64; on loopback 0",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Searches at once.")] = 2,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so long.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Stop after so many searches.")] = None,
@@ -53,10 +64,13 @@ def serve(
         network = network_of(made, index, model, trust_model=trust_model, needed=False)
         searcher = Searcher(made, None if network is None else network.vector, max_results=max_results)
         countdown = Countdown(requests)
+        if max_per_client is None:
+            max_per_client = 0 if is_loopback(host) else PER_CLIENT
+        limits = Limits(body=max_bytes, pixels=max_pixels, workers=workers, per_client=max_per_client)
         app = create_app(
             searcher,
             Thumbnails(made, images),
-            limits=Limits(body=max_bytes, pixels=max_pixels, workers=workers),
+            limits=limits,
             title=index.name,
             hosts=LOOPBACK if is_loopback(host) else None,
             answered=countdown,
@@ -64,7 +78,7 @@ def serve(
         with bind(host, port) as listening:
             _greet(made, index, host, listening.getsockname()[1], network is not None)
             sys.stdout.flush()  # whoever started it as a child waits for the address
-            run(app, listening, countdown, seconds)
+            run(app, listening, countdown, limits, seconds)
 
 
 def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:
