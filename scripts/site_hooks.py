@@ -1,7 +1,8 @@
 """What mkdocs.yml asks of Python: reference pages, links out of docs/, and examples in docstrings.
 
-Pages link to tests, benchmarks and examples by relative paths, which work where the repository is read; on the site
-they lead to the repository. A path that is not there is a warning, and `make site` fails on warnings.
+Pages link to tests, benchmarks and examples by relative paths, which work where the repository is read. On the site
+they lead to the address in pyproject.toml; without one they are text with the path. A path that is not there is a
+warning, and `make site` fails on warnings.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import posixpath
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import reference
 
 ROOT = Path(__file__).resolve().parents[1]
-REPOSITORY = "https://github.com/nearfar/nearfar"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REPOSITORY = PROJECT.get("urls", {}).get("Source")
 PAGE = re.compile(r"(?<![\w/])docs/([\w/-]+)\.md")
-LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
 log = logging.getLogger("mkdocs.hooks.site")
 
 
@@ -73,18 +76,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Leads links out of docs/ to the repository, and takes the empty sidebar off the first page."""
+    """Leads links out of docs/ to the repository, if it has an address; takes the empty sidebar off the first page."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
     folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
     def lead(match: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join(folder, match.group(1)))
+        words, target, place = match.groups(default="")
+        path = posixpath.normpath(posixpath.join(folder, target))
         if path.startswith("docs/"):
-            return match.group(1)
+            return match.group()
         if not (ROOT / path).exists():
             log.warning("%s links to %s, which is not there.", page.file.src_uri, path)
-        return f"{REPOSITORY}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"
+        if REPOSITORY is None:
+            return words if posixpath.basename(path) in words else f"{words} (`{path}`)"
+        return f"[{words}]({REPOSITORY}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}{place})"
 
     return LINK.sub(lead, text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -14,7 +15,14 @@ import nearfar as nf
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-HOME = "https://github.com/nearfar/nearfar"
+HOME = PROJECT.get("urls", {}).get("Source")
+"""The one address of the project; None until it has one."""
+ADDRESS = re.compile(
+    r"""(?:[\w-]+\.)+[a-z]{2,}/[^\s"'<>)\]]*nearfar[^\s"'<>)\]]*             # a path on a forge
+      |\bnearfar[\w-]*\.(?:(?:readthedocs|github|gitlab)\.)?(?:com|org|net|io|dev|ai)\b
+      |\w@[\w.:/-]*nearfar|\bnearfar[\w.+-]*@\w                              # of a mailbox, of ssh""",
+    re.VERBOSE | re.IGNORECASE,
+)
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 PAPERS = {
@@ -47,7 +55,7 @@ def test_the_citation_is_cff_1_2_and_of_this_version():
     assert str(found["version"]) == PROJECT["version"] == nf.__version__
     assert (found["license"], found["title"]) == (PROJECT["license"], PROJECT["name"])
     assert found["authors"] == [{"name": "The nearfar developers"}]
-    assert found["repository-code"] == HOME
+    assert found.get("repository-code") == HOME
 
 
 def test_the_citation_names_the_four_papers():
@@ -59,9 +67,46 @@ def test_the_citation_names_the_four_papers():
         assert all(set(who) == {"given-names", "family-names"} for who in each["authors"])
 
 
-def test_the_package_says_where_it_lives_and_what_it_runs_on():
-    assert all(address.startswith(HOME) for address in PROJECT["urls"].values())
-    assert {"Source", "Issues", "Changelog"} <= set(PROJECT["urls"])
+def foreign(text: str) -> list[str]:
+    """Addresses of nearfar that do not begin with its own."""
+    own = HOME and HOME.partition("://")[2] + "/"
+    return [found for found in ADDRESS.findall(text) if not own or not f"{found.rstrip('.')}/".startswith(own)]
+
+
+def test_no_address_of_a_stranger():
+    """An address that bears our name and is not ours can be registered by others, who would get our users' reports."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    if listed.returncode:
+        pytest.skip("the sources are not in a repository")
+    found = {}
+    for path in (ROOT / name for name in listed.stdout.split("\0") if name):
+        if path.is_file() and (strangers := foreign(path.read_text(encoding="utf-8", errors="ignore"))):
+            found[path.relative_to(ROOT).as_posix()] = strangers
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        ("see https://{}.com/{}/issues.", True),
+        ("see https://{}.com/{}s/issues.", True),
+        ("git@{}.com:{}", True),
+        ("security@{1}.org", True),
+        ("{1}@mail.org", True),
+        ("{1}.readthedocs.io", True),
+        ("import {1}.data", False),
+        ("src/{1}/serve", False),
+        ("@{1}.hook", False),
+    ],
+)
+def test_what_an_address_is(monkeypatch, words, seen):
+    own, words = (each.format("forge", "nearfar") for each in ("https://{}.com/{}", words))
+    assert bool(foreign(words)) == seen
+    monkeypatch.setitem(globals(), "HOME", own)
+    assert bool(foreign(words)) == (seen and f"{own}/" not in words)
+
+
+def test_the_package_says_what_it_runs_on():
     told = {each.rsplit(" :: ", 1)[-1] for each in PROJECT["classifiers"]}
     assert {"Linux", "MacOS", "Windows", "Typed"} <= told
     assert {each for each in told if re.fullmatch(r"3\.\d+", each)} == set(pythons())
@@ -116,14 +161,16 @@ def test_hooks_run_the_pinned_tools():
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_templates_of_issues(path):
     found = read(path)
-    if path.stem == "config":
-        assert found["contact_links"][0]["url"] == f"{HOME}/security/advisories/new"
-        return
     assert {"name", "description", "body"} <= set(found)
     for part in found["body"]:
         assert part["type"] in ("textarea", "checkboxes")
         assert part["attributes"]["label"]
     assert len({part["id"] for part in found["body"]}) == len(found["body"])
+
+
+def test_a_hole_is_not_reported_as_an_issue():
+    assert "SECURITY.md" in read(ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml")["description"]
+    assert "in private" in (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["SECURITY.md", "docs/versions.md", ".github/pull_request_template.md"])

@@ -99,13 +99,29 @@ def test_nothing_is_fetched_from_elsewhere(built):
         assert not found, path.name
 
 
-def test_links_out_of_the_pages_lead_to_the_repository(caplog):
+TEXT = (
+    "[b](../papers/b.md) [c of `browser.py`](../../tests/browser.py) [[d]](../../tests) "
+    "[e](../../CONTRIBUTING.md#commands)"
+)
+
+
+@pytest.mark.parametrize(
+    ("home", "expected"),
+    [
+        (None, "c of `browser.py` [d] (`tests`) e (`CONTRIBUTING.md`)"),
+        (
+            "https://example.org/a",
+            "[c of `browser.py`](https://example.org/a/blob/main/tests/browser.py) "
+            "[[d]](https://example.org/a/tree/main/tests) "
+            "[e](https://example.org/a/blob/main/CONTRIBUTING.md#commands)",
+        ),
+    ],
+)
+def test_links_out_of_the_pages_lead_to_the_repository(caplog, monkeypatch, home, expected):
+    monkeypatch.setattr(site_hooks, "REPOSITORY", home)
     page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/a.md"), is_homepage=False)
-    text = "[b](../papers/b.md) [c](../../tests/browser.py) [d](../../tests)"
-    home = site_hooks.REPOSITORY
-    expected = f"[b](../papers/b.md) [c]({home}/blob/main/tests/browser.py) [d]({home}/tree/main/tests)"
     with caplog.at_level(logging.WARNING, "mkdocs.hooks.site"):
-        assert site_hooks.on_page_markdown(text, page, None) == expected
+        assert site_hooks.on_page_markdown(TEXT, page, None) == f"[b](../papers/b.md) {expected}"
         assert not caplog.records
         site_hooks.on_page_markdown("[e](../../tests/gone.py)", page, None)
         page.file.src_uri = "reference/a.md"
