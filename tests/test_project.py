@@ -73,15 +73,15 @@ def foreign(text: str) -> list[str]:
     return [found for found in ADDRESS.findall(text) if not own or not f"{found.rstrip('.')}/".startswith(own)]
 
 
-def test_no_address_of_a_stranger():
-    """An address that bears our name and is not ours can be registered by others, who would get our users' reports."""
+def test_no_address_but_our_own():
+    """Others could register an address that is not ours, and receive the reports of our users."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     if listed.returncode:
         pytest.skip("the sources are not in a repository")
     found = {}
     for path in (ROOT / name for name in listed.stdout.split("\0") if name):
-        if path.is_file() and (strangers := foreign(path.read_text(encoding="utf-8", errors="ignore"))):
-            found[path.relative_to(ROOT).as_posix()] = strangers
+        if path.is_file() and (others := foreign(path.read_text(encoding="utf-8", errors="ignore"))):
+            found[path.relative_to(ROOT).as_posix()] = others
     assert found == {}
 
 

@@ -48,7 +48,7 @@ class Limits:
         seconds: that a body may take to arrive.
         workers: requests that are answered at once.
         waiting: requests that may wait for their turn.
-        headers: seconds that the headers of a request may take to arrive (`nearfar serve` alone, as the next two).
+        headers: seconds that headers may take to arrive; like the next two applied by `nearfar serve` alone.
         connections: at once.
         per_client: connections at once from one address; 0 for no limit.
     """

@@ -1,6 +1,6 @@
-"""Connections of `nearfar serve`: how long a client may take to send a request, and which one makes room for another.
+"""Connections of `nearfar serve`: deadlines for requests, and limits on their number.
 
-uvicorn alone waits for ever for the end of a request, and counts connections that have sent nothing against its limit.
+uvicorn has no timeout for headers or bodies; its limit on connections refuses new clients while slow ones stay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nearfar.serve.app import Limits
 __all__ = ["LINGER", "Connection"]
 
 LINGER = 5.0
-"""Seconds that a connection outlives the time of a body, so that a slow sender reads the refusal."""
+"""Seconds between the end of the time for a body, when the application answers 408, and the end of the connection."""
 FULL = json.dumps({"error": "too many connections are in use; ask again in a moment."}).encode()
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
@@ -26,12 +26,12 @@ REFUSAL = (
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that is closed when its request is late or when its place is needed.
+    """uvicorn's connection, with deadlines and limits.
 
-    A client has `limits.headers` seconds for the headers of a request and `limits.seconds` (and `LINGER`) for its body,
-    however many bytes arrive in between. Beyond `limits.per_client` connections from one address, or
-    `limits.connections` in all, the one that has waited for its client the longest is answered with 503 and closed; if
-    all are at work, the new one is.
+    The headers of a request must be complete after `limits.headers` seconds and its body after `limits.seconds` plus
+    `LINGER`, however many bytes arrive in between; otherwise the connection is closed. When there are
+    `limits.per_client` connections from one address, or `limits.connections` in all, a new one replaces the one that
+    has waited for its client the longest, which is answered with 503. If none waits, the new one is.
     """
 
     limits = Limits()
@@ -43,23 +43,23 @@ class Connection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, and start to wait for the headers."""
+        """Start the deadline for headers, and replace another connection if there are too many."""
         super().connection_made(transport)
         self._watch()
         self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, and wait for what is missing."""
+        """Parse the data, and update the deadline."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place free."""
+        """Cancel the deadline."""
         self._cancel()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Set the deadline anew where the request came further: from nothing to headers to a body to its end."""
+        """Restart the deadline if the request is in another state than before: headers, body, complete."""
         state = self.cycle, self.conn.their_state
         if state == self._state:
             return
@@ -70,7 +70,7 @@ class Connection(H11Protocol):
             self._deadline = self.loop.call_later(seconds, self._drop)
 
     def _make_room(self) -> None:
-        """Close the longest waiting connection of this client, or of all, if there are too many; or else this one."""
+        """If there are too many connections, of this client or of all, close the one that has waited the longest."""
         others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
         own = [each for each in others if each.client and self.client and each.client[0] == self.client[0]]
         for group, most in ((own, self.limits.per_client), (others, self.limits.connections)):
@@ -80,12 +80,12 @@ class Connection(H11Protocol):
                 return
 
     def _waits(self) -> bool:
-        """Whether the client has to act next: send the rest of a request or a new one, or read an answer."""
+        """Whether the client is to act next: to send a request or the rest of one, or to read an answer."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered or self.conn.their_state in (h11.IDLE, h11.SEND_BODY) or self.flow.write_paused
 
     def _drop(self, words: bytes = b"") -> None:
-        """Close without waiting for the client to read; first say why, if no answer is on its way."""
+        """Close at once; send `words` before, unless an answer has been sent in part."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(words)
         self.connections.discard(self)

@@ -82,7 +82,7 @@ def run(app: Any, listening: socket.socket, countdown: Countdown, limits: Limits
     config = uvicorn.Config(
         app,
         http=type("Limited", (Connection,), {"limits": limits}),
-        ws="none",  # a socket would leave the limits behind
+        ws="none",  # a WebSocket connection would escape the limits
         log_level="warning",
         access_log=False,
         server_header=False,
