@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 
@@ -12,13 +13,15 @@ import typer
 import yaml
 from PIL import Image
 from rich.console import Console
+from runs import config, tiny
 from typer.testing import CliRunner
 
 from nearfar.cli.commands import training
 from nearfar.cli.recommend import measured, recommend
 from nearfar.data import DataSet, Tensors
 from nearfar.data.splits import Shares
-from nearfar.runs.config import to_tree
+from nearfar.doctor import diagnose_journal, diagnose_run
+from nearfar.runs.config import changed, to_tree
 from nearfar.train import Config, fit, load, parse
 
 QUIET = Console(quiet=True)
@@ -138,6 +141,44 @@ def test_shares_leave_two_to_learn_from_and_never_hold_one_out_alone(training, s
     assert found.learn >= min(2, training)
     assert found.held_out != 1
     assert (found.held_out > 0) == (share > 0 and training >= 4)
+
+
+def test_what_is_said_of_an_early_best_can_be_followed(tmp_path):
+    """The run of 3,200 steps whose best weights were those of step 200."""
+    settings = config(training={"steps": 3200, "evaluate_every": 200, "explain_every": 0, "diagnose_every": 0})
+    entries = [{"step": step, "loss": 500 / step} for step in range(1, 3201)]
+    entries += [{"step": step, "validation recall@1": 0.6 - step / 1e5} for step in range(200, 3201, 200)]
+    (found,) = diagnose_journal(entries, config=settings).findings
+    assert "train longer" not in found.remedy
+    ways = re.findall(r"--([a-z_.]+) ([^\s)]+)", found.remedy)
+    assert [name for name, _ in ways] == ["training.steps", "optimizer.lr", "optimizer.weight_decay"]
+    for name, value in ways:
+        quick = [] if name == "training.steps" else [("training.steps", "2")]
+        cured = changed(settings, [(name, value), *quick])
+        result = fit(cured, tmp_path / name, data=tiny(), console=QUIET)
+        assert (result.finished, result.step) == (True, cured.training.steps)
+    assert (tmp_path / "training.steps" / "checkpoints" / "best.pt").is_file()
+
+
+def twins() -> DataSet:
+    """Test classes in pairs that share all places, so that no nearest sample is of its own class."""
+    data, draw = tiny(), torch.Generator().manual_seed(0)
+    labels = np.arange(24) % 8
+    places = 3 * torch.randn(12, 8, generator=draw)
+    x = torch.zeros(24, 8)
+    for pair in range(4):
+        for number, label in enumerate((2 * pair, 2 * pair + 1)):
+            x[labels == label] = places[3 * pair : 3 * pair + 3] + 1e-3 * number
+    return DataSet("twins", data.train, Tensors(x, labels), ks=(1,))
+
+
+def test_a_run_that_finds_nothing_is_not_called_healthy(tmp_path):
+    result = fit(config(training={"steps": 10}), tmp_path / "run", data=twins(), console=QUIET)
+    assert result.test.recall[1] == 0.0
+    assert json.loads((tmp_path / "run/scores.json").read_text(encoding="utf-8"))["chance"] == round(2 / 23, 6)
+    found = diagnose_run(tmp_path / "run")
+    assert not found.healthy
+    assert "by luck it would be 8.7" in next(e.evidence for e in found.findings if e.name == "no better than chance")
 
 
 def test_a_named_sampler_needs_no_arguments(tmp_path):

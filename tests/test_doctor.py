@@ -156,6 +156,14 @@ def test_norms_and_values_that_are_not_finite():
     assert not diagnose(torch.full((4, 2), torch.nan), torch.arange(4)).healthy
 
 
+def test_few_rows_of_which_none_is_right_are_not_healthy():
+    x = torch.eye(8).repeat_interleave(2, 0) + 0.01 * torch.arange(16)[:, None]
+    y = torch.arange(16) % 8  # the neighbors are of two classes
+    assert severity(diagnose(x, y), "class collapse") == "alarm"
+    y = torch.arange(16) // 2
+    assert "class collapse" not in diagnose(x, y)
+
+
 def test_imbalance_is_a_note():
     sizes = torch.cat([torch.zeros(200).long(), 1 + torch.arange(100) // 2])
     x = torch.randn(51, 16, generator=torch.Generator().manual_seed(0))[sizes] + 0.1 * torch.randn(300, 16)

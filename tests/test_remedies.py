@@ -200,6 +200,49 @@ def test_only_slow_is_said_only_where_more_could_help():
     assert severities([*losses(0.5, 1e-6)]) == {}  # a loss of .0000
 
 
+def test_an_early_best_is_not_told_to_train_longer():
+    falling = [{"step": i + 1, "loss": 2.0 / (i + 1)} for i in range(400)]
+
+    def of(*values):
+        return [look(0, 0.1), *falling, look(400, 0.6), *held_out(*values)]
+
+    found = diagnose_journal(of(0.50, 0.49, 0.48, 0.49, 0.48, 0.49, 0.48, 0.49), config=config())
+    (early,) = found.findings
+    assert (early.name, early.severity) == ("past its best", "note")
+    assert "was 50.0% at step 50 and is 49.0% at step 400" in early.evidence
+    assert "train longer" not in str(early)
+    shorter, slower, decayed = groups(early.remedy)
+    assert shorter == early.flags == (("training.steps", "50"),)
+    assert (slower, decayed) == ((("optimizer.lr", "0.001"),), (("optimizer.weight_decay", "0.0001"),))
+    assert severities(of(0.4, 0.45, 0.49, 0.48, 0.50, 0.49, 0.48, 0.49)) == {}  # in the middle, and hardly fallen
+    assert severities(of(0.5, 0.5, 0.5, 0.5)) == {}  # no more than at the first evaluation
+    assert severities(of(0.4, 0.45, 0.49, 0.5)) == {"only slow": "note"}
+
+
+@pytest.mark.parametrize("values", [(0.5, 0.6, 0.7), (0.7, 0.65, 0.66)])
+def test_below_the_input_longer_is_a_remedy_only_where_recall_still_rises(values):
+    entries = [BEFORE, *losses(0.5, 0.4), *held_out(*values)]
+    found = diagnose_journal(entries, config=config(), tested=Outcome(0.57, 0.5, 0.68)).findings[0]
+    assert found.name == "below its baseline"
+    assert ("train longer" in found.remedy) == (values[-1] == max(values))
+
+
+def test_chance_is_not_healthy():
+    entries = losses(0.5, 0.01)
+    found = diagnose_journal(entries, config=config(), tested=Outcome(0.0, 0.0, 0.0, chance=0.023))
+    (none,) = found.findings
+    assert (none.name, none.severity) == ("no better than chance", "alarm")
+    assert "R@1 on the test classes is 0.0, by luck it would be 2.3." in none.evidence
+    assert none.flags == (("optimizer.lr", "0.001"),)
+    assert severities(entries, tested=Outcome(0.03, 0.02, 0.04, chance=0.023)) == {"no better than chance": "alarm"}
+    few = Outcome(0.5, 0.1, 0.9, chance=0.2)  # a handful of test classes
+    assert severities(entries, tested=few)["no better than chance"] == "note"
+    assert severities(entries, tested=Outcome(0.03, 0.026, 0.04, chance=0.02)) == {"only slow": "note"}
+    assert severities(entries, tested=Outcome(0.0, 0.0, 0.0)) == {"no better than chance": "alarm"}  # of an older run
+    assert severities([*entries, *held_out(0.0, 0.0)]) == {"no better than chance": "alarm"}  # not tested yet
+    assert severities([*entries, *held_out(0.0, 0.1)]) == {"only slow": "note"}
+
+
 # ------------------------------------------------------------------------------------------------- baselines
 
 

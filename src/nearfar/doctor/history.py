@@ -29,11 +29,12 @@ BASELINES = {"input": "for the input vectors themselves", "untrained": "for the 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of the best weights on the test classes: R@1, and its interval if there is one."""
+    """The result of the best weights on the test classes: R@1 with its interval, and R@1 by chance; 0: unknown."""
 
     recall: float
     low: float
     high: float
+    chance: float = 0.0
 
     @staticmethod
     def of(scores: Mapping[str, Any]) -> Outcome | None:
@@ -42,7 +43,7 @@ class Outcome:
         if value is None:
             return None
         ends = scores.get("intervals", {}).get("recall@1") or {"low": value, "high": value}
-        return Outcome(float(value), float(ends["low"]), float(ends["high"]))
+        return Outcome(float(value), float(ends["low"]), float(ends["high"]), float(scores.get("chance", 0.0)))
 
     @property
     def interval(self) -> str:
@@ -95,8 +96,9 @@ class History:
     @functools.cached_property
     def run(self) -> Patient:
         """The run as remedies see it."""
-        losses = self.series("loss")
-        return replace(self.case.run, steps=losses[-1][0] if losses else 1)
+        losses, held = self.series("loss"), self.finite(*RECALL)
+        best = max(held, key=lambda point: point[1])[0] if held else 1
+        return replace(self.case.run, steps=losses[-1][0] if losses else 1, best_step=best, rising=self.rising)
 
     @functools.cached_property
     def baselines(self) -> dict[str, float]:
@@ -112,8 +114,8 @@ class History:
     @property
     def rising(self) -> bool:
         """Whether more training could help: the last held-out recall is the best; if unknown, not all is learned."""
-        held = self.finite(*RECALL)
-        return held[-1][1] >= max(value for _, value in held) if len(held) > 1 else not self.learned
+        *before, last = self.finite(*RECALL) or [(0, 0.0)]
+        return last[1] > max(value for _, value in before) if before else not self.learned
 
     @property
     def kept(self) -> bool:
@@ -182,7 +184,7 @@ def collapse(history: History) -> Iterator[Finding]:
 
 
 def forgotten(history: History) -> Iterator[Finding]:
-    """Recall fell below half of its first value and did not recover; over-fitting; or merely past the best."""
+    """Recall fell below half of its first value and did not recover; over-fitting; or the best came early."""
     recall = history.finite(*RECALL)
     if len(recall) < 2:
         return
@@ -193,14 +195,27 @@ def forgotten(history: History) -> Iterator[Finding]:
         evidence = f"Recall@1 on held-out classes fell from {first:.1%} to {last:.1%}."
         yield finding("recall lost", "alarm", evidence, "collapse", history.run)
         return
-    run = replace(history.run, best_step=best_step)
-    evidence = f"Recall@1 on held-out classes was {best:.1%} at step {best_step} and is {last:.1%}"
+    end = recall[-1][0]
+    evidence = f"Recall@1 on held-out classes was {best:.1%} at step {best_step} and is {last:.1%} at step {end}"
     if history.learned and later < best:
         evidence += f", while {history.sights[-1].recall:.1%} of the training samples looked at find their own class."
         severity: Severity = "warning" if later < best - history.limits.fallen else "note"
-        yield finding("over-fitting", severity, evidence, "over-fitting", run)
-    elif last < 0.9 * best:
-        yield finding("past its best", "note", f"{evidence}.", "over-fitting", run)
+        yield finding("over-fitting", severity, evidence, "over-fitting", history.run)
+    elif last < 0.9 * best or (last < best and best_step <= history.limits.early * end):
+        yield finding("past its best", "note", f"{evidence}.", "over-fitting", history.run)
+
+
+def at_chance(history: History) -> Iterator[Finding]:
+    """Recall@1 on the test classes that chance would give as well, or held-out recall@1 of 0 at every evaluation."""
+    tested, held = history.tested, history.finite(*RECALL)
+    if tested is not None and tested.low <= tested.chance:
+        luck = f", by luck it would be {100 * tested.chance:.1f}" if tested.chance else ""
+        evidence = f"R@1 on the test classes is {100 * tested.recall:.1f}{tested.interval}{luck}."
+        beyond = tested.recall - tested.chance >= history.limits.skill_alarm * (1 - tested.chance)
+        yield finding("no better than chance", "note" if beyond else "alarm", evidence, "chance", history.run)
+    elif tested is None and held and not any(value for _, value in held):
+        evidence = f"Recall@1 on held-out classes is 0.0% at every evaluation up to step {held[-1][0]}."
+        yield finding("no better than chance", "alarm", evidence, "chance", history.run)
 
 
 def below_baseline(history: History) -> Iterator[Finding]:
@@ -244,11 +259,12 @@ def progress(history: History) -> Iterator[Finding]:
     values = [value for _, value in losses]
     quarter = len(values) // 4
     first, before, last = median(values[:LEAST]), median(values[-2 * quarter : -quarter]), median(values[-quarter:])
+    lost = any(True for _ in at_chance(history))
     learned = len(recall) >= 2 and recall[-1][1] > 1.02 * recall[0][1]
     if last > 0.98 * first and first > 0 and not learned:
         evidence = f"The loss was {first:.4g} in the first {LEAST} steps and is {last:.4g} in the last quarter."
         yield finding("stalled", "warning", evidence, "stalled", history.run)
-    elif before > 0 and last < 0.9 * before and last > GONE * max(1.0, first) and history.rising:
+    elif before > 0 and last < 0.9 * before and last > GONE * max(1.0, first) and history.rising and not lost:
         evidence = f"The loss still fell by {1 - last / before:.0%} from the third to the last quarter of the run."
         yield finding("only slow", "note", evidence, "slow", history.run)
 
@@ -294,6 +310,7 @@ RULES: tuple[Callable[[History], Iterator[Finding]], ...] = (
     pinned_loss,
     collapse,
     forgotten,
+    at_chance,
     below_baseline,
     no_active_pairs,
     few_pull,

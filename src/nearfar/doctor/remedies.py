@@ -25,6 +25,7 @@ TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "8B"))
 SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
 EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "8B"))
 UNIT: Flags = (("model.normalize", "true"),)
+DECAYED: Flags = (("optimizer.weight_decay", "0.0001"),)
 HELD_OUT: Flags = (("data.validation", "0.1"),)
 EVEN: Flags = (("batches.name", "MPerClass"), ("batches.classes", "null"), ("batches.samples", "4"))
 NEAR_CLASSES: Flags = (("batches.name", "Representatives"), ("batches.hard_classes", "true"))
@@ -53,12 +54,21 @@ class Way:
 
 @dataclass(frozen=True)
 class Patient:
-    """What is known about the run: configuration and number of training classes, or None; and its steps."""
+    """What is known about the run.
+
+    Attributes:
+        config: its configuration.
+        classes: the number of training classes.
+        best_step: the step of its best weights.
+        steps: how many steps it took.
+        rising: whether more steps may help: its last evaluation is the best, or what it scores is unknown.
+    """
 
     config: Config | None = None
     classes: int | None = None
     best_step: int = 1
     steps: int = 1
+    rising: bool = True
 
     @property
     def triplets(self) -> bool:
@@ -204,7 +214,12 @@ def decayed_less(run: Patient) -> Way | None:
     """Weaker weight decay, if it is strong."""
     if run.config is not None and run.config.optimizer.weight_decay <= STRONG:
         return None
-    return Way("less weight decay", (("optimizer.weight_decay", "0.0001"),))
+    return Way("less weight decay", DECAYED)
+
+
+def regularized(run: Patient) -> Way | None:
+    """Some weight decay, where there is none."""
+    return None if run.config is not None and run.config.optimizer.weight_decay else Way("weight decay", DECAYED)
 
 
 def more_classes(run: Patient) -> Way | None:
@@ -272,14 +287,16 @@ def widened(run: Patient) -> Way | None:
     return more_pairs(run) or softer_mining(run)
 
 
-def longer(run: Patient) -> Way:
-    """Twice the steps."""
+def longer(run: Patient) -> Way | None:
+    """Twice the steps, unless the best weights came before the end of the run."""
+    if not run.rising:
+        return None
     return Way("train longer", (("training.steps", str(2 * run.steps)),))
 
 
 def stop_there(run: Patient) -> Way:
     """Only as many steps as the best weights had."""
-    return Way("stop there", (("training.steps", str(max(1, run.best_step))),))
+    return Way("a shorter run", (("training.steps", str(max(1, run.best_step))),))
 
 
 def wider(run: Patient) -> Way:
@@ -345,7 +362,8 @@ KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     ),
     "stalled": ("Try", (another_loss, three_times, slow)),
     "slow": ("Not ill, only slow", (longer,)),
-    "over-fitting": ("The weights of that step are kept in best.pt; for a run that ends there", (stop_there, slow)),
+    "over-fitting": ("The weights of that step are kept in best.pt; try", (stop_there, slow, regularized)),
+    "chance": ("Check first that labels and samples belong together; then try", (slow, another_loss, longer)),
     "below untrained": ("Training took away what the network had at first; try", (slow, semihard)),
     "below input": ("The input vectors themselves serve better; begin with them", (from_the_input, slow, longer)),
     "no margin": ("Set one", (fixed("a margin", (("loss.margin", "0.2"),)),)),

@@ -219,8 +219,10 @@ def total_collapse(look: Look) -> Iterator[Finding]:
 
 def class_collapse(look: Look) -> Iterator[Finding]:
     """Classes overlap: the nearest row is of the own class hardly more often than by chance."""
-    if len(look.x) < 64 or look.measures.classes < 2 or look.chance == 0 or look.skill >= look.limits.skill_warning:
+    if look.measures.classes < 2 or look.chance == 0 or look.skill >= look.limits.skill_warning:
         return
+    if len(look.x) < 64 and look.recall > 0:
+        return  # few rows: luck may have taken some
     evidence = (
         f"The nearest row is of the same class for {look.recall:.1%} of rows, by luck it would be {look.chance:.1%}; "
         f"{look.measures.between:.1%} of the variance lies between {look.measures.classes} classes."

@@ -36,6 +36,7 @@ class Thresholds:
         sizes: largest class over the median one.
         lost: share of the first recall that is left, below which a run has forgotten.
         learned: skill on the training samples from which they are memorized.
+        early: share of a run; where recall fell after a best before that, the best came early.
         fallen: held-out recall lost since the best, from which over-fitting is a warning.
     """
 
@@ -63,4 +64,5 @@ class Thresholds:
     sizes: float = 20.0
     lost: float = 0.5
     learned: float = 0.95
+    early: float = 0.25
     fallen: float = 0.05

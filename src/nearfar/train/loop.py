@@ -33,7 +33,7 @@ from nearfar.train.feed import feed
 from nearfar.train.folder import RunFolder, agreed
 from nearfar.train.rates import rate_factor, set_rates
 from nearfar.train.readings import NotFiniteError, Readings
-from nearfar.train.scores import Score, score, violation
+from nearfar.train.scores import Score, chance, score, violation
 from nearfar.train.shared import shared
 from nearfar.train.show import Show, stopping
 from nearfar.train.state import TrainState, prepare
@@ -367,7 +367,8 @@ def _write_test(state: TrainState, checkpointer: Checkpointer, show: Show, found
     if isinstance(data.test, Tensors) and data.test.x.dtype == torch.uint8:
         arrays["images"] = data.test.x.numpy()
     write_arrays(checkpointer.folder / "embeddings.npz", arrays)
-    about = {"best_step": checkpointer.best_step, "left_out": list(found.left_out)}
+    by_luck = chance(arrays["y"], None if data.gallery is None else data.gallery.labels)
+    about = {"best_step": checkpointer.best_step, "left_out": list(found.left_out), "chance": round(by_luck, 6)}
     write_text(checkpointer.folder / "scores.json", json.dumps(scores.to_dict() | about) + "\n")
     show.final(scores, checkpointer.best_step, paper=state.config.training.protocol == "paper")
     if found.left_out:

@@ -22,7 +22,7 @@ from nearfar.evaluation import Evaluation, evaluate
 from nearfar.evaluation.dealing import ranks
 from nearfar.evaluation.embed import evaluating
 
-__all__ = ["Score", "score", "vectors_of", "violation"]
+__all__ = ["Score", "chance", "score", "vectors_of", "violation"]
 
 NOTHING: Batch = (torch.empty(0), torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
 """The batch of a rank that has none in the last turn."""
@@ -144,6 +144,18 @@ def score(
     depths = tuple(k for k in ks if k <= len(reference)) or (1,)
     evaluation = evaluate(x, y, ks=depths, ref_emb=reference, ref_labels=there, resamples=resamples, watch=watch)
     return Score(evaluation, x, rows, _absent(samples, rows) + _absent(gallery, found))
+
+
+def chance(labels: Labels, gallery: Labels | None = None) -> float:
+    """R@1 of a random order: the mean share of right rows among all others, of queries that have any.
+
+    >>> chance(np.array([0, 0, 1, 1, 2]))
+    0.25
+    """
+    rows, own = (labels, 1) if gallery is None else (gallery, 0)
+    right = np.bincount(rows, minlength=int(labels.max()) + 1)[labels] - own
+    asked = right > 0
+    return float(right[asked].mean() / (len(rows) - own)) if asked.any() else 0.0
 
 
 def _absent(samples: Samples, rows: Labels) -> tuple[str, ...]:
