@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -37,3 +37,14 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Train on the CPU, wherever the tests run; accelerate keeps the device of its first use."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr("nearfar.train.processes._has_device", lambda: False)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)

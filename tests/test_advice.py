@@ -23,6 +23,7 @@ from nearfar.data.splits import Shares
 from nearfar.doctor import diagnose_journal, diagnose_run
 from nearfar.runs.config import changed, to_tree
 from nearfar.train import Config, fit, load, parse
+from nearfar.train.recipe import FILE
 
 QUIET = Console(quiet=True)
 SHORT = {"steps": 2, "explain_every": 1, "diagnose_every": 0, "evaluate_every": 2}
@@ -141,6 +142,21 @@ def test_shares_leave_two_to_learn_from_and_never_hold_one_out_alone(training, s
     assert found.learn >= min(2, training)
     assert found.held_out != 1
     assert (found.held_out > 0) == (share > 0 and training >= 4)
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_the_size_that_a_dry_run_proposes_on_a_cpu_trains(tmp_path):
+    """With the recipe, whose crops in training have more pixels than that."""
+    there, path = folders(tmp_path / "pictures", 4, 5, side=140), str(FILE)
+    told = ["--data.path", there, "--data.cache", "none", "--model.pretrained", "false"]
+    told += ["--training.baselines", "false", "--batches", "{classes: 2, samples: 2}", "--run", tmp_path / "run"]
+    shown = command("train", path, *told, "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    flag = re.search(r"on a CPU a step takes seconds at this size; (--data\.size) (\d+) makes it faster", shown.output)
+    done = command("train", path, *told, *flag.groups(), "--training.steps", 1)
+    assert done.exit_code == 0, done.output
+    written = load(tmp_path / "run" / "config.yaml").data
+    assert (written.size, written.train_size) == (128, 90)
 
 
 def test_what_is_said_of_an_early_best_can_be_followed(tmp_path):

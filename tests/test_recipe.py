@@ -61,6 +61,7 @@ def test_photographs_get_the_recipe_and_flags_change_it(large):
     assert config.optimizer.lr == 2.5e-5
     config, _ = usual(flags(large, **{"data.size": "100", "data.validation": "0.5", "model.name": "timm:resnet18"}))
     assert (config.data.size, config.data.train_size, config.model.name) == (100, None, "timm:resnet18")
+    assert usual(flags(large, **{"data.size": "100"}))[0].data.train_size == 70
     assert config.batches.options["classes"] == 2  # two of four are held out
     assert config.training.evaluate_every < config.training.steps
 

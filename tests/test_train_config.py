@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import nearfar as nf
-from nearfar.runs.config import to_tree
+from nearfar.runs.config import changed, to_tree
 from nearfar.runs.parts import LOSSES, check, make_loss
 from nearfar.train import Config, Part, load, parse, to_yaml
 
@@ -50,6 +50,28 @@ def test_a_flag_that_names_other_data_or_another_network_leaves_the_other_keys(t
     config = load(tmp_path / "c.yaml", told)
     assert (config.data.name, config.data.path, config.data.size, config.data.cache) == ("cub", "there", 32, "disk")
     assert (config.model.name, config.model.pool) == ("timm:resnet18", "gem")
+
+
+@pytest.mark.parametrize(
+    ("written", "flags", "sizes"),
+    [
+        ("{size: 320, train_size: 224}", {"data.size": "128"}, (128, 90)),
+        ("{size: 320, train_size: 224}", {"data": "{size: 128}"}, (128, 90)),
+        ("{size: 320, train_size: 224}", {"data.size": "128", "data.train_size": "100"}, (128, 100)),
+        ("{size: 320, train_size: 224}", {"data.train_size": "224", "data.size": "256"}, (256, 224)),
+        ("{size: 320, train_size: 224}", {"data": "{size: 256, train_size: 224}"}, (256, 224)),
+        ("{size: 320, train_size: 224}", {"data.train_size": "160"}, (320, 160)),
+        ("{size: 320, train_size: 224}", {"data.size": "null"}, (None, None)),
+        ("{train_size: 224}", {"data.size": "128"}, (128, None)),
+        ("{size: 320}", {"data.size": "128"}, (128, None)),
+        ("{}", {"data.size": "128"}, (128, None)),
+    ],
+)
+def test_a_flag_for_the_size_scales_the_size_in_training(tmp_path, written, flags, sizes):
+    (tmp_path / "c.yaml").write_text(f"data: {written}\n", encoding="utf-8")
+    config = load(tmp_path / "c.yaml", list(flags.items()))
+    assert (config.data.size, config.data.train_size) == sizes
+    assert changed(load(tmp_path / "c.yaml"), list(flags.items())) == config
 
 
 @pytest.mark.parametrize(

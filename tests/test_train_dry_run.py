@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from PIL import Image
 from runs import config, journal, tiny
 from shell import run
@@ -67,15 +66,6 @@ def test_memory_of_parameters_is_exact(tmp_path):
     assert memory.gradients == 848 + 9 * 4 * 4  # nine proxies
     assert memory.optimizer == 2 * memory.gradients
     assert memory.total == sum((memory.weights, memory.optimizer, memory.gradients, memory.network, memory.loss))
-
-
-@pytest.fixture
-def on_the_cpu(monkeypatch):
-    """Accelerate keeps the device of its first use; a GPU's allocator rounds up."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    monkeypatch.setattr("nearfar.train.processes._has_device", lambda: False)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.usefixtures("on_the_cpu")
@@ -150,7 +140,8 @@ def test_a_head_that_depends_on_the_size_refuses_another_one_in_training(tmp_pat
         with pytest.raises(
             ValueError,
             match=r"^train: data.train_size must fit the network small, whose head is made for 32 pixels a side, but "
-            r"came as 16; leave it out, or name a network that pools its feature maps, such as --model.name lite0\.$",
+            r"came as 16; write --data.train_size null, or name a network that pools its feature maps, such as "
+            r"--model.name lite0\.$",
         ):
             act(settings, tmp_path / act.__name__, data=data)
         assert not (tmp_path / act.__name__).exists()

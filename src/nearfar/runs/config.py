@@ -93,13 +93,31 @@ def parse(tree: Any) -> Config:
 
 def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
     """The tree, changed in place by keys ("loss.k", "160") and whole sections ("loss", "{name: DroTopK, k: 160}")."""
+    before = _sizes(tree)
     for name, text in flags:
         if name in SECTIONS:
             for key, value in _mapping(name, text).items():
                 _put(tree, [name, str(key)], value, name)
         else:
             _put(tree, name.split("."), read_yaml(f"--{name}", text), name)
+    _fit_train_size(tree, before, flags)
     return tree
+
+
+def _sizes(tree: Any) -> tuple[Any, Any]:
+    """The pixels a side of evaluation and of training alone."""
+    section = tree.get("data") if isinstance(tree, dict) else None
+    return (section.get("size"), section.get("train_size")) if isinstance(section, dict) else (None, None)
+
+
+def _fit_train_size(tree: Any, before: tuple[Any, Any], flags: Sequence[tuple[str, str]]) -> None:
+    """Change `data.train_size` in proportion where flags set `data.size` alone; null if the proportion is unknown."""
+    whole = [("data", key) for name, text in flags if name == "data" for key in _mapping(name, text)]
+    given = {*whole, *(tuple(name.split(".")) for name, _ in flags)}
+    if ("data", "size") in given and ("data", "train_size") not in given and before[1] is not None:
+        size, (old, train) = _sizes(tree)[0], before
+        known = all(isinstance(value, int) and value > 0 for value in (size, old, train))
+        tree["data"]["train_size"] = max(1, round(size * train / old)) if known else None
 
 
 def _mapping(section: str, text: str) -> Mapping[str, Any]:

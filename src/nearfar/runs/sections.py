@@ -39,7 +39,9 @@ class DataConfig:
     inputs: str | None = option(None, "shards: the suffix of pictures; hf: a column; null: the only one there is")
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
     size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
-    train_size: int | None = option(None, "pixels a side in training alone; null: as in evaluation")
+    train_size: int | None = option(
+        None, "pixels a side in training alone; a flag for size alone scales it; null: as in evaluation"
+    )
     crop_pct: float | None = option(
         None, "share of a photograph's short side that evaluation takes, from the middle; null: as usual, 0.875"
     )

@@ -55,8 +55,8 @@ def usual(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     if not are_photographs(data):
         return plain, ""
     tree = recipe(data.train, validation=spec.validation if _told(flags, "data", "validation") else None)
-    if spec.size is not None:
-        tree["data"]["train_size"] = None  # that of the recipe belongs to its own size
+    if spec.size is not None and plain.model.name not in (None, tree["model"]["name"]):
+        tree["data"]["train_size"] = None  # another network may take one size alone
     config = changed(parse(tree), flags)
     return config, "these are photographs: the recipe for them is taken (docs/measured/photographs.md); flags change it"
 

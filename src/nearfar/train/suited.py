@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 
 from nearfar import models
 from nearfar._utils.extras import command
@@ -20,7 +19,7 @@ from nearfar.models.usual import LARGE, network_for
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
 
-__all__ = ["Input", "default_transform", "describe", "open_model", "shares_of", "short_side", "split"]
+__all__ = ["Input", "default_transform", "describe", "is_slow", "open_model", "shares_of", "short_side", "split"]
 
 LOOKED_AT = 16
 """How many pictures are read to find their size."""
@@ -136,16 +135,21 @@ def _check_train_size(model: Any, name: str, given: Input) -> None:
     *rest, side = given.shape
     if given.train_size in (None, side) or given.transform not in transforms.CROPS:
         return
-    try:
-        fits = model.features((rest[0], given.train_size, given.train_size)) == model.features(given.shape)
-    except (RuntimeError, AssertionError):  # the trunk itself, such as a transformer, takes one size alone
-        fits = False
-    if not fits:
+    if _features(model, (rest[0], given.train_size, given.train_size)) != model.features(given.shape):
         raise ValueError(
             f"train: data.train_size must fit the network {name}, whose head is made for {side} pixels a side, but "
-            f"came as {given.train_size}; leave it out, or name a network that pools its feature maps, such as "
-            "--model.name lite0."
+            f"came as {given.train_size}; write --data.train_size null, or name a network that pools its feature maps, "
+            "such as --model.name lite0."
         )
+
+
+def _features(model: Any, shape: tuple[int, ...]) -> int | None:
+    """The number of features of an input of this shape; None if the trunk takes another size alone."""
+    try:
+        count: int = model.features(shape)
+    except (RuntimeError, AssertionError):  # such as a transformer
+        return None
+    return count
 
 
 def shares_of(config: Config, data: DataSet) -> Shares:
@@ -187,7 +191,12 @@ def _named(config: Config) -> tuple[str, ...]:
     return config.data.validation_classes if config.training.protocol == "validation" else ()
 
 
-def describe(config: Config, shares: Shares, inputs: Input, model: nn.Module, device: torch.device) -> str:
+def is_slow(inputs: Input, device: torch.device) -> bool:
+    """Whether a step takes seconds: photographs on a CPU."""
+    return device.type == "cpu" and len(inputs.shape) == 3 and max(inputs.shape[1:]) > 2 * LARGE
+
+
+def describe(config: Config, shares: Shares, inputs: Input, model: Any, device: torch.device) -> str:
     """Describe the start of a run: the split of the classes, and the network."""
     shape, name = shape_of_batch(config, shares.learn), config.model.name or network_for(inputs.shape)
     rows = f"{shape['classes']} x {shape['samples']}" if "classes" in shape else str(shape["batch_size"])
@@ -196,6 +205,6 @@ def describe(config: Config, shares: Shares, inputs: Input, model: nn.Module, de
         f"{shares}; {rows} samples a batch",
         f"network {name} on {' x '.join(map(str, inputs.shape))}: {whole:,} parameters, {head:,} of them in the head",
     ]
-    if device.type == "cpu" and len(inputs.shape) == 3 and max(inputs.shape[1:]) > 2 * LARGE:
+    if is_slow(inputs, device) and _features(model, (inputs.shape[0], 2 * LARGE, 2 * LARGE)) is not None:
         lines.append(f"on a CPU a step takes seconds at this size; --data.size {2 * LARGE} makes it faster")
     return "\n".join(lines)
