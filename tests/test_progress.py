@@ -74,6 +74,20 @@ def test_what_was_done_before_does_not_count_as_speed():
     assert stream.getvalue() == "training: 92 of 100, loss 0.5, 3.0 s each, 24 s left\n"
 
 
+def test_preparation_does_not_count_as_speed():
+    clock, (console, stream) = Clock(), plain()
+    with Progress("training", 3200, done=100, console=console, clock=clock) as bar:
+        clock.now = 45.0
+        bar.begin(101)
+        bar.to(101)
+        clock.now = 57.0
+        bar.to(107)
+    assert stream.getvalue().splitlines() == [
+        "training: 101 of 3,200",
+        "training: 107 of 3,200, 2.0 s each, 1 h 43 min left",
+    ]
+
+
 def test_other_work_in_between_shares_the_lines():
     clock, (console, stream) = Clock(), plain()
     with Progress("training", 100, console=console, clock=clock) as bar:

@@ -23,6 +23,7 @@ from nearfar.doctor.remedies import KINDS, Patient, finding
 from nearfar.runs import parts
 from nearfar.runs.config import changed, to_tree
 from nearfar.train import fit, loop
+from nearfar.train.moment import take_step
 from nearfar.train.state import prepare
 
 QUIET = Console(quiet=True)
@@ -112,7 +113,7 @@ def test_every_remedy_trains():
     machine, data = Accelerator(), tiny()
     for cured in seen.values():
         setting = prepare(cured, machine, data)
-        moments = [loop._advance(setting, *drawn) for drawn in itertools.islice(loop._batches(setting, 0), 2)]
+        moments = [take_step(setting, *drawn) for drawn in itertools.islice(loop._batches(setting, 0), 2)]
         assert all(bool(torch.isfinite(moment.scalars["loss"])) for moment in moments)
 
 

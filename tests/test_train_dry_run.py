@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +15,16 @@ from runs import config, journal, tiny
 from shell import run
 
 from nearfar.data import DataSet, Labeled, Tensors
-from nearfar.train import fit
+from nearfar.runs.config import changed
+from nearfar.train import fit, pace
+from nearfar.train.checkpoint import random_state
 from nearfar.train.contact_sheet import CAPTION, GAP, TILE, contact_sheet
 from nearfar.train.dry_run import dry_run
+from nearfar.train.moment import take_step
+from nearfar.train.pace import copy_of, seconds
 from nearfar.train.peak import allocated
+from nearfar.train.processes import begin
+from nearfar.train.state import prepare
 
 CPU = torch.device("cpu")
 
@@ -45,8 +54,10 @@ def test_it_says_what_a_run_would_take_and_leaves_nothing(tmp_path, monkeypatch)
         "batch: 4 classes x 3 samples, [12, 8] of float32",
         "steps: 20 of 12 samples, 4.4 epochs of 54",
         "memory: about ",
+        "time on this machine: about ",
     ):
         assert words in said
+    assert re.fullmatch(r".*: about [\d hmins]+ for 20 steps of [\d.e-]+ s, without evaluations", found.lines[-1])
     assert found.picture is None
     assert not list(tmp_path.iterdir())
 
@@ -56,6 +67,74 @@ def test_the_same_run_is_trained_as_without_it(tmp_path):
     for name in ("a", "b"):
         fit(config(), tmp_path / name, data=tiny())
     assert journal(tmp_path / "a") == journal(tmp_path / "b")
+
+
+def test_it_leaves_random_generators_and_the_store_of_pictures_as_they_were(tmp_path):
+    paths = []
+    for number in range(24):
+        paths.append(tmp_path / "pictures" / f"{number % 8}" / f"{number}.png")
+        paths[-1].parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80, 80), (10 * number, 90, 60)).save(paths[-1])
+    spec = {"name": "folder", "path": str(tmp_path / "pictures"), "cache": "disk", "validation": 0.0}
+    store = {"cache_folder": str(tmp_path / "store")}
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    found = dry_run(config(data=spec | store, model={"name": "small", "embedding_dim": 4}), tmp_path / "r")
+    assert found.lines[-1].endswith("s, without evaluations and decoding")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pictures", "r-first-batch.png"]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[:2]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def _snapshot(state) -> bytes:
+    """Everything that training changes in a run."""
+    step, kept = state.step, io.BytesIO()
+    parts = (state.model, state.loss, step.optimizer, step.proximal, step.average)
+    torch.save([part.state_dict() for part in parts if part is not None], kept)
+    torch.save([state.sampler.state_dict(), random_state()], kept)
+    return kept.getvalue()
+
+
+KEEPING = {
+    "memory": {"training": {"cross_batch_memory": 30, "average": 0.9}},
+    "proxies": {"loss": {"name": "ProxyAnchor"}},
+    "annealed": {"loss": {"name": "Triplet", "mining": "hard", "anneal": 9}, "model": {"name": "small"}},
+    "projections": {
+        "batches": {"name": "Representatives", "batch_size": 12, "hard_classes": True},
+        "optimizer": {"proximal": 1.0},
+    },
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_measured_steps_leave_no_trace_in_the_run(name):
+    plan, pictures = config(**KEEPING[name]), name == "annealed"
+    plan = replace(plan, data=small().data) if pictures else plan
+    state = prepare(plan, begin("float32"), drawings() if pictures else tiny())
+    before = _snapshot(state)
+    assert seconds(copy_of(state)) > 0
+    assert _snapshot(state) == before
+    seconds(state)
+    assert _snapshot(state) != before  # it would be seen
+
+
+def test_reading_counts_as_the_workers_share_it(monkeypatch):
+    state, now = prepare(config(), begin("float32"), tiny()), [0.0]
+
+    def passing(seconds, work):
+        def slow(*args, **options):
+            now[0] += seconds
+            return work(*args, **options)
+
+        return slow
+
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pace, "take_step", passing(2.0, take_step))
+    monkeypatch.setattr(type(state.view), "__getitems__", passing(6.0, type(state.view).__getitems__))
+    assert seconds(state) == 8.0
+    assert seconds(state, cached=True) == 2.0
+    for workers, each in ((2, 3.0), (4, 2.0)):
+        loaded = changed(state.config, [("data.workers", str(workers))])
+        assert seconds(replace(state, config=loaded)) == each
 
 
 def test_memory_of_parameters_is_exact(tmp_path):

@@ -142,6 +142,11 @@ class Progress:
         if self._bars is not None:
             self._bars.stop()
 
+    def begin(self, done: int) -> None:
+        """Count the rate from here, where `done` items are done: all before was preparation."""
+        self.done = self._first = done
+        self._from = self._clock()
+
     def advance(self, count: int = 1, words: str = "") -> None:
         """Report that `count` more items are done."""
         self.to(self.done + count, words)

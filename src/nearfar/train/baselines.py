@@ -25,9 +25,15 @@ def measured(state: TrainState, watch: Watch | None = None) -> dict[str, float]:
     if len(state.inputs.shape) == 1:
         subjects = {"input": nn.Flatten(), **subjects}
     for name, model in subjects.items():
-        scored = score(model, data.test, state.plain, gallery=data.gallery, ks=(1,), watch=watch, **state.evaluating)
+        told = None if watch is None else _prefix(watch, NAMES[name])
+        scored = score(model, data.test, state.plain, gallery=data.gallery, ks=(1,), watch=told, **state.evaluating)
         found[name] = round(scored.evaluation.recall[1], 6)
     return found
+
+
+def _prefix(watch: Watch, name: str) -> Watch:
+    """A watch whose stages begin with the name of what is scored."""
+    return lambda what, done, total: watch(f"{name}, {what}", done, total)
 
 
 def kept(entries: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:

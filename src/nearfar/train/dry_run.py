@@ -1,8 +1,8 @@
-"""`dry_run`: prepare a run up to its first step and report what it needs; nothing is trained."""
+"""`dry_run`: prepare a run, take a few steps of it that are thrown away, and report what it needs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from nearfar.data.view import Batch
 from nearfar.runs import parts
 from nearfar.runs.config import Config
 from nearfar.train import processes
+from nearfar.train.checkpoint import random_state, set_random_state
 from nearfar.train.contact_sheet import ACROSS, contact_sheet, is_picture
 from nearfar.train.feed import feed
 from nearfar.train.folder import RUNS, RunFolder, agreed
+from nearfar.train.pace import estimate, seconds
 from nearfar.train.peak import allocated
 from nearfar.train.state import TrainState, prepare
 from nearfar.train.suited import describe
@@ -77,9 +79,10 @@ class DryRun:
 
 @in_touch("train")
 def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None = None) -> DryRun:
-    """Do what `fit` does before its first step, and one forward and backward pass to measure the memory.
+    """Do what `fit` does before its first step, measure the memory of a step, and the time of two.
 
-    No run folder is created; the picture is written beside its path.
+    No run folder is created, no decoded pictures are stored, and random generators are put back; the picture is written
+    beside the run folder's path.
 
     Args:
         config: the configuration.
@@ -92,16 +95,26 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
         torch.set_num_threads(config.training.threads)
     machine = processes.begin(config.training.precision)
     agreed(machine, RunFolder(folder).check)
-    state = prepare(config, machine, data)
+    before = random_state()
+    try:
+        return _look(config, prepare(replace(config, data=replace(config.data, cache="none")), machine, data), folder)
+    finally:
+        set_random_state(before)
+
+
+def _look(config: Config, state: TrainState, folder: Path | None) -> DryRun:
+    machine = state.machine
     _, (x, labels, indices) = next(feed(state.view, state.sampler, after=0, workers=0, pin=False))
     batch = (state.view.render(x, indices, machine.device), labels, indices)
     memory = _measured(state, batch)
-    picture = None
+    cached = config.data.cache != "none" and is_picture(state.inputs.shape)
+    each, picture = seconds(state, cached=cached), None
     if not machine.is_main_process:
         return DryRun((), memory, None)
     if is_picture(state.inputs.shape):
         picture = _picture(state, batch, RUNS / SHEET if folder is None else folder.with_name(f"{folder.name}-{SHEET}"))
-    return DryRun(tuple(_lines(state, batch, memory)), memory, picture)
+    time = estimate(config.training.steps, each) + " and decoding" * cached
+    return DryRun((*_lines(state, batch, memory), f"time on this machine: {time}"), memory, picture)
 
 
 def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from nearfar._utils.files import write_arrays, write_text
 from nearfar._utils.process_group import in_touch
@@ -23,42 +22,29 @@ from nearfar.data.view import Batch
 from nearfar.doctor import Doctor, diagnose_run
 from nearfar.evaluation import Evaluation
 from nearfar.evaluation.preprocessing import fingerprint_of
-from nearfar.losses.annealing import advance
-from nearfar.relations.relation import Relation
 from nearfar.runs import journal, parts
 from nearfar.runs.config import Config, save
 from nearfar.train import baselines, processes
 from nearfar.train.checkpointer import Checkpointer
 from nearfar.train.feed import feed
 from nearfar.train.folder import RunFolder, agreed
-from nearfar.train.rates import rate_factor, set_rates
+from nearfar.train.moment import Moment, take_step
+from nearfar.train.pace import copy_of, estimate, seconds
 from nearfar.train.readings import NotFiniteError, Readings
 from nearfar.train.scores import Score, chance, score, violation
 from nearfar.train.shared import shared
 from nearfar.train.show import Show, stopping
 from nearfar.train.state import TrainState, prepare
-from nearfar.train.suited import describe
+from nearfar.train.suited import describe, is_slow
 from nearfar.train.trackers import Trackers
 from nearfar.train.trackers import check as check_trackers
 
-__all__ = ["Callback", "Moment", "Result", "fit"]
+__all__ = ["Callback", "Result", "fit"]
 
 LOOKS, LEAST_APART = 30, 20
 """Number of looks of the doctor in a run, as in its calibration, and the least steps between two."""
-
-
-@dataclass(frozen=True, eq=False)
-class Moment:
-    """What a callback receives after a step; all tensors are detached."""
-
-    step: int
-    state: TrainState
-    embeddings: Tensor
-    labels: Tensor
-    indices: Tensor
-    target: Tensor | Relation
-    scalars: dict[str, Tensor]
-    lr: float
+WORTHWHILE = 100
+"""Steps of a run from which three are worth an estimate of its time."""
 
 
 Callback = Callable[[Moment], dict[str, Any] | None]
@@ -141,15 +127,16 @@ def _run(
     with (
         Trackers(config, folder, quiet=not machine.is_main_process) as trackers,
         journal.Journal(path, quiet=not machine.is_main_process, heard=trackers.log) as lines,
-        show,
         stopping() as stop,
     ):
         _note_restart(state, done, lines, show)
         state.model.train()
+        _say_time(state, done, show)
         first = _baselines(state, done, before, lines, show)
         _first_looks(state, before, lines, callbacks)
         try:
-            done = _steps(state, checkpointer, lines, show, stop, callbacks, done, before)
+            with show:
+                done = _steps(state, checkpointer, lines, show, stop, callbacks, done, before)
         except NotFiniteError as error:
             raise NotFiniteError(
                 f"{error}; {checkpointer.last_good()}; lower optimizer.lr or set optimizer.max_grad_norm, "
@@ -189,6 +176,17 @@ def _with_doctor(config: Config, show: Show, callbacks: Sequence[Callback]) -> l
     return [Doctor(every=every, tell=lambda words: show.tell(f"doctor: {words}")), *callbacks]
 
 
+def _say_time(state: TrainState, done: int, show: Show) -> None:
+    """Say how long a run on photographs takes on a CPU, where its steps outnumber those that this takes by far."""
+    plan = state.config.training
+    alone = state.machine.num_processes == 1 and state.sharded is None and plan.compile == "none"
+    if done or plan.steps < WORTHWHILE or not alone or not is_slow(state.inputs, state.machine.device):
+        return
+    with Progress("measuring two steps", console=show.console):
+        each = seconds(copy_of(state))
+    show.tell(f"time on this CPU: {estimate(plan.steps, each)}")
+
+
 def _baselines(
     state: TrainState, done: int, before: Sequence[dict[str, Any]], lines: journal.Journal, show: Show
 ) -> dict[str, float]:
@@ -197,8 +195,8 @@ def _baselines(
         return {}
     found = agreed(state.machine, lambda: baselines.kept(before))
     if found is None and done == 0:
-        with shared(state, state.bare_model):
-            found = baselines.measured(state, show.watch)
+        with shared(state, state.bare_model), Progress("baselines", console=show.console) as watch:
+            found = baselines.measured(state, watch)
         lines.write({"step": 0, baselines.KEY: found})
         show.tell(baselines.describe(found))
     return found or {}
@@ -236,7 +234,7 @@ def _steps(
     plan = state.config.training
     readings, start = Readings(done), time.monotonic() - _spent(before)  # not the clock on the wall, which may go back
     for step, batch in _batches(state, done):
-        moment = _advance(state, step, batch)
+        moment = take_step(state, step, batch)
         evaluating = step == plan.steps or step % plan.evaluate_every == 0
         if state.sharded is not None and (evaluating or _doctor_looks(step, callbacks)):
             state.sharded.gather()
@@ -268,21 +266,6 @@ def _batches(state: TrainState, done: int) -> Iterator[tuple[int, Batch]]:
         return iter(())
     workers, pin = state.config.data.workers, state.machine.device.type == "cuda"
     return feed(state.view, state.sampler, after=done, workers=workers, pin=pin)
-
-
-def _advance(state: TrainState, step: int, batch: Batch) -> Moment:
-    """One step: set the learning rate, begin a projection if due, update, store the representatives."""
-    config, device = state.config, state.machine.device
-    factor = rate_factor(config.optimizer, step, config.training.steps)
-    set_rates(state.step.optimizer.param_groups, factor)
-    state.begin_projection(step)
-    x, labels, indices = batch
-    labels = labels.to(device, non_blocking=True)
-    target = state.target(labels)
-    embeddings, scalars = state.step(state.view.render(x, indices, device), target, state.ids(indices))
-    state.remember(labels, embeddings)
-    advance(state.loss)
-    return Moment(step, state, embeddings, labels, indices, target, scalars, factor * config.optimizer.lr)
 
 
 def _write(lines: journal.Journal, show: Show, entries: Iterable[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ class Show:
 
     def __init__(self, state: TrainState, console: Console | None, *, quiet: bool, done: int = 0) -> None:
         self.console = Terminal(quiet=True) if quiet else console or Terminal()
+        self._begun = False
         self._bar = Progress("training", state.config.training.steps, done=done, console=self.console, stays=True)
 
     def __enter__(self) -> Self:
@@ -34,7 +35,10 @@ class Show:
         self._bar.__exit__(kind, error, at)
 
     def step(self, entry: dict[str, Any]) -> None:
-        """Report a step."""
+        """Report a step; the rate counts from the first one's end, which waits for workers, caches and compilers."""
+        if not self._begun:
+            self._begun = True
+            self._bar.begin(entry["step"])
         self._bar.to(entry["step"], f"loss {entry['loss']:.4f}, lr {entry['lr']:.1e}")
 
     def scores(self, step: int, found: dict[str, Any]) -> None:

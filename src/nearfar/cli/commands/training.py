@@ -67,7 +67,7 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Go up to the first step and say what it would take: data, batch, steps, memory; train nothing.",
+            help="Go up to the first step and say what it would take: data, batch, steps, memory, time; train nothing.",
         ),
     ] = False,
     apply_remedy: Annotated[
