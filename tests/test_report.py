@@ -19,13 +19,15 @@ import pytest
 import torch
 from bombs import bomb
 from PIL import Image
+from runs import config, tiny
 
 import nearfar as nf
 from nearfar import report
 from nearfar.report.gallery import gallery
-from nearfar.report.journal import read_journal
+from nearfar.report.journal import QUANTITIES, read_journal
 from nearfar.report.maps import GRID, on_grid, principal, sample
 from nearfar.report.material import gather
+from nearfar.train import fit
 
 HOSTILE = "<script>alert(1)</script>\"'</script><!--&amp;\u2028"
 QUICK = {"queries": 20, "points": 60}
@@ -488,11 +490,12 @@ def test_journal_is_read_whatever_it_holds(tmp_path):
     journal = read_journal(path)
     panels = {panel.title: panel.series for panel in journal.panels}
     assert {title: [one.name for one in series] for title, series in panels.items()} == {
-        "Loss": ["loss"],
-        "Retrieval": ["recall@1"],
-        "Weights": ["weight_max"],
-        "Other": ["temperature"],
+        "Loss": ["Loss"],
+        "Recall at k": ["R@1"],
+        "weight max": ["weight max"],
+        "temperature": ["temperature"],
     }
+    assert panels["Recall at k"][0].points[0][1:] == (50.0, 50.0, 50.0)  # in percent
     points = panels["Loss"][0].points
     assert len(points) <= 240
     assert max(point[3] for point in points) == 99.0  # a single peak still shows
@@ -501,6 +504,32 @@ def test_journal_is_read_whatever_it_holds(tmp_path):
         "2 unreadable lines of the journal passed over.",
         "loss is not finite at 1 step, first at step 700.",
     )
+
+
+def test_every_quantity_of_a_run_has_a_chart_of_its_own_with_a_plain_name(tmp_path):
+    """All that `fit` writes; a name as in the code, or two units on one axis, would be seen here."""
+    plan = {"evaluate_every": 5, "explain_every": 5, "diagnose_every": 5}
+    fit(config(training=plan, optimizer={"max_grad_norm": 1.0}), tmp_path / "run", data=tiny())
+    panels = read_journal(tmp_path / "run" / "journal.jsonl").panels
+    known = {title for _, title, _ in QUANTITIES}
+    assert {panel.title.removesuffix(", held-out classes") for panel in panels} == known
+    depths = ["R@1", "R@2", "R@4", "R@8"]
+    for panel in panels:
+        assert [one.name for one in panel.series] == (depths if "at k" in panel.title else [panel.title])
+        assert panel.unit or panel.title == "Loss"
+    drawn = re.search(r'<section id="curves".*?</section>', report.build(tmp_path / "run", **QUICK), re.S)[0]
+    assert drawn.count("<svg viewBox=") == len(panels) + 4  # and four in the legend of recall
+    words = re.sub(r"<[^>]*>", " ", drawn)
+    assert not re.search(r"\w_\w|recall@|\blr\b", words)
+
+
+def test_many_quantities_are_cut_short_with_a_note(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    lines = [{"step": 1, "restart": {"count": 1, "after": 0}, **{f"x_{i}": i for i in range(50)}, "loss": 2.0}]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    journal = read_journal(path)
+    assert [panel.title for panel in journal.panels] == ["Loss", *(f"x {i}" for i in range(39))]
+    assert journal.notes == ("11 further quantities of the journal are not drawn.",)
 
 
 def test_curves_are_drawn_inside_their_frame(run):

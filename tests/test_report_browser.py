@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from browser import Browser
+from runs import config, tiny
 
 from nearfar import report
+from nearfar.train import fit
 
 pytestmark = pytest.mark.browser
 
@@ -306,6 +308,43 @@ def test_screenshot_shows_something_and_narrow_windows_do_not_overflow(browser):
     browser.click(".query")
     assert browser.ask("document.getElementById('detail').getBoundingClientRect().width") <= 380
     assert np.asarray(browser.screenshot()).std() > 10
+
+
+MEASURED = """[...document.querySelectorAll('.curve > svg')].map((svg, i) => {
+    const texts = [...svg.querySelectorAll('.tick')].map((t) => t.getBoundingClientRect());
+    const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+    const box = svg.getBoundingClientRect(), lines = [...svg.querySelectorAll('polyline')];
+    return {
+        size: svg.getScreenCTM().a * parseFloat(getComputedStyle(svg.querySelector('.tick')).fontSize),
+        over: texts.some((a, i) => texts.some((b, j) => i < j && meet(a, b))),
+        out: texts.some((t) => t.left < 0 || t.right > innerWidth),
+        flat: data.curves[i].series.every((points) => new Set(points.map((point) => point[1])).size === 1),
+        high: lines.map((line) => line.getBoundingClientRect().height / box.height),
+        words: svg.parentNode.querySelector('figcaption').textContent,
+    }; })"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_curves_of_a_real_run_can_be_read(chromium, tmp_path, width):
+    """Labels of 11 pixels or more that stay apart, and no line that another quantity's axis has flattened."""
+    plan = {"steps": 30, "evaluate_every": 5, "explain_every": 5, "diagnose_every": 5}
+    fit(config(training=plan, optimizer={"max_grad_norm": 1.0}), tmp_path / "run", data=tiny())
+    path = report.write(tmp_path / "page.html", tmp_path / "run")
+    chromium.problems.clear()
+    chromium.window(width, 900)
+    chromium.open(path, ".curve")
+    charts = chromium.ask(MEASURED)
+    assert len(charts) == 14
+    for chart in charts:
+        assert 11 <= chart["size"] <= 16, chart
+        assert not chart["over"], chart
+        assert not chart["out"], chart
+        assert chart["flat"] or max(chart["high"]) > 0.25, chart
+    assert sum(chart["flat"] for chart in charts) <= 2  # the numbers of pairs that the set takes
+    assert chromium.ask("document.documentElement.scrollWidth") <= width
+    chromium.mouse("mouseMoved", *chromium.middle(".curve svg"))
+    assert " at " in chromium.ask("document.querySelector('.curve output').textContent")
+    assert chromium.problems == []
 
 
 def test_without_pictures_words_stand_in_their_place(chromium, tmp_path):

@@ -208,12 +208,14 @@ def forgotten(history: History) -> Iterator[Finding]:
 def at_chance(history: History) -> Iterator[Finding]:
     """Recall@1 on the test classes that chance would give as well, or held-out recall@1 of 0 at every evaluation."""
     tested, held = history.tested, history.finite(*RECALL)
-    if tested is not None and tested.low <= tested.chance:
+    if tested is not None:
+        beyond = (tested.recall - tested.chance) / (1 - tested.chance) if tested.chance < 1 else 1.0
+        if tested.low > tested.chance or beyond >= history.limits.skill_alarm:
+            return
         luck = f", by luck it would be {100 * tested.chance:.1f}" if tested.chance else ""
         evidence = f"R@1 on the test classes is {100 * tested.recall:.1f}{tested.interval}{luck}."
-        beyond = tested.recall - tested.chance >= history.limits.skill_alarm * (1 - tested.chance)
-        yield finding("no better than chance", "note" if beyond else "alarm", evidence, "chance", history.run)
-    elif tested is None and held and not any(value for _, value in held):
+        yield finding("no better than chance", "alarm", evidence, "chance", history.run)
+    elif held and not any(value for _, value in held):
         evidence = f"Recall@1 on held-out classes is 0.0% at every evaluation up to step {held[-1][0]}."
         yield finding("no better than chance", "alarm", evidence, "chance", history.run)
 

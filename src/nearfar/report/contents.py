@@ -7,7 +7,7 @@ from typing import Any
 from nearfar._utils.progress import Watch
 from nearfar.evaluation.summary import Evaluation
 from nearfar.report.confusion import Row
-from nearfar.report.curves import curve_data
+from nearfar.report.curves import curve_data, span
 from nearfar.report.gallery import Query
 from nearfar.report.maps import Map
 from nearfar.report.material import Material
@@ -49,7 +49,7 @@ def contents(
             "worst": [place[row.label] for row in table if row.label in place],
             "examples": [row.example for row in table if row.label in place],
         },
-        "curves": [curve_data(panel) for panel in material.journal.panels],
+        "curves": [curve_data(panel, span(material.journal.panels)) for panel in material.journal.panels],
         "pictures": None,
         "atlas": None,
     }

@@ -1,44 +1,58 @@
-"""Training curves as inline SVG: a line of means in a band from lowest to highest, ticks at round numbers."""
+"""Training curves as small charts in inline SVG: a line of means in a band from lowest to highest, round ticks.
+
+A chart is as wide as a telephone, so that its labels have the size they are given there, and several stand side by side
+on a larger screen.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 
 from nearfar.report.journal import Panel, Series
 
-__all__ = ["curve", "curve_data"]
+__all__ = ["curve", "curve_data", "span"]
 
-WIDTH, HEIGHT = 520, 250
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 30
+WIDTH, HEIGHT = 320, 160
+LEFT, RIGHT, TOP, BOTTOM = 48, 14, 8, 24
 DASHES = ("", "7 4", "2 3", "10 3 2 3")
 
 
-def curve(panel: Panel, number: int) -> str:
-    """Draw a figure: title, curves, and a legend that distinguishes curves by dashes as well as by color."""
+def span(panels: Sequence[Panel]) -> tuple[float, float]:
+    """The first and the last step of all panels: one scale for all charts."""
+    steps = [point[0] for panel in panels for one in panel.series for point in one.points]
+    return min(steps, default=0.0), max(steps, default=0.0)
+
+
+def curve(panel: Panel, number: int, steps: tuple[float, float]) -> str:
+    """Draw a figure: the quantity, its unit and last value, and its curve.
+
+    Several curves have a legend with the last value of each, which distinguishes them by dashes as well as by color.
+    """
     series = panel.series[:8]
-    steps = [point[0] for one in series for point in one.points]
     values = [value for one in series for point in one.points for value in point[2:]]
-    x = _Axis(min(steps), max(steps), LEFT, WIDTH - RIGHT)
+    x = _Axis(*steps, LEFT, WIDTH - RIGHT)
     y = _Axis(*_padded(min(values), max(values)), HEIGHT - BOTTOM, TOP)
     drawn = "".join(_drawn(one, i, x, y) for i, one in enumerate(series))
-    legend = "".join(_legend(one, i) for i, one in enumerate(series))
+    several = len(series) > 1
+    head = f"{escape(panel.title)}<small>{escape(panel.unit)}</small>{'' if several else _last(series[0])}"
+    legend = f'<ul class="legend">{"".join(_legend(one, i) for i, one in enumerate(series))}</ul>' if several else ""
     summary = "; ".join(f"{one.name} from {_short(one.points[0][1])} to {_short(one.points[-1][1])}" for one in series)
-    label = escape(f"{panel.title} over {_short(x.low)} to {_short(x.high)} steps: {summary}")
+    label = escape(f"{panel.title} {panel.unit}, {_short(x.low)} to {_short(x.high)} steps: {summary}")
     return (
-        f'<figure class="curve" data-curve="{number}"><figcaption>{escape(panel.title)}</figcaption>'
+        f'<figure class="curve" data-curve="{number}"><figcaption>{head}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
         f'{_grid(x, y)}{drawn}<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/></svg>'
-        f'<ul class="legend">{legend}</ul></figure>'
+        f"{legend}</figure>"
     )
 
 
-def curve_data(panel: Panel) -> dict[str, object]:
+def curve_data(panel: Panel, steps: tuple[float, float]) -> dict[str, object]:
     """The data for the cursor on a curve: the range of steps in pixels, and the points."""
-    steps = [point[0] for one in panel.series[:8] for point in one.points]
     return {
-        "low": min(steps),
-        "high": max(steps),
+        "low": steps[0],
+        "high": steps[1],
         "left": LEFT / WIDTH,
         "right": (WIDTH - RIGHT) / WIDTH,
         "series": [[[point[0], float(f"{point[1]:.5g}")] for point in one.points] for one in panel.series[:8]],
@@ -76,9 +90,10 @@ def _grid(x: _Axis, y: _Axis) -> str:
         for v in y.ticks(4)
     ]
     lines += [
-        f'<text class="tick" x="{x(v):.1f}" y="{HEIGHT - 10}" text-anchor="middle">{_short(v)}</text>'
-        for v in x.ticks(5)
+        f'<text class="tick" x="{x(v):.1f}" y="{HEIGHT - 6}" text-anchor="middle">{_short(v)}</text>'
+        for v in x.ticks(4)
     ]
+    lines.append(f'<text class="tick" x="0" y="{HEIGHT - 6}">step</text>')
     return "".join(lines)
 
 
@@ -99,8 +114,13 @@ def _legend(one: Series, place: int) -> str:
         f'<svg viewBox="0 0 26 8" aria-hidden="true"><line class="line s{place}" x1="0" x2="26" y1="4" y2="4" '
         f'stroke-dasharray="{DASHES[place % 4]}"/></svg>'
     )
+    return f"<li>{sample}{escape(one.name)} {_last(one)}</li>"
+
+
+def _last(one: Series) -> str:
+    """The last value, which the cursor replaces by others."""
     last = _short(one.points[-1][1])
-    return f'<li>{sample}{escape(one.name)} <output data-last="{last}">{last}</output></li>'
+    return f'<output data-last="{last}">{last}</output>'
 
 
 def _short(value: float) -> str:

@@ -1,7 +1,7 @@
-"""Training curves from the journal of a run (JSON lines), grouped into panels.
+"""Training curves from the journal of a run (JSON lines), a panel for each quantity.
 
-A panel shows curves that belong together: losses, scores, weights, learning rates. Steps are reduced to a few hundred
-buckets; a bucket keeps its mean, lowest and highest value, so that a single peak is still visible.
+Curves share a panel only where they are one quantity in one unit: recall at several k. Steps are reduced to a few
+hundred buckets; a bucket keeps its mean, lowest and highest value, so that a single peak is still visible.
 """
 
 from __future__ import annotations
@@ -18,14 +18,26 @@ from nearfar._utils.journal import read_lines
 __all__ = ["Journal", "Panel", "Series", "read_journal"]
 
 BUCKETS = 240
-PANELS = (
-    ("Loss", re.compile(r"loss|objective")),
-    ("Retrieval", re.compile(r"recall|precision|map_at|^map|mrr|nmi|ami|f1|r@|accuracy")),
-    ("Space", re.compile(r"^spread$|effective_rank|skill")),
-    ("Weights", re.compile(r"weight|active|dual|entropy|hardest|effective|support")),
-    ("Learning rate", re.compile(r"rate|^lr")),
-    ("Constraints violated", re.compile(r"violation")),
+MOST = 40
+"""The most panels of a run; what a callback of the user's writes comes last."""
+SIDES = {"validation": "held-out classes", "test": "test classes"}
+QUANTITIES = (
+    (r"loss", "Loss", ""),
+    (r"((?P<side>validation|test) )?recall@(?P<k>\d+)", "Recall at k", "% of the queries"),
+    (r"((?P<side>validation|test) )?map_at_r", "MAP@R", "% right among the R nearest, early ranks count more"),
+    (r"violation", "Constraints violated", "% of the pairs of a batch"),
+    (r"probe recall@1", "Recall at 1, training samples", "% of the samples looked at"),
+    (r"probe skill", "Recall beyond chance, training samples", "%: 0 is chance, 100 all right"),
+    (r"spread", "Spread of the space", "rms distance of unit vectors to their mean"),
+    (r"effective_rank", "Effective rank", "dimensions in use"),
+    (r"effective pairs per row", "Effective pairs for each sample", "pairs that share the weight of the loss"),
+    (r"effective_pairs", "Effective pairs", "pairs of a batch that share the weight"),
+    (r"active_positives", "Positive pairs with weight", "pairs of a batch"),
+    (r"active_negatives", "Negative pairs with weight", "pairs of a batch"),
+    (r"gradient", "Gradient norm", "before clipping"),
+    (r"lr", "Learning rate", "of the trunk"),
 )
+"""Name in the journal, and what a page calls it: the quantity and its unit. Shares are shown in percent."""
 LARGEST = 1e300
 """Larger numbers count as infinite: no axis can show them."""
 SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*|training classes)$")
@@ -41,9 +53,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that are drawn in one figure."""
+    """One quantity: its name, its unit, and its curves; more than one only for recall at several k."""
 
     title: str
+    unit: str
     series: tuple[Series, ...]
 
 
@@ -59,7 +72,7 @@ class Journal:
 def read_journal(path: Path) -> Journal:
     """Read `journal.jsonl`; a missing file gives no panels, truncated and damaged lines are skipped and counted."""
     found = read_lines(path)
-    panels, odd = _panels([_flat({**entry, "baselines": None}) for entry in found.entries])
+    panels, odd = _panels([_flat({**entry, "baselines": None, "restart": None}) for entry in found.entries])
     baselines = [entry["baselines"] for entry in found.entries if isinstance(entry.get("baselines"), dict)]
     before = _flat(baselines[0]) if baselines else {}
     broken = len(found.damaged) + found.torn
@@ -91,9 +104,10 @@ def _is_number(value: Any) -> bool:
 
 def _panels(lines: list[dict[str, float]]) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
     names = [name for name in dict.fromkeys(key for line in lines for key in line) if not SKIPPED.match(name)]
-    grouped: dict[str, list[Series]] = {title: [] for title in (*(title for title, _ in PANELS), "Other")}
+    grouped: dict[tuple[int, str, str], list[Series]] = {}
     notes = []
     for name in names:
+        place, title, unit, label = _quantity(name)
         pairs = [(line["step"], line[name]) for line in lines if name in line]
         good = [(step, value) for step, value in pairs if math.isfinite(value) and math.isfinite(step)]
         if len(good) < len(pairs):
@@ -101,9 +115,25 @@ def _panels(lines: list[dict[str, float]]) -> tuple[tuple[Panel, ...], tuple[str
             count = len(pairs) - len(good)
             notes.append(f"{name} is not finite at {count} step{'s' * (count > 1)}, first at step {first:g}.")
         if good:
-            title = next((title for title, rule in PANELS if rule.search(name.lower())), "Other")
-            grouped[title].append(Series(name, _thin(good)))
-    return tuple(Panel(title, tuple(series)) for title, series in grouped.items() if series), tuple(notes)
+            scale = 100 if unit.startswith("%") else 1
+            series = Series(label, _thin([(step, scale * value) for step, value in good]))
+            grouped.setdefault((place, title, unit), []).append(series)
+    if len(grouped) > MOST:
+        notes.append(f"{len(grouped) - MOST} further quantities of the journal are not drawn.")
+    chosen = sorted(grouped, key=lambda key: key[0])[:MOST]
+    return tuple(Panel(title, unit, tuple(grouped[place, title, unit])) for place, title, unit in chosen), tuple(notes)
+
+
+def _quantity(name: str) -> tuple[int, str, str, str]:
+    """The place among the panels of a name in the journal, its title and unit, and the name of its curve."""
+    for place, (pattern, title, unit) in enumerate(QUANTITIES):
+        found = re.fullmatch(pattern, name)
+        if found is not None:
+            parts = found.groupdict()
+            title += f", {SIDES[parts['side']]}" if parts.get("side") else ""
+            return place, title, unit, f"R@{parts['k']}" if "k" in parts else title
+    title = name.replace("_", " ")
+    return len(QUANTITIES), title, "", title
 
 
 def _thin(pairs: list[tuple[float, float]]) -> tuple[tuple[float, float, float, float], ...]:

@@ -11,7 +11,7 @@ from typing import Any
 from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.summary import Evaluation
 from nearfar.report.confusion import Row
-from nearfar.report.curves import curve
+from nearfar.report.curves import curve, span
 from nearfar.report.journal import Journal
 
 __all__ = [
@@ -157,7 +157,8 @@ def _meaning(name: str) -> tuple[str, str]:
 
 def curves(journal: Journal) -> str:
     """The training curves."""
-    figures = "".join(curve(panel, number) for number, panel in enumerate(journal.panels))
+    steps = span(journal.panels)
+    figures = "".join(curve(panel, number, steps) for number, panel in enumerate(journal.panels))
     notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in journal.notes)
     return section("curves", "Training", "", f'<div class="curves">{figures}</div>{notes}')
 
