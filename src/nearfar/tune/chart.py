@@ -9,8 +9,8 @@ from html import escape
 
 __all__ = ["Axis", "Point", "figure"]
 
-WIDTH, HEIGHT = 520, 230
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 34
+WIDTH, HEIGHT = 320, 190
+LEFT, RIGHT, TOP, BOTTOM = 44, 16, 14, 36
 FOOT = 14
 """Pixels above the axis in which trials without a score are marked."""
 
@@ -56,7 +56,8 @@ class Axis:
         ['0.0001', '0.001', '0.01']
         """
         if self.names:
-            return [(float(place), name[:12]) for place, name in enumerate(self.names)]
+            long = min(12, max(3, 40 // len(self.names)))
+            return [(float(place), name[:long]) for place, name in enumerate(self.names)]
         values = self._decades() if self.log else self._round(count)
         return [(value, f"{value:.4g}") for value in values]
 
@@ -66,7 +67,7 @@ class Axis:
             found = [part * 10.0**power for power in powers for part in within]
             found = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
             if len(found) >= 3:
-                return found[:: math.ceil(len(found) / 6)]
+                return found[:: math.ceil(len(found) / 5)]
         return [self.low, self.high]
 
     def _round(self, count: int) -> list[float]:
@@ -130,8 +131,8 @@ def _grid(x: Axis, y: Axis, across: Callable[[float], float], up: Callable[[floa
         for value, words in y.ticks(4)
     ]
     lines += [
-        f'<text class="tick" x="{across(value):.1f}" y="{HEIGHT - 18}" text-anchor="middle">{escape(words)}</text>'
-        for value, words in x.ticks(6)
+        f'<text class="tick" x="{across(value):.1f}" y="{HEIGHT - 20}" text-anchor="middle">{escape(words)}</text>'
+        for value, words in x.ticks(4)
     ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     lines.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x.name)}</text>')
