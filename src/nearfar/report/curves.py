@@ -14,8 +14,8 @@ from nearfar.report.journal import Panel, Series
 
 __all__ = ["curve", "curve_data", "span"]
 
-WIDTH, HEIGHT = 320, 160
-LEFT, RIGHT, TOP, BOTTOM = 48, 14, 8, 24
+WIDTH, HEIGHT = 320, 164
+LEFT, RIGHT, TOP, BOTTOM = 48, 14, 8, 28
 DASHES = ("", "7 4", "2 3", "10 3 2 3")
 
 

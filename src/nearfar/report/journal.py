@@ -27,7 +27,7 @@ QUANTITIES = (
     (r"((?P<side>validation|test) )?map_at_r", "MAP@R", "% right among the R nearest, early ranks count more"),
     (r"violation", "Constraints violated", "% of the pairs of a batch"),
     (r"probe recall@1", "Recall at 1, training samples", "% of the samples looked at"),
-    (r"probe skill", "Recall beyond chance, training samples", "%: 0 is chance, 100 all right"),
+    (r"probe skill", "Above chance, training samples", "%: 0 is chance, 100 all right"),
     (r"spread", "Spread of the space", "rms distance of unit vectors to their mean"),
     (r"effective_rank", "Effective rank", "dimensions in use"),
     (r"effective pairs per row", "Effective pairs for each sample", "pairs that share the weight of the loss"),

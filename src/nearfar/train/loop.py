@@ -195,7 +195,7 @@ def _baselines(
         return {}
     found = agreed(state.machine, lambda: baselines.kept(before))
     if found is None and done == 0:
-        with shared(state, state.bare_model), Progress("baselines", console=show.console) as watch:
+        with shared(state, state.bare_model), Progress("scoring the untrained network", console=show.console) as watch:
             found = baselines.measured(state, watch)
         lines.write({"step": 0, baselines.KEY: found})
         show.tell(baselines.describe(found))
