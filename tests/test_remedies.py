@@ -240,6 +240,8 @@ def test_chance_is_not_healthy():
     assert severities(entries, tested=few) == {"only slow": "note"}
     assert severities(entries, tested=Outcome(0.03, 0.026, 0.04, chance=0.02)) == {"only slow": "note"}
     assert severities(entries, tested=Outcome(0.0, 0.0, 0.0)) == {"no better than chance": "alarm"}  # of an older run
+    assert severities(entries, tested=Outcome(0.03, 0.0, 0.06)) == {"only slow": "note"}
+    assert severities(entries, tested=Outcome(1.0, 1.0, 1.0, chance=1.0)) == {"only slow": "note"}  # one class
     assert severities([*entries, *held_out(0.0, 0.0)]) == {"no better than chance": "alarm"}  # not tested yet
     assert severities([*entries, *held_out(0.0, 0.1)]) == {"only slow": "note"}
 

@@ -209,8 +209,8 @@ def at_chance(history: History) -> Iterator[Finding]:
     """Recall@1 on the test classes that chance would give as well, or held-out recall@1 of 0 at every evaluation."""
     tested, held = history.tested, history.finite(*RECALL)
     if tested is not None:
-        beyond = (tested.recall - tested.chance) / (1 - tested.chance) if tested.chance < 1 else 1.0
-        if tested.low > tested.chance or beyond >= history.limits.skill_alarm:
+        near = tested.recall - tested.chance < history.limits.skill_alarm * (1 - tested.chance)
+        if tested.recall and not (tested.chance and near and tested.low <= tested.chance):
             return
         luck = f", by luck it would be {100 * tested.chance:.1f}" if tested.chance else ""
         evidence = f"R@1 on the test classes is {100 * tested.recall:.1f}{tested.interval}{luck}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import replace
 
 from nearfar._utils.progress import duration
 from nearfar.train.checkpoint import random_state, set_random_state
@@ -17,9 +18,9 @@ MEASURED = 2
 
 
 def copy_of(state: TrainState) -> TrainState:
-    """A copy to train without a trace in the original; data and machine, which steps only read, are shared."""
-    shared = (state.machine, state.data, state.train, state.validation, state.view, state.plain)
-    return copy.deepcopy(state, {id(each): each for each in shared})
+    """A copy to train without a trace in the original: what steps change is copied, and all else is shared."""
+    changed = {name: getattr(state, name) for name in ("model", "loss", "sampler", "step")}
+    return replace(state, **copy.deepcopy(changed, {id(state.machine): state.machine}))
 
 
 def seconds(state: TrainState, *, cached: bool = False) -> float:
