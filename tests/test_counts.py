@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import types
 
 import pytest
 import torch
@@ -160,6 +161,45 @@ def test_a_method_of_one_object_alone_comes_along():
     object.__setattr__(over, "value", lambda losses, *rest, **more: losses.sum(dim=1))
     loss = nf.RobustLoss(pair=nf.pairs.Hinge(), over=over, groups="anchor")
     same([loss(*batch())], [nf.RobustLoss(pair=nf.pairs.Hinge(), over=_Sum(), groups="anchor")(*batch())])
+
+
+def wrap(part, name):
+    """Replace a method of one object by one that calls it and doubles the result."""
+    plain = getattr(part, name)
+    object.__setattr__(part, name, lambda *args, **more: 2 * plain(*args, **more))
+    return part
+
+
+def wrap_bound(part, name):
+    """As `wrap`, by a method that gets the object as its first argument, and needs its k as a number."""
+    kind = type(part)
+    method = lambda self, *args, **more: (self.k / self.k) * 2 * getattr(kind, name)(self, *args, **more)  # noqa: E731
+    object.__setattr__(part, name, types.MethodType(method, part))
+    return part
+
+
+@pytest.mark.parametrize("change", [wrap, wrap_bound])
+@pytest.mark.parametrize("name", ["value", "_value", "_weights"])
+def test_a_method_that_is_wrapped_on_one_object_computes_the_same_as_with_a_number(change, name):
+    found, wanted = (
+        measured(nf.RobustLoss(pair=nf.pairs.Hinge(), over=change(S.TopK(k), name), groups="anchor"), *batch())
+        for k in ("B/2", 6)
+    )
+    same(found, wanted)
+    plain = measured(nf.RobustLoss(pair=nf.pairs.Hinge(), over=S.TopK(6), groups="anchor"), *batch())
+    same(found, [2 * each for each in plain])
+    with pytest.raises(ValueError, match=r"call at\(rows\) first"):  # nothing of the batch is left behind
+        S.TopK("B/2").value(torch.rand(1, 6))
+
+
+def test_a_set_around_another_one_may_be_wrapped_too():
+    found, wanted = (
+        measured(nf.RobustLoss(pair=nf.pairs.Hinge(), over=wrap(S.DetachedWeights(inner), "value")), *batch())
+        for inner in (S.TopK("B/2"), S.TopK(6))
+    )
+    same(found, wanted)
+    plain = measured(nf.RobustLoss(pair=nf.pairs.Hinge(), over=S.DetachedWeights(S.TopK(6))), *batch())
+    same(found, [2 * each for each in plain])
 
 
 class _Sum(S.Mean):

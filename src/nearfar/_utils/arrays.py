@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 KINDS = {
@@ -37,22 +38,29 @@ def rows_of(owner: str, name: str, value: Any) -> Tensor:
         raise TypeError(f"{owner}: {name} must hold real numbers [n, d], but came as {in_words(array)}.")
     if array.dtype.kind != "f":
         array = array.astype(np.float32)
-    return _tensor(array.astype(np.float64) if array.dtype.itemsize > 8 else array)
+    return tensor_of(array)
 
 
 def labels_of(owner: str, name: str, value: Any, device: torch.device | None = None) -> Tensor:
     """Return labels [n]: a tensor unchanged (unsigned ones as int64), an array or a list of integers as int64."""
     if isinstance(value, Tensor):
-        return value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
+        if value.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+            return value
+        return torch.from_numpy(int64_of(owner, name, value.detach().cpu().numpy())).to(value.device)
     array = _array(owner, name, value, "integers [n]")
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(
             f"{owner}: {name} must be integers [n], but came as {in_words(array)}; nf.data.numbered turns any labels "
             "into integers, and nf.Relation.from_multilabel takes multi-hot rows."
         )
+    return torch.from_numpy(int64_of(owner, name, array)).to(device)
+
+
+def int64_of(owner: str, name: str, array: np.ndarray) -> NDArray[np.int64]:
+    """Copy integers to int64; unsigned ones that would become negative are an error."""
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{owner}: {name} must be integers below 2^63, but {array.max()} came; number the classes.")
-    return _tensor(array.astype(np.int64)).to(device)
+    return array.astype(np.int64)
 
 
 def in_words(array: np.ndarray) -> str:
@@ -75,8 +83,11 @@ def _array(owner: str, name: str, value: Any, wanted: str) -> np.ndarray:
     return array
 
 
-def _tensor(array: np.ndarray) -> Tensor:
-    """Convert to a tensor; copy where torch cannot share the memory (other byte order, strides, read-only)."""
+def tensor_of(array: np.ndarray) -> Tensor:
+    """Convert numbers to a tensor; copy where torch cannot share the memory (other byte order, strides, read-only)."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    native = native.view(native.dtype.str)  # NumPy's unsigned long long is uint64 under a name that torch does not know
     whole = np.ascontiguousarray(native) if native.ndim else native
     return torch.from_numpy(whole if whole.flags.writeable else whole.copy())

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from nearfar._utils.arrays import int64_of
 from nearfar._utils.checks import check_whole
 
 __all__ = ["Classes", "GlobalBatches", "Rows", "State", "as_tensor", "class_rounds", "next_round", "shuffle_within"]
@@ -43,7 +44,7 @@ class Classes:
             raise ValueError(
                 f"{owner}: labels must be one whole number a sample, but came as {given.dtype} {list(given.shape)}."
             )
-        given = given.astype(np.int64).reshape(-1)
+        given = int64_of(owner, "labels", given).reshape(-1)
         self.names, numbers, self.size = np.unique(given, return_inverse=True, return_counts=True)
         if len(self.names) < 2:
             raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearfar._utils.arrays import int64_of, tensor_of
 from nearfar.data.held import Held, Source
 from nearfar.data.ks import USUAL
 from nearfar.data.names import Chosen, Names
@@ -81,7 +82,8 @@ def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:
     >>> numbered(["cat", "ant", "cat"])
     (array([1, 0, 1]), ('ant', 'cat'))
     """
-    found, labels = np.unique(np.asarray(list(values)), return_inverse=True)
+    given = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(list(values))
+    found, labels = np.unique(given, return_inverse=True)
     return labels.reshape(-1).astype(np.int64), tuple(str(value) for value in found.tolist())
 
 
@@ -102,7 +104,7 @@ class Tensors:
     def __init__(
         self, x: Any, labels: Any, names: Sequence[str] | None = None, classes: Sequence[str] | None = None
     ) -> None:
-        self.x = torch.as_tensor(x)
+        self.x = tensor_of(x) if isinstance(x, np.ndarray) else torch.as_tensor(x)
         if not self.x.ndim or not len(self.x):
             raise ValueError(f"Tensors: x must have shape [n, ...] with n > 0, but came as {list(self.x.shape)}.")
         self.labels, self.classes, self.names = described("Tensors", len(self.x), labels, names, classes)
@@ -257,7 +259,7 @@ def described(
             f"{owner}: labels must be {rows} integers, one per sample, but came as {given.dtype} of shape "
             f"{list(given.shape)}; nf.data.numbered turns any labels into such."
         )
-    checked: Labels = given.astype(np.int64)
+    checked: Labels = int64_of(owner, "labels", given)
     count = int(checked.max()) + 1 if rows else 0
     missing = np.setdiff1d(np.arange(max(count, len(classes or ()))), checked)
     if (rows and checked.min() < 0) or len(missing):

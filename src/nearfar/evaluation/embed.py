@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nearfar._utils.arrays import labels_of, tensor_of
 from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_text
 from nearfar._utils.progress import Progress
 from nearfar.evaluation.dealing import share
@@ -164,14 +165,15 @@ def _batch(data: Any, rows: range) -> tuple[Tensor, Part, Sequence[int]]:
     if isinstance(data, Tensor):
         return data[rows.start : rows.stop], {}, rows
     if isinstance(data, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(data[rows.start : rows.stop])), {}, rows
+        return tensor_of(data[rows.start : rows.stop]), {}, rows
     read = [(row, data[row]) for row in rows]
     kept, items = [row for row, item in read if item is not None], [item for _, item in read if item is not None]
     if not kept or not isinstance(items[0], tuple | list):
         return _stack(items) if kept else torch.empty(0), {}, kept
     extra: Part = {}
     if len(items[0]) > 1:
-        extra["y"] = np.array([int(item[1]) for item in items], dtype=np.int64)
+        labels = [item[1].item() if isinstance(item[1], Tensor) else item[1] for item in items]
+        extra["y"] = labels_of("embed", "labels", list(map(int, labels))).numpy()
     if len(items[0]) > 2:
         extra["name"] = np.array([str(item[2]) for item in items], dtype=np.str_)
     return _stack([item[0] for item in items]), extra, kept
@@ -179,7 +181,7 @@ def _batch(data: Any, rows: range) -> tuple[Tensor, Part, Sequence[int]]:
 
 def _stack(samples: Sequence[Any]) -> Tensor:
     try:
-        return torch.stack([torch.as_tensor(sample) for sample in samples])
+        return torch.stack([tensor_of(x) if isinstance(x, np.ndarray) else torch.as_tensor(x) for x in samples])
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"embed: samples of a batch must be tensors of one shape ({error}); convert them in the dataset."
@@ -190,7 +192,7 @@ def _checked(out: Any, samples: Sequence[int]) -> np.ndarray:
     """Check the model's output for a batch of samples, and return it as float32 [b, d]."""
     rows = len(samples)
     if isinstance(out, np.ndarray):
-        out = torch.from_numpy(out)
+        out = tensor_of(out)
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != rows or not out.is_floating_point():
         came = f"{out.dtype} of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(f"embed: model must give floating vectors [{rows}, d] for {rows} samples, but gave {came}.")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._utils.arrays import labels_of, tensor_of
 from nearfar._utils.files import read_arrays, write_arrays
 from nearfar.evaluation.fingerprint import checked
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
@@ -173,7 +174,7 @@ def _y(value: Any) -> Tensor:
             f"Vectors: y must be integers of shape [n], but came as {y.dtype} of shape {list(y.shape)}; "
             "number the classes first."
         )
-    return y.long()
+    return labels_of("Vectors", "y", y).long()
 
 
 def _words(field: str, value: Any) -> tuple[str, ...]:
@@ -198,9 +199,7 @@ def _tensor(value: Any) -> Tensor:
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"Vectors: numbers are needed, but {array.dtype} came; number the classes, name the samples.")
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)
-    return torch.from_numpy(np.array(array, order="C", copy=True))
+    return tensor_of(array.copy())
 
 
 CONVERTED: dict[str, Callable[[Any], Any]] = {

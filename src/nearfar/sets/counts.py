@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import TypeVar
+from types import MethodType
+from typing import Any, TypeVar
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.shortcuts import Part
 from nearfar.sets.stream import Orders
 
-__all__ = ["Count", "check_count", "most_of", "of_batch", "scaled", "unread"]
+__all__ = ["Count", "changed", "check_count", "most_of", "of_batch", "scaled", "unread"]
 
 Count = float | str
 """A number, or a multiple of the batch size B: "8B", "0.5B", "B/2", "3B/4"."""
 NUMBER = r"(\d+\.?\d*|\.\d+)"
 MULTIPLE = re.compile(rf"\s*{NUMBER}?\s*B\s*(?:/\s*{NUMBER})?\s*", re.ASCII)
 Kind = TypeVar("Kind", bound=Part)
+ROWS: ContextVar[int | None] = ContextVar("ROWS", default=None)
+"""The batch size within a method that was replaced on one object; None elsewhere."""
 
 
 def multiple(count: str) -> float | None:
@@ -59,20 +64,41 @@ def scaled(count: Count, factor: float) -> Count:
 
 
 def of_batch(part: Kind, rows: int, *names: str) -> Kind:
-    """A part whose counts of these names are numbers: those of a batch of so many rows.
-
-    What somebody replaced on the object alone, such as a method, comes along.
-    """
+    """A part whose counts of these names are numbers: those of a batch of so many rows."""
     given = {name: getattr(part, name) for name in names}
-    # rounded, because 0.1 · 30 is a little more than 3
-    found = {name: round((multiple(x) or 0.0) * rows, 9) for name, x in given.items() if isinstance(x, str)}
-    if not found:
-        return part
-    new = replace(part, **found)  # type: ignore[type-var]
+    found = {name: _times(count, rows) for name, count in given.items() if isinstance(count, str)}
+    return changed(part, rows, **found) if found else part
+
+
+def _times(count: str, rows: int) -> float:
+    return round((multiple(count) or 0.0) * rows, 9)  # 0.1 · 30 is a little more than 3
+
+
+def changed(part: Kind, rows: int, **fields: Any) -> Kind:
+    """A copy of a part with other values of some fields, for a batch of so many rows.
+
+    Methods that were replaced on this object alone are copied: one that is bound to the part is bound to the copy, and
+    one that calls the part itself, as a wrapper of its method does, finds the batch size in `ROWS`.
+    """
+    new = replace(part, **fields)  # type: ignore[type-var]
     for name, value in vars(part).items():
-        if name not in vars(new):
-            object.__setattr__(new, name, value)
+        if name in vars(new):
+            continue
+        if isinstance(value, MethodType) and value.__self__ is part:
+            value = MethodType(value.__func__, new)
+        object.__setattr__(new, name, _in_batch(rows, value) if callable(value) else value)
     return new
+
+
+def _in_batch(rows: int, method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **more: Any) -> Any:
+        before = ROWS.set(rows)
+        try:
+            return method(*args, **more)
+        finally:
+            ROWS.reset(before)
+
+    return call
 
 
 def most_of(k: Count | None, orders: Orders) -> int | None:
@@ -82,9 +108,12 @@ def most_of(k: Count | None, orders: Orders) -> int | None:
 
 def unread(owner: str, name: str, count: Count) -> float:
     """A count that must be a number by now, because a loss has told the size of its batch."""
-    if isinstance(count, str):
+    if not isinstance(count, str):
+        return count
+    rows = ROWS.get()
+    if rows is None:
         raise ValueError(
             f"{owner}: {name}={count!r} is a multiple of the batch size, which a loss knows and a set alone does not; "
             "give a number, or call at(rows) first."
         )
-    return count
+    return _times(count, rows)

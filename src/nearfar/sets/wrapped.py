@@ -13,6 +13,7 @@ from nearfar._utils.checks import check_positive, check_whole
 from nearfar._utils.shortcuts import check_part
 from nearfar._utils.tensors import hidden, over, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
+from nearfar.sets.counts import changed
 from nearfar.sets.entropic import KL, KLStream
 from nearfar.sets.stream import Cap, Dual, Orders, Stream
 
@@ -42,7 +43,7 @@ class DetachedWeights(UncertaintySet, swift=True):
 
     def at(self, rows: int) -> UncertaintySet:  # noqa: D102
         of = self.of.at(rows)
-        return self if of is self.of else replace(self, of=of)
+        return self if of is self.of else changed(self, rows, of=of)
 
     def fold(self) -> Fold | None:  # noqa: D102
         found = None if (self.of.zero, self.of.zero_member) != (self.zero, self.zero_member) else self.of.fold()
@@ -97,7 +98,7 @@ class Sampled(UncertaintySet, swift=True):
 
     def at(self, rows: int) -> UncertaintySet:  # noqa: D102
         of = self.of.at(rows)
-        return self if of is self.of else replace(self, of=of)
+        return self if of is self.of else changed(self, rows, of=of)
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.of._members(*super()._members(losses, measure))

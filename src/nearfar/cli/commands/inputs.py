@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._utils.arrays import tensor_of
 from nearfar.data.samples import genuine, numbered
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _npz(path: Path) -> Samples:
     if y is not None and y.dtype.kind in "US":
         y, classes = numbered(_words(y) or ())
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(x), y, name, None, digest, classes)
+    return Samples(torch.from_numpy(x.astype(np.float32)), tensor_of(x), y, name, None, digest, classes)
 
 
 def _words(array: np.ndarray | None) -> tuple[str, ...] | None:
