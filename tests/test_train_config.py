@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ import nearfar as nf
 from nearfar.runs.config import changed, to_tree
 from nearfar.runs.parts import LOSSES, check, make_loss
 from nearfar.train import Config, Part, load, parse, to_yaml
+from nearfar.tune.space import read_space
 
 
 def test_the_printed_default_reads_back_equal(tmp_path):
@@ -197,3 +199,59 @@ def test_inner_parts_are_built():
 def test_a_missing_argument_is_one_sentence():
     with pytest.raises(ValueError, match="config: loss DroTrimmedPN"):
         make_loss(parse({"loss": {"name": "DroTrimmedPN"}}), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("training:\n  steps: 5\nloss: NTXent\ntraining:\n  seed: 1\n", "'training' stands twice, in lines 1 and 4"),
+        ("training:\n  steps: 5\n  seed: 1\n  steps: 6\n", "'steps' stands twice, in lines 2 and 4"),
+        ("loss: {name: DroTopK, k: 3, k: 4}\n", "'k' stands twice, in line 1"),
+        ("loss:\n  name: DroTopK\n  pair: {name: Hinge, margin: 0, 'margin': 1}\n", "'margin' stands twice, in line 3"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_at_every_level(text, words, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    for read in (load, lambda path: read_space(path)):
+        with pytest.raises(ValueError, match=rf"c\.yaml: the key {words}; keep one of them\.$"):
+            read(path)
+
+
+def test_a_flag_with_a_key_twice_is_refused():
+    with pytest.raises(ValueError, match=r"^--loss: the key 'k' stands twice, in line 1; keep one of them\.$"):
+        load(None, [("loss", "{name: DroTopK, k: 1, k: 2}")])
+    with pytest.raises(ValueError, match=r"^--loss.pair: the key 'margin' stands twice"):
+        load(None, [("loss.pair", "{name: Hinge, margin: 1, margin: 2}")])
+
+
+ORDERS = [
+    [("loss.name", "Triplet"), ("loss.margin", "0.3")],
+    [("loss", "{name: DroTopK, k: 5}"), ("loss.k", "7"), ("loss.pair", "Hinge"), ("loss.pair.margin", "0.3")],
+    [("loss.name", "DroTopK"), ("loss.k", "7"), ("loss.pair.name", "Logistic"), ("loss.pair.threshold", "0.25")],
+    [("training", "{steps: 5, seed: 3}"), ("training.steps", "7"), ("batches", "Representatives")],
+]
+
+
+@pytest.mark.parametrize("flags", ORDERS)
+def test_the_order_of_flags_does_not_matter(flags, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("loss: {name: NTXent, temperature: 0.5}\nbatches: {samples: 8}\n", encoding="utf-8")
+    wanted = load(path, flags)
+    for order in itertools.permutations(flags):
+        assert load(path, order) == wanted
+        assert changed(load(path), order) == wanted
+    check(wanted)
+
+
+def test_an_option_of_another_loss_is_refused_in_every_order():
+    for order in itertools.permutations([("loss.name", "Triplet"), ("loss.temperature", "0.1")]):
+        with pytest.raises(ValueError, match=r"^config: Triplet has no loss\.temperature"):
+            check(load(None, order))
+
+
+def test_a_flag_that_comes_twice_must_say_the_same():
+    assert load(None, [("training.steps", "5"), ("training.steps", "5")]).training.steps == 5
+    for first, second in (("5", "6"), ("6", "5")):
+        with pytest.raises(ValueError, match=rf"--training.steps came twice, as {first} and as {second}; keep one"):
+            load(None, [("training.steps", first), ("training.steps", second)])

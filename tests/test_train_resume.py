@@ -197,6 +197,8 @@ REFUSED = {
     "batches.samples": {"batches": {"samples": 2}},
     "model.embedding_dim": {"model": {"embedding_dim": 5}},
     "model.normalize": {"model": {"normalize": False}},
+    "model.pretrained": {"model": {"pretrained": False}},
+    "model.weights": {"model": {"weights": "file.pt"}},
     "optimizer.name": {"optimizer": {"name": "sgd", "lr": 0.01, "warmup": 3}},
     "optimizer.proximal": {"optimizer": {"proximal": 0.1}},
     "training.seed": {"training": {"seed": 1}},
@@ -219,14 +221,28 @@ def test_what_may_not_change_is_refused_by_name(run, name):
     assert journal(run)[-1]["step"] == 8
 
 
+def test_fewer_steps_than_were_taken_are_refused(run):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"training.steps is 6, but the run has taken 8 steps already; leave it out"):
+        go_on(run, steps=6)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert go_on(run, steps=8).finished
+
+
+def test_baselines_that_were_not_scored_cannot_be_asked_for_later(tmp_path):
+    fit(settings(training={"steps": 2, "baselines": False}), tmp_path / "run", data=tiny())
+    for steps in (2, 4):
+        with pytest.raises(ValueError, match=r"training.baselines are scored before the first step"):
+            go_on(tmp_path / "run", steps=steps, training={"baselines": True})
+    assert go_on(tmp_path / "run", steps=4, training={"baselines": False}).finished
+
+
 ALLOWED = {
     "data.path": "elsewhere",
     "data.cache": "disk",
     "data.cache_folder": "elsewhere",
     "data.workers": 1,
     "data.on_corrupt": "skip",
-    "model.pretrained": False,
-    "model.weights": "file.pt",
     "optimizer.lr": 0.002,
     "optimizer.head_lr_mult": 3.0,
     "optimizer.loss_lr_mult": 2.0,

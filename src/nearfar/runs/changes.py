@@ -15,8 +15,6 @@ MAY_CHANGE = (
     "data.cache_folder",
     "data.workers",
     "data.on_corrupt",
-    "model.pretrained",
-    "model.weights",
     "optimizer.lr",
     "optimizer.head_lr_mult",
     "optimizer.loss_lr_mult",
@@ -40,19 +38,31 @@ MAY_CHANGE = (
     "training.trackers",
 )
 """Keys that may change when a run is resumed."""
+START = ("model.pretrained", "model.weights")
+"""Keys that a network was begun with, and that its checkpoints do not need."""
 
 
-def check_resumable(before: Mapping[str, Any], now: Config) -> None:
-    """Refuse to resume with a configuration that differs from the checkpoint's in a key that may not change.
+def check_resumable(before: Mapping[str, Any], now: Config, step: int) -> None:
+    """Refuse to resume with a configuration that contradicts the steps that were taken.
 
     Args:
         before: the configuration in the checkpoint, as `to_tree` gives it.
         now: the configuration to resume with.
+        step: the step of the checkpoint.
 
     Raises:
-        ValueError: a key differs that may not.
+        ValueError: a key differs that may not, or can no longer be followed.
     """
     _check(before, now, lambda name: name not in MAY_CHANGE, f"may change in a resumed run are {', '.join(MAY_CHANGE)}")
+    if now.training.steps < step:
+        raise ValueError(
+            f"train: training.steps is {now.training.steps:,}, but the run has taken {step:,} steps already; leave it "
+            "out, or ask for more."
+        )
+    if now.training.baselines and not parse(before).training.baselines:
+        raise ValueError(
+            "train: training.baselines are scored before the first step, and this run began without them; leave it out."
+        )
 
 
 def check_network(before: Mapping[str, Any], now: Config) -> None:
@@ -61,7 +71,7 @@ def check_network(before: Mapping[str, Any], now: Config) -> None:
     Raises:
         ValueError: a key of the network differs.
     """
-    which = [name for name in flat(to_tree(now)) if name.startswith("model.") and name not in MAY_CHANGE]
+    which = [name for name in flat(to_tree(now)) if name.startswith("model.") and name not in START]
     _check(before, now, lambda name: name in (*which, "training.precision"), "may change are keys outside model")
 
 

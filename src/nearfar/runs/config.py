@@ -45,13 +45,28 @@ NAMED = {
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A safe YAML loader that also reads 1e-3 as a number (YAML 1.1 wants 1.0e-3) and refuses aliases."""
+    """A safe YAML loader: 1e-3 is a number (YAML 1.1 wants 1.0e-3); aliases and keys that occur twice are errors."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuse aliases: a few lines of them can expand to a tree of any size."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it holds an alias (*name); write the value out")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Refuse a key that occurs twice: the second value would replace the first one without a word."""
+        lines: dict[Any, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            name, line = self.construct_object(key), key.start_mark.line + 1
+            if name in lines:
+                where = f"in lines {lines[name]} and {line}" if line > lines[name] else f"in line {line}"
+                raise _DuplicateKeyError(f"the key {printable(name)!r} stands twice, {where}; keep one of them")
+            lines[name] = line
+        return super().construct_mapping(node, deep)
+
+
+class _DuplicateKeyError(ValueError):
+    """A key occurs twice in a mapping."""
 
 
 _Loader.add_implicit_resolver(
@@ -65,6 +80,8 @@ def read_yaml(owner: str, text: str) -> Any:
     """Read plain values from YAML; tags that would construct objects are errors."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader with one more number format
+    except _DuplicateKeyError as error:
+        raise _DuplicateKeyError(f"{owner}: {error}.") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{owner}: this is not YAML: {printable(' '.join(str(error).split()))}.") from None
     except RecursionError:
@@ -72,7 +89,11 @@ def read_yaml(owner: str, text: str) -> Any:
 
 
 def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
-    """Read a configuration from a file (None: the defaults) and apply flags such as ("loss.k", "160")."""
+    """Read a configuration from a file (None: the defaults) and apply flags such as ("loss.k", "160").
+
+    The order of flags does not matter: a section is applied before its keys, and a name before the options of what it
+    names. A flag that comes twice with different values is an error.
+    """
     tree: Any = {}
     if path is not None:
         if not path.is_file():
@@ -94,7 +115,7 @@ def parse(tree: Any) -> Config:
 def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
     """The tree, changed in place by keys ("loss.k", "160") and whole sections ("loss", "{name: DroTopK, k: 160}")."""
     before = _sizes(tree)
-    for name, text in flags:
+    for name, text in sorted(_without_repeats(flags).items(), key=lambda flag: _rank(flag[0])):
         if name in SECTIONS:
             for key, value in _mapping(name, text).items():
                 _put(tree, [name, str(key)], value, name)
@@ -120,10 +141,25 @@ def _fit_train_size(tree: Any, before: tuple[Any, Any], flags: Sequence[tuple[st
         tree["data"]["train_size"] = max(1, round(size * train / old)) if known else None
 
 
+def _without_repeats(flags: Sequence[tuple[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, text in flags:
+        if found.setdefault(name, text) != text:
+            raise ValueError(f"config: --{name} came twice, as {found[name]} and as {text}; keep one of them.")
+    return found
+
+
+def _rank(name: str) -> tuple[int, bool]:
+    """Where a flag stands in the order of application; see `load`."""
+    return name.count("."), not name.endswith(".name")
+
+
 def _mapping(section: str, text: str) -> Mapping[str, Any]:
     """Parse a section given as a flag: a mapping, or for a loss or a sampler its name; the name is applied first."""
     try:
         value = read_yaml(f"--{section}", text)
+    except _DuplicateKeyError:
+        raise
     except ValueError:
         value = None
     named = section in NAMED
@@ -143,8 +179,8 @@ def _put(tree: Any, path: list[str], value: Any, name: str) -> None:
     for key in path[:-1]:
         if not isinstance(tree, dict):
             break
-        if isinstance(tree.get(key), str) and key in NAMED:
-            tree[key] = {"name": tree[key]}  # a loss or a sampler written as its name alone
+        if isinstance(tree.get(key), str) and path[0] in NAMED:
+            tree[key] = {"name": tree[key]}  # a loss, a sampler or a part of one, written as its name alone
         if tree.get(key) is None:
             tree[key] = {}
         tree = tree[key]

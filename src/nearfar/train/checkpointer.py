@@ -54,7 +54,7 @@ class Checkpointer:
         if not self.last.is_file():
             return False
         self._state = checkpoint.load(self.last, checkpoint.LAST)
-        check_resumable(self._state["config"], config)
+        check_resumable(self._state["config"], config, self._state["step"])
         return True
 
     def keep(self, state: TrainState, step: int, lines: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,7 @@ class Space:
 
     def config(self, values: Mapping[str, Any]) -> Config:
         """The configuration with these values."""
-        return changed(
-            self.base, [(key, json.dumps(self._long(key, values[key]))) for key in sorted(values, key=_first)]
-        )
-
-    def _long(self, key: str, value: Any) -> Any:
-        """A part's name as a mapping, if a key inside it is searched too."""
-        inside = any(other.startswith(f"{key}.") for other in self.ranges)
-        return {"name": value} if inside and isinstance(value, str) else value
+        return changed(self.base, [(key, json.dumps(value)) for key, value in values.items()])
 
     def check(self) -> None:
         """Build what the ends of every range and each choice describe, so that no trial finds a wrong key later."""
@@ -69,11 +62,6 @@ class Space:
             config = self.config(values)
             parts.check(config)
             parts.make_loss(config, classes=8)
-
-
-def _first(key: str) -> tuple[int, bool]:
-    """Sections before their keys, and a name before the options that it would clear."""
-    return key.count("."), not key.endswith(".name")
 
 
 def read_space(path: Path) -> Mapping[str, Any]:
@@ -135,7 +123,6 @@ def _of(config: Config, loss: Any, common: Mapping[str, Any], label: str) -> Spa
         config = parse({**to_tree(config), "loss": fixed})
         own = {**inner, **own}
     searched = {**common, **own}
-    config = _with_mappings(config, searched)
     ranges = {}
     for key in sorted(searched, key=lambda key: (key.startswith("loss."), SECTIONS.index(_known(key)))):
         if key in own and not is_range(own[key]):  # one value, for this loss alone
@@ -143,16 +130,6 @@ def _of(config: Config, loss: Any, common: Mapping[str, Any], label: str) -> Spa
             continue
         ranges[key] = read_range(key, searched[key], fractions=takes_fractions(config, key))
     return Space(label, config, ranges)
-
-
-def _with_mappings(config: Config, keys: Iterable[str]) -> Config:
-    """The configuration in which a part such as `loss.pair` is a mapping if a key inside it is searched."""
-    known = flat(to_tree(config))
-    for key in keys:
-        part = key.rpartition(".")[0]
-        if isinstance(known.get(part), str):
-            config = changed(config, [(part, json.dumps({"name": known[part]}))])
-    return config
 
 
 def _known(key: str) -> str:
