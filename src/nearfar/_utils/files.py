@@ -38,6 +38,21 @@ LIMIT = "NEARFAR_UNPACK_LIMIT"
 """The environment variable that raises `ROOM`, in bytes."""
 
 
+_inputs: list[tuple[Path, os.stat_result]] = []
+"""Files that must not be replaced, see `protected`."""
+
+
+@contextmanager
+def protected(inputs: Iterable[Path]) -> Iterator[None]:
+    """Let nothing in this process write over some files, under any of their names, until the block ends."""
+    before = list(_inputs)
+    _inputs.extend((path, path.stat()) for path in inputs if path.is_file())
+    try:
+        yield
+    finally:
+        _inputs[:] = before
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path`, renamed to `path` when the block ends and removed when it fails."""
@@ -57,12 +72,15 @@ def plain_target(path: Path) -> Path:
     """Resolve where to write: a symbolic link stays, and the file that it points to is replaced.
 
     Raises:
-        FileExistsError: the path is not a regular file (a folder, a device), which is never replaced.
+        FileExistsError: the path is not a regular file (a folder, a device), or is `protected`; neither is replaced.
     """
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink() or (target.exists() and not target.is_file()):
         what = "a folder" if target.is_dir() else "no plain file"
         raise FileExistsError(f"{path} is {what}, which is never replaced; name a file.")
+    for source, about in _inputs if target.exists() else ():
+        if os.path.samestat(target.stat(), about):
+            raise FileExistsError(f"{path} is {source}, which is read here and never written over; name another.")
     return target
 
 

@@ -15,6 +15,7 @@ from nearfar._utils.console import Terminal, guard_streams, say
 from nearfar._utils.process_group import close
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training, tune
+from nearfar.cli.commands.outputs import Command, check_suffix
 from nearfar.cli.commands.shared import one_sentence
 from nearfar.cli.launch import Processes, is_first, launched, sharing
 
@@ -87,6 +88,7 @@ def report(
     from nearfar.report.maps import without_tsne
 
     with one_sentence("report"):
+        check_suffix("--output", output, {".html": "a page"})
         if launched(processes):
             return
         shown = images or pictures_of(source)
@@ -116,6 +118,8 @@ tune.register(app)
 diagnosis.register(app)
 reproduction.register(app)
 bench.register(app)
+for each in app.registered_commands:
+    each.cls = Command
 
 
 def main() -> None:

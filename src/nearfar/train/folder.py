@@ -29,6 +29,7 @@ __all__ = ["SHARD_FILES", "RunFolder", "agreed", "begun", "is_run", "new_folder"
 T = TypeVar("T")
 
 MARK = "nearfar-run.json"
+REPORT = "report.html"
 FILES = (
     "config.yaml",  # first: a marked folder without it has not been begun
     "journal.jsonl",
@@ -38,7 +39,7 @@ FILES = (
     "checkpoints/best-before.pt",
     "embeddings.npz",
     "scores.json",
-    "report.html",
+    REPORT,
     LOCK,
 )
 """The files of a run, besides the event files in `tensorboard/` and the folders `checkpoints/shards-STEP`."""

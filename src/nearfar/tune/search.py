@@ -15,7 +15,7 @@ from rich.console import Console
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.console import Terminal
 from nearfar._utils.extras import need
-from nearfar._utils.files import write_text
+from nearfar._utils.files import plain_target, write_text
 from nearfar._utils.progress import Progress
 from nearfar._utils.workers import Workers, stopping
 from nearfar.data import DataSet
@@ -32,6 +32,7 @@ from nearfar.tune.trial import SCORES, STARTUP, Job, attempt, judged
 
 __all__ = ["search"]
 
+BEST, TRIALS, PAGE = "best.yaml", "trials.json", "tune.html"
 EVERY = 10.0
 """Seconds between two writes of the page while trials run."""
 FAILURES = 3
@@ -84,6 +85,8 @@ def search(
     config = config if isinstance(config, Config) else load(Path(config))
     space = space if isinstance(space, Mapping) else read_space(Path(space))
     folder = Path(folder)
+    for name in (BEST, TRIALS, PAGE):
+        plain_target(folder / name)
     check_choice("tune", "score", score, SCORES)
     check_choice("tune", "prune", prune, ("median", "none"))
     for name, value in (("trials", trials), ("jobs", jobs), ("seeds", seeds)):
@@ -210,13 +213,13 @@ class _Watch:
 
 
 def _write(result: Tuned) -> None:
-    save(result.best, result.folder / "best.yaml")
+    save(result.best, result.folder / BEST)
     if len(result.losses) > 1:
         for label, each in result.losses.items():
             if each.config is not None:
                 save(each.config, result.folder / f"best-{label.replace(' ', '-')}.yaml")
-    write_text(result.folder / "trials.json", json.dumps(summary(result), indent=1, allow_nan=False) + "\n")
-    write_text(result.folder / "tune.html", page.build(result))
+    write_text(result.folder / TRIALS, json.dumps(summary(result), indent=1, allow_nan=False) + "\n")
+    write_text(result.folder / PAGE, page.build(result))
 
 
 def _written(run: _Search, folder: Path) -> Tuned:

@@ -17,6 +17,7 @@ from nearfar._utils.checks import check_choice, printable
 from nearfar._utils.console import say
 from nearfar._utils.files import plain_target, write_arrays
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.outputs import check_suffix
 from nearfar.cli.commands.shared import Extra, one_only, one_sentence
 from nearfar.cli.launch import Processes, Restarts, is_first, launched, place
 
@@ -45,7 +46,7 @@ def embed(
         ),
     ],
     data: Annotated[
-        str,
+        Path,
         typer.Argument(
             metavar="DATA",
             help="glyphs:train, glyphs:test, an .npz with x (y, name), or a folder of images, flat or with a subfolder "
@@ -54,7 +55,7 @@ def embed(
     ],
     output: Annotated[
         Path,
-        typer.Option("-o", "--output", help="Where the vectors go: a file, or, if it ends in .vectors, a folder."),
+        typer.Option("-o", "--output", help="Where the vectors go: a file (.npz) or a folder (.vectors)."),
     ],
     more: Extra = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
@@ -96,17 +97,17 @@ def embed(
             return
         network = load_model(model, trust_model=trust_model)
         assumed = network.assumed(size, imagenet)
-        drawn = data.startswith("glyphs")  # they have a bar of their own
+        drawn = str(data).startswith("glyphs")  # they have a bar of their own
         with Progress(f"reading {data}", shown=not drawn and is_first()), advised():
             options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
-            samples = read_samples(data, assumed=assumed, **options)
+            samples = read_samples(str(data), assumed=assumed, **options)
         key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
         parts = output.with_name(f".{output.name}.{key}.parts")
         with advised():
             inputs = samples.ready(network.transform)
             if not _share(network.run, inputs, batch_size, parts):
                 return
-        pictures = Path(data).is_dir()
+        pictures = data.is_dir()
         mark = network.mark(assumed if pictures else None)
         kept, lines = _join(output, parts, len(inputs), batch_size, samples, mark, dtype)
         clear_parts(output)
@@ -122,6 +123,7 @@ def _check_output(output: Path, dtype: str) -> None:
     from nearfar.evaluation.vectors_folder import DTYPES, check_target
 
     check_choice("embed", "--dtype", dtype, DTYPES)
+    check_suffix("--output", output, {".npz": "a file", FOLDER: "a folder"})
     if output.suffix == FOLDER:
         check_target(output)
         return

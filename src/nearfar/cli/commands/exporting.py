@@ -12,9 +12,12 @@ from nearfar._utils.console import say
 from nearfar._utils.files import plain_target
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.embedding import Trust
+from nearfar.cli.commands.outputs import check_suffix
 from nearfar.cli.commands.shared import one_sentence
 
 __all__ = ["export", "register", "sides"]
+
+FORMATS = {".onnx": "a graph", ".safetensors": "weights"}
 
 
 def export(
@@ -23,9 +26,8 @@ def export(
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     kind: Annotated[
-        str,
-        typer.Option("--format", help="onnx (a graph that runs without us) or safetensors (weights to load again)."),
-    ] = "onnx",
+        str | None, typer.Option("--format", help="onnx or safetensors; by default as the output's name ends.")
+    ] = None,
     shape: Annotated[
         str | None, typer.Option(help="Shape of one sample, such as 3,224,224, where the model holds no example.")
     ] = None,
@@ -35,9 +37,10 @@ def export(
     seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
     trust_model: Trust = False,
 ) -> None:
-    """Write a model as ONNX, after onnxruntime gave the same vectors on random batches; or its weights.
+    """Write a model as ONNX (.onnx), or its weights (.safetensors).
 
-    The batch dimension is dynamic. If the vectors differ, no file is written.
+    ONNX is a graph that runs without us, with a dynamic batch dimension. onnxruntime is run on random batches first: if
+    its vectors differ, no file is written.
 
     For a run, mean and deviation become part of the graph, which takes photographs as uint8 in 0..255; size and crop
     are stored in the metadata, where `nearfar embed` reads them.
@@ -50,9 +53,11 @@ def export(
         from nearfar.cli.commands.networks import load_model
         from nearfar.evaluation import export_onnx
 
-        check_choice("export", "--format", kind, ("onnx", "safetensors"))
         plain_target(output)
-        if kind == "safetensors":
+        if kind is not None:
+            check_choice("export", "--format", kind, [end.removeprefix(".") for end in FORMATS])
+        check_suffix("--output", output, FORMATS if kind is None else {f".{kind}": FORMATS[f".{kind}"]})
+        if output.suffix == ".safetensors":
             say(_as_weights(model, output))
             return
         network = load_model(model, trust_model=trust_model)
@@ -71,8 +76,6 @@ def _as_weights(model: Path, output: Path) -> str:
     """Write a .safetensors file that `models.load` reads; gives what it holds in words."""
     from nearfar.models.saved import read
 
-    if output.suffix != ".safetensors":
-        raise ValueError(f"the output of --format safetensors must end in .safetensors, but is {output}.")
     saved = read(model)
     saved.save(output)
     network, count = saved.network, sum(p.numel() for p in saved.model.parameters())

@@ -12,6 +12,7 @@ from nearfar._utils.console import Terminal, say
 from nearfar._utils.files import plain_target
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.embedding import Trust
+from nearfar.cli.commands.outputs import check_suffix
 from nearfar.cli.commands.shared import one_sentence, save_json
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def index(
     ],
     output: Annotated[
         Path,
-        typer.Option("-o", "--output", help="A file that ends in .npz, searched in memory; else a folder, on disk."),
+        typer.Option(
+            "-o", "--output", help="A file (.npz), searched in memory; or a folder (.index, or no suffix), on disk."
+        ),
     ],
     kind: Annotated[
         str, typer.Option(help="exact; or approximate, by faiss: ivf, hnsw, and ivfpq (a folder only).")
@@ -77,6 +80,7 @@ def index(
     with one_sentence("index"):
         from nearfar.evaluation import Vectors
 
+        check_suffix("--output", output, {".npz": "a file", ".index": "a folder", "": "a folder"})
         made: Index | DiskIndex
         if output.suffix == ".npz":
             _check_file_options(kind, model)
@@ -191,6 +195,8 @@ def search(
         for target in (json, page):
             if target is not None:
                 plain_target(target)
+        if page is not None:
+            check_suffix("--page", page, {".html": "a page"})
         made = open_index(index)
         asked = _asked(made, index, queries, model, trust_model)
         with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):

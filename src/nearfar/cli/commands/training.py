@@ -13,6 +13,7 @@ from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.completion import complete
+from nearfar.cli.commands.outputs import check_apart
 from nearfar.cli.commands.shared import one_sentence
 from nearfar.cli.launch import Processes, Restarts, is_first, launched, restarts
 from nearfar.runs.config import SECTIONS
@@ -97,6 +98,8 @@ def train(
         if dry and resume:
             raise ValueError("--dry-run looks at a run before it begins, but --resume came; leave one out.")
         chosen = _chosen(run, config, flags, resume, apply_remedy)
+        if run is not None and chosen.data.path is not None:
+            check_apart({"--run": run}, [Path(chosen.data.path)])
         if dry:
             _say_dry(chosen, run)
             return

@@ -9,6 +9,7 @@ import typer
 
 from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
+from nearfar.cli.commands.outputs import check_apart
 from nearfar.cli.commands.shared import one_sentence
 from nearfar.cli.commands.training import KEYS, Words, read_words
 from nearfar.runs.config import SECTIONS
@@ -45,8 +46,11 @@ def tune(
         from nearfar.tune import search
 
         config, flags = read_words(words or ())
+        chosen = usual(flags)[0] if config is None else load(config, flags)
+        if chosen.data.path is not None:
+            check_apart({"--folder": folder}, [Path(chosen.data.path)])
         found = search(
-            usual(flags)[0] if config is None else load(config, flags),
+            chosen,
             space,
             folder=folder,
             trials=trials,
