@@ -36,8 +36,15 @@ def values(samples) -> list[int]:
     return [value(samples[i]) for i in range(len(samples))]
 
 
-def indices(folder: Path) -> list[Path]:
-    return sorted(folder.glob("nearfar-index-*.npz"))
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """The user's cache folder, where indices lie."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "nearfar" / "shards"
+
+
+def indices(cache: Path) -> list[Path]:
+    return sorted(cache.glob("nearfar-index-*.npz"))
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +89,11 @@ def test_classes_of_the_two_sides_differ_and_the_split_is_that_of_a_folder(share
     assert [int(name[:6]) for name in validation.names] == values(validation)
 
 
-def test_the_index_is_built_once_and_again_when_a_shard_changes(folder, monkeypatch):
+def test_the_index_is_built_once_and_again_when_a_shard_changes(folder, cache, monkeypatch):
     passes, scan = [], module.scan
     monkeypatch.setattr(module, "scan", lambda *words: passes.append(1) or scan(*words))
     first = open_data("shards", folder)
-    (path,) = indices(folder)
+    (path,) = indices(cache)
     before = path.read_bytes()
     assert list(open_data("shards", folder).train.names) == list(first.train.names)
     assert len(passes) == 1
@@ -94,14 +101,14 @@ def test_the_index_is_built_once_and_again_when_a_shard_changes(folder, monkeypa
     data = open_data("shards", folder)
     assert len(passes) == 2
     assert 99 in values(data.train) + values(data.test)
-    assert indices(folder) == [path]
+    assert indices(cache) == [path]
     assert path.read_bytes() != before
     path.write_bytes(path.read_bytes()[:-9] + b"too short")
     with pytest.warns(UserWarning, match=r"the index .* is damaged, and built again"):
         open_data("shards", folder)
     assert len(passes) == 3
     open_data("shards", folder, labels="cls")  # another question, another index
-    assert len(indices(folder)) == 2
+    assert len(indices(cache)) == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such lock")
@@ -125,31 +132,13 @@ def test_while_one_builds_the_index_others_wait(folder, monkeypatch):
     assert len(passes) == 1
 
 
-def test_shards_may_move_with_their_index(folder, monkeypatch):
-    before = open_data("shards", folder)
-    seen = values(before.test)
-    moved = folder.rename(folder.parent / "moved")
-    monkeypatch.setattr(module, "scan", None)
-    after = open_data("shards", moved)
-    assert list(after.test.names) == list(before.test.names)
-    assert values(after.test) == seen
-
-
-def test_an_index_that_cannot_lie_beside_the_shards_goes_into_the_cache_folder(folder, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    alone = module.alone
-
-    def refused(path):
-        if path.parent == folder:
-            raise PermissionError(13, "Permission denied")
-        return alone(path)
-
-    monkeypatch.setattr(module, "alone", refused)
+def test_nothing_is_written_beside_the_shards(folder, cache, monkeypatch):
+    before = sorted(folder.rglob("*"))
     open_data("shards", folder)
-    assert not indices(folder)
-    assert len(indices(tmp_path / "cache" / "nearfar" / "shards")) == 1
-    monkeypatch.setattr(module, "scan", None)
-    assert len(open_data("shards", folder).train) == 12
+    assert sorted(folder.rglob("*")) == before
+    assert len(indices(cache)) == 1
+    moved = folder.rename(folder.parent / "moved")
+    assert len(open_data("shards", moved).train) == 12
 
 
 def test_an_index_that_cannot_be_written_is_used_all_the_same(folder, monkeypatch):

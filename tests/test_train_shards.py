@@ -20,8 +20,9 @@ KINDS = [f"kind {number}" for number in range(8)]
 
 
 @pytest.fixture
-def places(tmp_path) -> dict[str, Path]:
+def places(tmp_path, monkeypatch) -> dict[str, Path]:
     """The same pictures in class folders and in shards that cut classes in two."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     random = np.random.default_rng(0)
     samples = []
     for kind in KINDS:

@@ -215,6 +215,12 @@ def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = Fa
     return found
 
 
+def lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path, which need not exist, is a folder or lies in it; links are followed."""
+    place, home = (Path(os.path.realpath(each)) for each in (path, folder))
+    return home in (place, *place.parents)
+
+
 def _place(path: str, real: dict[str, str]) -> str:
     """Resolve a path; the links of each folder are followed once and remembered in `real`."""
     parent, name = os.path.split(path)

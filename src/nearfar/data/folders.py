@@ -15,7 +15,7 @@ from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
 from nearfar.data.tables import table
 
-__all__ = ["SIDES", "SUFFIXES", "checked_vectors", "folder", "halved", "manifest", "sides", "vectors"]
+__all__ = ["SIDES", "SUFFIXES", "checked_vectors", "folder", "halved", "is_image", "manifest", "sides", "vectors"]
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SIDES = ("train", "test")
@@ -53,7 +53,7 @@ def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
         raise ValueError(
             f"folder: {path} holds no class folders; put the images of each class into a folder of its own."
         )
-    held = {place: sorted(file for file in place.iterdir() if _is_image(file)) for place in folders}
+    held = {place: sorted(file for file in place.iterdir() if is_image(file)) for place in folders}
     empty = [place.name for place, images in held.items() if not images]
     about = f"no images ({', '.join(sorted(SUFFIXES))})"
     if len(empty) == len(folders):
@@ -71,7 +71,8 @@ def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
     return Pictures(paths, labels, names, [place.name for place in full], on_corrupt=on_corrupt)
 
 
-def _is_image(path: Path) -> bool:
+def is_image(path: Path) -> bool:
+    """Whether a file counts as a picture, by its name."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nearfar._utils.checks import check_choice
@@ -10,20 +11,20 @@ from nearfar.data._glyphs import Glyphs, Split, glyphs
 from nearfar.data.benchmarks import cars, inshop, sop
 from nearfar.data.cub import cub
 from nearfar.data.flowers import flowers
-from nearfar.data.folders import folder, manifest, vectors
+from nearfar.data.folders import SIDES, folder, is_image, manifest, vectors
 from nearfar.data.hf import hf
 from nearfar.data.omniglot import omniglot
 from nearfar.data.pictures import OnCorrupt, check_on_corrupt
 from nearfar.data.samples import DataSet, Tensors
 from nearfar.data.shards import shards
 
-__all__ = ["Reader", "open_data"]
+__all__ = ["Reader", "kind_of", "open_data"]
 
 Reader = Callable[[Path, OnCorrupt, bool], DataSet]
 
 
 def open_data(
-    name: str,
+    name: str | None,
     path: str | Path | None = None,
     *,
     labels: str | None = None,
@@ -34,8 +35,9 @@ def open_data(
     """Open a data set by name.
 
     Args:
-        name: glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf.
-        path: the folder or file of the data set; for glyphs the folder of the cache, which may be None.
+        name: glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; None for what
+            the path holds (`kind_of`), and for glyphs without a path.
+        path: the folder or file of the data set; glyphs has none.
         labels: where the labels are in `shards` (a suffix, json.KEY or a .csv file) or `hf` (a column).
         inputs: where pictures are in `shards` (a suffix), or pictures or vectors in `hf` (a column).
         on_corrupt: what to do about an image that cannot be read: "stop", or "skip" (in training another sample of
@@ -46,6 +48,7 @@ def open_data(
         ValueError: the name is unknown, or the files are not what they should be.
         FileNotFoundError: a file is missing.
     """
+    name = kind_of(path) if name is None else name
     check_choice("open_data", "name", name, NAMES)
     check_on_corrupt("open_data", on_corrupt)
     for key, value in (("labels", labels), ("inputs", inputs)):
@@ -54,7 +57,12 @@ def open_data(
                 f"open_data: {key} is for shards and hf, but came as {value!r} for {name!r}; leave it out."
             )
     if name == "glyphs":
-        return of_glyphs(glyphs(cache=path))
+        if path is not None:
+            raise ValueError(
+                f"open_data: glyphs are drawn and have no path, but {path} came; leave one of them out "
+                "(glyphs(cache=...) draws into a folder of its own)."
+            )
+        return of_glyphs(glyphs())
     if path is None:
         raise ValueError(
             f"open_data: {name!r} needs a path, but none came; name the folder or file that holds the data."
@@ -64,6 +72,47 @@ def open_data(
     if name == "hf":
         return hf(Path(path), labels=labels, inputs=inputs, on_corrupt=on_corrupt, outside=outside)
     return READERS[name](Path(path), on_corrupt, outside)
+
+
+def kind_of(path: str | Path | None) -> str:
+    """The name of the data set that a path holds, for `open_data`.
+
+    Raises:
+        FileNotFoundError: there is nothing at the path.
+        ValueError: it holds none of the data sets, or several.
+    """
+    if path is None:
+        return "glyphs"
+    if re.search(r"\.tar\b", str(path)) and re.search("[{}]|::", str(path)):
+        return "shards"  # s-{000..099}.tar
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"open_data: there is no file or folder {path}; correct data.path.")
+    found = list(filter(None, _kinds(place)))
+    if len(found) == 1:
+        return found[0]
+    came = f"may be {' or '.join(found)}" if found else "is none that can be told by its files"
+    raise ValueError(f"open_data: {path} {came}; name the data set with data.name, one of {', '.join(NAMES[1:])}.")
+
+
+def _kinds(place: Path) -> Iterator[str]:
+    """What the files at a path speak for."""
+    if place.is_file():
+        yield "omniglot" if place.name in MARKS["omniglot"] else SUFFIXES.get(place.suffix.lower(), "")
+        return
+    marks = [name for name, files in MARKS.items() if any((place / file).exists() for file in files)]
+    yield from marks
+    if not marks and (any(place.glob("*.tar")) or any(place.glob("train/*.tar"))):
+        yield "shards"
+    elif not marks and _holds_pictures(place):
+        yield "folder"
+
+
+def _holds_pictures(place: Path) -> bool:
+    """Whether pictures lie in a folder, its folders, or those of its train/ or test/."""
+    homes = [place, *(place / side for side in SIDES if (place / side).is_dir())]
+    inner = (each for home in homes for each in home.iterdir() if each.is_dir())
+    return any(is_image(file) for each in (*homes, *inner) for file in each.iterdir())
 
 
 def of_glyphs(data: Glyphs) -> DataSet:
@@ -91,3 +140,15 @@ READERS: dict[str, Reader] = {
     "vectors": lambda path, on_corrupt, outside: vectors(path),
 }
 NAMES = ("glyphs", *READERS, "shards", "hf")
+SUFFIXES = {".npz": "vectors", ".csv": "manifest", ".tar": "shards"}
+MARKS = {
+    "omniglot": ("omniglot_28.npz",),
+    "cub": ("image_class_labels.txt", "cub200_full_labels.csv"),
+    "flowers": ("imagelabels.mat", "flowers102_labels.csv"),
+    "cars": ("cars_annos.mat",),
+    "sop": ("Ebay_train.txt",),
+    "inshop": ("list_eval_partition.txt", "Eval/list_eval_partition.txt"),
+    "vectors": ("train.npz",),
+    "hf": ("dataset_info.json", "dataset_dict.json"),
+}
+"""Files by which a folder of a data set is known."""

@@ -1,7 +1,7 @@
-"""`ShardIndex`: where each sample of tar shards lies, in arrays; built once, kept in a file beside the shards.
+"""`ShardIndex`: where each sample of tar shards lies, in arrays; built once, kept in the user's cache folder.
 
 A million samples take about 40 MB, on disk and in memory. The file records size and time of every shard, so that it is
-built again when one has changed; names of folders are not in it, so that shards may move together with it.
+built again when one has changed.
 """
 
 from __future__ import annotations
@@ -159,10 +159,9 @@ class Members(Places):
 
 
 def open_index(shards: Sequence[Path], labels: str | None, inputs: str | None) -> ShardIndex:
-    """Read the index of these shards, or build it and write it beside them.
+    """Read the index of these shards in the user's cache folder, or build it there.
 
-    Where their folder cannot be written, it goes into the user's cache folder. While one process builds
-    it, others wait.
+    While one process builds it, others wait.
 
     Args:
         shards: the tar files, all in the order of the samples.
@@ -173,24 +172,18 @@ def open_index(shards: Sequence[Path], labels: str | None, inputs: str | None) -
         FileNotFoundError: a shard is missing.
         ValueError: the shards are not what they should be, see `scan`.
     """
-    folder = shards[0].parent
-    table = table_file(labels, folder)
+    table = table_file(labels, shards[0].parent)
     stamps = _stamps([*shards, *([] if table is None else [table])])
-    places = _places(shards, labels, inputs)
-    for path in places:
-        found = ShardIndex.load(path, shards, stamps)
-        if found is not None:
-            return found
-    for path in places:
-        with contextlib.ExitStack() as stack:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(alone(path.with_name(f".{path.name}.lock")))
-            except OSError:
-                continue  # nothing can be written there
-            found = ShardIndex.load(path, shards, stamps)  # another process may have built it meanwhile
-            return found or _written(path, _built(shards, labels, inputs, stamps))
-    return _written(places[-1], _built(shards, labels, inputs, stamps))
+    path = _place(shards, labels, inputs)
+    found = ShardIndex.load(path, shards, stamps)
+    if found is not None:
+        return found
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # where nothing can be written, every process builds its own
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(path.with_name(f".{path.name}.lock")))
+        found = ShardIndex.load(path, shards, stamps)  # another process may have built it meanwhile
+        return found or _written(path, _built(shards, labels, inputs, stamps))
 
 
 def _stamps(sources: Sequence[Path]) -> Labels:
@@ -206,16 +199,11 @@ def _stamps(sources: Sequence[Path]) -> Labels:
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
-def _places(shards: Sequence[Path], labels: str | None, inputs: str | None) -> list[Path]:
-    """Where the index may lie: beside the shards, or in the user's cache folder."""
-    words = repr(([shard.name for shard in shards], labels, inputs))
-    folder = os.path.realpath(shards[0].parent)
-
-    def name(*what: str) -> str:
-        digest = hashlib.blake2b("\0".join(what).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        return f"nearfar-index-{digest}.npz"
-
-    return [shards[0].parent / name(words), default_folder() / "shards" / name(folder, words)]
+def _place(shards: Sequence[Path], labels: str | None, inputs: str | None) -> Path:
+    """Where the index lies in the user's cache folder."""
+    words = repr((os.path.realpath(shards[0].parent), [shard.name for shard in shards], labels, inputs))
+    digest = hashlib.blake2b(words.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+    return default_folder() / "shards" / f"nearfar-index-{digest}.npz"
 
 
 def _built(shards: Sequence[Path], labels: str | None, inputs: str | None, stamps: Labels) -> ShardIndex:
@@ -234,7 +222,7 @@ def _written(path: Path, index: ShardIndex) -> ShardIndex:
     except OSError as error:
         warnings.warn(
             f"shards: the index {path} cannot be written ({error.strerror or error}), so the next run builds it again; "
-            "make room, or let this user write beside the shards.",
+            "make room, or name another cache folder with XDG_CACHE_HOME.",
             stacklevel=4,
         )
     return index

@@ -31,10 +31,12 @@ class Part:
 class DataConfig:
     """The data set, how it is loaded and how it is split."""
 
-    name: str = option(
-        "glyphs", "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf"
+    name: str | None = option(
+        None,
+        "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; null: what the "
+        "path holds, or glyphs without one",
     )
-    path: str | None = option(None, "where it lies; glyphs needs none")
+    path: str | None = option(None, "where it lies; glyphs has none")
     labels: str | None = option(None, "shards: a suffix, json.KEY or a .csv file; hf: a column; null: what is usual")
     inputs: str | None = option(None, "shards: the suffix of pictures; hf: a column; null: the only one there is")
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")

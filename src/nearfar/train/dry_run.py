@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nearfar._utils.files import lies_in
 from nearfar._utils.process_group import in_touch
 from nearfar.data import DataSet, Samples
+from nearfar.data._cache import default_folder
 from nearfar.data.view import Batch
 from nearfar.runs import parts
 from nearfar.runs.config import Config
@@ -22,6 +24,7 @@ from nearfar.train.feed import feed
 from nearfar.train.folder import RUNS, RunFolder, agreed
 from nearfar.train.pace import estimate, seconds
 from nearfar.train.peak import allocated
+from nearfar.train.source import named
 from nearfar.train.state import TrainState, prepare
 from nearfar.train.suited import describe
 from nearfar.train.trackers import check as check_trackers
@@ -82,7 +85,7 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
     """Do what `fit` does before its first step, measure the memory of a step, and the time of two.
 
     No run folder is created, no decoded pictures are stored, and random generators are put back; the picture is written
-    beside the run folder's path.
+    beside the run folder's path, or in the user's cache folder if that is in the folder of the data.
 
     Args:
         config: the configuration.
@@ -91,6 +94,7 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
     """
     parts.check(config)
     check_trackers(config.training.trackers)
+    config = config if data is not None else named(config)
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     machine = processes.begin(config.training.precision)
@@ -112,9 +116,16 @@ def _look(config: Config, state: TrainState, folder: Path | None) -> DryRun:
     if not machine.is_main_process:
         return DryRun((), memory, None)
     if is_picture(state.inputs.shape):
-        picture = _picture(state, batch, RUNS / SHEET if folder is None else folder.with_name(f"{folder.name}-{SHEET}"))
+        picture = _picture(state, batch, _place(config, folder))
     time = estimate(config.training.steps, each) + " and decoding" * cached
     return DryRun((*_lines(state, batch, memory), f"time on this machine: {time}"), memory, picture)
+
+
+def _place(config: Config, folder: Path | None) -> Path:
+    """Where the picture goes: in a folder of class folders it would be taken for a sample."""
+    place = RUNS / SHEET if folder is None else folder.with_name(f"{folder.name}-{SHEET}")
+    home = config.data.path
+    return place if home is None or not lies_in(place, Path(home)) else default_folder() / SHEET
 
 
 def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:

@@ -34,6 +34,7 @@ from nearfar.train.readings import NotFiniteError, Readings
 from nearfar.train.scores import Score, chance, score, violation
 from nearfar.train.shared import shared
 from nearfar.train.show import Show, stopping
+from nearfar.train.source import named
 from nearfar.train.state import TrainState, prepare
 from nearfar.train.suited import describe, is_slow
 from nearfar.train.trackers import Trackers
@@ -95,6 +96,7 @@ def fit(
     """
     parts.check(config)
     check_trackers(config.training.trackers)
+    config = config if data is not None else named(config)
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     machine = processes.begin(config.training.precision)

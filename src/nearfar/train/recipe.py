@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nearfar.data import DataSet, transforms
+from nearfar.data.open import kind_of
 from nearfar.data.samples import Samples
 from nearfar.data.splits import Shares
 from nearfar.models.usual import LARGE
@@ -26,7 +27,7 @@ LEAST, MOST = 200, 20_000
 VECTORS: dict[str, Any] = {"model": {"embedding_dim": None}, "optimizer": {"lr": 1e-4}}
 """For vectors: a head that begins as the identity. Of frozen features of CUB, which find 54.2 by themselves, it makes
 56.0 in 1,000 steps, and a random head of 128 dimensions at 1e-3 44.0 (docs/guides/models.md)."""
-OTHER_DATA, OTHER_NETWORKS = ("glyphs", "omniglot", "vectors"), ("small", "linear", "mlp")
+OTHER_DATA, OTHER_NETWORKS = (None, "glyphs", "omniglot", "vectors"), ("small", "linear", "mlp")
 """Data sets and networks that have nothing to do with photographs."""
 
 
@@ -40,6 +41,9 @@ def usual(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
         flags: such as ("data.path", "photographs").
     """
     plain = load(None, flags)
+    if plain.data.name is None and plain.data.path is not None:
+        flags = [*flags, ("data.name", kind_of(plain.data.path))]
+        plain = load(None, flags)
     spec = plain.data
     if spec.name == "vectors" and plain.model.name in (None, "linear") and plain.model.hidden is None:
         config = changed(parse(VECTORS), flags)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from nearfar.data import DataSet, open_data
-from nearfar.data.pictures import OnCorrupt
-from nearfar.runs.config import DataConfig
+from dataclasses import replace
 
-__all__ = ["opened"]
+from nearfar.data import DataSet, open_data
+from nearfar.data.open import kind_of
+from nearfar.data.pictures import OnCorrupt
+from nearfar.runs.config import Config, DataConfig
+
+__all__ = ["named", "opened"]
+
+
+def named(config: Config) -> Config:
+    """The configuration with the name of its data set, where that is left to the path."""
+    spec = config.data
+    return replace(config, data=replace(spec, name=spec.name or kind_of(spec.path)))
 
 
 def opened(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataSet:

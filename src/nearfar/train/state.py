@@ -14,6 +14,7 @@ from accelerate.utils import gather_object
 from rich.console import Console
 from torch import Tensor, nn
 
+from nearfar._utils.files import lies_in
 from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, View
 from nearfar.data.decoded import cached
@@ -192,4 +193,9 @@ def _cached(config: Config, data: DataSet, plain: Transform, device: torch.devic
     spec = config.data
     cache = "memory" if spec.cache == "device" and device.type == "cpu" else spec.cache
     folder = None if spec.cache_folder is None else Path(spec.cache_folder)
+    if folder is not None and spec.path is not None and lies_in(folder, Path(spec.path)):
+        raise ValueError(
+            f"config: data.cache_folder must lie outside the data, but {folder} is in {spec.path}; name another one, "
+            "or leave it out."
+        )
     return cached(data, plain, cache, folder=folder, console=console)

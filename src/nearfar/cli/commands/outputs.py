@@ -10,7 +10,7 @@ from typing import Any
 from typer import Context
 from typer.core import TyperCommand
 
-from nearfar._utils.files import protected
+from nearfar._utils.files import lies_in, protected
 from nearfar.cli.commands.shared import one_sentence
 
 __all__ = ["OUTPUTS", "Command", "check_apart", "check_suffix"]
@@ -77,9 +77,10 @@ def _is_in(target: Path, folder: Path) -> bool:
         return any(target.samefile(folder / name) for name in FILES if name != REPORT and (folder / name).exists())
     if target.suffix == ".html":
         return False
-    inside = Path(os.path.realpath(folder)) in Path(os.path.realpath(target)).parents
+    if lies_in(target, folder):
+        return True
     linked = target.stat().st_nlink > 1  # a hard link may have its other name in the folder
-    return inside or (linked and any(path.samefile(target) for path in folder.rglob("*") if path.is_file()))
+    return linked and any(path.samefile(target) for path in folder.rglob("*") if path.is_file())
 
 
 def check_suffix(option: str, path: Path, allowed: Mapping[str, str]) -> None:
