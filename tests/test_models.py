@@ -284,10 +284,13 @@ def test_torchvision_trunks_lose_only_pool_and_classifier(vision):
 
 
 def test_unknown_backbones(vision):
-    with pytest.raises(ValueError, match=r"timm has no model 'resnet5'; did you mean one of"):
-        build("timm:resnet5")
-    with pytest.raises(ValueError, match="torchvision has no model 'resnet5'"):
-        build("torchvision:resnet5")
+    with pytest.raises(ValueError, match=r"timm has no model 'resnet5O'; did you mean 'resnet50'\?$"):
+        build("timm:resnet5O")
+    with pytest.raises(ValueError, match=r"torchvision has no model 'resnet5O'; did you mean 'resnet50'\?$"):
+        build("torchvision:resnet5O")
+    for library in ("timm", "torchvision"):
+        with pytest.raises(ValueError, match=rf"{library} has no model 'zzzz'; .*list_models\(\) lists them\.$"):
+            build(f"{library}:zzzz")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -60,6 +61,22 @@ def check_whole(owner: str, name: str, value: object) -> None:
     """Require an integer above zero."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{owner}: {name} must be a whole number above zero, but came as {value!r}.")
+
+
+def check_seed(owner: str, value: object, name: str = "seed") -> None:
+    """Require a whole number that every random number generator takes: NumPy's from 0 on, torch's below 2^63."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 2**63:
+        raise ValueError(f"{owner}: {name} must be a whole number from 0 to 2^63 - 1, but came as {value!r}.")
+
+
+def check_workers(owner: str, name: str, value: int) -> None:
+    """Refuse so many processes or threads that the machine could not go on."""
+    cores = os.cpu_count() or 1
+    most = max(256, 16 * cores)
+    if value > most:
+        raise ValueError(
+            f"{owner}: {name} must be at most {most:,} on a machine of {cores} cores, but came as {value:,}."
+        )
 
 
 class DegenerateBatchWarning(UserWarning):

@@ -14,6 +14,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
+from nearfar._utils.checks import check_workers
+
 __all__ = ["Stopped", "Workers", "stopping"]
 
 Name = TypeVar("Name")
@@ -39,6 +41,7 @@ class Workers(Generic[Job, Outcome]):
     """
 
     def __init__(self, work: Callable[[Job], Outcome | None], jobs: int) -> None:
+        check_workers("Workers", "jobs", jobs)
         self.jobs, self._work = jobs, work
         self._pool: ProcessPoolExecutor | None = None
         self._stop: Any = None

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from nearfar._utils.arrays import int64_of
-from nearfar._utils.checks import check_whole
+from nearfar._utils.checks import check_seed, check_whole
 
 __all__ = ["Classes", "GlobalBatches", "Rows", "State", "as_tensor", "class_rounds", "next_round", "shuffle_within"]
 
@@ -82,7 +82,7 @@ class GlobalBatches(Sampler[list[int]], ABC):
         owner = type(self).__name__
         check_whole(owner, "world", world)
         _check_counted(owner, "rank", rank, world - 1)
-        _check_counted(owner, "seed", seed, 2**63 - 1)
+        check_seed(owner, seed)
         if batch_size < world:
             raise ValueError(
                 f"{owner}: a global batch must have a row for each rank, but {batch_size} rows came for world={world}."

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nearfar._utils.checks import check_workers
 from nearfar._utils.console import say
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def launched(processes: int | None, again: int = 0, more: Sequence[str] = ()) ->
         raise ValueError("--restarts needs --processes, which starts what may be started again.")
     if processes is None or (processes == 1 and not again):
         return False
+    check_workers("launch", "--processes", processes)
     named = next((name for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ), None)
     if named is not None:
         raise ValueError(

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from nearfar._utils.checks import check_seed
 from nearfar.data.samples import Labels, Samples, part
 
 __all__ = ["Shares", "class_disjoint", "classes_apart", "classes_by_name", "hold_out"]
@@ -24,6 +25,7 @@ def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels
     >>> len(rest), len(held_out)
     (4, 2)
     """
+    check_seed("class_disjoint", seed)
     if not 0 < share < 1:
         raise ValueError(f"class_disjoint: share must lie between 0 and 1, both excluded, but came as {share!r}.")
     classes = len(samples.classes)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from nearfar._utils.checks import check_seed
 from nearfar.data.held import Held
 from nearfar.data.samples import Samples, Size, Tensors, Transform, genuine, hold
 
@@ -66,6 +67,7 @@ class View(Dataset[Any]):
         substitutes: bool = True,
         device: torch.device | None = None,
     ) -> None:
+        check_seed("View", seed)
         self.samples, self.transform, self.seed, self.substitutes = samples, transform, seed, substitutes
         self._rendering: Rendering | None = cast(Any, transform) if isinstance(transform, Rendering) else None
         self._x: Tensor | None = samples.x if isinstance(samples, Tensors) and self._rendering is not None else None

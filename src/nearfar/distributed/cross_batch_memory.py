@@ -9,16 +9,28 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
+from nearfar._utils.memory import check_room
 from nearfar._utils.tensors import check_labels
 from nearfar.distributed.gather import Distributed
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, Loss
 from nearfar.relations.relation import Relation
 
-__all__ = ["CrossBatchMemory", "Staleness"]
+__all__ = ["CrossBatchMemory", "Staleness", "bytes_of"]
 
+COPIES, PLACES = 3, 40
+"""Of a remembered row, during a call: copies (remembered, gathered, beside the batch); bytes of places and labels."""
 COUNTS = 3
 """Number of entries before the ages in a memory's state."""
+
+
+def bytes_of(size: int, width: int, bytes_each: int = 4) -> int:
+    """The bytes that a full memory takes during a call.
+
+    >>> bytes_of(1000, 128)
+    1576000
+    """
+    return size * (COPIES * width * bytes_each + PLACES)
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,7 @@ class CrossBatchMemory(Loss):
         if max_age is not None:
             check_whole("CrossBatchMemory", "max_age", max_age)
         self.loss, self.size, self.warmup, self.max_age = loss, size, warmup, max_age
+        check_room("CrossBatchMemory", f"size={size:,}", bytes_of(size, 0))
         self.register_buffer("embeddings", torch.empty(0, 0))
         self.register_buffer("labels", torch.empty(0, dtype=torch.int64))
         self.register_buffer("ids", torch.empty(0, dtype=torch.int64))
@@ -220,7 +233,10 @@ class CrossBatchMemory(Loss):
         if self._holds_any:
             self._follow(rows.device)
             return
-        self.embeddings = rows.new_zeros(self.size, rows.shape[1])
+        width = rows.shape[1]
+        what = f"size={self.size:,} rows of width {width:,}"
+        check_room("CrossBatchMemory", what, bytes_of(self.size, width, rows.element_size()), rows.device)
+        self.embeddings = rows.new_zeros(self.size, width)
         self.labels, self.ids = (torch.zeros(self.size, dtype=torch.int64, device=rows.device) for _ in range(2))
 
     def _follow(self, device: torch.device) -> None:

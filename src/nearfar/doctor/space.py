@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice
+from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded, listed
 from nearfar.doctor.remedies import finding, level
@@ -109,6 +109,7 @@ def diagnose(
     'total collapse'
     """
     check_choice("diagnose", "metric", metric, ("cosine", "euclidean"))
+    check_seed("diagnose", seed)
     given = taken("diagnose", embeddings, labels)
     embeddings, labels = given.x, demand_classes("diagnose", given.y)
     check_embeddings("diagnose", "embeddings", embeddings, finite=False)

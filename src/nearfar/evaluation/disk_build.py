@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_whole
+from nearfar._utils.checks import check_choice, check_seed, check_whole
 from nearfar._utils.files import atomic_write, remove_files
 from nearfar._utils.lock import alone
 from nearfar._utils.progress import Progress
@@ -137,6 +137,7 @@ def _planned(
     """Check the settings, and fill in those that depend on the vectors."""
     check_choice("build_index", "similarity", similarity, METRICS)
     check_choice("build_index", "kind", kind, DISK_KINDS)
+    check_seed("build_index", seed)
     if kind == "hnsw" and similarity == "dot":
         raise ValueError(
             "build_index: kind='hnsw' needs similarity='cosine' or 'euclidean', since its graph asks for a distance."

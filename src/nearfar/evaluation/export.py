@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nearfar._utils.checks import check_seed
 from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
 from nearfar.evaluation.fingerprint import of_weights
@@ -83,6 +84,7 @@ def export_onnx(
         ValueError: the runtimes disagree, or the model cannot be exported.
     """
     _needed()
+    check_seed("export_onnx", seed)
     if not isinstance(example, Tensor) or example.ndim < 1 or not len(example):
         raise ValueError("export_onnx: example must be a batch [b, ...] of one sample or more.")
     graph, example, about = _with_preprocessing(model, example, transform)

@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nearfar._utils.checks import check_seed
 from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation.dealing import filled, paced, ranks, share
@@ -60,6 +61,7 @@ def runs(
 ) -> Iterator[Clusters]:
     """Every run of `k_means`, one after the other."""
     check_embeddings("k_means", "x", x)
+    check_seed("k_means", seed)
     if not 1 <= k <= len(x):
         raise ValueError(f"k_means: k must lie in 1..{len(x)}, the number of rows, but came as {k!r}.")
     if restarts < 1 or steps < 1:

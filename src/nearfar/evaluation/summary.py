@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils import html
-from nearfar._utils.checks import check_choice
+from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.extras import need
 from nearfar._utils.progress import Watch
 from nearfar.data.ks import USUAL
@@ -197,6 +197,7 @@ def evaluate(
     >>> evaluate(x, torch.tensor([0, 0, 1, 1, 0]), ks=(1, 2)).recall
     {1: 0.8, 2: 0.8}
     """
+    check_seed("evaluate", seed)
     ks = _checked(ks)
     given = taken("evaluate", embeddings, labels, ref_emb, ref_labels)
     unit = _unit("evaluate", unit, isinstance(given.y, Relation))
@@ -344,6 +345,7 @@ def compare(
     Both spaces are scored on the same resampled classes (queries, with a relation), so that shared variation cancels.
     The verdict depends on whether the interval of the difference contains 0. `Vectors` are evaluated first.
     """
+    check_seed("compare", seed)
     a, b = _evaluated(a, b)
     unit = _unit("compare", unit, not a.classes)
     same = torch.equal(a.per_query.labels, b.per_query.labels)

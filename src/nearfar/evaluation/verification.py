@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice
+from nearfar._utils.checks import check_choice, check_seed
 from nearfar.evaluation.retrieval import check_sides
 from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
 from nearfar.evaluation.taken import demand_classes, taken
@@ -73,6 +73,7 @@ def verification(
         raise ValueError(f"verification: far must hold shares in 0..1, such as (0.1, 0.01), but came as {far!r}.")
     if pairs is not None and pairs < 1:
         raise ValueError(f"verification: pairs must be 1 or more, or None for all, but came as {pairs!r}.")
+    check_seed("verification", seed)
     if pairs is None and len(labels) > 20_000:
         raise ValueError(
             f"verification: all pairs of {len(labels)} rows are too many to sort; pass pairs=1_000_000 to draw some."

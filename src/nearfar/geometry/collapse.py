@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_positive, check_whole
+from nearfar._utils.checks import check_choice, check_positive, check_seed, check_whole
 from nearfar._utils.tensors import check_labels
 from nearfar.geometry.repair import class_means, repair
 from nearfar.geometry.separation import checked
@@ -101,6 +101,7 @@ def collapse(
     check_choice("collapse", "metric", metric, ("cosine", "euclidean"))
     check_positive("collapse", "margin", margin, zero=True)
     check_whole("collapse", "rows", rows)
+    check_seed("collapse", seed)
     check_labels("collapse", "labels", labels, len(embeddings), embeddings.device)
     chosen = sample(labels, rows, seed).to(embeddings.device)
     embeddings, labels = embeddings[chosen], labels[chosen]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.checks import check_positive, check_seed, check_whole
 from nearfar.geometry import line
 from nearfar.geometry.constraints import Kind, Program, descend
 from nearfar.geometry.ladder import nests, ordered
@@ -163,6 +163,7 @@ def _distance(
     owner = "isometric_error" if kind == "iso" else "hausdorff_distance"
     check_positive(owner, "margin", margin, zero=True)
     check_whole(owner, "starts", starts)
+    check_seed(owner, seed)
     space = space_of(owner, metric)
     hard = hardness(embeddings, labels, margin=margin, metric=metric)  # before x is made: it needs a copy of its own
     x, y = checked(owner, embeddings, labels, space)

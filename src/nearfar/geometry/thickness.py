@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._utils.checks import check_seed
 from nearfar.geometry.spaces import centered
 
 __all__ = ["Thickness", "thickness"]
@@ -49,6 +50,7 @@ def thickness(embeddings: Tensor, *, starts: int = 20, seed: int = 0) -> Thickne
     paper calls good (N = 72, n = 128). What would have to stand there is the thickness in the N - 1 dimensions that the
     rows span.
     """
+    check_seed("thickness", seed)
     x = centered("thickness", "embeddings", embeddings).cpu().numpy()
     rows, width = x.shape
     if rows <= width or rows == 0:

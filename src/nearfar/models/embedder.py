@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearfar._utils.checks import check_choice, check_whole
+from nearfar._utils.memory import check_room
 from nearfar._utils.renamed import NewKeywords
 from nearfar.similarity import unit
 
-__all__ = ["Embedder", "Shape", "freeze_norms", "group_norms"]
+__all__ = ["Embedder", "Shape", "freeze_norms", "group_norms", "linear"]
 
 Shape = tuple[int, ...]
 
@@ -133,12 +134,18 @@ def _head(features: int, embedding_dim: int | None, hidden: int | None, bn_neck:
     layers: list[nn.Module] = []
     if hidden is not None:
         check_whole("Embedder", "hidden", hidden)
-        layers += [nn.Linear(features, hidden), nn.ReLU()]
+        layers += [linear(features, hidden, "hidden"), nn.ReLU()]
         features = hidden
-    layers.append(_identity(features) if embedding_dim is None else nn.Linear(features, embedding_dim))
+    layers.append(_identity(features) if embedding_dim is None else linear(features, embedding_dim, "embedding_dim"))
     if bn_neck:
         layers.append(nn.BatchNorm1d(embedding_dim or features))
     return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+
+
+def linear(features: int, width: int, name: str) -> nn.Linear:
+    """A linear layer whose width is called `name`, if there is memory for its weights."""
+    check_room("Embedder", f"{name}={width:,} from {features:,} features", 4 * features * width)
+    return nn.Linear(features, width)
 
 
 def _identity(features: int) -> nn.Linear:

@@ -10,7 +10,7 @@ from torch import nn
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.renamed import new_keywords
-from nearfar.models.embedder import Embedder, Shape
+from nearfar.models.embedder import Embedder, Shape, linear
 from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
 from nearfar.models.outside import Backbone, File, from_timm, from_torchvision
 from nearfar.models.small import small
@@ -93,7 +93,7 @@ def _linear(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backb
 
 def _mlp(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
     size = _vector("mlp", inputs)
-    layers = (nn.Flatten(), nn.Linear(torch.Size(size).numel(), hidden or 512), nn.ReLU())
+    layers = (nn.Flatten(), linear(torch.Size(size).numel(), 512 if hidden is None else hidden, "hidden"), nn.ReLU())
     return nn.Sequential(*layers), size, (0.0,), (1.0,)
 
 

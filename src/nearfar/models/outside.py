@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -47,9 +48,7 @@ def from_timm(name: str, pretrained: bool, file: File | None = None) -> Backbone
     """Build a trunk of timm: feature maps where the network has them, else vectors by its own pooling."""
     timm = _library("timm")
     if not timm.is_model(name.split(".")[0]):
-        near = timm.list_models(f"*{name.split('.')[0][:6]}*")[:3]
-        hint = f"; did you mean one of {', '.join(near)}?" if near else "; timm.list_models() lists them."
-        raise ValueError(f"models: timm has no model {name!r}{hint}")
+        raise _unknown("timm", name, timm.list_models(), "timm.list_models()")
     with fetching(f"timm:{name}", _endpoint() if pretrained else None):
         trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
     config = timm.data.resolve_model_data_config(trunk)
@@ -62,6 +61,13 @@ def from_timm(name: str, pretrained: bool, file: File | None = None) -> Backbone
     return trunk, size, tuple(config["mean"]), tuple(config["std"])
 
 
+def _unknown(library: str, name: str, known: list[str], where: str) -> ValueError:
+    """The error for a name that a library does not have, with the nearest one that it has."""
+    near = difflib.get_close_matches(name.split(".")[0].lower(), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"{where} lists them."
+    return ValueError(f"models: {library} has no model {name!r}; {hint}")
+
+
 def _rank(trunk: nn.Module, size: Shape) -> int:
     with torch.no_grad():
         return int(trunk.eval()(torch.zeros(1, *size)).ndim)
@@ -71,7 +77,7 @@ def from_torchvision(name: str, pretrained: bool, file: File | None = None) -> B
     """Build a trunk of torchvision: feature maps for known architectures, else vectors by its own pooling."""
     models = _library("torchvision").models
     if name not in models.list_models(module=models):
-        raise ValueError(f"models: torchvision has no model {name!r}; torchvision.models.list_models() lists them.")
+        raise _unknown("torchvision", name, models.list_models(module=models), "torchvision.models.list_models()")
     address = models.get_model_weights(name).DEFAULT.url if pretrained else None
     with fetching(f"torchvision:{name}", None if address is None or _is_kept(address) else address):
         network = models.get_model(name, weights="DEFAULT" if pretrained else None)

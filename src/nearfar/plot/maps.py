@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice
+from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.evaluation.taken import demand_classes, taken
 from nearfar.plot.style import COLORS, GRAY, MARKS, axis, class_words, key
@@ -57,6 +57,7 @@ def embedding_map(
     ['class 0', 'class 1', 'class 2']
     """
     check_choice("plot.embedding_map", "similarity", similarity, MEASURES)
+    check_seed("plot.embedding_map", seed)
     x, y = rows_and_labels("plot.embedding_map", embeddings, labels)
     chosen = _chosen(y.numpy(), show)
     rows = sample(y.numpy(), chosen, points, seed)

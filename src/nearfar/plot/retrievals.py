@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar._utils.checks import check_choice
+from nearfar._utils.checks import check_choice, check_seed
 from nearfar.evaluation.summary import evaluate
 from nearfar.plot.maps import rows_and_labels
 from nearfar.plot.style import NEGATIVE, POSITIVE, axis, class_words
@@ -55,6 +55,7 @@ def gallery(
         ax: the axis to draw on; a new figure if None.
     """
     check_choice("plot.gallery", "similarity", similarity, MEASURES)
+    check_seed("plot.gallery", seed)
     for name, value in (("queries", queries), ("near", near)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"plot.gallery: {name} must be a whole number from 1 on, but came as {value!r}.")

@@ -99,7 +99,7 @@ def _tsne(axes: np.ndarray, seed: int) -> np.ndarray | None:
     start = axes[:, :2] / max(float(axes[:, 0].std()), 1e-12) * 1e-4
     perplexity = min(30.0, (len(axes) - 1) / 3)
     with threadpool_limits(limits=1):
-        model = TSNE(2, init=start.astype(np.float32), perplexity=perplexity, max_iter=500, random_state=seed)
+        model = TSNE(2, init=start.astype(np.float32), perplexity=perplexity, max_iter=500, random_state=seed % 2**32)
         layout: np.ndarray = model.fit_transform(axes.astype(np.float32))
     return layout
 

@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from nearfar._utils.checks import check_choice
+from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.files import atomic_write
 from nearfar._utils.page import FOOTER, allow, document, hash_of
 from nearfar._utils.progress import Watch
@@ -103,6 +103,7 @@ def build(
         FileNotFoundError: if the source does not exist.
     """
     check_choice("report", "similarity", similarity, MEASURES)
+    check_seed("report", seed)
     for name, value in (("queries", queries), ("near", near), ("points", points)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"report: {name} must be a whole number from 1 on, but came as {value!r}.")

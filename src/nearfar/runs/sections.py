@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.checks import check_positive, check_seed, check_whole
 
 __all__ = ["Config", "DataConfig", "ModelConfig", "OptimizerConfig", "Part", "TrainingConfig", "option"]
 
@@ -95,6 +95,11 @@ class ModelConfig:
     freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")
     group_norms: bool = option(False, "group norms in place of batch norms: a sample then depends on no other")
 
+    def __post_init__(self) -> None:
+        for name, width in (("embedding_dim", self.embedding_dim), ("hidden", self.hidden)):
+            if width is not None:
+                check_whole("config", f"model.{name}", width)
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -154,10 +159,12 @@ class TrainingConfig:
     )
 
     def __post_init__(self) -> None:
+        check_seed("config", self.seed, "training.seed")
         for name in ("steps", "evaluate_every", "checkpoint_every"):
             check_whole("config", f"training.{name}", getattr(self, name))
-        if self.chunk is not None:
-            check_whole("config", "training.chunk", self.chunk)
+        for name, value in (("chunk", self.chunk), ("threads", self.threads)):
+            if value is not None:
+                check_whole("config", f"training.{name}", value)
         for name, used in (
             ("average", self.average > 0),
             ("compile", self.compile != "none"),

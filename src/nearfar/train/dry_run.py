@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.files import lies_in
+from nearfar._utils.memory import size_of
 from nearfar._utils.process_group import in_touch
 from nearfar.data import DataSet, Samples
 from nearfar.data._cache import default_folder
@@ -24,6 +25,7 @@ from nearfar.train.feed import feed
 from nearfar.train.folder import RUNS, RunFolder, agreed
 from nearfar.train.pace import estimate, seconds
 from nearfar.train.peak import allocated
+from nearfar.train.room import use_threads
 from nearfar.train.source import named
 from nearfar.train.state import TrainState, prepare
 from nearfar.train.suited import describe
@@ -59,9 +61,9 @@ class Memory:
 
     def __str__(self) -> str:
         return (
-            f"about {_size(self.total)}: weights {_size(self.weights)}, optimizer {_size(self.optimizer)}, gradients "
-            f"{_size(self.gradients)}, activations {_size(self.network)}, the loss {_size(self.loss)}; besides torch "
-            "and the data"
+            f"about {size_of(self.total)}: weights {size_of(self.weights)}, optimizer {size_of(self.optimizer)}, "
+            f"gradients {size_of(self.gradients)}, activations {size_of(self.network)}, the loss {size_of(self.loss)}; "
+            "besides torch and the data"
         )
 
 
@@ -95,8 +97,7 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
     parts.check(config)
     check_trackers(config.training.trackers)
     config = config if data is not None else named(config)
-    if config.training.threads is not None:
-        torch.set_num_threads(config.training.threads)
+    use_threads(config)
     machine = processes.begin(config.training.precision)
     agreed(machine, RunFolder(folder).check)
     before = random_state()
@@ -215,15 +216,3 @@ def _picture(state: TrainState, batch: Batch, path: Path) -> Path:
     each = max(1, len(names) // len(set(names)))
     columns = max(each, ACROSS - ACROSS % each) if each <= ACROSS else ACROSS
     return contact_sheet(path, batch[0], names, mean=model.mean, std=model.std, columns=columns)
-
-
-def _size(count: int) -> str:
-    """Format a number of bytes.
-
-    >>> _size(3 << 30), _size(5_000_000), _size(900)
-    ('3.0 GiB', '4.8 MiB', '0.9 KiB')
-    """
-    for power, unit in ((30, "GiB"), (20, "MiB")):
-        if count >= 2**power:
-            return f"{count / 2**power:.1f} {unit}"
-    return f"{count / 2**10:.1f} KiB"

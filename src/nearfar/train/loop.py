@@ -31,6 +31,7 @@ from nearfar.train.folder import RunFolder, agreed
 from nearfar.train.moment import Moment, take_step
 from nearfar.train.pace import copy_of, estimate, seconds
 from nearfar.train.readings import NotFiniteError, Readings
+from nearfar.train.room import use_threads
 from nearfar.train.scores import Score, chance, score, violation
 from nearfar.train.shared import shared
 from nearfar.train.show import Show, stopping
@@ -97,8 +98,7 @@ def fit(
     parts.check(config)
     check_trackers(config.training.trackers)
     config = config if data is not None else named(config)
-    if config.training.threads is not None:
-        torch.set_num_threads(config.training.threads)
+    use_threads(config)
     machine = processes.begin(config.training.precision)
     with RunFolder(folder, resume=resume, overwrite=overwrite) as place:
         agreed(machine, place.check)

@@ -27,6 +27,7 @@ from nearfar.runs.config import Config
 from nearfar.train.average import Average
 from nearfar.train.faster import faster
 from nearfar.train.rates import optimizer
+from nearfar.train.room import check_memory
 from nearfar.train.sharded import Sharded
 from nearfar.train.source import opened
 from nearfar.train.step import Step
@@ -131,6 +132,7 @@ def prepare(
     given = data or opened(config.data)
     shares, inputs = shares_of(config, given), Input.of(config, given)
     bare, augmented, plain = open_model(config, inputs, fresh=fresh)
+    check_memory(config, shares.learn, inputs, bare, machine)
     given = _cached(config, given, plain, machine.device, console)
     train, validation = split(config, given.train, shares)
     loss = parts.make_loss(config, classes=len(train.classes), dim=bare.embedding_dim)

@@ -12,9 +12,11 @@ from PIL import Image
 
 from nearfar import models
 from nearfar._utils.extras import command
+from nearfar._utils.memory import size_of
 from nearfar.data import DataSet, Samples, Tensors, transforms
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares, classes_apart, classes_by_name, hold_out
+from nearfar.distributed.cross_batch_memory import bytes_of
 from nearfar.models.usual import LARGE, network_for
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
@@ -205,6 +207,9 @@ def describe(config: Config, shares: Shares, inputs: Input, model: Any, device: 
         f"{shares}; {rows} samples a batch",
         f"network {name} on {' x '.join(map(str, inputs.shape))}: {whole:,} parameters, {head:,} of them in the head",
     ]
+    size, width = config.training.cross_batch_memory, int(model.embedding_dim)  # type: ignore[arg-type]
+    if size:
+        lines.append(f"a memory of {size:,} rows of width {width:,}, {size_of(bytes_of(size, width))} once it is full")
     if is_slow(inputs, device) and _features(model, (inputs.shape[0], 2 * LARGE, 2 * LARGE)) is not None:
         lines.append(f"on a CPU a step takes seconds at this size; --data.size {2 * LARGE} makes it faster")
     return "\n".join(lines)

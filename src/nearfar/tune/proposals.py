@@ -78,7 +78,7 @@ class Proposals:
 
     def _drawn(self, optuna: Any, number: int, again: int) -> tuple[Any, dict[str, Any]] | None:
         seed = int(np.random.SeedSequence([self._seed, number, again]).generate_state(1)[0])
-        self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        self._study.sampler = optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
         trial = self._study.ask(self._ranges)
         values = {key: each.decode(trial.params[key]) for key, each in self.space.ranges.items()}
         if _name(values) in self._taken:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from nearfar._utils.checks import check_choice, check_whole
+from nearfar._utils.checks import check_choice, check_seed, check_whole
 from nearfar._utils.console import Terminal
 from nearfar._utils.extras import need
 from nearfar._utils.files import plain_target, write_text
@@ -87,6 +87,7 @@ def search(
     folder = Path(folder)
     for name in (BEST, TRIALS, PAGE):
         plain_target(folder / name)
+    check_seed("tune", seed)
     check_choice("tune", "score", score, SCORES)
     check_choice("tune", "prune", prune, ("median", "none"))
     for name, value in (("trials", trials), ("jobs", jobs), ("seeds", seeds)):

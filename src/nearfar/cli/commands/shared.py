@@ -34,7 +34,9 @@ def one_sentence(command: str) -> Iterator[None]:
     except OSError as error:
         reason = f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
         raise SystemExit(_said(command, reason)) from None
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+    except MemoryError as error:
+        raise SystemExit(_said(command, f"there is not enough memory: {error}" if str(error) else "")) from None
+    except (ValueError, TypeError, ImportError, RuntimeError, OverflowError) as error:
         raise SystemExit(_said(command, str(error) or type(error).__name__)) from None
 
 
