@@ -65,7 +65,7 @@ def check_whole(owner: str, name: str, value: object) -> None:
 
 def check_seed(owner: str, value: object, name: str = "seed") -> None:
     """Require a whole number that every random number generator takes: NumPy's from 0 on, torch's below 2^63."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**63:
         raise ValueError(f"{owner}: {name} must be a whole number from 0 to 2^63 - 1, but came as {value!r}.")
 
 

@@ -18,17 +18,18 @@ from nearfar.relations.relation import Relation
 
 __all__ = ["CrossBatchMemory", "Staleness", "bytes_of"]
 
-COPIES, PLACES = 3, 40
-"""Of a remembered row, during a call: copies (remembered, gathered, beside the batch); bytes of places and labels."""
+COPIES, PLACES = 7, 40
+"""Of a remembered row, during a step: copies (it is gathered, joined to the batch and scaled, and so is its gradient),
+the fewest that were measured of five losses; and bytes of its label, id and place."""
 COUNTS = 3
 """Number of entries before the ages in a memory's state."""
 
 
 def bytes_of(size: int, width: int, bytes_each: int = 4) -> int:
-    """The bytes that a full memory takes during a call.
+    """The bytes that a full memory takes at least during a step.
 
     >>> bytes_of(1000, 128)
-    1576000
+    3624000
     """
     return size * (COPIES * width * bytes_each + PLACES)
 

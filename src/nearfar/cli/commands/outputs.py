@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from typer import Context
 from typer.core import TyperCommand
 
 from nearfar._utils.files import lies_in, protected
@@ -22,7 +21,7 @@ OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "run"})
 class Command(TyperCommand):
     """A command that refuses an output that is one of its inputs, before it does anything."""
 
-    def invoke(self, ctx: Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Check all outputs against all inputs, and let nothing that runs write over an input."""
         inputs = list(_inputs(ctx.params))
         with one_sentence(self.name or ""):
