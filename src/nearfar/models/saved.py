@@ -137,7 +137,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     """Load the network of a run folder (its best weights) or of a .safetensors file, in evaluation mode.
 
     Args:
-        path: a folder that `nearfar train` wrote, or a file that `nearfar export --format safetensors` wrote.
+        path: a folder that `nearfar train` wrote, or a .safetensors file that `nearfar export` wrote.
         device: the device to load it to.
 
     Raises:
@@ -155,7 +155,7 @@ def read(path: str | os.PathLike[str]) -> Saved:
     if path.suffix != ".safetensors":
         raise ValueError(f"models: {path} must be a run folder or a .safetensors file that `nearfar export` wrote.")
     if not path.is_file():
-        raise FileNotFoundError(f"models: there is no file {path}; nearfar export RUN --format safetensors writes one.")
+        raise FileNotFoundError(f"models: there is no file {path}; nearfar export RUN -o NAME.safetensors writes one.")
     about = _description(path)
     try:
         saved = _described(about)
