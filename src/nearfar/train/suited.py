@@ -207,7 +207,7 @@ def describe(config: Config, shares: Shares, inputs: Input, model: Any, device: 
         f"{shares}; {rows} samples a batch",
         f"network {name} on {' x '.join(map(str, inputs.shape))}: {whole:,} parameters, {head:,} of them in the head",
     ]
-    size, width = config.training.cross_batch_memory, int(model.embedding_dim)  # type: ignore[arg-type]
+    size, width = config.training.cross_batch_memory, int(model.embedding_dim)
     if size:
         lines.append(f"a memory of {size:,} rows of width {width:,}, {size_of(bytes_of(size, width))} once it is full")
     if is_slow(inputs, device) and _features(model, (inputs.shape[0], 2 * LARGE, 2 * LARGE)) is not None:
