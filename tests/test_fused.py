@@ -41,8 +41,9 @@ def run(*command, **more):
 
 
 @with_triton
-def test_the_kernels_in_the_interpreter():
-    assert " passed" in interpreted("fused_cases.py")
+@pytest.mark.parametrize("file", ["fused_cases.py", "fused_zeros.py"])
+def test_the_kernels_in_the_interpreter(file):
+    assert " passed" in interpreted(file)
 
 
 @with_triton

@@ -301,9 +301,11 @@ class Fused:
     def _level(self, form: PairForm, fold: Fold) -> dict[str, Any]:
         """Around which level exponentials are taken: the middle of all losses that there can be, if they fit around it.
 
-        Sums of e^z - 1 are needed only where all z may be near 0: γ is larger than what losses differ by.
+        Sums of e^z - 1 are needed only where all z may be near 0: γ is larger than what losses differ by, or values
+        are compared with 0, and must not be a rounding off it.
         """
-        if form.offset is not None or not self.product.similarity.normalize:
+        compared = self.product.reduction == "nonzero"
+        if form.offset is not None or not self.product.similarity.normalize or compared:
             return {"exp": 2, "flat": int(fold.normalized)}
         least, most = bounds(form, *SCORES[self.similarity])
         if most - least > 2 * REACH * fold.gamma:

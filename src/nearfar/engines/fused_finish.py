@@ -20,6 +20,7 @@ from nearfar.groups.groupings import Product, reduce
 from nearfar.links import Sides, Terms
 from nearfar.relations.relation import Relation
 from nearfar.sets.base import Fold, UncertaintySet
+from nearfar.sets.entropic import KL
 
 __all__ = ["fold_and_finish", "fused_value", "group_value"]
 
@@ -79,26 +80,22 @@ def fold_and_finish(
 def group_value(
     of: UncertaintySet, fold: Fold, losses: Tensor | None, measure: Tensor | None, t: Tensor, size: Tensor
 ) -> Tensor:
-    """Values [g] of groups made of single members [g, k] and of folded ones: t and Σ w [g, v]; float64."""
-    total, sizes = t.sum(dim=1), size.sum(dim=1) + float(of.zero_member)
-    members, present = [t / fold.gamma], [(size > 0).to(t.dtype)]
+    """Values [g] of groups made of single members [g, k] and of folded ones: t and Σ w [g, v]; float64.
+
+    Folded members of an exponential fold are one member of the loss t and the weight Σ w. `KL` then gives exactly 0
+    where all losses are 0, so that `reduction="nonzero"` leaves such a group out.
+    """
+    l, w = [over(t, size) if fold.kind == "sum" else t], [size]
     if losses is not None and measure is not None:
-        w = measure.to(t.dtype)
-        w = w * ~(losses.detach() <= 0) if of.zero == "drop" else w
-        l = torch.where(w > 0, losses.to(t.dtype), 0.0)
-        total, sizes = total + (w * l).sum(dim=1), sizes + w.sum(dim=1)
-        members, present = [*members, l / fold.gamma], [*present, w]
-    if fold.kind == "sum":
-        return over(total, sizes)
+        weight = measure.to(t.dtype)
+        weight = weight * ~(losses.detach() <= 0) if of.zero == "drop" else weight
+        l, w = [*l, torch.where(weight > 0, losses.to(t.dtype), 0.0)], [*w, weight]
     if of.zero_member:
-        members, present = [*members, torch.zeros_like(t[:, :1])], [*present, torch.ones_like(t[:, :1])]
-    z, w = torch.cat(members, dim=1), torch.cat(present, dim=1)
-    empty = (sizes == 0)[:, None]
-    # an empty group is of to zeros, so that its log-sum-exp, which is discarded, is finite
-    z = torch.where(w > 0, z + torch.where(w > 0, w, 1.0).log(), torch.where(empty, 0.0, -torch.inf))
-    log = torch.logsumexp(z, dim=1)
-    log = log - torch.where(empty[:, 0], 1.0, sizes).log() if fold.normalized else log
-    return torch.where(empty[:, 0], 0.0, fold.gamma * log)
+        l, w = [*l, torch.zeros_like(t[:, :1])], [*w, torch.ones_like(t[:, :1])]
+    members, weights = torch.cat(l, dim=1), torch.cat(w, dim=1)
+    if fold.kind == "sum":
+        return over((weights * members).sum(dim=1), weights.sum(dim=1))
+    return KL(fold.gamma, normalized=fold.normalized).value(members, weights)
 
 
 def _folded(call: Fused, side: str, of: UncertaintySet, *, turned: bool = False) -> tuple[Tensor, Tensor]:

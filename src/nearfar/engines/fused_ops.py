@@ -1,6 +1,6 @@
 """The operators of the fused engine, registered with torch.library: kernels behind them, tensors and numbers before.
 
-    fold      t [n]: Σ w·l of each row, or γ·log Σ w·e^{l/γ}            its backward is `weigh`
+    fold      t [n]: Σ w·l of each row, or γ·log (Σ w·e^{l/γ} / Σ w)      its backward is `weigh`
     hardest   the column of each row's largest loss
     triplets  Σ l over the triplets of each row                          its backward is `weigh_triplets`
     near      products of each row with P columns of its own            [n, P, d] is never held

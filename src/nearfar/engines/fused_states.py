@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nearfar._utils.tensors import over
 from nearfar.engines.launch import Strip, Work
 from nearfar.engines.pair_vectors import NEGATIVE, POSITION, POSITIVE, number
 
@@ -79,7 +80,8 @@ def totals(work: Work) -> Totals:
     if spec.flat:
         norm = torch.where(found[place] > -0.5 * size, size + found[place], norm)
         place += 1
-    t = torch.where(empty, 0.0, level + spec.gamma * torch.where(empty, 1.0, norm).log())
+    mean = torch.where(empty, 1.0, over(norm, size))
+    t = torch.where(empty, 0.0, level + spec.gamma * mean.log())
     value = torch.zeros_like(t)
     if spec.held:
         value = torch.where(empty, 0.0, level + spec.gamma * found[place] / torch.where(empty, 1.0, norm))
