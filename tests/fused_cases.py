@@ -407,6 +407,7 @@ def test_operators_are_registered_soundly():
         (fused_ops.fold, (rows, cols, pairs, None, None, *spec.said())),
         (fused_ops.hardest, (rows.detach(), cols.detach(), pairs, None, None, *spec.said())),
         (fused_ops.triplets, (rows, cols, pairs, None, near, real, *spec.said())),
-        (fused_ops.near, (rows, cols, call.narrow.place)),
+        (fused_ops.near, (rows, cols, call.narrow.place, [], False)),
+        (fused_ops.near, (rows, cols, call.narrow.place, [torch.zeros_like(x) for x in (rows, cols)], True)),
     ):
         torch.library.opcheck(operator, args, test_utils=checks)

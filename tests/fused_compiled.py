@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nearfar.engines import _kernels, _kernels_top, _kernels_triplets, launch
+from nearfar.engines import _kernels, _kernels_pairs, _kernels_top, _kernels_triplets, fused_ops, launch
 from nearfar.engines.fused_states import totals
 from nearfar.engines.fused_weigh import weigh, weigh_triplets
 from nearfar.engines.launch import LOW, Spec, Work
@@ -69,7 +69,7 @@ def work(kind: torch.dtype, given: int = 0, **more) -> Work:
 
 
 def main() -> None:
-    for module in (_kernels, _kernels_triplets, _kernels_top):
+    for module in (_kernels, _kernels_triplets, _kernels_top, _kernels_pairs):
         for name in module.__all__:
             setattr(module, name, Caught(getattr(module, name)))
     launch._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
@@ -88,6 +88,10 @@ def main() -> None:
     (strip,) = above.strips(2**20, half=True)
     into = torch.zeros(2, dtype=torch.int32), torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
     above.collect(strip, torch.zeros(()), torch.zeros(strip.tall, strip.wide), into, (9, 9))
+    rows, place = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, 3, dtype=torch.int64)
+    for rest, far in (([], False), ([rows, rows], True)):
+        fused_ops.near(rows, rows.clone(), place, rest, far)
+        fused_ops.near_back(rows, rows.clone(), place, near, rest, far)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def resting(seed):
 
 
 def options(name):
-    """All combinations of what a loss is told about values of 0; those of each anchor are not for the kernels."""
+    """All combinations of `zero` and `reduction` that a loss takes; unreduced values are not for the kernels."""
     known = get_type_hints(getattr(L, name).__init__)
     chosen = {key: [x for x in get_args(known[key]) if x != "none"] for key in ("zero", "reduction") if key in known}
     return [dict(zip(chosen, each, strict=True)) for each in product(*chosen.values()) if chosen]
@@ -54,11 +54,11 @@ PRODUCTS = [
 ]
 
 
-def told(case):
+def name_of(case):
     return "-".join(str(x) for x in (case.values() if isinstance(case, dict) else case)) if case else None
 
 
-@pytest.mark.parametrize(("name", "more"), NAMED, ids=lambda x: x if isinstance(x, str) else told(x))
+@pytest.mark.parametrize(("name", "more"), NAMED, ids=lambda x: x if isinstance(x, str) else name_of(x))
 def test_a_loss(name, more):
     loss = getattr(L, name)(**more, **MORE.get(name, {}))
     if unfused(loss.product.at(10), resting(0).relation) is not None:
@@ -68,7 +68,7 @@ def test_a_loss(name, more):
         same(loss, given)
 
 
-@pytest.mark.parametrize(("name", "groups", "more"), PRODUCTS, ids=lambda x: x if isinstance(x, str) else told(x))
+@pytest.mark.parametrize(("name", "groups", "more"), PRODUCTS, ids=lambda x: x if isinstance(x, str) else name_of(x))
 def test_a_product(name, groups, more):
     zero, zero_member, reduction = more
     over = SETS[name](zero=zero, zero_member=zero_member)

@@ -95,12 +95,13 @@ class ScoredPairs:
         """Scores [m, m] among the references: what a triplet's positive says of its negative."""
         if self.relation.square and not self.strip:
             return self.scores
-        return self.similarity.scores(self.cols, self.cols)
+        return self.similarity.scores(self.cols, self.cols).to(self.scores.dtype)
 
     def scores_from(self, place: Tensor) -> Tensor:
         """Scores [n, p, m] of the references `place` [n, p] against all references."""
         if self.strip:  # all m x m of them would be the matrix that strips avoid
-            return self.similarity.scores(self.cols[place.reshape(-1)], self.cols).reshape(*place.shape, -1)
+            found = self.similarity.scores(self.cols[place.reshape(-1)], self.cols)
+            return found.to(self.scores.dtype).reshape(*place.shape, -1)
         return self.reference_scores()[place]
 
     def keep(self, positive: Tensor | None = None, negative: Tensor | None = None) -> ScoredPairs:

@@ -6,7 +6,8 @@ A similarity works in two steps, so that an engine only ever needs a matrix prod
     s  = finish(x' y'ᵀ, |x'|², |y'|²)      [n, m]   elementwise
 
 Distances enter negated here and nowhere else. A distance made of products drowns in |x|² where all rows lie near each
-other; `prepared` then moves the origin among them, which changes no distance and no derivative.
+other; `prepared` then moves the origin among them, which changes no distance and no derivative. Where only some rows
+lie near each other, losses take float64 rows, or differences of rows (engines/distances.py).
 """
 
 from __future__ import annotations

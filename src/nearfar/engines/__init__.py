@@ -1,6 +1,7 @@
 """Engines: evaluate a loss and its gradient; `dense` is the reference, `tiled` needs less memory, `fused` a GPU."""
 
 from nearfar.engines.dense import dense_pairs, dense_value
+from nearfar.engines.distances import distance_rows, widen
 from nearfar.engines.fused import fused_way, has_triton, plain_parts
 from nearfar.engines.fused_auto import fused_with_again, worth_fusing
 from nearfar.engines.fused_finish import fused_value
@@ -12,6 +13,7 @@ __all__ = [
     "check_tiled",
     "dense_pairs",
     "dense_value",
+    "distance_rows",
     "fused_value",
     "fused_way",
     "fused_with_again",
@@ -21,6 +23,7 @@ __all__ = [
     "takes_lists",
     "tiled_value",
     "untiled",
+    "widen",
     "worth_fusing",
     "worth_tiling",
 ]

@@ -11,6 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.tensors import readable
+from nearfar.engines.distances import Raw, distance_rows
 from nearfar.groups.groupings import Product
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import indexed
@@ -27,6 +30,8 @@ def dense_pairs(
     indices: tuple[Tensor, ...] | None,
     *,
     once: bool = False,
+    raw: Raw | None = None,
+    ranks: ProcessGroup | None = None,
 ) -> ScoredPairs:
     """Scores [n, m] of all pairs, and the measures of the pairs that count after mining.
 
@@ -37,11 +42,18 @@ def dense_pairs(
         relation: which pairs are positive and which are negative.
         indices: explicit index tuple of a miner, or None.
         once: count a pair once even if `indices` lists it several times.
+        raw: rows and references before they were prepared: distances of near rows are made of them in float64 (see
+            distances.py), and so are the pairs; if that is not known in advance, their scores are rounded to float32.
+        ranks: processes that make the same pairs.
     """
-    pairs = scored(product, rows, cols, relation, relation.dense())
+    dtype, look = rows.dtype, readable(rows)
+    if raw is not None and product.similarity.shifts:
+        rows, cols = distance_rows(product.similarity, relation, raw, (rows, cols), look=look, ranks=ranks)
+        dtype = rows.dtype if look else dtype
+    pairs = scored(product, rows, cols, relation, relation.dense(), dtype=dtype)
     if indices is not None:
         positive, negative = (
-            x if x.dtype == torch.bool else x.to(rows.dtype) for x in indexed(indices, relation.shape, once=once)
+            x if x.dtype == torch.bool else x.to(dtype) for x in indexed(indices, relation.shape, once=once)
         )
         direct = len(indices) == 3 and product.groups.takes_triplets
         triplets = (indices[0], indices[1], indices[2]) if direct else None
@@ -50,12 +62,20 @@ def dense_pairs(
 
 
 def scored(
-    product: Product, rows: Tensor, cols: Tensor, relation: Relation, tile: Tile, *, strip: bool = False
+    product: Product,
+    rows: Tensor,
+    cols: Tensor,
+    relation: Relation,
+    tile: Tile,
+    *,
+    strip: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> ScoredPairs:
     """Scores [t, m] of rows [t, d] and columns [m, d], and all their pairs by the tile of the relation."""
-    positive, negative = _measures(tile, rows)
+    scores = product.similarity.scores(rows, cols)
+    scores = scores if dtype is None else scores.to(dtype)
+    positive, negative = _measures(tile, scores)
     had, similarity = (present(positive), present(negative)), product.similarity
-    scores = similarity.scores(rows, cols)
     return ScoredPairs(scores, positive, negative, *had, relation, similarity, rows, cols, strip=strip)
 
 

@@ -14,7 +14,6 @@ import importlib.util
 import math
 import os
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -169,7 +168,7 @@ class Fused:
     Args:
         product: the factors of the loss.
         relation: which pairs are positive and which are negative.
-        rows: [n, d] prepared queries, float32.
+        rows: [n, d] prepared queries, float32, or float64 where distances of near rows need it.
         cols: [m, d] prepared references; the rows themselves where the relation is square.
         low: type that products are taken in.
     """
@@ -179,12 +178,18 @@ class Fused:
     ) -> None:
         vectors = pair_vectors(relation)
         assert vectors is not None  # noqa: S101 - checked by `fused_way`
-        self.product, self.vectors, self.rows, self.cols = product, vectors, rows, cols
+        self.product, self.vectors, self.wide = product, vectors, (rows, cols)
+        self.rows = rows.float()
+        self.cols = self.rows if vectors.square else cols.float()
+        both = [(rows, self.rows), (cols, self.cols)][: 1 if vectors.square else 2]
+        self.rest = [(wide - x).detach().float() for wide, x in both if wide.dtype == torch.float64]
+        """What float32 rows and columns lack of the float64 ones; empty where these did not come."""
         self.orders = relation.orders
         self.similarity = SIMILARITIES.index(product.similarity.form or "dot")
         self.dtype = LOW.index(low)
         self.narrow = self._narrow()
         self.measure = None if self.narrow is None else self.narrow.measure
+        self._near: Tensor | None = None
         self.floor: Tensor | None = None
         self.high = math.inf
         self.had_negative: Tensor | None = None
@@ -247,43 +252,66 @@ class Fused:
         return (self.narrow.measure > 0).any(dim=1)
 
     def scores(self, place: Tensor) -> Tensor:
-        """Scores [n, P] of each row with the columns `place` [n, P], in float32, with their gradient."""
+        """Scores [n, P] of each row with the columns `place` [n, P], with their gradient.
+
+        Distances are made of differences of rows; of near rows, they are float64.
+        """
         from nearfar.engines.fused_ops import near
 
-        dots: Tensor = near(self.rows, None if self.vectors.square else self.cols, place)
-        if self.product.similarity.form == "dot":
-            return dots
-        # of rows with length 1 the part of a gradient along them is dropped by whoever made them so
-        unit = self.product.similarity.normalize
-        rows, cols = (x.detach() if unit else x for x in (self.rows, self.cols))
-        norms = (rows * rows).sum(dim=1)
-        others = norms if self.vectors.square else (cols * cols).sum(dim=1)
-        found: Tensor = self.product.similarity.finish(dots, norms[:, None], others[place])
-        return found
+        far = self.product.similarity.form != "dot"
+        found: Tensor = near(self.rows, None if self.vectors.square else self.cols, place, self.rest, far)
+        if not far:
+            return found
+        found = found.double() if self.rest else found  # a margin less a small distance keeps it
+        zero = found.new_zeros(())
+        return self.product.similarity.finish(zero, found, zero)
 
-    @cached_property
+    @property
     def near(self) -> Tensor:
         """Scores [n, P] of the positive pairs."""
         assert self.narrow is not None  # noqa: S101
-        return self.scores(self.narrow.place)
+        if self._near is None:  # not `cached_property`: before Python 3.12 it has a lock, which cannot be compiled
+            self._near = self.scores(self.narrow.place)
+        return self._near
+
+    def around_classes(self) -> tuple[Tensor, Tensor | None]:
+        """Rows and columns less a column of their own label, float32: positive pairs keep their distance.
+
+        The column is that nearest to the mean of its label, so that a few distant ones do not matter. Of a label with
+        several distant groups, the distances within the others are those of float32 products.
+        """
+        (rows, cols), (row, col) = self.wide, (x.long() for x in self.vectors.labels)
+        with torch.no_grad():
+            count = cols.new_zeros(len(row) + len(col))
+            mean = count.new_zeros(len(count), cols.shape[1]).index_add_(0, col, cols)
+            mean = mean / count.index_add(0, col, torch.ones_like(cols[:, 0])).clamp_min(1)[:, None]
+            far = (cols - mean[col]).square().sum(dim=1)
+            least = torch.full_like(count, torch.inf).scatter_reduce(0, col, far, "amin")
+            place = torch.arange(len(col), device=col.device)
+            place = torch.where(far <= least[col], place, len(col) - 1)
+            first = torch.full_like(count, len(col) - 1, dtype=torch.int64).scatter_reduce(0, col, place, "amin")
+            start = cols[first]
+        around = (rows - start[row]).float()
+        return around, None if self.vectors.square else (cols - start[col]).float()
 
     # ------------------------------------------------------------------------------------ folds
 
-    def _spec(self, pair: PairLoss, side: str, **more: Any) -> tuple[Spec, PairForm]:
-        form = pair.form(+1 if side == "positive" else -1)
+    def _spec(self, pair: PairLoss, side: str, *, sign: int = 0, **more: Any) -> tuple[Spec, PairForm]:
+        form = pair.form(sign or (+1 if side == "positive" else -1))
         assert form is not None  # noqa: S101 - checked by `fused_way`
         told = {name: getattr(self.vectors, name) for name in ("itself", "given")}
-        told |= {"similarity": self.similarity, "dtype": self.dtype, "unit": int(self.product.similarity.normalize)}
+        told |= {"similarity": self.similarity, "dtype": self.dtype}
         return Spec.of(form, side=SIDES.index(side), **told, **more), form
 
-    def fold(self, side: str, of: UncertaintySet, fold: Fold, *, turned: bool = False) -> Rows:
-        """Fold one side of each row (`turned`: of each column)."""
+    def fold(self, side: str, of: UncertaintySet, fold: Fold, *, turned: bool = False, sign: int = 0) -> Rows:
+        """Fold one side of each row (`turned`: of each column), by the pair loss of a sign if it is not that side's."""
         from nearfar.engines.fused_ops import fold as folded
 
-        pair = self.product.positive if side == "positive" else self.product.negative
+        sign = sign or (+1 if side == "positive" else -1)
         spec, form = self._spec(
-            pair,
+            self.product.positive if sign > 0 else self.product.negative,
             side,
+            sign=sign,
             high=self.high,
             gamma=fold.gamma,
             drop=int(of.zero == "drop"),
@@ -293,6 +321,8 @@ class Fused:
         if fold.kind == "exp":
             spec = replace(spec, **self._level(form, fold))
         rows, cols, pairs = self.rows, None if self.vectors.square else self.cols, self.vectors.tensors()
+        if side == "positive" and self.rest:
+            rows, cols = self.around_classes()
         if turned:
             rows, cols, pairs = self.cols, self.rows, self.vectors.turned().tensors()
         t, size, seen, _, _, held = folded(rows, cols, pairs, self.floor, form.offset, *spec.said())

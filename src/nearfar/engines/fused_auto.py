@@ -47,7 +47,7 @@ class _Value(torch.autograd.Function):
 def fused_with_again(tiling: Tiling, rows: Tensor, cols: Tensor, low: torch.dtype) -> Found | None:
     """The loss by the fused kernels, its gradient made at once; None where another engine must serve."""
     product, relation = tiling.product, tiling.relation
-    if rows.dtype != torch.float32 or low not in LOW:
+    if low not in LOW:
         return None
     params = tiling.params()
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in (rows, cols, *params)):

@@ -51,7 +51,7 @@ def fused_value(
         if not torch.compiler.is_compiling():
             _say(owner, rows.device)
         return None
-    if rows.dtype != torch.float32 or low not in LOW or unfused(product, relation, plain) is not None:
+    if low not in LOW or unfused(product, relation, plain) is not None:
         return None
     return fold_and_finish(product, relation, rows, cols, low)
 
@@ -73,6 +73,9 @@ def fold_and_finish(
     call = Fused(product, relation, rows, cols, low)
     if call.narrow is None and not call.foldable:
         return None
+    hard = product.over_negative.fold()
+    if call.rest and product.everyone and (product.wants_columns or hard is None or hard.kind == "max" or hard.held):
+        return None  # the near pairs of a row cannot be taken out of all of its pairs
     found = FINISH[product.groups.scope or ""](call)
     return None if found is None else (found[0].to(rows.dtype), *found[1:])
 
@@ -102,11 +105,25 @@ def _folded(call: Fused, side: str, of: UncertaintySet, *, turned: bool = False)
     """Value [n] of one side of each row, and which rows have a member."""
     fold = of.fold()
     assert fold is not None  # noqa: S101 - checked by `fused_way`
+    if side == "all" and call.rest:
+        return _apart(call, of, fold)
     rows = call.fold(side, of, fold, turned=turned)
     value = group_value(of, fold, None, None, rows.t[:, None], rows.size[:, None])
     if fold.held:
         value = value + (rows.held - value).detach()
     return value.to(call.rows.dtype), rows.seen > 0
+
+
+def _apart(call: Fused, of: UncertaintySet, fold: Fold) -> tuple[Tensor, Tensor]:
+    """Like `_folded` for all pairs of each row, some of them near: the kernels fold the negative pairs alone."""
+    rows = call.fold("negative", of, fold)
+    t, size, losses = rows.t[:, None], rows.size[:, None], None
+    if call.measure is None:
+        more = call.fold("positive", of, fold, sign=-1)
+        t, size = torch.stack([rows.t, more.t], dim=1), torch.stack([rows.size, more.size], dim=1)
+    else:
+        losses = call.product.negative(call.near, -1)
+    return group_value(of, fold, losses, call.measure, t, size).to(call.rows.dtype), rows.seen > 0
 
 
 def _anchor_sign(call: Fused) -> Found:

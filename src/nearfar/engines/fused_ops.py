@@ -3,7 +3,7 @@
     fold      t [n]: Σ w·l of each row, or γ·log (Σ w·e^{l/γ} / Σ w)      its backward is `weigh`
     hardest   the column of each row's largest loss
     triplets  Σ l over the triplets of each row                          its backward is `weigh_triplets`
-    near      products of each row with P columns of its own            [n, P, d] is never held
+    near      products of each row with P columns of its own, or squares of their distances; [n, P, d] is never held
 
 `torch.compile` sees each as one node. Gradients of rows are float32 also where products are taken in half precision.
 """
@@ -180,52 +180,67 @@ triplets.register_autograd(_pull_triplets, setup_context=_keep_triplets)
 
 
 @torch.library.custom_op("nearfar::near", mutates_args=())
-def near(rows: Tensor, cols: Tensor | None, place: Tensor) -> Tensor:
-    """Products [n, P] of rows [n, d] with the columns `place` [n, P] of cols [m, d] (None: the rows)."""
+def near(rows: Tensor, cols: Tensor | None, place: Tensor, rest: Sequence[Tensor], far: bool) -> Tensor:
+    """Products [n, P] of rows [n, d] with the columns `place` [n, P] of cols [m, d] (None: the rows).
+
+    With `far` the squares of their distances, made of differences; `rest` is to be added to rows and columns first.
+    """
     from nearfar.engines._kernels_pairs import near as kernel
 
-    found = rows.new_empty(place.shape)
-    rows, place = rows.contiguous(), place.contiguous()
-    cols = rows if cols is None else cols.contiguous()
+    found, given, more = rows.new_empty(place.shape), *_pairs(rows, cols, rest)
     with on_device(rows):
-        kernel[(-(-len(rows) // 16),)](rows, cols, place, found, len(rows), place.shape[1], rows.shape[1], **PAIRS)
+        kernel[(-(-len(rows) // 16),)](
+            *given, place.contiguous(), found, len(rows), place.shape[1], rows.shape[1], FAR=int(far), **more
+        )
     return found
 
 
+def _pairs(rows: Tensor, cols: Tensor | None, rest: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, int]]:
+    """Rows and columns, what they lack, and what chooses code."""
+    both = [rows.contiguous(), (rows if cols is None else cols).contiguous()]
+    lost = [x.contiguous() for x in (rest[0], rest[-1])] if rest else both
+    return [*both, *lost], {"REST": int(bool(rest)), **PAIRS}
+
+
 @near.register_fake
-def _(rows: Tensor, cols: Tensor | None, place: Tensor) -> Tensor:
+def _(rows: Tensor, cols: Tensor | None, place: Tensor, rest: Sequence[Tensor], far: bool) -> Tensor:
     return rows.new_empty(place.shape)
 
 
 @torch.library.custom_op("nearfar::near_back", mutates_args=())
-def near_back(rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of rows and columns (empty where they are the rows) from those of the products."""
+def near_back(
+    rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor, rest: Sequence[Tensor], far: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and columns (empty where they are the rows) from those of what `near` gave."""
     from nearfar.engines._kernels_pairs import near_back as kernel
 
-    rows, place = rows.contiguous(), place.contiguous()
-    by_row, square = rows.new_zeros(rows.shape), cols is None
-    cols = rows if cols is None else cols.contiguous()
-    by_col = by_row if square else cols.new_zeros(cols.shape)
+    given, more = _pairs(rows, cols, rest)
+    by_row = rows.new_zeros(rows.shape)
+    by_col = by_row if cols is None else cols.new_zeros(cols.shape)
     (n, width), grid = rows.shape, (-(-len(rows) // 16), -(-rows.shape[1] // 64))
     with on_device(rows):
-        kernel[grid](rows, cols, place, slope.contiguous(), by_row, by_col, n, place.shape[1], width, **PAIRS)
-    return by_row, rows.new_empty(0) if square else by_col
+        kernel[grid](
+            *given, place.contiguous(), slope.contiguous(), by_row, by_col, n, place.shape[1], width, FAR=int(far),
+            **more,
+        )  # fmt: skip
+    return by_row, rows.new_empty(0) if cols is None else by_col
 
 
 @near_back.register_fake
-def _(rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+def _(rows: Tensor, cols: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(rows), rows.new_empty(0) if cols is None else torch.empty_like(cols)
 
 
 def _keep_near(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+    rows, cols, place, rest, ctx.far = inputs
+    ctx.save_for_backward(rows, cols, place, *rest)
 
 
-def _pull_near(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None, None]:
+def _pull_near(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
     _check_once()
-    rows, cols, place = ctx.saved_tensors
-    by_row, by_col = near_back(rows, cols, place, slope)
-    return by_row, None if cols is None else by_col, None
+    rows, cols, place, *rest = ctx.saved_tensors
+    by_row, by_col = near_back(rows, cols, place, slope, rest, ctx.far)
+    return by_row, None if cols is None else by_col, None, [None] * len(rest), None
 
 
 near.register_autograd(_pull_near, setup_context=_keep_near)

@@ -53,7 +53,6 @@ class Spec:
         band: triplets count by their score.
         dtype: index in `LOW`.
         given: which vectors of the pairs came beside labels: bits 1 flags, 2 ids, 4 weights.
-        unit: rows have length 1, so that whoever made them so drops what a gradient has along its row.
     """
 
     a: float
@@ -78,7 +77,6 @@ class Spec:
     band: int = 0
     dtype: int = 0
     given: int = 0
-    unit: int = 0
 
     @staticmethod
     def of(form: PairForm, **more: Any) -> Spec:
@@ -175,8 +173,8 @@ class Work:
 
     @property
     def far(self) -> bool:
-        """Whether gradients need the sums of dF/d⟨x, y⟩ over rows and columns: scores are distances of any rows."""
-        return bool(self.spec.similarity) and not self.spec.unit
+        """Whether gradients need the sums of dF/d⟨x, y⟩ over rows and columns: scores are distances."""
+        return bool(self.spec.similarity)
 
     @property
     def counted(self) -> bool:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from nearfar._utils.checks import capturing
 from nearfar._utils.process_group import ALONE
+from nearfar._utils.tensors import readable
 from nearfar.engines import (
     Tiling,
+    distance_rows,
     fused_value,
     fused_way,
     fused_with_again,
@@ -22,6 +24,7 @@ from nearfar.engines import (
     takes_lists,
     tiled_value,
     untiled,
+    widen,
     worth_fusing,
     worth_tiling,
 )
@@ -31,34 +34,39 @@ from nearfar.relations.relation import Relation
 __all__ = ["by_list", "by_other_engine"]
 
 Rows = tuple[Tensor, Tensor]
-"""Queries and references."""
+"""Prepared queries and references."""
+Raw = tuple[Tensor, Tensor | None]
+"""The same before; None where the queries are their own references."""
 Found = tuple[Tensor, Tensor, Tensor]
 """The loss, and which rows [n] had a positive and a negative pair."""
 
 
-def by_list(
-    loss: Any, call: Any, relation: Relation, product: Product, rows: tuple[Tensor, Tensor | None]
-) -> Tensor | None:
+def by_list(loss: Any, call: Any, relation: Relation, product: Product, raw: Raw) -> Tensor | None:
     """The loss of an index tuple that is evaluated as a list, from raw rows; None where it is not."""
     if call.indices is None or call.ranks is not None:
         return None
     if not takes_lists(product, call.indices, relation, asked=loss.engine == "tiled"):
         return None
-    apart = loss.owner if loss.listed_apart else None
-    return listed_value(product, *rows, relation, call.indices, once=loss.listed_once, apart=apart)
+    apart, wide = loss.owner if loss.listed_apart else None, widen(product.similarity, *raw)
+    value = listed_value(product, *wide, relation, call.indices, once=loss.listed_once, apart=apart)
+    return value.to(raw[0].dtype)
 
 
-def by_other_engine(loss: Any, call: Any, relation: Relation, product: Product, rows: Rows) -> Found | None:
-    """The loss of prepared rows by the fused or the tiled engine; None where the dense one is to serve."""
+def by_other_engine(loss: Any, call: Any, relation: Relation, product: Product, raw: Raw, rows: Rows) -> Found | None:
+    """The loss by the fused or the tiled engine, float64 if near rows need it; None where the dense one is to serve."""
     found, alone = None, call.indices is None and call.ranks is None
+    given = relation, raw, rows
     if alone and loss.engine == "fused":
-        found = fused_value(loss.owner, product, relation, *rows, _low_type(call), plain=loss._plain())
+        wide = distance_rows(product.similarity, *given, look=readable(raw[0]))
+        found = fused_value(loss.owner, product, relation, *wide, _low_type(call), plain=loss._plain())
     elif alone and fuses(loss, call, relation, product):
-        found = fused_with_again(_tiling(loss, call, relation, product), *rows, _low_type(call))
+        wide = distance_rows(product.similarity, *given, look=readable(raw[0]))
+        found = fused_with_again(_tiling(loss, call, relation, product), *wide, _low_type(call))
     if found is not None:
         return found
     if capturing() or not _tiles(loss, call, relation, product):
         return None
+    rows = distance_rows(product.similarity, *given, look=True, ranks=call.ranks)
     return tiled_value(_tiling(loss, call, relation, product), *rows)
 
 

@@ -304,19 +304,20 @@ class RobustLoss(Loss):
         value = None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))
         if value is not None:
             return value
-        rows, cols = product.similarity.prepared(x, y)
-        found = None if self.engine == "dense" else by_other_engine(self, call, relation, product, (rows, cols))
+        rows = product.similarity.prepared(x, y)
+        found = None if self.engine == "dense" else by_other_engine(self, call, relation, product, (x, y), rows)
         if found is not None:
             self._warn(call, relation, Had(*found[1:]))
-            return found[0]
+            return found[0].to(x.dtype)
         # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
         ranks = call.ranks if product.draws else None
-        with nullcontext() if ranks is None else ranks.same_draws(rows.device):
-            pairs = dense_pairs(product, rows, cols, relation, call.indices, once=self.listed_once)
+        with nullcontext() if ranks is None else ranks.same_draws(x.device):
+            more: Any = {"once": self.listed_once, "raw": (x, y), "ranks": call.ranks}
+            pairs = dense_pairs(product, *rows, relation, call.indices, **more)
             if self.listed_apart and call.indices is not None:
                 check_apart(self.owner, pairs.positive, pairs.negative)
             self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
-            return dense_value(product, pairs)
+            return dense_value(product, pairs).to(x.dtype)
 
     def _explanation(self, call: Call) -> Explanation:
         relation = self._relation(call)
@@ -324,8 +325,9 @@ class RobustLoss(Loss):
             self._warn(call, relation, None)
             return unexplained(_zero(call))
         product = self.product.at(len(call.embeddings))
-        rows, cols = product.similarity.prepared(*_raw(call))
-        pairs = dense_pairs(product, rows, cols, relation, call.indices, once=self.listed_once)
+        raw = _raw(call)
+        rows = product.similarity.prepared(*raw)
+        pairs = dense_pairs(product, *rows, relation, call.indices, once=self.listed_once, raw=raw)
         self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
         return explain(product, pairs)
 

@@ -1,0 +1,101 @@
+"""Distances of near rows: prepared rows in float64 where float32 products would lose the distance of a pair.
+
+A squared distance made of products, |x|² + |y|² - 2⟨x, y⟩, has an error of about 2e-7 (|x|² + |y|²), and unit rows in
+float32 one of 1e-7 in each place: nothing is left of a class that has collapsed to a spread of 1e-4. A pair is near if
+
+    |x - y|² < 2 max |x|² / NEAR
+
+If a batch has a near pair of two samples, positive or negative, all its scores are made of float64 rows; otherwise
+float32 products are right to about 1e-4. Finding out reads values, which is free on a CPU. Where it is not (dense calls
+on a GPU, compiled calls), distances always come from float64. Apple's GPUs have no float64 and keep float32 products.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.process_group import ProcessGroup
+from nearfar.relations.relation import EVERYTHING, Relation
+from nearfar.similarity import Similarity
+
+__all__ = ["Raw", "distance_rows", "widen"]
+
+NEAR = 256
+"""See above; of unit rows, pairs at a distance below .09."""
+FEW, EACH = 16, 8
+"""Rows are compared in each 8th place first, and in at least 16 of them: most pairs differ enough there."""
+ENTRIES = 2**17
+"""Pairs that are looked at together."""
+ENTRIES_ON_GPU = 2**25
+"""The same on a GPU, which waits for each answer."""
+SMALL = 2**15
+"""Of so many pairs all places are compared at once."""
+
+Raw = tuple[Tensor, Tensor | None]
+"""Rows [n, d], and references [m, d] or None for the rows themselves."""
+Rows = tuple[Tensor, Tensor]
+"""Prepared rows and references."""
+
+
+def widen(similarity: Similarity, x: Tensor, y: Tensor | None) -> Raw:
+    """Raw rows in float64 if their distances would be made of float32 products, else as they are."""
+    if not similarity.shifts or x.dtype != torch.float32 or x.device.type == "mps":
+        return x, y
+    return x.double(), None if y is None else y.double()
+
+
+def distance_rows(
+    similarity: Similarity, relation: Relation, raw: Raw, rows: Rows, *, look: bool, ranks: ProcessGroup | None = None
+) -> Rows:
+    """Prepared rows [n, d] and [m, d] as they are, or in float64 if a near pair needs it.
+
+    Args:
+        similarity: makes the scores.
+        relation: which pairs count.
+        raw: rows and references before `Similarity.prepare`.
+        rows: the same, prepared.
+        look: read the values; without it, distances are always of float64 rows.
+        ranks: processes that must come to the same answer.
+    """
+    x, y = widen(similarity, *raw)
+    if x.dtype == raw[0].dtype:
+        return rows
+    if look:
+        near = any_near(relation, *(z.detach() for z in rows))
+        if not (near if ranks is None else bool(ranks.any(torch.tensor(near, device=x.device)))):
+            return rows
+    return similarity.prepared(x, y)
+
+
+def any_near(relation: Relation, rows: Tensor, cols: Tensor) -> bool:
+    """Whether a pair of two samples is near; reads the values."""
+    most = torch.linalg.vector_norm(rows if relation.square else torch.cat([rows, cols]), dim=1).amax().square()
+    bound, step = most * (2 / NEAR), max(1, min(EACH, rows.shape[1] // FEW))
+    entries = ENTRIES if rows.device.type == "cpu" else ENTRIES_ON_GPU
+    tall = max(16, entries // max(1, len(cols)))
+    if len(rows) * len(cols) <= SMALL:
+        return _near(relation, EVERYTHING, rows, cols, bound)
+    some = rows[:, ::step].contiguous()
+    others = some if relation.square else cols[:, ::step].contiguous()
+    for first in range(0, len(rows), tall):
+        here = slice(first, first + tall)
+        if _near(relation, here, some, others, bound) and (step == 1 or _near(relation, here, rows, cols, bound)):
+            return True
+    return False
+
+
+def _near(relation: Relation, here: slice, rows: Tensor, cols: Tensor, bound: Tensor) -> bool:
+    """Whether a squared distance of the rows `here` and their columns is below a bound."""
+    # of a symmetric matrix, the part right of the diagonal
+    there = slice(here.start, None) if relation.square else EVERYTHING
+    x, y = rows[here], cols[there]
+    by_col = (y * y).sum(dim=1)
+    by_row = by_col[: len(x)] if relation.square else (x * x).sum(dim=1)
+    near = torch.addmm(by_col, x, y.T, alpha=-2) < (bound - by_row)[:, None]
+    if relation.square:
+        return int(near.count_nonzero()) > len(x)  # more than the rows themselves
+    if not bool(near.any()):
+        return False
+    tile = relation.tile(here, there)  # a row may be its own reference
+    return bool((near & ((tile.positive > 0) | (tile.negative > 0))).any())
