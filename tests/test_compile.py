@@ -110,6 +110,17 @@ def test_references_and_index_tuples_compile_into_one_graph():
     check_compiled(L.Triplet(margin=0.5), embeddings, labels, triples)
 
 
+@pytest.mark.parametrize("k", [3, "B/2"])
+def test_a_set_with_a_method_of_its_own_compiles_into_one_graph(k):
+    """Also where a count becomes a number, which copies the set."""
+    embeddings, labels = tensors(*random_batch())
+    plain, own = L.DroTopK(k=k), L.DroTopK(k=k)
+    for over in (own.over_positive, own.over_negative):
+        object.__setattr__(over, "value", lambda losses, *rest, **more: losses.relu().sum(dim=1))
+    assert not torch.equal(own(embeddings, labels), plain(embeddings, labels))
+    check_compiled(own, embeddings, labels)
+
+
 def test_a_second_batch_of_the_same_shape_needs_no_second_graph():
     """Nothing is baked in from the values: labels may change."""
     frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

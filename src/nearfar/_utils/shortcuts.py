@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeGuard, TypeVar
 
 from torch import Tensor, nn
 
+from nearfar._utils.checks import constant_when_compiled
 from nearfar._utils.renamed import NewKeywords
 
 Kind = TypeVar("Kind")
@@ -111,9 +112,14 @@ def _touched(part: Any) -> str | None:
     return None
 
 
+@constant_when_compiled
+def method_names(kind: type[object]) -> frozenset[str]:
+    """The names of a class's methods; a field whose default is a function does not count."""
+    return _methods(kind)
+
+
 @cache
 def _methods(kind: type[object]) -> frozenset[str]:
-    """The names of a class's methods; a field whose default is a function does not count."""
     names = frozenset(name for name in dir(kind) if callable(inspect.getattr_static(kind, name, None)))
     return names.difference(getattr(kind, "__dataclass_fields__", ()))
 

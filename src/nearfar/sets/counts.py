@@ -10,8 +10,10 @@ from dataclasses import replace
 from types import MethodType
 from typing import Any, TypeVar
 
+import torch
+
 from nearfar._utils.checks import check_positive
-from nearfar._utils.shortcuts import Part
+from nearfar._utils.shortcuts import Part, method_names
 from nearfar.sets.stream import Orders
 
 __all__ = ["Count", "changed", "check_count", "most_of", "of_batch", "scaled", "unread"]
@@ -81,12 +83,15 @@ def changed(part: Kind, rows: int, **fields: Any) -> Kind:
     one that calls the part itself, as a wrapper of its method does, finds the batch size in `ROWS`.
     """
     new = replace(part, **fields)  # type: ignore[type-var]
-    for name, value in vars(part).items():
-        if name in vars(new):
+    # torch 2.11 cannot compile a loop over an object's attributes, only a search for names of its class; none compiles ROWS
+    compiling = torch.compiler.is_compiling()
+    for name in method_names(type(part)) if compiling else vars(part):
+        if name not in vars(part) or name in vars(new):
             continue
+        value = vars(part)[name]
         if isinstance(value, MethodType) and value.__self__ is part:
             value = MethodType(value.__func__, new)
-        object.__setattr__(new, name, _in_batch(rows, value) if callable(value) else value)
+        object.__setattr__(new, name, _in_batch(rows, value) if callable(value) and not compiling else value)
     return new
 
 
