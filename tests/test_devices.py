@@ -72,3 +72,40 @@ def test_a_learned_number_may_lie_on_any_device(groups, learn):
     wanted = lean_way(loss.product, nf.Relation.from_labels(Y))
     found = lean_way(loss.to("meta").product, nf.Relation.from_labels(Y))
     assert (wanted and wanted[0]) is (found and found[0])
+
+
+class Shifted(P.Hinge):
+    """A pair loss with a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(3))
+
+
+MISPLACED = {
+    "pair_positive.offset": L.Margin,
+    "pair_positive.shift": lambda: nf.RobustLoss(pair=Shifted(), over=nf.sets.Mean()),
+    "proxies": lambda: L.ProxyAnchor(classes=5, dim=4),
+    "loss.pair_positive.offset": lambda: nf.CrossBatchMemory(L.Margin(), size=20),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "dense", "tiled"])
+@pytest.mark.parametrize("name", MISPLACED)
+def test_a_loss_on_another_device_is_refused(name, engine):
+    for loss in (MISPLACED[name]().double(), nf.Distributed(MISPLACED[name]().double())):
+        inner = getattr(loss, "loss", loss)
+        getattr(inner, "loss", getattr(inner, "robust", inner)).engine = engine
+        loss(rows(12), Y)  # in place
+        loss.to("meta")
+        for ask in (loss, loss.explain):
+            with pytest.raises(ValueError, match=rf"its \S*{name} is on meta but the embeddings are on cpu; move the"):
+                ask(rows(12), Y)
+
+
+def test_a_memory_moves_its_rows_itself():
+    memory = nf.CrossBatchMemory(L.SupCon(), size=20)
+    memory(rows(12), Y)
+    memory.embeddings = memory.embeddings.to("meta")
+    with pytest.raises(NotImplementedError, match="meta"):  # it tried
+        memory(rows(12), Y)

@@ -17,6 +17,7 @@ import torch
 from table import ROWS
 
 import nearfar as nf
+from nearfar._utils.tensors import uses_tf32
 from nearfar.losses import replays, robust
 from nearfar.losses.annealing import advance
 
@@ -299,6 +300,51 @@ def test_a_twin_shares_the_memory_of_parameters_alone():
     assert mine.data_ptr() == its.data_ptr()
     assert twin.pair_positive is twin.pair_negative is not loss.pair_positive
     assert twin.beta == loss.beta
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_recording_leaves_random_numbers_alone(recorded, monkeypatch, fails):
+    """The body may draw where it is recorded; only a replay counts."""
+    computes = replays.record
+
+    def draw(body, like):
+        torch.rand(3)
+        found = computes(body, like)
+        torch.rand(5)
+        if fails:
+            raise RuntimeError("capture invalidated")
+        return found
+
+    monkeypatch.setattr(replays, "record", draw)
+    loss = L.SupCon()
+    for _ in range(replays.WAIT):
+        loss(*batch(0))
+    before = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loss(*batch(0))
+    assert len(recorded) == (0 if fails else 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_tf32_is_read_by_either_setting(recorded, monkeypatch, new):
+    """Once torch's new setting was used, reading the old one is an error."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    loss, dense = pair(L.SupCon)
+    try:
+        for fast in (False, True, False):
+            if new:
+                matmul.fp32_precision = "tf32" if fast else "ieee"
+            else:
+                matmul.allow_tf32 = fast
+            assert uses_tf32() is fast
+            for _ in range(4):
+                same(step(loss, *batch(0)), step(dense, *batch(0)))
+    finally:
+        matmul.fp32_precision = before
+    assert len(recorded) == 1 + 1 + 4
 
 
 def test_a_recording_that_fails_is_left(recorded, monkeypatch):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -18,6 +18,13 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def readable(tensor: Tensor) -> bool:
     """Whether reading the values of `tensor` is free: it is on the CPU and outside a compiled graph."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def uses_tf32() -> bool:
+    """Whether float32 matrix products on a GPU may be taken in TF32, by torch's old setting or the new one."""
+    matmul = torch.backends.cuda.matmul
+    found = getattr(matmul, "fp32_precision", None)  # since torch 2.9; once it was set, allow_tf32 cannot be read
+    return matmul.allow_tf32 if found is None else found == "tf32"
 
 
 def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -> None:
@@ -47,6 +54,18 @@ def _check_finite(owner: str, name: str, x: Tensor) -> None:
             f"{owner}: {name} must be finite, but {len(rows)} of {len(x)} rows hold NaN or infinity (rows {shown}); "
             "look at the network or lower the learning rate."
         )
+
+
+def check_placed(owner: str, loss: nn.Module, device: torch.device) -> None:
+    """Require the parameters and buffers of a loss on the device of the embeddings, but for buffers that it moves."""
+    for path, one in () if torch.compiler.is_compiling() else loss.named_modules():
+        for held in (one._parameters, {} if getattr(one, "moves_buffers", False) else one._buffers):
+            for name, x in held.items():
+                if x is not None and x.device != device:
+                    raise ValueError(
+                        f"{owner}: its {path + '.' if path else ''}{name} is on {x.device} but the embeddings are on "
+                        f"{device}; move the loss with .to(device)."
+                    )
 
 
 def check_labels(owner: str, name: str, labels: Tensor, rows: int, device: torch.device) -> None:

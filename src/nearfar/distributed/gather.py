@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearfar._utils.process_group import Group, ProcessGroup, several
-from nearfar._utils.tensors import check_embeddings
+from nearfar._utils.tensors import check_embeddings, check_placed
 from nearfar.distributed.agreement import Looks, agree
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, Loss
@@ -89,7 +89,7 @@ class Distributed(Loss):
         if self._alone:
             return call
         ranks = Group("Distributed", self.group)
-        sizes = agree(ranks, self, call, self._looks, _problem(call))
+        sizes = agree(ranks, self, call, self._looks, _problem(self.loss, call))
         rows = JointRows(ranks, sizes.rows)
         cols = None if call.ref_emb is None else JointRows(ranks, sizes.cols)
         factor = ranks.world if self.averaged else 1
@@ -159,10 +159,12 @@ class _Joined(torch.autograd.Function):
         return whole[0][ctx.mine] * ctx.factor, None, None
 
 
-def _problem(call: Call) -> Exception | None:
+def _problem(loss: nn.Module, call: Call) -> Exception | None:
     """What is wrong with this rank's call, or None; the other ranks must learn of it before it is raised."""
     try:
         check_embeddings(call.owner, "embeddings", call.embeddings)
+        if isinstance(loss, Loss):
+            check_placed(call.owner, loss, call.embeddings.device)
         if call.indices is not None:
             raise ValueError(
                 "Distributed: an index tuple knows the rows of one rank only; use miner= on the loss instead."

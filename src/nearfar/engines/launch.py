@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar._utils.tensors import uses_tf32
 from nearfar.pairs import PairForm
 
 __all__ = ["LOW", "SHAPES", "SIDES", "SIMILARITIES", "Spec", "Strip", "Work", "on_device", "stepped"]
@@ -291,7 +292,7 @@ def _precision(x: Tensor) -> str:
     """How products of float32 are taken: as torch's own setting says; three TF32 products are as exact as one."""
     if not x.is_cuda:
         return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    return "tf32" if uses_tf32() else "tf32x3"
 
 
 def _blocks(x: Tensor, kind: torch.dtype) -> dict[str, int]:

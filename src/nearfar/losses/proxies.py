@@ -66,11 +66,6 @@ class Proxies(Composed):
             raise ValueError(
                 f"{owner}: embeddings must be as wide as the proxies ({self.dim}), but are {embeddings.shape[1]} wide."
             )
-        if embeddings.device != self.proxies.device:
-            raise ValueError(
-                f"{owner}: embeddings are on {embeddings.device} but the proxies on {self.proxies.device}; "
-                "move the loss with .to(device)."
-            )
         relation = call.labels if isinstance(call.labels, Relation) else self._relation(embeddings, call.labels)
         if self.swapped:
             return Call(owner, self.proxies, relation, ref_emb=embeddings, ranks=call.ranks)

@@ -14,7 +14,6 @@ import warnings
 from abc import ABC
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, Protocol
 from weakref import WeakKeyDictionary
@@ -24,7 +23,9 @@ from torch import Tensor, nn
 
 from nearfar._utils.checkpoint import first_line
 from nearfar._utils.checks import capturing
+from nearfar._utils.cuda_graph import record
 from nearfar._utils.shortcuts import HOOKS, Part
+from nearfar._utils.tensors import uses_tf32
 from nearfar.groups.groupings import Product
 from nearfar.losses.choice import fuses
 from nearfar.sets.base import UncertaintySet
@@ -75,7 +76,7 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
         return None
     product = core.product.at(len(call.embeddings))
     large = _large(loss, core, call, product)
-    told = None if large is None else settings(loss, product.parts)
+    told = None if large is None else settings(loss, product.parts, device)
     if told is None:
         return None
     # how many positives a row has chooses the sizes of what is gathered: read before, as it cannot be in a recording
@@ -139,9 +140,8 @@ def _watched() -> bool:
 
 def _modes(x: Tensor) -> tuple[Hashable, ...]:
     """Settings of torch that choose kernels, and the stream."""
-    matmul = torch.backends.cuda.matmul
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
-    kernels = matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
+    kernels = uses_tf32(), torch.are_deterministic_algorithms_enabled()
     return x.device, stream, torch.is_inference_mode_enabled(), *kernels
 
 
@@ -230,8 +230,11 @@ class Recording:
             leaves = [x for place, x in enumerate(every) if x is not None and place in self.leaves]
             return value.detach(), torch.autograd.grad(value, leaves, allow_unused=True)
 
-        assert self.given[0] is not None  # noqa: S101 - the embeddings
-        self.start, (self.found, self.slopes) = record(body, self.given[0])
+        like = self.given[0]
+        assert like is not None  # noqa: S101 - the embeddings
+        # a replay draws by itself: the body that runs here must not, and a recording that fails must not either
+        with torch.random.fork_rng([like.device] if like.is_cuda else []):
+            self.start, (self.found, self.slopes) = record(body, like)
 
     def replay(self, given: Given) -> tuple[Tensor, list[Tensor | None]]:
         """Value and gradients of other tensors of the same shapes."""
@@ -271,53 +274,6 @@ def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:
     return x.detach().to(torch.promote_types(x.dtype, torch.float32)).requires_grad_()
 
 
-POOLS: dict[tuple[int, int], Any] = {}
-"""Memory that the recordings of one stream share, since they never run at the same time; a pool ends with its last
-graph, so that an empty one keeps it."""
-
-
-def record(body: Callable[[], Any], like: Tensor) -> tuple[Callable[[], None], Any]:
-    """Record what `body` starts on the GPU; returns how to start it again, and its results, which then change."""
-    now = torch.cuda.current_stream(like.device)
-    side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(now)
-    with torch.cuda.device(like.device), torch.cuda.stream(side):
-        where = like.get_device(), now.cuda_stream
-        if where not in POOLS:
-            POOLS[where] = _captured(lambda: torch.zeros(1, device=like.device), None)[0]
-        body()  # once before: libraries set themselves up on a stream
-        graph, found = _captured(body, POOLS[where].pool())
-    now.wait_stream(side)
-    return graph.replay, found
-
-
-def _captured(body: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    random = torch.cuda.get_rng_state()
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        found = body()
-        graph.capture_end()
-    except BaseException:
-        _given_up(graph, pool, random)
-        raise
-    return graph, found
-
-
-def _given_up(graph: torch.cuda.CUDAGraph, pool: Any, random: Tensor) -> None:
-    """End a capture that failed: torch leaves its allocator and its generator as if it went on."""
-    device = torch.cuda.current_device()
-    with suppress(RuntimeError):
-        graph.capture_end()
-    with suppress(RuntimeError, TypeError):
-        torch._C._cuda_endAllocateToPool(device, pool)
-    fresh = torch.Generator(f"cuda:{device}")
-    fresh.set_state(random)
-    torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
-    POOLS.clear()
-
-
 class _Replayed(torch.autograd.Function):
     """The value of a recording; under create_graph=True its gradient is computed again by plain autograd."""
 
@@ -347,20 +303,21 @@ class _Replayed(torch.autograd.Function):
         return None, None, None, *found
 
 
-def settings(loss: nn.Module, parts: Sequence[Part | None]) -> tuple[Any, ...] | None:
+def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device) -> tuple[Any, ...] | None:
     """Everything that a recording of this loss depends on beside the tensors of a call.
 
     None where it cannot be recorded: a class that is not ours, a hook, an attribute that may change unseen, or a
-    parameter that is no plain one, such as a sharded one.
+    parameter that is no plain one, such as a sharded one, or lies on another device.
     """
     told: list[Any] = []
-    if any(type(x) is not nn.Parameter for x in loss.parameters()):
+    learned = list(loss.parameters())
+    if any(type(x) is not nn.Parameter or x.device != device for x in learned):
         return None
     modules = list(loss.modules())
     for one in (*modules, *(x for x in parts if x is not None and not isinstance(x, nn.Module))):
         if not _ours(type(one)) or not _told(one, told):
             return None
-    told.extend((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in loss.parameters())
+    told.extend((x.data_ptr(), x.dtype, x.shape, x.stride(), x.requires_grad) for x in (*learned, *loss.buffers()))
     return tuple(told)
 
 

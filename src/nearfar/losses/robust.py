@@ -20,7 +20,7 @@ from nearfar._utils.checks import Deferred, DegenerateBatchWarning, check_choice
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.renamed import NewKeywords
 from nearfar._utils.shortcuts import check_part
-from nearfar._utils.tensors import check_embeddings, check_labels, check_reference, check_reference_rows
+from nearfar._utils.tensors import check_embeddings, check_labels, check_placed, check_reference, check_reference_rows
 from nearfar.engines import check_tiled, dense_pairs, dense_value, plain_parts
 from nearfar.groups.groupings import REDUCTIONS, AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
@@ -150,6 +150,8 @@ class Loss(NewKeywords, nn.Module, ABC):
             if call.embeddings.device.type in DEVICES and not torch.compiler.is_compiling():
                 core = self._core()
             value = None if core is None else replayed(self, core, call)
+            if value is None:
+                check_placed(self.owner, self, call.embeddings.device)
             return self._value(call) if value is None else value
 
     def _core(self) -> RobustLoss | None:
@@ -174,6 +176,7 @@ class Loss(NewKeywords, nn.Module, ABC):
         """Validate the embeddings, switch autocast off, explain the value."""
         check_embeddings(self.owner, "embeddings", call.embeddings)
         with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
+            check_placed(self.owner, self, call.embeddings.device)
             return self._explanation(call)
 
 

@@ -1,0 +1,66 @@
+"""Record what a function starts on a GPU as a CUDA graph, and leave torch as it was if that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["record"]
+
+POOLS: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+"""For each device and stream, an empty graph that keeps the memory pool of its recordings alive. They can share it,
+since they never run at the same time."""
+FAILED: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose recording failed: torch's allocator of pinned memory still points to them."""
+
+
+def record(body: Callable[[], Any], like: Tensor) -> tuple[Callable[[], None], Any]:
+    """Record what `body` starts on the GPU; returns how to start it again, and its results, which then change.
+
+    The body runs twice; the state of torch's generators is that of before, even if the recording fails.
+    """
+    now = torch.cuda.current_stream(like.device)
+    side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+    side.wait_stream(now)
+    with torch.cuda.device(like.device), torch.cuda.stream(side):
+        where = like.get_device(), now.cuda_stream
+        if where not in POOLS:
+            POOLS[where] = _capture(lambda: torch.zeros(1, device=like.device), torch.cuda.graph_pool_handle())[0]
+        body()  # once before: libraries set themselves up on a stream
+        graph, found = _capture(body, POOLS[where].pool())
+    now.wait_stream(side)
+    return graph.replay, found
+
+
+def _capture(body: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        found = body()
+        graph.capture_end()
+    except BaseException:
+        _abandon(graph, pool)
+        raise
+    return graph, found
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture that failed: torch leaves its allocator and its generator as if it went on."""
+    POOLS.clear()
+    with suppress(RuntimeError):
+        graph.capture_end()
+        return  # what failed was Python alone
+    FAILED.append(graph)
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
+    # the generator leaves its mode of recording with a capture that ends well, and graphs of before can go on using it
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    torch.zeros(1, device="cuda")
+    graph.capture_end()
