@@ -172,18 +172,40 @@ def test_parameters_that_an_earlier_step_still_holds():
 
 
 def test_after_a_recording_that_failed():
-    """Memory, random numbers and other recordings go on."""
+    """Memory, random numbers, and recordings of before and after go on, those of a user among them."""
+    before, dense_before, width = pair(L.SupCon)
+    for seed in range(4):
+        step(before, *batch(seed, 24, width, 4))
+    drawn, own = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(own):
+        drawn.copy_(torch.rand(4, device="cuda"))
     torch.cuda.manual_seed(3)
-    wanted = torch.rand(5, device="cuda")
+    wanted = [torch.rand(5, device="cuda"), torch.rand(4, device="cuda"), torch.rand(5, device="cuda")]
     torch.cuda.manual_seed(3)
-    x = torch.randn(8, device="cuda")
-    for _ in range(2):
+    state = torch.cuda.get_rng_state()
+
+    def run(loss, given):
+        noise = torch.rand(7, device="cuda")  # in the call of before, and in the recording
+        return given[0].sum() * noise.sum() + given[0].sum().item()
+
+    x = torch.randn(8, 4, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    held = []
+    for _ in range(3):
         with pytest.raises(RuntimeError):
-            replays.record(lambda: x.sum().item(), x)
-    assert torch.equal(torch.rand(5, device="cuda"), wanted)
+            replays.Recording(run, before, (x, None))
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert held[2] == held[1]
+    found = [torch.rand(5, device="cuda")]
+    own.replay()
+    found += [drawn.clone(), torch.rand(5, device="cuda")]
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
     loss, dense, width = pair(L.MultiSimilarity)
     for seed in range(6):
         x, y = batch(seed, 24, width, 4)
-        for a, b in zip(step(loss, x, y), step(dense, x, y), strict=True):
-            assert torch.equal(a, b)
-    assert recorded(loss) == 1
+        for one, other in ((before, dense_before), (loss, dense)):
+            for a, b in zip(step(one, x, y), step(other, x, y), strict=True):
+                assert torch.equal(a, b)
+    assert recorded(before) == recorded(loss) == 1

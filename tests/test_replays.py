@@ -1,7 +1,6 @@
 """Recordings of small batches: what is replayed, what is not, and that the numbers are those of a plain call.
 
-A GPU records; here a stand-in computes again into the same tensors, as a recording does. tests/test_gpu.py holds the
-true ones to the same.
+A GPU records; here tests/tape.py stands in for it. tests/test_gpu_recorded.py holds the true ones to the same.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ import weakref
 import pytest
 import torch
 from table import ROWS
+from tape import tape_calls
 
 import nearfar as nf
 from nearfar._utils.tensors import uses_tf32
-from nearfar.losses import replays, robust
+from nearfar.losses import replays
 from nearfar.losses.annealing import advance
 
 L = nf.losses
@@ -27,25 +27,7 @@ L = nf.losses
 @pytest.fixture
 def recorded(monkeypatch):
     """Record on the CPU; returns the list of replays."""
-    heard = []
-
-    def record(body, like):
-        found = body()
-
-        def start():
-            heard.append(like.shape)
-            value, slopes = body()
-            found[0].copy_(value)
-            for mine, slope in zip(found[1], slopes, strict=True):
-                if mine is not None:
-                    mine.copy_(slope)
-
-        return start, found
-
-    monkeypatch.setattr(replays, "record", record)
-    for module in (replays, robust):
-        monkeypatch.setattr(module, "DEVICES", frozenset({"cpu"}))
-    return heard
+    return tape_calls(monkeypatch)
 
 
 def batch(seed, n=12, d=6, dtype=torch.float32):

@@ -134,6 +134,7 @@ def _watched() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # such as those of a checkpoint
         or capturing()
     )
 
@@ -283,7 +284,10 @@ class _Replayed(torch.autograd.Function):
     ) -> Tensor:
         ctx.run, ctx.many, ctx.leaves = run, many, recording.leaves
         value, ctx.slopes = recording.replay(inputs[:many])
-        ctx.save_for_backward(*inputs)
+        # labels and ids are held beside: plain autograd lets them change before the gradient is taken
+        floating = [x is not None and x.is_floating_point() for x in inputs]
+        ctx.save_for_backward(*(x if kept else None for x, kept in zip(inputs, floating, strict=True)))
+        ctx.others = [None if kept or x is None else (x, _version(x)) for x, kept in zip(inputs, floating, strict=True)]
         return value
 
     @staticmethod
@@ -293,14 +297,25 @@ class _Replayed(torch.autograd.Function):
         slopes: Sequence[Tensor | None]
         if torch.is_grad_enabled():  # somebody differentiates once more
             leaves = [inputs[i] for i in ctx.leaves]
-            slopes = torch.autograd.grad(
-                ctx.run(inputs[: ctx.many]), leaves, grad, create_graph=True, allow_unused=True
-            )
+            with torch.autocast(grad.device.type, enabled=False):
+                value = ctx.run(_given(inputs, ctx.others)[: ctx.many])
+                slopes = torch.autograd.grad(value, leaves, grad, create_graph=True, allow_unused=True)
         else:
             slopes = [None if x is None else x * grad for x in ctx.slopes]
         for place, slope in zip(ctx.leaves, slopes, strict=True):
             found[place] = None if slope is None else slope.to(inputs[place].dtype)
         return None, None, None, *found
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def _given(saved: Given, others: Sequence[tuple[Tensor, int] | None]) -> Given:
+    """All tensors of a call, of which labels and ids must be as they were."""
+    if any(other is not None and other[1] != _version(other[0]) for other in others):
+        raise RuntimeError("a second derivative needs the labels or ids of the call, but they were changed in place.")
+    return tuple(x if other is None else other[0] for x, other in zip(saved, others, strict=True))
 
 
 def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device) -> tuple[Any, ...] | None:
