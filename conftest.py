@@ -1,5 +1,7 @@
 """What pytest leaves alone: doctests are collected from every module, and some cannot be imported everywhere.
 
+Files that import a package of an extra are skipped where it is missing (tests/needs.py).
+
 And what the collector of garbage leaves alone: all that is there before the first test.
 """
 
@@ -8,10 +10,15 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "tests"))
+from needs import lacking
 
 collect_ignore = []
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -48,3 +55,18 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("nearfar.train.processes._has_device", lambda: False)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+class Lacking(pytest.File):
+    """A file that cannot be imported here."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Nothing: it is skipped whole."""
+        pytest.skip(lacking(self.path) or "", allow_module_level=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Generator[None, Any, Any]:
+    """Skip a file that imports a missing package, in place of an error."""
+    found = yield
+    return [Lacking.from_parent(parent, path=file_path)] if found and lacking(file_path) else found

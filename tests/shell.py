@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
+from needs import need
 from typer.testing import CliRunner
 
 import nearfar as nf
@@ -64,7 +64,7 @@ class Flat(torch.nn.Module):
 def saved(model, example, path):
     """The same model as ONNX, torch.export or TorchScript."""
     if path.suffix == ".onnx":
-        pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+        need("onnxscript")
         nf.evaluation.export_onnx(model, example, path)
     elif path.suffix == ".pt2":
         shapes = ({0: torch.export.Dim("batch")},)

@@ -29,9 +29,11 @@ class Tape(TorchDispatchMode):
         if any(name == word or name.startswith(f"{word}_") for word in READS):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         found = func(*args, **(kwargs or {}))
-        alias = [each.alias_info for each in func._schema.returns]
-        if not any(each is not None and not each.is_write for each in alias):  # a view needs nothing
-            fresh = [] if any(each is not None for each in alias) else _tensors(found)
+        writes = any(each.alias_info is not None and each.alias_info.is_write for each in func._schema.returns)
+        held = {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
+        # by memory, not by schema: in inference mode a cast comes as one operator, of which nobody knows if it copies
+        fresh = [] if writes else [x for x in _tensors(found) if x.untyped_storage().data_ptr() not in held]
+        if writes or fresh:
             self.entries.append((func, args, kwargs or {}, fresh))
         return found
 

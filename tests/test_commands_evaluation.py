@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from needs import need
 from PIL import Image
 from runs import config, tiny
 from shell import TRUST, Flat, alone, run, saved
@@ -173,8 +174,8 @@ def test_embed_a_folder_of_images(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_export_writes_what_gives_the_same_vectors(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    onnxruntime = need("onnxruntime")
+    need("onnxscript")
     model = Flat(12)
     saved(model, torch.randn(5, 3, 4), tmp_path / "m.pt2")
     shown = run(tmp_path, "export", "m.pt2", TRUST, "-o", "out/m.onnx")
@@ -212,7 +213,7 @@ def test_a_run_is_embedded_as_it_was_judged_and_exported(tmp_path):
     assert "recall@1" in run(tmp_path, "evaluate", "run")
     assert run(tmp_path, "compare", "run", "v.npz").startswith("Cannot tell v.npz from run")
     assert "vectors of width" in run(tmp_path, "index", "run", "-o", "i.npz")
-    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    need("onnxscript")
     assert "agrees within" in run(tmp_path, "export", "run", "-o", "m.onnx")
     run(tmp_path, "embed", "m.onnx", "d.npz", "-o", "w.npz")
     again = Vectors.load(tmp_path / "w.npz")
@@ -222,7 +223,7 @@ def test_a_run_is_embedded_as_it_was_judged_and_exported(tmp_path):
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
 def test_an_approximate_index_says_what_it_misses(tmp_path, kind):
-    pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
+    need("faiss")
     generator = torch.Generator().manual_seed(0)
     Vectors(torch.randn(3000, 16, generator=generator)).save(tmp_path / "v.npz")
     Vectors(torch.randn(50, 16, generator=generator)).save(tmp_path / "q.npz")

@@ -1,4 +1,4 @@
-"""A recording that fails leaves torch as it was, by a stand-in for torch.cuda; test_gpu_recorded.py has the true one."""
+"""A recording that fails leaves torch as it was, by a stand-in for torch.cuda; test_gpu_recorded.py has the true."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from forks import ran
+from needs import need
 
 from nearfar.evaluation import DiskIndex, Index, Vectors, build_index, disk_build, neighbors, open_index
 
@@ -22,7 +23,7 @@ KINDS = ("exact", "ivf", "ivfpq", "hnsw")
 
 @pytest.fixture(autouse=True)
 def faiss():
-    module = pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
+    module = need("faiss")
     module.omp_set_num_threads(1)
     return module
 
@@ -53,7 +54,7 @@ def contents(folder):
 def built(tmp_path_factory):
     """One index of each kind, of the same vectors, in parts of 250 rows."""
     home = tmp_path_factory.mktemp("built")
-    pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
+    need("faiss")
     for kind in KINDS:
         build_index(home / kind, vectors(), kind=kind, chunk=250)
     return home

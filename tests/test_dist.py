@@ -11,10 +11,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from needs import need
 
 import nearfar as nf
 
-pytest.importorskip("build", reason="build is not installed (the extra dev)")
+need("build")
 pytest.importorskip("setuptools", reason="setuptools is not installed")
 
 ROOT = Path(__file__).parent.parent
@@ -75,7 +76,7 @@ def test_the_wheel_is_small_and_whole(wheel):
 
 
 def test_its_description_can_be_shown(wheel):
-    pytest.importorskip("twine", reason="twine is not installed (the extra dev)")
+    need("twine")
     assert "PASSED" in ran(sys.executable, "-m", "twine", "check", "--strict", wheel)
 
 

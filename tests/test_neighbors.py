@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from needs import need
 from oracles import retrieval as oracle
 
 from nearfar.evaluation import neighbors
@@ -201,7 +202,7 @@ def test_memory_is_that_of_a_tile():
 @similarities
 @pytest.mark.parametrize("kind", ["random", "tied", "duplicates"])
 def test_faiss_gives_the_same(similarity, kind):
-    pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
+    need("faiss")
     torch.manual_seed(0)
     x, y = {
         "random": (torch.randn(300, 16), torch.randn(200, 16)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from needs import need
 from pytorch_metric_learning import distances as their_distances
 from pytorch_metric_learning import testers as their_testers
 from pytorch_metric_learning.utils import inference as theirs
@@ -25,7 +26,7 @@ def same(found, want):
 
 
 def test_exact_search_by_the_name_of_faiss():
-    faiss = pytest.importorskip("faiss")
+    faiss = need("faiss")
     x, y = rows(7), rows(20, 1)
     for settings in ({}, {"index_init_fn": faiss.IndexFlatIP}):
         mine, other = ours.FaissKNN(**settings), theirs.FaissKNN(**settings)
@@ -38,7 +39,7 @@ def test_exact_search_by_the_name_of_faiss():
 
 @pytest.mark.parametrize("init", [None, "IndexFlatL2"])
 def test_rows_are_remembered_saved_and_read(init, tmp_path):
-    init = init and getattr(pytest.importorskip("faiss"), init)
+    init = init and getattr(need("faiss"), init)
     knn = ours.FaissKNN(reset_before=False, reset_after=False, index_init_fn=init)
     knn.train(rows(9, 2))
     knn.train(rows(4, 3))
@@ -87,7 +88,7 @@ def test_clusters():
 
 
 def test_principal_components_keep_the_distances_of_faiss():
-    pytest.importorskip("faiss")
+    need("faiss")
     x = rows(40, 5)
     mine, other = ours.run_pca(x, 3), theirs.run_pca(x, 3)
     torch.testing.assert_close(mine @ mine.T, other @ other.T, atol=1e-4, rtol=1e-4)
@@ -131,7 +132,7 @@ class Only(Dataset):
 
 
 def test_inference(tmp_path):
-    pytest.importorskip("faiss")
+    need("faiss")
     mine, other = models()
     x, y = rows(9), rows(6, 1)
     torch.testing.assert_close(mine.get_embeddings(x), other.get_embeddings(x))
@@ -173,7 +174,7 @@ TESTS = (
     "pairs", [None, [("val", ["train"])], [("val", ["train", "val"]), ("train", ["val"])]], ids=str
 )
 def test_the_same_scores_of_data_sets(settings, pairs):
-    pytest.importorskip("faiss")
+    need("faiss")
     torch.manual_seed(0)
     trunk, embedder = nn.Linear(5, 8), nn.Linear(8, 4)
     found, told = [], []
@@ -198,7 +199,7 @@ def test_the_same_scores_of_data_sets(settings, pairs):
 
 def test_all_splits_have_the_same_principal_components():
     """PML gives each split its own, so that queries and references of two splits cannot be compared."""
-    pytest.importorskip("faiss")
+    need("faiss")
     made = []
     for library in (testers, their_testers):
         calculator = accuracy_calculator.AccuracyCalculator(include=("r_precision",))

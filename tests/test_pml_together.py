@@ -6,12 +6,13 @@ import logging
 
 import pytest
 import torch
+from needs import need
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import nearfar.pml as ours
 
-theirs = pytest.importorskip("pytorch_metric_learning")
+theirs = need("pytorch_metric_learning")
 from pytorch_metric_learning import losses, miners, samplers, testers, trainers  # noqa: E402
 from pytorch_metric_learning.utils import accuracy_calculator, inference  # noqa: E402
 

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from needs import need
 from PIL import Image, ImageDraw
 from shell import Flat, run, saved
 from torch import nn
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
 @pytest.fixture(scope="module", autouse=True)
 def _extra():
     for name in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name, reason="the extra `onnx` is not installed")
+        need(name)
 
 
 def photographs(folder, count=3):

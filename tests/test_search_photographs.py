@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from browser import Browser
+from needs import need
 from PIL import Image
 from shell import run
 from shop import network, photographs
@@ -72,7 +73,7 @@ def test_a_folder_of_vectors_is_indexed_and_searched(home):
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw"])
 def test_the_recall_of_an_approximate_index_is_told(home, tmp_path, kind):
-    pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
+    need("faiss")
     words = r"Recall@10 against exact search, measured on 20 of its own vectors when it was built: 100\.0% with \d+ c"
     assert re.search(words, run(home, "index", "v.npz", "-o", tmp_path / "i", "--kind", kind))
     assert re.search(words, run(home, "search", tmp_path / "i", "v.npz", "-k", 1))
@@ -121,7 +122,7 @@ def test_a_page_without_pictures_and_names_that_lead_out(home, tmp_path):
 
 def product(path):
     """A random matrix times the pixels, as an ONNX file; exporting a module would take seconds."""
-    onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+    onnx = need("onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     weights = np.random.default_rng(0).normal(size=(1200, 6)).astype(np.float32)
     steps = [helper.make_node("Flatten", ["x"], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["y"])]

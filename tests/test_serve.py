@@ -13,13 +13,14 @@ import pytest
 import torch
 from bombs import bomb
 from browser import Browser
+from needs import need
 from PIL import Image
 from shell import run
 from shop import network, other_mark, photographs, serve
 
 from nearfar.evaluation import Vectors, open_index
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+need("fastapi", "prometheus_client", "uvicorn")
 JPEG, JSON = "image/jpeg", "application/json"
 BEGUN = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: 900\r\n\r\n"
 

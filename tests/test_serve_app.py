@@ -8,15 +8,15 @@ import json
 import logging
 import threading
 
-import pytest
 import torch
+from needs import need
 from PIL import Image
 
 from nearfar.evaluation import Index
 from nearfar.serve import Searcher
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-from nearfar.serve.app import Limits, create_app
+need("fastapi", "prometheus_client", "uvicorn")
+from nearfar.serve.app import Limits, create_app  # noqa: E402
 
 VECTOR = json.dumps({"vector": [1.0, 0.0, 0.0]}).encode()
 

@@ -15,11 +15,13 @@ from types import SimpleNamespace
 import pytest
 from browser import Browser
 from filelock import FileLock
+from needs import need
 
 import nearfar
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+need("mkdocs")
 import reference  # noqa: E402
 import site_hooks  # noqa: E402
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
+from needs import need
 from runs import config, journal, tiny
 
 from nearfar.train import fit, parse
@@ -59,7 +61,8 @@ def wanted(folder):
 
 
 def test_tensorboard_gets_every_number_of_the_journal(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    need("tensorboard")
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     fit(config(training={"steps": 6, "trackers": ["tensorboard"]}), tmp_path / "a", data=tiny())
     events = accumulator.EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
     expected: dict[str, list[tuple[int, float]]] = {}

@@ -332,7 +332,7 @@ def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device
     for one in (*modules, *(x for x in parts if x is not None and not isinstance(x, nn.Module))):
         if not _ours(type(one)) or not _told(one, told):
             return None
-    told.extend((x.data_ptr(), x.dtype, x.shape, x.stride(), x.requires_grad) for x in (*learned, *loss.buffers()))
+    told.extend((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in (*learned, *loss.buffers()))
     return tuple(told)
 
 
