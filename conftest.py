@@ -1,6 +1,7 @@
 """What pytest leaves alone: doctests are collected from every module, and some cannot be imported everywhere.
 
-Files that import a package of an extra are skipped where it is missing (tests/needs.py).
+Files that import a package of an extra are skipped where it is missing (tests/needs.py). A GPU is seen by tests marked
+`gpu`, and hidden from all others, which then compute what they compute elsewhere.
 
 And what the collector of garbage leaves alone: all that is there before the first test.
 """
@@ -70,3 +71,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Generator[
     """Skip a file that imports a missing package, in place of an error."""
     found = yield
     return [Lacking.from_parent(parent, path=file_path)] if found and lacking(file_path) else found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Hide GPUs from a test that is not of one, from its fixtures and from the processes that it starts."""
+    if item.get_closest_marker("gpu"):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cuda.is_available", lambda: False)
+        patch.setattr("torch.cuda.device_count", lambda: 0)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return (yield)

@@ -91,7 +91,9 @@ def test_a_recording_that_fails(cuda, at, invalid):
     with pytest.raises(ValueError, match="no"):
         cuda_graph.record(body, LIKE)
     assert (cuda.recording, cuda.invalid, cuda.pools) == (False, False, set())
+    before = set(cuda.uses)
     again, found = cuda_graph.record(lambda: 2, LIKE)
+    assert bool(set(cuda.uses) - before) == (at == 2)  # not in the pool of the one that failed
     start()
     again()
     assert (found, cuda.made) == (2, 2)

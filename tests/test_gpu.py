@@ -15,7 +15,10 @@ from test_tiled import on
 
 import nearfar as nf
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here; run on a GPU machine")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here; run on a GPU machine"),
+]
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
 
 

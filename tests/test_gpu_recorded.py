@@ -14,7 +14,10 @@ import nearfar as nf
 from nearfar.engines.fused import has_triton, unfused
 from nearfar.losses import replays
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here; run on a GPU machine")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here; run on a GPU machine"),
+]
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
 L = nf.losses
 

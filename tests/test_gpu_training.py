@@ -14,7 +14,10 @@ from nearfar.train import faster as module
 from nearfar.train import fit
 from nearfar.train.faster import faster
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here; run on a GPU machine")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here; run on a GPU machine"),
+]
 GPU = torch.device("cuda", 0)
 
 

@@ -29,7 +29,7 @@ CALLS = replays.WAIT + 2
 """Equal calls of which the last two are replays."""
 
 
-@pytest.fixture(params=["tape", "cuda"])
+@pytest.fixture(params=["tape", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     if request.param == "tape":
         tape_calls(monkeypatch)

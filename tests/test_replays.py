@@ -154,6 +154,27 @@ def test_a_parameter_of_another_kind_is_not_recorded(recorded):
     assert not recorded
 
 
+def test_a_loss_on_another_device_is_refused_each_time(recorded):
+    loss = L.Margin()
+    loss.to("meta")
+    for _ in range(6):
+        with pytest.raises(ValueError, match="offset is on meta but the embeddings are on cpu"):
+            loss(*batch(0))
+
+
+def test_the_recording_that_was_used_least_lately_goes_first(recorded):
+    loss = L.SupCon()
+    for n in range(8, 8 + replays.MOST):
+        for _ in range(4):
+            loss(*batch(0, n))
+    recorded.clear()
+    loss(*batch(0, 8))
+    loss(*batch(0, 40))
+    for n in (8, 9):
+        loss(*batch(0, n))
+    assert len(recorded) == 2
+
+
 def test_large_batches_are_not_recorded(recorded, monkeypatch):
     monkeypatch.setattr(replays, "PAIRS", 100)
     loss = L.SupCon()
