@@ -65,12 +65,18 @@ def together(module: str, name: str, world: int, folder: Path, seconds: float = 
     return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world)]
 
 
+def plain_pytest(**more: str) -> dict[str, str]:
+    """The environment of a pytest that a test starts: no options and no plugins of the one that runs."""
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return {**outside, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
+
+
 def interpreted(file: str) -> str:
     """Run a file of tests under Triton's interpreter, and return what it printed; they must pass.
 
     Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own.
     """
-    env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | {"TRITON_INTERPRET": "1"}
+    env = plain_pytest(TRITON_INTERPRET="1")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/{file}"]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)

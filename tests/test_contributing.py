@@ -5,12 +5,13 @@ And one class adds a set, which every engine and two processes compute; its shor
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from processes import plain_pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -42,8 +43,7 @@ def copied(folder: Path) -> Path:
 
 
 def ran(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    env = {**outside, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", **more}
+    env = plain_pytest(**{"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", **more})
     command = [sys.executable, *words]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, encoding="utf-8", timeout=900, check=False)
 
@@ -126,6 +126,19 @@ def test_one_class_adds_a_set_on_every_engine_and_on_two_ranks(tmp_path):
     assert done.stdout.count("test_every_set.py::test_two_ranks") == 1
     assert done.stdout.count("test_ways.py::") == 1
     assert done.stdout.count("test_own_parts.py::") >= 20
+
+
+def test_plugins_that_are_installed_break_nothing(tmp_path):
+    """A pytest that a test starts has none of them, whatever they do."""
+    (tmp_path / "breaks.py").write_text("raise SystemExit('a plugin was loaded')", encoding="utf-8")
+    told = tmp_path / "breaks-1.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: breaks\nVersion: 1\n", encoding="utf-8")
+    (told / "entry_points.txt").write_text("[pytest11]\nbreaks = breaks\n", encoding="utf-8")
+    (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n", encoding="utf-8")
+    loaded = tried(tmp_path, "test_one.py", PYTHONPATH=str(tmp_path), PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
+    assert "a plugin was loaded" in loaded.stdout + loaded.stderr
+    assert passed(tried(tmp_path, "test_one.py", PYTHONPATH=str(tmp_path))) == 1
 
 
 def test_the_page_counts_six():
