@@ -28,7 +28,7 @@ $(1)/bin/python -m pip install $(QUIETLY) -c $(2) --no-deps timm torchvision
 $(1)/bin/python -m compileall -qq -j 0 -x $(RARELY) $(1)/lib || true
 endef
 
-.PHONY: demo test check lint browser bench fuzz faults docs site portable lowest dist clean
+.PHONY: demo test gpu check lint browser bench fuzz faults docs site portable lowest dist clean
 
 demo: $(READY)
 	$(BIN)/nearfar demo --overwrite
@@ -38,9 +38,14 @@ demo: $(READY)
 # mypy works on one core for half a minute: beside them, with its words after theirs.
 test: lint browser
 	@said=$$(mktemp); $(BIN)/mypy >$$said 2>&1 & types=$$!; \
-	export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}; failed=0; \
+	export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} NEARFAR_PACKAGES=required; failed=0; \
 	$(BIN)/python -m pytest $(SHARED) --durations=10 || failed=1; \
 	wait $$types || failed=1; echo "== mypy"; cat $$said; rm -f $$said; exit $$failed
+
+# Where nothing can be installed, such as on a GPU machine: the tests with the packages that PYTHON has. Those that need
+# another package are skipped with the reason; those of a GPU run where one is.
+gpu:
+	PYTHONPATH=$(CURDIR)/src OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PYTHON) -m pytest $(SHARED) -rs
 
 check: lint
 	$(BIN)/mypy

@@ -17,7 +17,9 @@ import nearfar as nf
 from nearfar.cli.main import app
 
 TRUST = "--trust-model"
-COMMAND = str(Path(sys.executable).parent / "nearfar")
+SCRIPT = Path(sys.executable).parent / "nearfar"
+COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "nearfar"]
+"""The command, also where the package is only on Python's path."""
 
 
 def run(folder: Path, *words: object, code: int = 0) -> str:
@@ -32,7 +34,7 @@ def alone(folder: Path, *words: object, code: int = 0) -> str:
     wide = {"PATH": "/usr/bin:/bin", "COLUMNS": "160", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     wide |= {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
     told = {"cwd": folder, "capture_output": True, "encoding": "utf-8", "env": wide, "timeout": 300}
-    shown = subprocess.run([COMMAND, *map(str, words)], **told)
+    shown = subprocess.run([*COMMAND, *map(str, words)], **told)
     return checked(shown.returncode, shown.stdout, shown.stderr, code)
 
 

@@ -7,19 +7,17 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from shell import COMMAND
 
 from nearfar.data import transforms
 from nearfar.evaluation import fingerprint
 from nearfar.models.saved import Network, Saved
-
-COMMAND = str(Path(sys.executable).parent / "nearfar")
 
 
 def photographs(home: Path, classes: int = 4, each: int = 5) -> None:
@@ -68,7 +66,7 @@ def serve(folder: Path, *words: object) -> Server:
     """Start a server on a free port, and wait until it says its address."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
     process = subprocess.Popen(
-        [COMMAND, "serve", *map(str, words), "--port", "0"],
+        [*COMMAND, "serve", *map(str, words), "--port", "0"],
         cwd=folder,
         env=env,
         stdout=subprocess.PIPE,

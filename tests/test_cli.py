@@ -9,18 +9,15 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from forks import ran
+from shell import COMMAND
 
 import nearfar as nf
 from nearfar.cli.main import app
-
-COMMAND = str(Path(sys.executable).parent / "nearfar")
-
 
 FORKED = "import sys; from nearfar.cli.main import main; sys.argv[0] = 'nearfar'; sys.exit(main())"
 
@@ -30,7 +27,7 @@ def run(*words: str, folder: Path, real: bool = False) -> subprocess.CompletedPr
     wide |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     if not real:
         return ran(FORKED, *words, cwd=folder, env=wide)
-    return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, encoding="utf-8", env=wide, timeout=300)
+    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, encoding="utf-8", env=wide, timeout=300)
 
 
 def test_losses_lists_every_loss(tmp_path):
