@@ -24,7 +24,7 @@ def uses_tf32() -> bool:
     """Whether float32 matrix products on a GPU may be taken in TF32, by torch's old setting or the new one."""
     matmul = torch.backends.cuda.matmul
     found = getattr(matmul, "fp32_precision", None)  # since torch 2.9; once it was set, allow_tf32 cannot be read
-    return matmul.allow_tf32 if found is None else found == "tf32"
+    return bool(matmul.allow_tf32 if found is None else found == "tf32")
 
 
 def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -> None:
