@@ -113,7 +113,7 @@ def _touched(part: Any) -> str | None:
 
 
 @constant_when_compiled
-def method_names(kind: type[Any]) -> frozenset[str]:
+def method_names(kind: Any) -> frozenset[str]:
     """The names of a class's methods; a field whose default is a function does not count."""
     return _methods(kind)
 
