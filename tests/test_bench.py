@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 import typer
+from needs import need
 from typer.testing import CliRunner
 
 import nearfar as nf
@@ -84,6 +85,7 @@ SAME = [name for name in PAIRS if name not in ("Margin", "Angular", "miner Dista
 
 @pytest.mark.parametrize("name", SAME)
 def test_ours_and_theirs_are_the_same_loss(name):
+    need("pytorch_metric_learning")
     e, y = subjects.batch(48, 8)
     ours = SUBJECTS[name].make(48, 8, "auto")
     theirs = subjects.peer_step(SUBJECTS[name], 48, 8)
@@ -254,6 +256,7 @@ def test_a_fresh_process_measures_a_loss():
 
 
 def test_ratios_and_failures(no_processes):
+    need("pytorch_metric_learning")
     rows = list(measure(small(sizes=(128, 32, 64))))
     assert [each.rows for each in rows] == [32, 64, 128]
     assert list(rows[0].cells) == ["auto", PEER]
@@ -400,6 +403,7 @@ def test_lines_for_the_terminal():
 
 def test_the_command(app, tmp_path):
     """With real processes, at a tiny size."""
+    need("pytorch_metric_learning")
     asked = ["bench", "--loss", "SupCon", "--sizes", "32", "--width", "8", "--quick", "--out", str(tmp_path / "b")]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output

@@ -90,6 +90,7 @@ def test_query_and_gallery_by_hand():
 
 
 def test_random_data_agrees_with_pml():
+    need("pytorch_metric_learning")
     torch.manual_seed(0)
     y = torch.randint(0, 40, (400,))
     y[:3] = torch.arange(1000, 1003)  # lone: both leave them out

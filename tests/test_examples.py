@@ -9,6 +9,7 @@ from pathlib import Path
 import forks
 import pytest
 import torch
+from needs import need
 from safetensors.torch import load_file
 
 import nearfar
@@ -36,6 +37,8 @@ def ran(code: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path != TRAINER], ids=lambda path: path.stem)
 def test_example_runs_for_five_steps(path, tmp_path):
+    if path.stem == "lightning_module":
+        need("lightning")
     shown = ran(f"sys.argv[1:] = ['--steps', '5']; runpy.run_path({str(path)!r}, run_name='__main__')", tmp_path)
     assert re.search(r"loss \d+\.\d{4}", shown), shown
 

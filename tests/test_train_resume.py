@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from needs import need
 from runs import config, journal, tiny, weights
 
 from nearfar._utils.files import check_seal, read_arrays
@@ -280,6 +281,8 @@ def changes(name: str):
 
 @pytest.mark.parametrize("name", [name for name in ALLOWED if name not in RATES])
 def test_what_may_change_does(run, name, monkeypatch):
+    if name == "training.trackers":
+        need("tensorboard")
     monkeypatch.setattr(torch, "compile", lambda trunk, **how: trunk)  # new kernels would take a minute
     assert go_on(run, **changes(name)).finished
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
+from needs import need
 from rich.console import Console
 from runs import config, tiny
 
@@ -35,6 +36,7 @@ class Untouchable:
 
 
 def search(folder, space=None, **how):
+    need("optuna")
     options = {"folder": folder, "trials": 2, "held_out": 0.3, "console": QUIET, "data": tiny()}
     return nf.tune.search(SHORT, space or {"optimizer.lr": LR}, **{**options, **how})
 

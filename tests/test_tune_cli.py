@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import need
 from runs import config
 from typer.testing import CliRunner
 
@@ -49,6 +50,7 @@ def nearfar(line: str):
 
 
 def test_a_user_searches_and_trains_the_best(here):
+    need("optuna")
     done = nearfar("tune mine.yaml --space space.yaml --trials 2 --folder found --training.steps 4 --held-out 0.3")
     assert done.exit_code == 0, done.output
     assert "recall@1 on held-out training classes, best of 4 trials:" in done.output
@@ -116,6 +118,7 @@ def searched(tmp_path) -> Tuned:
 
 
 def test_the_page_is_one_file_and_escapes_what_it_shows(tmp_path):
+    need("optuna")
     text = page.build(searched(tmp_path))
     tags = Tags()
     tags.feed(text)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from needs import need
 
 import nearfar as nf
 from nearfar.cli.main import app
@@ -151,6 +152,7 @@ def test_no_name_that_was_given_up(name):
 
 
 def test_public_names_are_american():
+    need("pytorch_metric_learning", "fastapi", "prometheus_client", "uvicorn")
     names = [name.removeprefix("nearfar") for name in public_names()]
     assert len(names) > 1000
     assert [name for name in names if is_british(name)] == []

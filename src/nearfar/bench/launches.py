@@ -50,7 +50,8 @@ def _kernels(step: Step, e: Tensor, y: Tensor) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+    # events are kept, as torch 2.11 warns where they are not, although there is one cycle
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as watched:
         backward(step, e, y)
         torch.cuda.synchronize()
     events = list(watched.events() or ())
