@@ -45,6 +45,8 @@ EXTRAS = {
     "webdataset": "shards",
 }
 """What is not part of the base installation, and the extra that it belongs to."""
+PAGES = {"search.md": "faiss", "tune.md": "optuna"}
+"""Pages whose doctests call what needs a package, which they do not import themselves."""
 IN_TEXT = re.compile(r"^\s*>>> (?:import|from) (\w+)", re.MULTILINE)
 
 
@@ -81,13 +83,15 @@ def _imports(path: Path) -> frozenset[str]:
     """The packages of extras that a file imports when it is imported, by files of the same folder too."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        return frozenset(IN_TEXT.findall(text)) & EXTRAS.keys()
+        return frozenset([*IN_TEXT.findall(text), PAGES.get(path.name, "")]) & EXTRAS.keys()
     found: set[str] = set()
     for node in ast.parse(text).body:
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         modules += [each.name for each in node.names] if isinstance(node, ast.Import) else []
         for parts in (each.split(".") for each in modules):
+            package = path.parent.parts[-len(parts) + 1 :] if len(parts) > 1 else ()
+            inside = (path.parent / "__init__.py").is_file()  # where a bare name is no module beside the file
             other = path.parent / f"{parts[-1]}.py"
-            beside = other.is_file() and (len(parts) == 1 or parts[-2] == path.parent.name)
+            beside = package == tuple(parts[:-1]) and bool(package) == inside and other.is_file()
             found |= _imports(other) if beside else {parts[0]} & EXTRAS.keys()
     return frozenset(found)

@@ -45,6 +45,15 @@ def test_what_needs_a_missing_package_is_skipped_with_the_reason(bare):
     assert done.stdout.count("halved is not installed (the extra faiss)") == 2  # pytest joins those of one line
 
 
+def test_imports_of_a_package_are_followed_beside_a_file_alone():
+    source = ROOT / "src" / "nearfar"
+    assert needs._imports(source / "serve" / "guard.py") == {"prometheus_client"}  # which metrics.py imports
+    assert not needs._imports(source / "_utils" / "html.py")  # it imports Python's own html
+    for path in sorted(source.rglob("*.py")):
+        assert needs._imports(path) <= needs.EXTRAS.keys()
+    assert needs._imports(ROOT / "docs" / "guides" / "search.md") >= {"faiss"}
+
+
 def test_it_fails_where_all_packages_are_demanded(bare):
     done = ran(bare, "-m", "pytest", "-q", *FILES, "--continue-on-collection-errors", NEARFAR_PACKAGES="required")
     assert done.returncode == 1

@@ -77,6 +77,7 @@ def test_a_user_searches_and_trains_the_best(here):
     ],
 )
 def test_what_is_wrong_is_one_sentence_before_anything_is_trained(here, flags, words):
+    need("optuna")
     done = nearfar(f"tune mine.yaml --folder found {flags}")
     assert done.exit_code == 1
     said = str(done.exception) if str(done.exception) != "1" else done.output
