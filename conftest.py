@@ -12,7 +12,7 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-@pytest.fixture
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Train on the CPU, wherever the tests run; accelerate keeps the device of its first use."""
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    monkeypatch.setattr("nearfar.train.processes._has_device", lambda: False)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 class Lacking(pytest.File):
     """A file that cannot be imported here."""
 
@@ -76,10 +65,16 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Generator[
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Hide GPUs from a test that is not of one, from its fixtures and from the processes that it starts."""
-    if item.get_closest_marker("gpu"):
-        return (yield)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.cuda.is_available", lambda: False)
-        patch.setattr("torch.cuda.device_count", lambda: 0)
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        return (yield)
+        seen = item.get_closest_marker("gpu") is not None
+        if not seen:
+            patch.setattr("torch.cuda.is_available", lambda: False)
+            patch.setattr("torch.cuda.device_count", lambda: 0)
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        accelerate = sys.modules.get("accelerate.state")
+        if seen and accelerate is not None:  # it keeps the device of its first use
+            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+        found = yield
+        if seen and (accelerate := sys.modules.get("accelerate.state")) is not None:
+            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+        return found

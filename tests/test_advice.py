@@ -144,7 +144,6 @@ def test_shares_leave_two_to_learn_from_and_never_hold_one_out_alone(training, s
     assert (found.held_out > 0) == (share > 0 and training >= 4)
 
 
-@pytest.mark.usefixtures("on_the_cpu")
 def test_the_size_that_a_dry_run_proposes_on_a_cpu_trains(tmp_path):
     """With the recipe, whose crops in training have more pixels than that."""
     there, path = folders(tmp_path / "pictures", 4, 5, side=140), str(FILE)

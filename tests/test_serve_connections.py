@@ -11,15 +11,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from needs import need
 from shop import Server
 
 from nearfar.evaluation import Index
 from nearfar.serve import Searcher
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-from nearfar.serve import connections
-from nearfar.serve.app import Limits, create_app
-from nearfar.serve.run import Countdown, bind, run
+need("fastapi", "prometheus_client", "uvicorn")
+from nearfar.serve import connections  # noqa: E402
+from nearfar.serve.app import Limits, create_app  # noqa: E402
+from nearfar.serve.run import Countdown, bind, run  # noqa: E402
 
 HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 SEARCH = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"

@@ -147,7 +147,6 @@ def test_memory_of_parameters_is_exact(tmp_path):
     assert memory.total == sum((memory.weights, memory.optimizer, memory.gradients, memory.network, memory.loss))
 
 
-@pytest.mark.usefixtures("on_the_cpu")
 def test_memory_of_activations_grows_with_the_batch_and_shrinks_with_chunks(tmp_path):
     batches = {"name": "MPerClass", "classes": 8, "samples": 4}
     groups = {"name": "small", "embedding_dim": 4, "group_norms": True}

@@ -6,7 +6,6 @@ import functools
 import io
 
 import numpy as np
-import pytest
 import torch
 from runs import config, journal, tiny, weights
 
@@ -54,7 +53,6 @@ def drawings() -> DataSet:
     return DataSet("drawings", samples, samples)
 
 
-@pytest.mark.usefixtures("on_the_cpu")
 def test_on_a_cpu_a_long_run_on_photographs_says_how_long_it_will_take(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "WORTHWHILE", 4)
     plan = {"data": {"transform": "none", "validation": 0.0}, "model": {"name": "small", "embedding_dim": 4}}
