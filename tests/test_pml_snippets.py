@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from needs import need
 from pml_snippets import OWN, PARTS, START
 from pml_snippets_more import DRAWN, LOSSES, USES
 from torch import nn
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from nearfar.pml._theirs import NAMES
 
+need("pytorch_metric_learning")
 SCRIPTS = START | OWN | PARTS | USES
 
 

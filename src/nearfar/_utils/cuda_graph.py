@@ -21,7 +21,7 @@ FAILED: list[torch.cuda.CUDAGraph] = []
 def record(body: Callable[[], Any], like: Tensor) -> tuple[Callable[[], None], Any]:
     """Record what `body` starts on the GPU; returns how to start it again, and its results, which then change.
 
-    The body runs twice; the state of torch's generators is that of before, even if the recording fails.
+    The body runs once before it is recorded, and draws then what it draws.
     """
     now = torch.cuda.current_stream(like.device)
     side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
