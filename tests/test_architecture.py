@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from needs import need
 
 import nearfar as nf
 
@@ -108,6 +109,10 @@ def public_modules() -> list[str]:
 
 @pytest.mark.parametrize("name", public_modules())
 def test_every_public_module_says_what_it_offers(name):
+    if name.startswith("nearfar.serve."):
+        need("fastapi", "prometheus_client", "uvicorn")
+    elif name.startswith("nearfar.pml."):
+        need("pytorch_metric_learning")
     module = import_module(name)
     if module.__name__ != name:
         return  # PML's module in its place
