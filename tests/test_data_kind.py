@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import need
 from PIL import Image
 from shell import run
 
@@ -84,7 +85,7 @@ def make_pair(home: Path) -> Path:
 
 
 def make_hf(home: Path) -> Path:
-    package = pytest.importorskip("datasets", reason="the extra `hf` is not installed")
+    package = need("datasets")
     columns = {"x": np.random.default_rng(0).normal(size=(48, 6)).tolist(), "label": [i % 12 for i in range(48)]}
     package.Dataset.from_dict(columns).save_to_disk(str(home / "hf"))
     return home / "hf"

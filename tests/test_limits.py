@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from needs import need
 from runs import config, tiny
 from shell import run
 
@@ -60,7 +61,7 @@ def test_the_largest_seed_is_taken(where):
 def test_the_largest_seed_trains_and_draws(tmp_path):
     check_seed("f", np.int64(3))
     assert fit(config(training={"seed": 2**63 - 1, "steps": 2}), tmp_path / "r", data=tiny()).finished
-    pytest.importorskip("sklearn", reason="the extra `report` is not installed")
+    need("sklearn")
     assert "<html" in report.build((torch.randn(40, 8), torch.arange(40) % 8), seed=2**63 - 1)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from needs import need
 from runs import config, tiny
 from shell import TRUST, Flat, run, saved
 from typer.testing import CliRunner
@@ -213,7 +214,7 @@ def test_nothing_that_a_command_calls_may_write_over_an_input(tmp_path):
 
 
 def test_a_search_does_not_replace_the_configuration_that_it_began_with(place):
-    pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+    need("optuna")
     (place / "found").mkdir()
     shutil.copy(place / "c.yaml", place / "found" / "best.yaml")
     said = run(place, "tune", "found/best.yaml", "--space", "space.yaml", "--folder", "found", code=1)

@@ -83,7 +83,7 @@ def changed(part: Kind, rows: int, **fields: Any) -> Kind:
     one that calls the part itself, as a wrapper of its method does, finds the batch size in `ROWS`.
     """
     new = replace(part, **fields)  # type: ignore[type-var]
-    # torch 2.11 compiles no loop over an object's attributes, only a search for its class's names; no torch compiles ROWS
+    # torch 2.11 compiles no loop over an object's attributes, only a search for known names; none compiles ROWS
     compiling = torch.compiler.is_compiling()
     for name in method_names(type(part)) if compiling else vars(part):
         if name not in vars(part) or name in vars(new):
