@@ -45,9 +45,9 @@ def losses() -> Iterator[tuple[str, Product, Relation]]:
     for name in sorted(L.__all__):
         if "classes" in inspect.signature(getattr(L, name)).parameters:
             loss = getattr(L, name)(4, 5)
-            yield name, loss.robust.product, loss._relation(torch.zeros(12, 5), labels)
+            yield name, loss.product, loss._of_classes(torch.zeros(12, 5), labels)
         elif name == "NPair":
-            yield name, L.NPair().robust.product, relation.one_a_class()
+            yield name, L.NPair().product, relation.one_a_class()
         else:
             yield name, getattr(L, name)(**MORE.get(name, {})).product, relation
     for name, make in VARIANTS.items():

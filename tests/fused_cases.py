@@ -201,7 +201,9 @@ def test_a_memory_with_ids(name):
 
 def test_angles_are_folded_only_where_their_losses_are_known():
     """What the kernel sees of a triplet's loss lacks ⟨x_a, x_p⟩."""
-    losses = {zero: robust(pair=P.Identity(), over=S.KL(0.5, zero=zero), groups=L.Angular().groups) for zero in ZEROS}
+    losses = {
+        zero: robust(pair=P.Identity(), over=S.KL(0.5, zero=zero), groups=L.Angular().product.groups) for zero in ZEROS
+    }
     assert {zero: unfused(loss.product, plain().relation) is None for zero, loss in losses.items()} == ZEROS
     same(losses["keep"], plain())
 

@@ -133,7 +133,7 @@ def test_a_reference_is_a_block_of_the_plain_form(row):
     queries, labels = tensors(E, y)
     references, names = tensors(R[:7], z[:7])
     loss, wanted = row.loss(), row.loss()
-    for over in {id(o): o for o in (wanted.over_positive, wanted.over_negative)}.values():
+    for over in {id(o): o for o in (wanted.product.over_positive, wanted.product.over_negative)}.values():
         for name in {"k", "top"} & vars(over).keys():  # they count entries here, unordered pairs there
             if getattr(over, name) is not None:
                 object.__setattr__(over, name, getattr(over.at(len(E)), name) / 2)
@@ -230,7 +230,7 @@ def test_the_value_lies_between_the_mean_and_the_maximum_of_its_losses(row, seed
     loss = row.loss()
     found = loss.explain(embeddings, labels)
     members = ~torch.eye(10, dtype=torch.bool)
-    if loss.over_positive.zero == "drop":
+    if loss.product.over_positive.zero == "drop":
         members &= found.losses > 0
     entered = found.losses[members]
     assert entered.mean() - 1e-12 <= found.value <= entered.max() + 1e-12

@@ -125,7 +125,8 @@ def test_explanations_copies_and_names(make):
         assert torch.equal(again(rows, labels), loss(rows, labels))
     assert "B" in repr(loss)
     assert repr(L.DroTopK(k="8B")).count("k='8B'") == 1
-    assert "k='4B'" in repr(L.DroTopKPN(k="8B"))
+    assert "k='8B'" in repr(L.DroTopKPN(k="8B"))
+    assert L.DroTopKPN(k="8B").product.over_positive.k == "4B"
 
 
 def test_sampled_weights_take_a_multiple():
@@ -143,7 +144,7 @@ def test_a_configuration_may_say_it(tmp_path):
     for config in (load(path), load(None, [("loss", "{name: DroTopKPN}"), ("loss.k", "B/2")])):
         parts.check(config)
         loss = parts.make_loss(config, classes=4)
-        assert loss.over_positive.at(32).k in (256, 8)
+        assert loss.product.over_positive.at(32).k in (256, 8)
         rows, labels = batch(12)
         assert torch.isfinite(loss(rows, labels))
 

@@ -113,7 +113,7 @@ def test_qi2020_lambda_cancels_in_lifted_structure(margin):
             pair=(P.Linear(threshold), P.Linear(threshold, margin)),
             over=S.KL(1.0, normalized=False),
             groups="anchor_sign",
-            link=L.GeneralizedLifted().link,
+            link=L.GeneralizedLifted().product.link,
             reduction="sum",
         )(E[:9], y[:9].clamp(max=2))
         for threshold in (0.1, 0.9)

@@ -26,7 +26,7 @@ def some(keep):
 
 def inside(loss):
     """The product inside a composed loss, or the loss itself."""
-    return getattr(loss, "robust", loss)
+    return loss.product
 
 
 def positive_of(row, found, labels):
@@ -80,7 +80,7 @@ def group_sums(loss, found, positive):
     if isinstance(product.groups, Ranking | Bins):
         return [x.sum() for side in both_sides(found.weights, positive) for x in side], False
     signed = [torch.where(positive, found.weights, 0.0), torch.where(positive, 0.0, found.weights)]
-    if product.members == "all":  # the wide side holds the positive pairs too: a row's two groups have one sum
+    if product.everyone:  # the wide side holds the positive pairs too: a row's two groups have one sum
         both = 1 + (positive.sum(dim=1) > 1)
         return list(found.weights.sum(dim=1) / both), False
     if isinstance(product.groups, Sign | Balanced):
@@ -158,9 +158,9 @@ def test_danskin_influence_times_slope_is_the_pull(row, kind):
     loss, _, _, found, positive = explained(row, kind=kind)
     product, s = inside(loss), found.scores.clone().requires_grad_()
     if found.influence.ndim == 3:
-        losses = product.pair_negative(triplet_scores(row, loss, found, s), -1)
+        losses = product.negative(triplet_scores(row, loss, found, s), -1)
     else:
-        losses = torch.where(positive, product.pair_positive(s, 1), product.pair_negative(s, -1))
+        losses = torch.where(positive, product.positive(s, 1), product.negative(s, -1))
     counted = found.influence != 0
     torch.testing.assert_close(losses[counted].detach(), found.losses[counted], atol=1e-12, rtol=1e-12)
     (wanted,) = torch.autograd.grad((found.influence * losses).sum(), s)
@@ -190,7 +190,7 @@ def test_influence_is_the_weights_times_what_the_group_counts(row, kind):
         ]
     else:
         assert isinstance(product.groups, AnchorSign)
-        known = isinstance(product.link, Add | HingeLink | SoftplusLink) and product.members != "all"
+        known = isinstance(product.link, Add | HingeLink | SoftplusLink) and not product.everyone
         sides = (positive, ~positive) if known else (~positive,)  # per positive, the positive pairs have a term each
         groups = [tuple(torch.where(side, x, 0.0) for x in (found.weights, found.influence)) for side in sides]
     for weights, influence in groups:

@@ -101,10 +101,8 @@ def test_what_tiled_refuses_is_dense():
             return super().forward(sides)
 
     x, y = batch()
-    loss = L.MultiSimilarity(engine="fused")
-    loss.link = Own()
-    wanted = L.MultiSimilarity(engine="dense")
-    wanted.link = Own()
+    factors = {"pair": nf.pairs.Linear(0.5), "over": nf.sets.KL(0.1), "groups": "anchor_sign", "link": Own()}
+    loss, wanted = (nf.RobustLoss(**factors, engine=engine) for engine in ("fused", "dense"))
     torch.testing.assert_close(loss(x, y), wanted(x, y))
     index = (torch.tensor([0, 3]), torch.tensor([1, 4]), torch.tensor([5, 0]))
     torch.testing.assert_close(L.Triplet(engine="fused")(x, None, index), L.Triplet(engine="dense")(x, None, index))

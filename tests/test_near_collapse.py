@@ -18,7 +18,7 @@ from nearfar.similarity import NegEuclidean, NegSquaredEuclidean, origin
 
 SPREADS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 KINDS = (NegEuclidean, NegSquaredEuclidean)
-EUCLIDEAN = [row for row in ROWS if isinstance(getattr(row.make(), "similarity", None), KINDS)]
+EUCLIDEAN = [row for row in ROWS if not row.proxies and isinstance(row.make().similarity, KINDS)]
 
 
 def crowd(spread, n=32, dim=16, seed=0):

@@ -65,7 +65,7 @@ def test_every_loss_is_replayed_with_the_numbers_of_dense(row, recorded):
     for seed in range(6):
         x, y = batch(seed, d=width)
         same(step(loss, x, y, 3.0), step(dense, x, y, 3.0))
-    drawn = loss._core().product.draws or loss._core().reduction == "none"
+    drawn = loss._core().product.draws or loss._core().product.reduction == "none"
     assert len(recorded) == (0 if drawn else 6 - replays.WAIT)
 
 
@@ -81,13 +81,35 @@ def test_a_reference_and_ids_are_copied_in(recorded):
 def test_a_setting_that_changes_is_another_recording(recorded):
     loss, dense = pair(lambda: L.MultiSimilarity(beta=30.0))
     x, y = batch(0)
-    for gamma in (0.02, 0.5, 0.02):
+    for beta in (50.0, 2.0, 50.0):
         for one in (loss, dense):
-            for over in (one.over_positive, one.over_negative):
-                object.__setattr__(over, "gamma", gamma)
+            one.beta = beta
         for _ in range(5):
             same(step(loss, x, y), step(dense, x, y))
     assert len(recorded) == 2 + 2 + 5
+
+
+def test_a_learned_setting_is_read_anew(recorded):
+    number = lambda: torch.nn.Parameter(torch.tensor(0.4))  # noqa: E731
+    for make in (lambda: L.NTXent(temperature=number()), lambda: L.DroKL(gamma=number(), zero="keep")):
+        recorded.clear()
+        loss, dense = pair(make)
+        for seed in range(7):
+            x, y = batch(seed)
+            same(step(loss, x, y), step(dense, x, y))
+            with torch.no_grad():
+                for one in (loss, dense):
+                    next(one.parameters()).add_(0.05)
+        assert recorded
+
+
+def test_a_setting_of_another_graph_is_not_recorded(recorded):
+    loss, log = L.NTXent(), torch.nn.Parameter(torch.tensor(-1.0))
+    for seed in range(6):
+        loss.temperature = log.exp()
+        loss(*batch(seed)).backward()
+    assert not recorded
+    assert log.grad is not None
 
 
 def test_annealed_sets_are_seen(recorded):

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import griffe
 import pytest
 from browser import Browser
 from filelock import FileLock
@@ -47,6 +48,18 @@ def built(tmp_path_factory, worker_id) -> Path:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
             assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_a_constructor_that_is_made_of_settings_is_shown():
+    read = griffe.load(
+        "nearfar",
+        search_paths=[str(ROOT / "src")],
+        extensions=griffe.load_extensions(str(ROOT / "scripts/site_settings.py")),
+    )
+    for name in nearfar.losses.__all__:
+        kind = getattr(nearfar.losses, name)
+        shown = [p.name for p in read[kind.__module__.removeprefix("nearfar.")][name].parameters]
+        assert shown == ["self", *inspect.signature(kind).parameters]
 
 
 def public_objects():

@@ -27,8 +27,7 @@ def some(keep):
 
 def on(loss, engine, tile=None):
     """The same loss on another engine, in strips of `tile` rows."""
-    inner = getattr(loss, "robust", loss)
-    inner.engine, inner.tile = engine, tile
+    loss.engine, loss.tile = engine, tile
     return loss
 
 

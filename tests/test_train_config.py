@@ -193,7 +193,7 @@ def test_inner_parts_are_built():
     tree = {"name": "DroTopK", "k": 4, "pair": {"name": "Logistic", "threshold": 0.25}, "similarity": "Dot"}
     loss = make_loss(parse({"loss": tree}), classes=2)
     assert isinstance(loss.similarity, nf.similarity.Dot)
-    assert loss.pair_positive.threshold == 0.25
+    assert loss.pair.threshold == 0.25
 
 
 def test_a_missing_argument_is_one_sentence():

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from nearfar._utils.checks import check_number, check_positive
+from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import Part
 from nearfar.pairs import smooth_hinge
 
@@ -54,7 +56,7 @@ class Terms:
 class Link(Part, nn.Module, ABC):
     """Joins the positive and the negative value of each anchor; plain autograd, so a link may hold parameters."""
 
-    shortcuts = ("strips", "reads_pairs", "symmetric")
+    shortcuts = ("strips", "reads_pairs", "symmetric", "homogeneous")
     strips: bool = False
     """The terms of an anchor depend on its own values (and the columns) only, so anchors may be processed in parts."""
     reads_pairs: bool = True
@@ -65,6 +67,8 @@ class Link(Part, nn.Module, ABC):
     """The link gives several terms, which are reduced one by one."""
     wants_columns: bool = False
     """The link also reads the negative value of each reference (it mixes rows)."""
+    homogeneous: bool = False
+    """Values and losses that are multiplied by c > 0 give terms that are multiplied by c."""
     symmetric: bool = False
     """A pair's term stays the same when its two ends, and their values, are exchanged."""
 
@@ -88,6 +92,7 @@ class Add(Link, swift=True):
 
     strips = True
     reads_pairs = False
+    homogeneous = True
 
     def __init__(self, *, both: bool = False, apart: bool = False) -> None:
         super().__init__()
@@ -105,9 +110,12 @@ class HingeLink(Link, swift=True):
 
     strips = True
     reads_pairs = False
+    learns = frozenset({"margin", "smooth"})
 
-    def __init__(self, margin: float = 0.0, smooth: float = 0.0, *, both: bool = True) -> None:
+    def __init__(self, margin: Number = 0.0, smooth: Number = 0.0, *, both: bool = True) -> None:
         super().__init__()
+        check_number("HingeLink", "margin", margin, learned=True)
+        check_positive("HingeLink", "smooth", smooth, zero=True, learned=True)
         self.margin = margin
         self.smooth = smooth
         self.both = both

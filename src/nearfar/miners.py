@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Never
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated, ClassVar, Never, dataclass_transform
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.renamed import no_such_name
+from nearfar._utils.keywords import no_such_name
+from nearfar._utils.settings import Settings
 from nearfar._utils.shortcuts import Part
 from nearfar._utils.tensors import hidden, readable, total
 from nearfar.relations.relation import Relation
@@ -143,13 +144,16 @@ class Window:
     most: Tensor | None = None
 
 
-class Miner(Part, nn.Module, ABC):
-    """Chooses the pairs that enter a loss, from scores without gradient."""
+@dataclass_transform()
+class Miner(Part, Settings, ABC):
+    """Chooses the pairs that enter a loss, from scores without gradient; its arguments may be set at any time."""
 
-    shortcuts = ("window", "log_odds")
-    both: bool = False
+    shortcuts = ("window", "log_odds", "ordinal")
+    ordinal: ClassVar[bool] = False
+    """The order of an anchor's scores alone says which of its pairs are kept."""
+    both: ClassVar[bool] = False
     """A row without positive or without negative pairs keeps none."""
-    draws: bool = False
+    draws: ClassVar[bool] = False
     """Pairs are drawn at random."""
 
     @abstractmethod
@@ -191,9 +195,7 @@ class MultiSimilarity(Miner, swift=True):
 
     both = True
 
-    def __init__(self, epsilon: float = 0.1) -> None:
-        super().__init__()
-        self.epsilon = epsilon
+    epsilon: float = 0.1
 
     def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         s = pairs.scores
@@ -206,12 +208,11 @@ class MultiSimilarity(Miner, swift=True):
         least = hidden(near, measure, math.inf).amin(dim=1)
         return Window((measure > 0) & (near - self.epsilon < top[:, None]), least - self.epsilon)
 
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"epsilon={self.epsilon}"
-
 
 class Hard(Miner, swift=True):
     """Keep each anchor's hardest positive and hardest negative pair (batch-hard); ties are all kept."""
+
+    ordinal = True
 
     def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         s = pairs.scores
@@ -237,10 +238,8 @@ class SemiHard(Miner, swift=True):
         margin: m; None keeps everything below λ.
     """
 
-    def __init__(self, threshold: float = 0.5, margin: float | None = 0.2) -> None:
-        super().__init__()
-        self.threshold = threshold
-        self.margin = margin
+    threshold: float = 0.5
+    margin: float | None = 0.2
 
     def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         near = pairs.scores < self.threshold
@@ -252,15 +251,14 @@ class SemiHard(Miner, swift=True):
         low = None if self.margin is None else self.threshold - self.margin
         return Window(measure > 0, low, self.threshold)
 
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"threshold={self.threshold}, margin={self.margin}"
-
 
 class BalancedHard(Miner, swift=True):
     """Keep, for each anchor, all positive pairs and as many of its hardest negative ones.
 
     Contrastive-hard and margin-hard of Can et al. 2019. Negative pairs tied at the last place are all kept.
     """
+
+    ordinal = True
 
     def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         wanted = total(pairs.positive, pairs.scores)[:, None]
@@ -288,14 +286,14 @@ class DistanceWeighted(Miner, swift=True):
         sample: False keeps every pair with its expected count instead of drawing.
     """
 
-    def __init__(self, cutoff: float = 0.5, upper: float = 1.4, *, sample: bool = True) -> None:
-        super().__init__()
-        check_positive("DistanceWeighted", "cutoff", cutoff)
-        check_positive("DistanceWeighted", "upper", upper)
-        self.cutoff = cutoff
-        self.upper = upper
-        self.sample = sample
-        self.draws = sample
+    cutoff: Annotated[float, check_positive] = 0.5
+    upper: Annotated[float, check_positive] = 1.4
+    _: KW_ONLY
+    sample: bool = True
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override] # noqa: D102
+        return self.sample
 
     def log_odds(self, distances: Tensor, dim: int) -> Tensor | None:  # noqa: D102
         return self._log_odds(distances, dim) if self.sample else None
@@ -326,10 +324,7 @@ class DistanceWeighted(Miner, swift=True):
         counts = draw(chance, most, wanted) if self.sample else chance * wanted
         return replace(pairs, negative=torch.where(pairs.negative > 0, counts, 0.0))
 
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"cutoff={self.cutoff}, upper={self.upper}, sample={self.sample}"
-
 
 def __getattr__(name: str) -> Never:
-    """Name the new name where an old one is asked for."""
-    raise no_such_name("nearfar.miners", name)
+    """Name ours where a class of PML is asked for."""
+    raise no_such_name("nearfar.miners", name, __all__)

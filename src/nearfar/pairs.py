@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal, Never
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal, Never, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from nearfar._utils.checks import check_positive
-from nearfar._utils.renamed import no_such_name
+from nearfar._utils.keywords import no_such_name
+from nearfar._utils.settings import Number, Positive, Settings, ZeroOrMore
 from nearfar._utils.shortcuts import Part
 
 __all__ = [
@@ -74,7 +74,7 @@ class PairForm:
             return self.scale * softplus(z, threshold=40.0)
         if self.shape == "pace":
             return self.scale * torch.relu(z) * (s - self.center)
-        return self.scale * (torch.relu(z) if self.power == 1 else torch.relu(z) ** self.power)
+        return self.scale * _raised(torch.relu(z), self.power)
 
     def slope(self, s: Tensor) -> Tensor:
         """dl/ds of scores s."""
@@ -89,11 +89,24 @@ class PairForm:
         return self.scale * self.a * rise
 
 
-class PairLoss(Part, nn.Module, ABC):
-    """An elementwise loss of one pair's score. Scores are similarities: larger = more similar."""
+def _form(shape: str, *numbers: Any, **more: Any) -> PairForm:
+    """A form whose numbers may still be learned ones, which engines/learned.py takes out."""
+    return PairForm(shape, *numbers, **more)  # type: ignore[arg-type]
+
+
+def _raised(x: Tensor, power: Number) -> Tensor:
+    return x if not isinstance(power, Tensor) and power == 1 else x**power
+
+
+@dataclass_transform()
+class PairLoss(Part, Settings, ABC):
+    """An elementwise loss of one pair's score. Scores are similarities: larger = more similar.
+
+    Its numbers may be learned: an `nn.Parameter` without dimensions in place of a number.
+    """
 
     shortcuts = ("slope", "form")
-    exact_gradient: bool = True
+    exact_gradient: ClassVar[bool] = True
     """False where part of the loss is held constant on purpose, so that value and gradient do not match."""
 
     @abstractmethod
@@ -129,19 +142,29 @@ class Hinge(PairLoss, swift=True):
 
     learns = frozenset({"offset"})
 
-    def __init__(
-        self, margin: float = 0.2, threshold: float = 0.5, *, smooth: float = 0.0, learn: bool = False
-    ) -> None:
-        super().__init__()
-        check_positive("Hinge", "smooth", smooth, zero=True)
-        self.margin = margin
-        self.smooth = smooth
-        self.start = float(threshold)
-        # learned as an offset from the start: exact in any precision, and weight decay pulls to the start, not to 0
-        self.offset = nn.Parameter(torch.zeros(())) if learn else None
+    margin: Number = 0.2
+    threshold: Number = 0.5
+    _: KW_ONLY
+    smooth: ZeroOrMore = 0.0
+    learn: bool = False
 
-    @property
-    def threshold(self) -> Tensor | float:
+    def _begin(self) -> None:
+        # learned as an offset from the start: exact in any precision, and weight decay pulls to the start, not to 0
+        self.offset = nn.Parameter(torch.zeros(())) if self.learn else None
+
+    start: ClassVar[Number]
+
+    def _remake(self) -> None:
+        self.__dict__["start"] = self.setting("threshold")  # not registered a second time, if it is learned
+
+    def _changed(self, name: str) -> None:
+        if name == "learn":
+            self._begin()
+        elif name == "threshold" and self.offset is not None:
+            with torch.no_grad():
+                self.offset.zero_()
+
+    def _read_threshold(self) -> Number:
         """The present threshold λ: its starting value plus what was learned."""
         return self.start if self.offset is None else self.start + self.offset
 
@@ -155,23 +178,23 @@ class Hinge(PairLoss, swift=True):
 
     def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         x = self._excess(s, sign)
-        return -sign * (torch.sigmoid(x / self.smooth) if self.smooth else (x > 0).to(s.dtype))
+        return -sign * ((x > 0).to(s.dtype) if is_zero(self.smooth) else torch.sigmoid(x / self.smooth))
 
     def form(self, sign: int) -> PairForm:  # noqa: D102
-        c, b = self.smooth or 1.0, self.margin + sign * self.start
-        shape: Literal["power", "softplus"] = "softplus" if self.smooth else "power"
-        return PairForm(shape, -sign / c, b / c, c, offset=self.offset, by_offset=sign / c)
-
-    def extra_repr(self) -> str:  # noqa: D102
-        smooth = f", smooth={self.smooth}" if self.smooth else ""
-        threshold = self.threshold.item() if isinstance(self.threshold, Tensor) else self.threshold
-        return f"margin={self.margin}, threshold={threshold:g}{smooth}"
+        plain, b = is_zero(self.smooth), self.margin + sign * self.start
+        c, shape = (1.0, "power") if plain else (self.smooth, "softplus")
+        return _form(shape, -sign / c, b / c, c, offset=self.offset, by_offset=sign / c)
 
 
-def smooth_hinge(x: Tensor, smooth: float) -> Tensor:
+def is_zero(number: Number) -> bool:
+    """Whether a number is 0; a learned one is not."""
+    return not isinstance(number, Tensor) and number == 0
+
+
+def smooth_hinge(x: Tensor, smooth: Number) -> Tensor:
     """max(x, 0), or μ·softplus(x/μ) for μ = `smooth` > 0."""
     # `threshold` only switches softplus to the identity where both agree to the last bit of float64
-    return smooth * softplus(x / smooth, threshold=40.0) if smooth else torch.relu(x)
+    return torch.relu(x) if is_zero(smooth) else smooth * softplus(x / smooth, threshold=40.0)
 
 
 class Logistic(PairLoss, swift=True):
@@ -190,15 +213,11 @@ class Logistic(PairLoss, swift=True):
     tensor([0.0347])
     """
 
-    def __init__(self, threshold: float = 0.5, slope_positive: float = 2.0, slope_negative: float = 40.0) -> None:
-        super().__init__()
-        check_positive("Logistic", "slope_positive", slope_positive)
-        check_positive("Logistic", "slope_negative", slope_negative)
-        self.threshold = threshold
-        self.slope_positive = slope_positive
-        self.slope_negative = slope_negative
+    threshold: Number = 0.5
+    slope_positive: Positive = 2.0
+    slope_negative: Positive = 40.0
 
-    def _steepness(self, sign: int) -> float:
+    def _steepness(self, sign: int) -> Number:
         return self.slope_positive if sign > 0 else self.slope_negative
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
@@ -210,10 +229,7 @@ class Logistic(PairLoss, swift=True):
 
     def form(self, sign: int) -> PairForm:  # noqa: D102
         c = self._steepness(sign)
-        return PairForm("softplus", -sign * c, sign * c * self.threshold, 2 / c)
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"threshold={self.threshold}, slope_positive={self.slope_positive}, slope_negative={self.slope_negative}"
+        return _form("softplus", -sign * c, sign * c * self.threshold, 2 / c)
 
 
 class Squared(PairLoss, swift=True):
@@ -229,31 +245,24 @@ class Squared(PairLoss, swift=True):
         power: 2 in the paper; 1 as in pytorch-metric-learning.
     """
 
-    def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, power: float = 2.0) -> None:
-        super().__init__()
-        check_positive("Squared", "power", power)
-        self.pos_margin = pos_margin
-        self.neg_margin = neg_margin
-        self.power = power
+    pos_margin: Number = 0.0
+    neg_margin: Number = 1.0
+    power: Positive = 2.0
 
     def _excess(self, s: Tensor, sign: int) -> Tensor:
         return torch.relu(-s - self.pos_margin if sign > 0 else self.neg_margin + s)
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        x = self._excess(s, sign)
-        return x if self.power == 1 else x**self.power
+        return _raised(self._excess(s, sign), self.power)
 
     def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         x = self._excess(s, sign)
-        return -sign * ((x > 0).to(s.dtype) if self.power == 1 else self.power * x ** (self.power - 1))
+        return -sign * ((x > 0).to(s.dtype) if is_zero(self.power - 1) else self.power * x ** (self.power - 1))
 
     def form(self, sign: int) -> PairForm | None:  # noqa: D102
-        if self.power < 1:  # the slope is infinite where the loss begins
+        if isinstance(self.power, Tensor) or self.power < 1:  # below 1 the slope is infinite where the loss begins
             return None
-        return PairForm("power", -sign, -self.pos_margin if sign > 0 else self.neg_margin, power=self.power)
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"pos_margin={self.pos_margin}, neg_margin={self.neg_margin}, power={self.power}"
+        return _form("power", -sign, -self.pos_margin if sign > 0 else self.neg_margin, power=self.power)
 
 
 class Linear(PairLoss, swift=True):
@@ -267,46 +276,34 @@ class Linear(PairLoss, swift=True):
         scale: c, often an inverse temperature.
     """
 
-    def __init__(self, threshold: float = 0.0, margin: float = 0.0, scale: float = 1.0) -> None:
-        super().__init__()
-        check_positive("Linear", "scale", scale)
-        self.threshold = threshold
-        self.margin = margin
-        self.scale = scale
+    threshold: Number = 0.0
+    margin: Number = 0.0
+    scale: Positive = 1.0
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         # two passes over the scores instead of four (one, `torch.add` with an alpha, torch.compile gets wrong)
         return s * (-sign * self.scale) + self.scale * (self.margin + sign * self.threshold)
 
-    def slope(self, s: Tensor, sign: int) -> float:  # noqa: D102
+    def slope(self, s: Tensor, sign: int) -> Number:  # noqa: D102
         return -sign * self.scale
 
     def form(self, sign: int) -> PairForm:  # noqa: D102
-        return PairForm("line", -sign * self.scale, self.scale * (self.margin + sign * self.threshold))
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"threshold={self.threshold}, margin={self.margin}, scale={self.scale}"
+        return _form("line", -sign * self.scale, self.scale * (self.margin + sign * self.threshold))
 
 
 class Identity(PairLoss, swift=True):
     """The scaled score itself, l = c·s for both signs: the denominator of softmax losses."""
 
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        check_positive("Identity", "scale", scale)
-        self.scale = scale
+    scale: Positive = 1.0
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return self.scale * s
 
-    def slope(self, s: Tensor, sign: int) -> float:  # noqa: D102
+    def slope(self, s: Tensor, sign: int) -> Number:  # noqa: D102
         return self.scale
 
     def form(self, sign: int) -> PairForm:  # noqa: D102
-        return PairForm("line", self.scale, 0.0)
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"scale={self.scale}"
+        return _form("line", self.scale, 0.0)
 
 
 class CircleScore(PairLoss, swift=True):
@@ -323,11 +320,8 @@ class CircleScore(PairLoss, swift=True):
 
     exact_gradient = False
 
-    def __init__(self, margin: float = 0.4, scale: float = 80.0) -> None:
-        super().__init__()
-        check_positive("CircleScore", "scale", scale)
-        self.margin = margin
-        self.scale = scale
+    margin: Number = 0.4
+    scale: Positive = 80.0
 
     def _pace(self, s: Tensor, sign: int) -> Tensor:
         s = s.detach()
@@ -342,10 +336,7 @@ class CircleScore(PairLoss, swift=True):
 
     def form(self, sign: int) -> PairForm:  # noqa: D102
         m = self.margin
-        return PairForm("pace", -sign, 1 + m if sign > 0 else m, -sign * self.scale, center=1 - m if sign > 0 else m)
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"margin={self.margin}, scale={self.scale}"
+        return _form("pace", -sign, 1 + m if sign > 0 else m, -sign * self.scale, center=1 - m if sign > 0 else m)
 
 
 class AngularMargin(PairLoss, swift=True):
@@ -361,11 +352,8 @@ class AngularMargin(PairLoss, swift=True):
         scale: c.
     """
 
-    def __init__(self, margin: float = 0.5, scale: float = 64.0) -> None:
-        super().__init__()
-        check_positive("AngularMargin", "scale", scale)
-        self.margin = margin
-        self.scale = scale
+    margin: Number = 0.5
+    scale: Positive = 64.0
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         if sign < 0:
@@ -374,22 +362,21 @@ class AngularMargin(PairLoss, swift=True):
         square = 1 - s * s
         edge = square <= 0
         sine = torch.where(edge, 0.0, torch.sqrt(torch.where(edge, 1.0, square)))
-        turned = s * math.cos(self.margin) - sine * math.sin(self.margin)
-        if self.margin < 0:  # θ + m stays below π
+        m = self.margin
+        cosine, turn = (torch.cos(m), torch.sin(m)) if isinstance(m, Tensor) else (math.cos(m), math.sin(m))
+        turned = s * cosine - sine * turn
+        if not isinstance(m, Tensor) and m < 0:  # θ + m stays below π
             return -self.scale * turned
-        line = s - self.margin * math.sin(self.margin)
-        return -self.scale * torch.where(s >= -math.cos(self.margin), turned, line)
+        below = s >= -cosine if not isinstance(m, Tensor) else (s >= -cosine) | (m < 0)
+        return -self.scale * torch.where(below, turned, s - m * turn)
 
-    def slope(self, s: Tensor, sign: int) -> float | None:  # noqa: D102
+    def slope(self, s: Tensor, sign: int) -> Number | None:  # noqa: D102
         return self.scale if sign < 0 else None
 
     def form(self, sign: int) -> PairForm | None:  # noqa: D102
-        return PairForm("line", self.scale, 0.0) if sign < 0 else None
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"margin={self.margin}, scale={self.scale}"
+        return _form("line", self.scale, 0.0) if sign < 0 else None
 
 
 def __getattr__(name: str) -> Never:
-    """Name the new name where an old one is asked for."""
-    raise no_such_name("nearfar.pairs", name)
+    """Name the nearest name."""
+    raise no_such_name("nearfar.pairs", name, __all__)

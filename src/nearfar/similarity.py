@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import HOOKS, Part
 from nearfar._utils.tensors import readable
 
@@ -306,10 +307,10 @@ class Centers(Similarity):
     tensor([[1., 0.]])
     """
 
-    def __init__(self, dim: int, *, gamma: float = 0.0, normalize: bool = True) -> None:
+    def __init__(self, dim: int, *, gamma: Number = 0.0, normalize: bool = True) -> None:
         super().__init__(normalize=normalize)
         check_whole("Centers", "dim", dim)
-        check_positive("Centers", "gamma", gamma, zero=True)
+        check_positive("Centers", "gamma", gamma, zero=True, learned=True)
         self.dim = dim
         self.gamma = gamma
 
@@ -321,7 +322,9 @@ class Centers(Similarity):
 
     def scores(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
         each = (x @ y.reshape(-1, self.dim).T).reshape(len(x), len(y), -1)
-        return (torch.softmax(each / self.gamma, dim=2) * each).sum(dim=2) if self.gamma else each.amax(dim=2)
+        if not isinstance(self.gamma, Tensor) and self.gamma == 0:
+            return each.amax(dim=2)
+        return (torch.softmax(each / self.gamma, dim=2) * each).sum(dim=2)
 
     def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
         return root(2 - 2 * scores)

@@ -49,18 +49,42 @@ def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -
     raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, words))}, but came as {value!r}{hint}")
 
 
-def check_positive(owner: str, name: str, value: object, *, zero: bool = False) -> None:
-    """Require a finite number above zero (with `zero`: zero or above)."""
-    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+def check_number(owner: str, name: str, value: object, *, learned: bool = False) -> None:
+    """Require a finite number; if it may be `learned`, also a tensor that holds one."""
+    number = _number(owner, name, value, "a number", learned=learned)
+    if not math.isfinite(number):
+        came = float(value.detach()) if isinstance(value, Tensor) else value
+        raise ValueError(f"{owner}: {name} must be a number, but came as {came!r}.")
+
+
+def check_positive(owner: str, name: str, value: object, *, zero: bool = False, learned: bool = False) -> None:
+    """Require a finite number above zero (with `zero`: zero or above); if it may be `learned`, also such a tensor."""
+    allowed = "a number zero or more" if zero else "a number above zero"
+    number = _number(owner, name, value, allowed, learned=learned)
     if not (number >= 0 if zero else number > 0) or number == math.inf:
-        allowed = "zero or more" if zero else "above zero"
-        raise ValueError(f"{owner}: {name} must be a number {allowed}, but came as {value!r}.")
+        came = float(value.detach()) if isinstance(value, Tensor) else value
+        raise ValueError(f"{owner}: {name} must be {allowed}, but came as {came!r}.")
+
+
+def _number(owner: str, name: str, value: object, allowed: str, *, learned: bool) -> float:
+    """The number that a value is, NaN for any other value; 1 for a tensor that cannot be read without a stall."""
+    if not isinstance(value, Tensor):
+        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if not learned:
+        raise ValueError(f"{owner}: {name} must be {allowed} and cannot be learned, but came as a tensor.")
+    if value.ndim or not value.is_floating_point():
+        raise ValueError(
+            f"{owner}: {name} must be {allowed}, or nn.Parameter(torch.tensor(...)) of one, but came as a tensor of "
+            f"{value.dtype} with shape {list(value.shape)}."
+        )
+    return 1.0 if torch.compiler.is_compiling() or value.device.type != "cpu" else float(value.detach())
 
 
 def check_whole(owner: str, name: str, value: object) -> None:
     """Require an integer above zero."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{owner}: {name} must be a whole number above zero, but came as {value!r}.")
+        came = "a tensor" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"{owner}: {name} must be a whole number above zero, but came as {came}.")
 
 
 def check_seed(owner: str, value: object, name: str = "seed") -> None:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeGuard, TypeVar
 from torch import Tensor, nn
 
 from nearfar._utils.checks import constant_when_compiled
-from nearfar._utils.renamed import NewKeywords
+from nearfar._utils.keywords import Keywords
 
 Kind = TypeVar("Kind")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -30,7 +30,7 @@ PLAIN = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})
 """Types of attributes that are known not to be tensors."""
 
 
-class Part(NewKeywords):
+class Part(Keywords):
     """Base class of the parts of a loss. The base class of a family lists the shortcuts of all its subclasses."""
 
     swift: ClassVar[bool] = False
@@ -48,6 +48,15 @@ class Part(NewKeywords):
         for name in cls.shortcuts:
             if name not in vars(cls):
                 setattr(cls, name, inspect.getattr_static(first, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless a loss made this part: it would make it anew without the change."""
+        maker = self.__dict__.get("_maker")
+        if maker is not None and not name.startswith("_") and name != "training":
+            raise AttributeError(
+                f"{maker}: its {type(self).__name__} is made from its settings; set those, or give a part of your own."
+            )
+        super().__setattr__(name, value)
 
 
 def exactly(part: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
@@ -95,8 +104,22 @@ def _swift(part: Any) -> bool:
     if not isinstance(part, Part) or not part.swift:
         return False
     held = _held(part)  # of a module: with what is learned, kept and nested
-    learned, kept, inside = (held.get(name, ()) for name in ("_parameters", "_buffers", "_modules"))
-    return part.learns.issuperset(learned) and not kept and not inside
+    kept, inside = (held.get(name, ()) for name in ("_buffers", "_modules"))
+    return part.learns.issuperset(tensors(part)) and not kept and not inside
+
+
+def tensors(part: Any) -> dict[str, Tensor]:
+    """The parameters of a part, and the tensors that stand for its numbers: those that a loss makes it with."""
+    held = _held(part)
+    plain = {name: x for name, x in held.items() if type(x) not in PLAIN and isinstance(x, Tensor)}
+    inner: dict[str, Tensor] = held.get("_parameters", {})
+    return plain | inner
+
+
+def learned_tensors(parts: Iterable[Part | None]) -> tuple[Tensor, ...]:
+    """What parts learn: parameters, and numbers that are tensors with a graph."""
+    every = (x for part in parts if part is not None for inner in nested(part) for x in tensors(inner).values())
+    return tuple({id(x): x for x in every if x is not None and x.requires_grad}.values())
 
 
 def _touched(part: Any) -> str | None:
@@ -107,7 +130,8 @@ def _touched(part: Any) -> str | None:
     if hooked(part):
         return "has a hook"
     for name, value in held.items():
-        if type(value) not in PLAIN and isinstance(value, Tensor | nn.Module):
+        number = isinstance(value, Tensor) and value.ndim == 0  # engines ask for these, see `learned_tensors`
+        if type(value) not in PLAIN and isinstance(value, Tensor | nn.Module) and not number:
             return f"holds a {type(value).__name__}, {name}, that is no parameter, buffer or module of a module"
     return None
 

@@ -2,7 +2,7 @@
 
 from typing import Never
 
-from nearfar._utils.renamed import no_such_name
+from nearfar._utils.keywords import no_such_name
 from nearfar.batches.hard_classes import HardClasses
 from nearfar.batches.m_per_class import MPerClass
 from nearfar.batches.proximal import Proximal
@@ -13,5 +13,5 @@ __all__ = ["HardClasses", "MPerClass", "Proximal", "Representatives", "Violation
 
 
 def __getattr__(name: str) -> Never:
-    """Name the new name where an old one is asked for."""
-    raise no_such_name("nearfar.batches", name)
+    """Name the nearest name."""
+    raise no_such_name("nearfar.batches", name, __all__)

@@ -20,6 +20,7 @@ from torch.utils.data import Sampler
 
 from nearfar._utils.arrays import int64_of
 from nearfar._utils.checks import check_seed, check_whole
+from nearfar._utils.keywords import Keywords
 
 __all__ = ["Classes", "GlobalBatches", "Rows", "State", "as_tensor", "class_rounds", "next_round", "shuffle_within"]
 
@@ -60,7 +61,7 @@ class Classes:
         return len(self.names)
 
 
-class GlobalBatches(Sampler[list[int]], ABC):
+class GlobalBatches(Keywords, Sampler[list[int]], ABC):
     """Base class of the batch samplers, which yield lists of row numbers: `DataLoader(data, batch_sampler=...)`.
 
     One iteration is one round (an epoch, a projection), or the rest of it; the next iteration continues with the next

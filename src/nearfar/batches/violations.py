@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.renamed import new_keywords
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.relations.relation import Relation
 from nearfar.similarity import NegEuclidean, Similarity
@@ -42,7 +41,6 @@ class Violations:
     negative_pairs: int
 
 
-@new_keywords
 @torch.no_grad()
 def violations(
     embeddings: Tensor,

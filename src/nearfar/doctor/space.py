@@ -159,11 +159,7 @@ def measured(look: Look) -> dict[str, Any]:
 
 def margin_of(loss: Any) -> float | None:
     """The margin α of a `Triplet`; None for any other loss."""
-    if not isinstance(loss, Triplet):
-        return None
-    holder = loss.link if hasattr(loss.link, "margin") else loss.pair_negative
-    margin = getattr(holder, "margin", None)
-    return None if margin is None else float(margin)
+    return float(loss.margin) if isinstance(loss, Triplet) else None
 
 
 def _rest(raw: Pull) -> tuple[tuple[float, ...], float, int, float]:

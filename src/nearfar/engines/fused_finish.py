@@ -62,7 +62,7 @@ def _say(owner: str, device: torch.device) -> None:
     warnings.warn(
         f'{owner}: engine="fused" needs a CUDA device and Triton, but {why}; engine="tiled" serves instead.',
         UserWarning,
-        stacklevel=9,  # the caller of the module
+        stacklevel=10,  # the caller of the module
     )
 
 

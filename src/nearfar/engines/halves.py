@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar._utils.shortcuts import learned_tensors
 from nearfar.engines.forms import form_of, plain_hinge, slope_at_zero, write_slopes
 from nearfar.engines.half_strips import Half, Start, Strip, Sums
 from nearfar.engines.strips import Slopes, Strips
@@ -25,11 +26,9 @@ def halves(product: Product, layout: Layout) -> bool:
     """Whether this fast path supports a loss: checks each factor."""
     if product.groups.scope not in ("batch", "sign", "balanced") or not windowed(product, layout):
         return False
-    if form_of(product.similarity) is None or (
-        product.link is not None and any(True for _ in product.link.parameters())
-    ):
+    if form_of(product.similarity) is None or (product.link is not None and learned_tensors((product.link,))):
         return False
-    if product.positive is not product.negative and any(True for pair in _both(product) for _ in pair.parameters()):
+    if product.positive is not product.negative and learned_tensors(_both(product)):
         return False  # the gradient of a threshold is one sum over both signs
     streams = (of.stream(1, torch.zeros(1)) for of in (product.over_positive, product.over_negative))
     # of half a matrix each pair counts twice, and a zero member once

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearfar._utils.shortcuts import learned_tensors
 from nearfar.engines.forms import Plain, form_of, plain_hinge, slope_at_zero, write_losses
 from nearfar.engines.runs import Narrow, Sorted, place_
 from nearfar.engines.strips import Strips, gradient
@@ -37,7 +38,7 @@ def leans(product: Product, layout: Layout) -> bool:
         return False
     if link is not None and (link.wants_columns or link.apart):
         return False
-    if form_of(product.similarity) is None or any(p.requires_grad for p in product.negative.parameters()):
+    if form_of(product.similarity) is None or learned_tensors((product.negative,)):
         return False
     if line_of(product) is None and not isinstance(slope_at_zero(product.negative, -1)[0], Tensor):
         return False

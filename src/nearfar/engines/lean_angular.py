@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar._utils.shortcuts import learned_tensors
 from nearfar.engines.forms import Plain, form_of
 from nearfar.engines.lean import line_of
 from nearfar.engines.lean_triplets import rule_of
@@ -32,7 +33,7 @@ def leans_on_angles(product: Product, layout: Layout) -> bool:
         return False
     if product.reduction == "none" or form_of(product.similarity) is not Plain:
         return False
-    if any(p.requires_grad for p in product.negative.parameters()) or line_of(product) is None:
+    if learned_tensors((product.negative,)) or line_of(product) is None:
         return False
     return product.over_negative.solves()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nearfar._utils.shortcuts import learned_tensors
 from nearfar._utils.tensors import over
 from nearfar.engines.forms import form_of
 from nearfar.engines.lean import line_of
@@ -32,7 +33,7 @@ def leans_on_ends(product: Product, layout: Layout) -> bool:
     over, fold, link = product.over_negative, product.over_negative.fold(), product.link
     if product.groups.scope != "anchor_sign" or not product.wants_columns or not windowed(product, layout):
         return False
-    if product.reduction == "none" or product.everyone or any(p.requires_grad for p in product.negative.parameters()):
+    if product.reduction == "none" or product.everyone or learned_tensors((product.negative,)):
         return False
     if fold is None or fold.kind != "exp" or fold.normalized or fold.held or over.zero_member or over.zero == "drop":
         return False

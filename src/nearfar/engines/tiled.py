@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.process_group import ALONE, ProcessGroup
-from nearfar._utils.shortcuts import nested, swift, touched
+from nearfar._utils.shortcuts import learned_tensors, nested, swift, touched
 from nearfar.engines import thresholds
 from nearfar.engines.columns import by_columns
 from nearfar.engines.dense import dense_pairs, dense_value
@@ -80,13 +79,8 @@ class Tiling:
     ranks: ProcessGroup = ALONE
 
     def params(self) -> tuple[Tensor, ...]:
-        """Learned parameters of the loss: those of the similarity, the pair losses and the link."""
-        product = self.product
-        parts = (product.similarity, product.positive, product.negative, product.link)
-        modules = [part for part in parts if part is not None]
-        return tuple(
-            {id(p): p for p in chain(*(module.parameters() for module in modules)) if p.requires_grad}.values()
-        )
+        """What the parts of the loss learn."""
+        return learned_tensors(self.product.parts)
 
     def made(
         self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None
@@ -221,6 +215,8 @@ def untiled(product: Product) -> str | None:
         return None
     like = torch.zeros(1)
     for over in (product.over_positive, product.over_negative):
+        if learned_tensors((over,)):
+            return f"{type(over).__name__} has a number that is learned, and groups that reach over the batch"
         if over.stream(1, like) is None:
             return f"{type(over).__name__} has no stream for groups that reach over the batch"
     return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import Part, check_part
 from nearfar._utils.tensors import hidden, readable
 from nearfar.groups.groupings import Grouping, Problem, Problems, Product, Values
@@ -86,11 +87,11 @@ class SemiHardBand(Judge, swift=True):
         margin: m.
     """
 
-    margin: float
+    margin: Number
 
     @property
-    def band(self) -> float:  # type: ignore[override] # noqa: D102
-        return self.margin
+    def band(self) -> float | None:  # type: ignore[override] # noqa: D102
+        return None if isinstance(self.margin, Tensor) else self.margin
 
     def __call__(self, score: Tensor) -> Tensor:
         """Which triplets are semi-hard, from their scores."""

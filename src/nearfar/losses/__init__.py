@@ -3,6 +3,7 @@
 A loss is public once its module names it in `__all__`; nothing is listed here a second time.
 """
 
+from nearfar._utils.keywords import no_such_name
 from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, trimmed, triplet
 from nearfar.losses.anchored import *
 from nearfar.losses.centers import *
@@ -24,3 +25,8 @@ __all__ += ranking.__all__
 __all__ += softmax.__all__
 __all__ += trimmed.__all__
 __all__ += triplet.__all__
+
+
+def __getattr__(name: str) -> object:
+    """Name ours where a class of PML is asked for."""
+    raise no_such_name("nearfar.losses", name, __all__)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from numbers import Real
+from typing import Annotated, Any, Literal
 
-from nearfar._utils.checks import check_choice, check_positive
+from nearfar._utils.checks import check_number, check_positive
+from nearfar._utils.settings import Number, Positive
 from nearfar._utils.shortcuts import check_part
 from nearfar.groups.groupings import Reduction
 from nearfar.links import HingeLink, LiftedLink
-from nearfar.losses.arguments import Engine
-from nearfar.losses.robust import RobustLoss
+from nearfar.losses.factors import Factors, Sets
+from nearfar.losses.recipe import Recipe
 from nearfar.miners import Miner
 from nearfar.miners import MultiSimilarity as MultiSimilarityMiner
-from nearfar.pairs import Linear, PairLoss
-from nearfar.sets import KL, DetachedWeights, PowerWeights, UncertaintySet
-from nearfar.similarity import Cosine, NegEuclidean, Similarity
+from nearfar.pairs import Linear
+from nearfar.sets import KL, DetachedWeights, PowerWeights
+from nearfar.similarity import Cosine, NegEuclidean
 
 __all__ = ["HAP2S", "GeneralizedLifted", "LiftedStructure", "MultiSimilarity"]
 
 
-class LiftedStructure(RobustLoss):
+class LiftedStructure(Recipe):
     """Lifted structure: each positive pair against the negatives of both of its ends.
 
         mean over positive pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²
@@ -38,10 +40,6 @@ class LiftedStructure(RobustLoss):
     Args:
         margin: m.
         reduction: over positive pairs: "mean" (1/(2|P|) of the sum over unordered pairs), "sum", "nonzero", "none".
-        pair: the pair loss in place of `Linear`, for both signs.
-        similarity: `NegEuclidean` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default.
 
@@ -53,29 +51,20 @@ class LiftedStructure(RobustLoss):
 
     among_representatives = True
 
-    def __init__(
-        self,
-        *,
-        margin: float = 1.0,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=(Linear(), Linear(margin=margin)) if pair is None else pair,
+    margin: Number = 1.0
+    reduction: Reduction = "mean"
+    usual = {"similarity": NegEuclidean}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=(Linear(), Linear(margin=self.margin)),
             over=KL(1.0, normalized=False),
             groups="anchor_sign",
             link=LiftedLink(),
-            reduction=reduction,
-            similarity=NegEuclidean() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
         )
 
 
-class GeneralizedLifted(RobustLoss):
+class GeneralizedLifted(Recipe):
     """Generalized lifted structure: all positives of an anchor against all of its negatives.
 
         mean over anchors of  [ log Σ_{P_i} e^{d_ij} + log Σ_{N_i} e^{m-d_ik} ]₊
@@ -87,10 +76,6 @@ class GeneralizedLifted(RobustLoss):
     Args:
         margin: m.
         reduction: "mean" over anchors; "sum" as Qi et al. 2020 prints it.
-        pair: the pair loss in place of `Linear`, for both signs.
-        similarity: `NegEuclidean` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default. Qi et al.'s form is `as_in_paper`; its λ cancels, so it has
     none. `DroKLGrouped(gamma=1)` has the same gradient under the conditions stated there.
@@ -103,25 +88,16 @@ class GeneralizedLifted(RobustLoss):
 
     listed_once = True
 
-    def __init__(
-        self,
-        *,
-        margin: float = 1.0,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=(Linear(), Linear(margin=margin)) if pair is None else pair,
+    margin: Number = 1.0
+    reduction: Reduction = "mean"
+    usual = {"similarity": NegEuclidean}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=(Linear(), Linear(margin=self.margin)),
             over=KL(1.0, normalized=False),
             groups="anchor_sign",
             link=HingeLink(both=False),
-            reduction=reduction,
-            similarity=NegEuclidean() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
         )
 
     @classmethod
@@ -130,7 +106,7 @@ class GeneralizedLifted(RobustLoss):
         return cls(margin=0.0, reduction="sum", similarity=Cosine())
 
 
-class MultiSimilarity(RobustLoss):
+class MultiSimilarity(Recipe):
     """Multi-similarity loss: soft maxima over the positives and over the negatives of each anchor.
 
         mean over anchors of  (1/α) log(1 + Σ_{P_i} e^{-α(s-λ)}) + (1/β) log(1 + Σ_{N_i} e^{β(s-λ)})
@@ -145,9 +121,6 @@ class MultiSimilarity(RobustLoss):
         threshold: λ.
         miner: the slack ε of its own miner, another miner, or None for no mining.
         reduction: "mean" over anchors, those the miner emptied included.
-        pair: the pair loss in place of `Linear`.
-        similarity: `Cosine` where none is given.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's loss with its miner (or without, for None). It is `DroKLGrouped` with an
     unhinged loss, the zero member and two temperatures; with the hinge, as Qi et al. 2020 derives it, one gets two
@@ -161,34 +134,30 @@ class MultiSimilarity(RobustLoss):
 
     listed_once = True
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 2.0,
-        beta: float = 50.0,
-        threshold: float = 0.5,
-        miner: float | Miner | None = 0.1,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("MultiSimilarity", "alpha", alpha)
-        check_positive("MultiSimilarity", "beta", beta)
-        if miner is not None and not isinstance(miner, int | float):
+    alpha: Positive = 2.0
+    beta: Positive = 50.0
+    threshold: Number = 0.5
+    miner: float | Miner | None = 0.1  # type: ignore[assignment]
+    reduction: Reduction = "mean"
+
+    def factors(self) -> Factors:  # noqa: D102
+        miner: Any = self.miner
+        if isinstance(miner, Real):
+            check_number("MultiSimilarity", "miner", miner)
+        elif miner is not None:
             check_part("MultiSimilarity", "miner", miner, Miner, "nf.miners.Hard() or a number")
-        super().__init__(
-            pair=Linear(threshold) if pair is None else pair,
-            over=(KL(1 / alpha, normalized=False, zero_member=True), KL(1 / beta, normalized=False, zero_member=True)),
+        return Factors(
+            pair=Linear(self.threshold),
+            over=(
+                KL(1 / self.alpha, normalized=False, zero_member=True),
+                KL(1 / self.beta, normalized=False, zero_member=True),
+            ),
             groups="anchor_sign",
-            miner=MultiSimilarityMiner(miner) if isinstance(miner, int | float) else miner,
-            reduction=reduction,
-            similarity=similarity,
-            engine=engine,
+            miner=MultiSimilarityMiner(float(miner)) if isinstance(miner, Real) else miner,
         )
 
 
-class HAP2S(RobustLoss):
+class HAP2S(Recipe):
     """Hard-aware point-to-set loss: a batch-hard triplet loss with soft weights, held constant.
 
         mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant
@@ -204,10 +173,7 @@ class HAP2S(RobustLoss):
         weights: "exponential", or "polynomial": p ∝ (1+d)^a positive, (1+d)^{-2a} negative.
         power: a of the polynomial weights.
         reduction: "mean" over anchors.
-        pair: the pair loss in place of `Linear`.
         similarity: `NegEuclidean` where none is given; `Cosine` for Qi et al.'s form.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma, zero="keep")` with a linear pair
     loss on the same similarity (Qi et al. 2020 drops the hinge; docs/papers/qi-2020.md).
@@ -218,32 +184,15 @@ class HAP2S(RobustLoss):
     '0.301'
     """
 
-    def __init__(
-        self,
-        *,
-        margin: float = 0.2,
-        gamma: float = 0.5,
-        weights: Literal["exponential", "polynomial"] = "exponential",
-        power: float = 10.0,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_choice("HAP2S", "weights", weights, ("exponential", "polynomial"))
-        over: tuple[UncertaintySet, UncertaintySet] = (
-            (DetachedWeights(KL(gamma)), DetachedWeights(KL(gamma)))
-            if weights == "exponential"
-            else (PowerWeights(1.0, power), PowerWeights(-1.0, -2 * power))
-        )
-        super().__init__(
-            pair=Linear() if pair is None else pair,
-            over=over,
-            groups="anchor_sign",
-            link=HingeLink(margin),
-            reduction=reduction,
-            similarity=NegEuclidean() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
-        )
+    margin: Number = 0.2
+    gamma: Annotated[float, check_positive] = 0.5
+    weights: Literal["exponential", "polynomial"] = "exponential"
+    power: float = 10.0
+    reduction: Reduction = "mean"
+    usual = {"similarity": NegEuclidean}
+
+    def factors(self) -> Factors:  # noqa: D102
+        over: Sets = PowerWeights(1.0, self.power), PowerWeights(-1.0, -2 * self.power)
+        if self.weights == "exponential":
+            over = DetachedWeights(KL(self.gamma)), DetachedWeights(KL(self.gamma))
+        return Factors(pair=Linear(), over=over, groups="anchor_sign", link=HingeLink(self.margin))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_positive, check_whole
-from nearfar.losses.arguments import Engine, check_relation
+from nearfar._utils.settings import Number, Positive, Whole
+from nearfar.losses.arguments import check_relation
+from nearfar.losses.factors import Factors
 from nearfar.losses.proxies import Proxies, class_softmax
 from nearfar.losses.robust import Call
-from nearfar.pairs import AngularMargin, Linear, PairLoss
+from nearfar.pairs import AngularMargin, Linear
 from nearfar.relations.relation import Relation
 from nearfar.similarity import Centers
 
@@ -32,16 +34,17 @@ class AgainstCenters(Call):
         return self.labels
 
 
-class _Centers(Proxies):
+class _Centers(Proxies, without=("similarity",)):
     """Base class of losses with several centers per class."""
 
-    def __init__(self, pair: PairLoss, classes: int, dim: int, centers: int, gamma: float, engine: Engine) -> None:
-        for name, value in (("classes", classes), ("dim", dim), ("centers", centers)):
-            check_whole(type(self).__name__, name, value)
-        super().__init__(class_softmax(pair, Centers(dim, gamma=gamma), engine), classes, dim, centers)
+    centers: Whole
+    fixed = Proxies.fixed | {"centers"}
+
+    def _begin(self) -> None:
+        self.proxies = nn.Parameter(torch.randn(self.classes, self.centers * self.dim))
 
     @property
-    def centers(self) -> Tensor:
+    def vectors(self) -> Tensor:
         """The centers of each class, [classes, centers, dim]."""
         return self.proxies.reshape(len(self.proxies), -1, self.dim)
 
@@ -65,29 +68,23 @@ class SubCenterArcFace(_Centers):
         centers: vectors of each class.
         margin: m, in radians (0.5 = 28.6 degrees).
         scale: c.
-        pair: the pair loss in place of `AngularMargin`.
         engine: see `RobustLoss`; "fused" has no kernel for it and computes in strips.
 
     Relations: equals pytorch-metric-learning's for equal centers and the margin in degrees. With centers=1 it is
     `ArcFace`.
 
     >>> import nearfar as nf
-    >>> tuple(nf.losses.SubCenterArcFace(classes=3, dim=2).centers.shape)
+    >>> tuple(nf.losses.SubCenterArcFace(classes=3, dim=2).vectors.shape)
     (3, 3, 2)
     """
 
-    def __init__(
-        self,
-        classes: int,
-        dim: int,
-        *,
-        centers: int = 3,
-        margin: float = 0.5,
-        scale: float = 64.0,
-        pair: PairLoss | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(AngularMargin(margin, scale) if pair is None else pair, classes, dim, centers, 0.0, engine)
+    centers: Whole = 3
+    margin: Number = 0.5
+    scale: Positive = 64.0
+
+    def factors(self) -> Factors:  # noqa: D102
+        pair = AngularMargin(self.margin, self.scale)
+        return class_softmax(pair) | Factors(similarity=Centers(self.dim))
 
 
 class SoftTriple(_Centers):
@@ -108,30 +105,24 @@ class SoftTriple(_Centers):
         scale: λ.
         gamma: γ, the temperature of the choice among the centers of a class.
         margin: δ.
-        pair: the pair loss in place of `Linear`.
         engine: see `RobustLoss`; "fused" has no kernel for it and computes in strips.
 
     Relations: equals pytorch-metric-learning's default for equal centers. With centers=1 it is `CosFace`.
 
     >>> import nearfar as nf
-    >>> tuple(nf.losses.SoftTriple(classes=3, dim=2).centers.shape)
+    >>> tuple(nf.losses.SoftTriple(classes=3, dim=2).vectors.shape)
     (3, 10, 2)
     """
 
-    def __init__(
-        self,
-        classes: int,
-        dim: int,
-        *,
-        centers: int = 10,
-        scale: float = 20.0,
-        gamma: float = 0.1,
-        margin: float = 0.01,
-        pair: PairLoss | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("SoftTriple", "scale", scale)
-        check_positive("SoftTriple", "gamma", gamma)
-        own = Linear(margin / 2, margin / 2, scale) if pair is None else pair
-        super().__init__(own, classes, dim, centers, gamma, engine)
-        nn.init.kaiming_uniform_(self.proxies.data.view(-1, dim), a=math.sqrt(5))
+    centers: Whole = 10
+    scale: Positive = 20.0
+    gamma: Positive = 0.1
+    margin: Number = 0.01
+
+    def factors(self) -> Factors:  # noqa: D102
+        pair = Linear(self.margin / 2, self.margin / 2, self.scale)
+        return class_softmax(pair) | Factors(similarity=Centers(self.dim, gamma=self.gamma))
+
+    def _begin(self) -> None:
+        super()._begin()
+        nn.init.kaiming_uniform_(self.proxies.data.view(-1, self.dim), a=math.sqrt(5))

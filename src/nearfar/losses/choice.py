@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from nearfar.engines import (
     fused_way,
     fused_with_again,
     has_triton,
+    lift,
     listed_value,
+    plain_parts,
     takes_lists,
     tiled_value,
     untiled,
@@ -37,6 +40,8 @@ Rows = tuple[Tensor, Tensor]
 """Prepared queries and references."""
 Raw = tuple[Tensor, Tensor | None]
 """The same before; None where the queries are their own references."""
+SMALL = 2**12
+"""Pairs below which no other engine is faster than dense."""
 Found = tuple[Tensor, Tensor, Tensor]
 """The loss, and which rows [n] had a positive and a negative pair."""
 
@@ -54,20 +59,34 @@ def by_list(loss: Any, call: Any, relation: Relation, product: Product, raw: Raw
 
 def by_other_engine(loss: Any, call: Any, relation: Relation, product: Product, raw: Raw, rows: Rows) -> Found | None:
     """The loss by the fused or the tiled engine, float64 if near rows need it; None where the dense one is to serve."""
+    compiling = torch.compiler.is_compiling()
+    small = loss.engine == "auto" and len(rows[0]) * len(rows[1]) < SMALL  # dense serves anyway
+    lifted = None if compiling or small or call.indices is not None else lift(product)
+    similarity = product.similarity
+    product = product if lifted is None else lifted.product
+
+    def wide(*, look: bool, ranks: Any = None) -> Rows:
+        found = distance_rows(similarity, relation, raw, rows, look=look, ranks=ranks)
+        return found if lifted is None else lifted.rows(*found)
+
+    found = _by_other_engine(loss, call, relation, product, wide, readable(raw[0]))
+    return found if found is None or lifted is None else (lifted.value(found[0]), *found[1:])
+
+
+def _by_other_engine(
+    loss: Any, call: Any, relation: Relation, product: Product, wide: Callable[..., Rows], look: bool
+) -> Found | None:
     found, alone = None, call.indices is None and call.ranks is None
-    given = relation, raw, rows
     if alone and loss.engine == "fused":
-        wide = distance_rows(product.similarity, *given, look=readable(raw[0]))
-        found = fused_value(loss.owner, product, relation, *wide, _low_type(call), plain=loss._plain())
+        plain = loss._plain() if torch.compiler.is_compiling() else plain_parts(product)
+        found = fused_value(loss.owner, product, relation, *wide(look=look), _low_type(call), plain=plain)
     elif alone and fuses(loss, call, relation, product):
-        wide = distance_rows(product.similarity, *given, look=readable(raw[0]))
-        found = fused_with_again(_tiling(loss, call, relation, product), *wide, _low_type(call))
+        found = fused_with_again(_tiling(loss, call, relation, product), *wide(look=look), _low_type(call))
     if found is not None:
         return found
     if capturing() or not _tiles(loss, call, relation, product):
         return None
-    rows = distance_rows(product.similarity, *given, look=True, ranks=call.ranks)
-    return tiled_value(_tiling(loss, call, relation, product), *rows)
+    return tiled_value(_tiling(loss, call, relation, product), *wide(look=True, ranks=call.ranks))
 
 
 def fuses(loss: Any, call: Any, relation: Relation, product: Product) -> bool:

@@ -8,27 +8,20 @@ from dataclasses import replace
 from torch import Tensor
 
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.robust import Call, Loss, RobustLoss
+from nearfar.losses.recipe import Recipe
+from nearfar.losses.robust import Call
 
 __all__ = ["Composed"]
 
 
-class Composed(Loss):
-    """A `RobustLoss` whose rows, columns or relation are made from the batch first."""
+class Composed(Recipe):
+    """A recipe whose rows, columns or relation are made from the batch first."""
 
-    def __init__(self, robust: RobustLoss) -> None:
-        super().__init__()
-        self.robust = robust
-        robust.owner = self.owner
-
-    @property
-    def exact_gradient(self) -> bool:
-        """Whether the gradient is that of the value."""
-        return self.robust.exact_gradient
+    composed = True
 
     @abstractmethod
     def _inner(self, call: Call) -> Call:
-        """What the product inside is called with."""
+        """Arguments for the product."""
 
     def _extra(self, embeddings: Tensor) -> Tensor | None:
         """A term beside the product, or None."""
@@ -39,16 +32,13 @@ class Composed(Loss):
             raise ValueError(f"{self.owner}: this loss chooses its own pairs and takes no index tuple; leave it out.")
         return self._inner(call)
 
-    def _core(self) -> RobustLoss:
-        return self.robust
-
     def _value(self, call: Call) -> Tensor:
-        value = self.robust._value(self._inside(call))
+        value = super()._value(self._inside(call))
         extra = self._extra(call.embeddings)
         return value if extra is None else value + extra
 
     def _explanation(self, call: Call) -> Explanation:
-        """In the rows and columns of the product inside."""
-        found = self.robust._explanation(self._inside(call))
+        """In the rows and columns of the product."""
+        found = super()._explanation(self._inside(call))
         extra = self._extra(call.embeddings)
         return found if extra is None else replace(found, value=found.value + extra.detach())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from nearfar._utils.settings import Positive
 from nearfar.groups.groupings import Reduction
-from nearfar.losses.arguments import Engine
+from nearfar.losses.factors import Factors
+from nearfar.losses.recipe import Recipe
 from nearfar.losses.robust import RobustLoss
-from nearfar.miners import Miner
 from nearfar.pairs import Hinge, PairLoss
 from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst
 from nearfar.sets.counts import Count, check_count, scaled
-from nearfar.similarity import Similarity
 
 __all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroWorst"]
 
@@ -20,7 +20,7 @@ MANY = "8B"
 """K where none is given."""
 
 
-class DroWorst(RobustLoss):
+class DroWorst(Recipe):
     """The single worst pair loss of the batch.
 
         max over all pairs of l: the whole simplex as uncertainty set
@@ -29,11 +29,6 @@ class DroWorst(RobustLoss):
 
     Algebra: pair x Worst x batch, on cosine. Sensitive to a single wrong label; `DroTopK` is its steadier neighbor.
 
-    Args:
-        pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: `DroTopK(k=.5)` (one ordered pair), `DroKL(gamma→0)`, `DroChiSquare(rho≥n(n-1)/2)`.
 
@@ -43,24 +38,13 @@ class DroWorst(RobustLoss):
     '0.700'
     """
 
-    def __init__(
-        self,
-        *,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=Worst(),
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    usual = {**Recipe.usual, "pair": Hinge}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(over=Worst())
 
 
-class DroTopK(RobustLoss):
+class DroTopK(Recipe):
     """Top-K: the mean of the K largest pair losses of the batch, so that easy pairs do not drown the rest.
 
         mean of the K largest pair losses of the batch
@@ -77,10 +61,6 @@ class DroTopK(RobustLoss):
             "8B" where neither k nor fraction is given: fewer cost points on photographs (docs/guides/which-loss.md).
         fraction: instead of k: the share of all pairs.
         zero: "keep" or "drop" pairs without loss; it matters only where K exceeds the pairs with loss.
-        pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: k ≥ all pairs is the mean (`BinomialDeviance` with `Logistic`); k = ½ is `DroWorst`. The paper's printed
     domain y ∈ {0, 1} gives negative pairs no gradient; ±1 is meant (docs/papers/qi-2020.md).
@@ -93,24 +73,15 @@ class DroTopK(RobustLoss):
     '0.600'
     """
 
-    def __init__(
-        self,
-        *,
-        k: Count | None = None,
-        fraction: float | None = None,
-        zero: Zero = "keep",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=TopK(MANY if k is None and fraction is None else k, fraction, zero=zero),
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    k: Count | None = None
+    fraction: float | None = None
+    zero: Zero = "keep"
+    usual = {**Recipe.usual, "pair": Hinge}
+    either = {"k": "fraction", "fraction": "k"}
+
+    def factors(self) -> Factors:  # noqa: D102
+        k = MANY if self.k is None and self.fraction is None else self.k
+        return Factors(over=TopK(k, self.fraction, zero=self.zero))
 
     @classmethod
     def as_in_paper(cls, k_code: int = 80, pair: PairLoss | None = None) -> DroTopK:
@@ -118,7 +89,7 @@ class DroTopK(RobustLoss):
         return cls(k=2 * k_code, pair=pair)
 
 
-class DroTopKPN(RobustLoss):
+class DroTopKPN(Recipe):
     """Top-K per sign: the K/2 largest losses of positive pairs and the K/2 largest of negative pairs.
 
         (1/K) (top K/2 positive + top K/2 negative losses)
@@ -130,10 +101,6 @@ class DroTopKPN(RobustLoss):
 
     Args:
         k: K in all, counted in unordered pairs; or a multiple of the batch size such as "8B", as in `DroTopK`.
-        pair: `Hinge(.2, .5)` where none is given.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: the mean of `RobustLoss(over=TopK(k/2), groups="sign")`'s two sides where both have K/2 pairs.
 
@@ -143,24 +110,12 @@ class DroTopKPN(RobustLoss):
     '0.325'
     """
 
-    def __init__(
-        self,
-        *,
-        k: Count = MANY,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_count("DroTopKPN", "k", k)
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=TopK(scaled(k, 0.5)),
-            groups="balanced",
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    k: Count = MANY
+    usual = {**Recipe.usual, "pair": Hinge}
+
+    def factors(self) -> Factors:  # noqa: D102
+        check_count("DroTopKPN", "k", self.k)
+        return Factors(over=TopK(scaled(self.k, 0.5)), groups="balanced")
 
     @classmethod
     def as_in_paper(cls, k_code: int = 80, pair: PairLoss | None = None) -> DroTopKPN:
@@ -168,7 +123,7 @@ class DroTopKPN(RobustLoss):
         return cls(k=2 * k_code, pair=pair)
 
 
-class DroKL(RobustLoss):
+class DroKL(Recipe):
     """Soft hard mining: pairs weighted by a softmax of their losses over the whole batch.
 
         γ log mean e^{l/γ} over the pairs with loss: p* = softmax(l/γ)
@@ -183,10 +138,6 @@ class DroKL(RobustLoss):
         samples: draw so many ordered pairs with replacement from p* and average their losses; the gradient is unbiased.
         zero: "drop" leaves pairs without loss out, as the paper does; the value then jumps as pairs enter. "keep" does
             not.
-        pair: `Hinge(.2, .5)` where none is given.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: γ→0 is `DroWorst`, γ→∞ the mean.
 
@@ -196,25 +147,14 @@ class DroKL(RobustLoss):
     '0.520'
     """
 
-    def __init__(
-        self,
-        *,
-        gamma: float = 0.3,
-        samples: int | None = None,
-        zero: Zero = "drop",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        over = KL(gamma, zero=zero)
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=over if samples is None else Sampled(over, samples),
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    gamma: Positive = 0.3
+    samples: int | None = None
+    zero: Zero = "drop"
+    usual = {**Recipe.usual, "pair": Hinge}
+
+    def factors(self) -> Factors:  # noqa: D102
+        over = KL(self.gamma, zero=self.zero)
+        return Factors(over=over if self.samples is None else Sampled(over, self.samples))
 
     @classmethod
     def as_in_paper(cls, gamma: float = 0.1, k_code: int = 80, pair: PairLoss | None = None) -> RobustLoss:
@@ -226,7 +166,7 @@ class DroKL(RobustLoss):
         return RobustLoss(pair=Hinge() if pair is None else pair, over=Sampled(calibrated, 4 * k_code))
 
 
-class DroKLGrouped(RobustLoss):
+class DroKLGrouped(Recipe):
     """Soft hard mining per anchor: the positives and the negatives of an anchor each weighted by a softmax.
 
         mean over anchors of  γ log mean_{P_i} e^{l/γ} + γ log mean_{N_i} e^{l/γ}
@@ -239,10 +179,6 @@ class DroKLGrouped(RobustLoss):
         gamma: γ. The default was the best on photographs; the paper has .01 (docs/guides/which-loss.md).
         zero: "drop" leaves pairs without loss out, as the paper does.
         reduction: "mean" over anchors; the paper sums ("sum").
-        pair: `Hinge(.2, .5)` where none is given.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: with γ = 1 and a margin so large that every loss is positive, its gradient is `GeneralizedLifted`'s on
     cosine wherever that one's hinge is active, and F = L_LS + Σ(2m - log P_i - log N_i). Linear pairs, zero="keep" and
@@ -255,29 +191,16 @@ class DroKLGrouped(RobustLoss):
     '0.650'
     """
 
-    def __init__(
-        self,
-        *,
-        gamma: float = 0.1,
-        zero: Zero = "drop",
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=KL(gamma, zero=zero),
-            groups="anchor_sign",
-            reduction=reduction,
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    gamma: Positive = 0.1
+    zero: Zero = "drop"
+    reduction: Reduction = "mean"
+    usual = {**Recipe.usual, "pair": Hinge}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(over=KL(self.gamma, zero=self.zero), groups="anchor_sign")
 
 
-class DroChiSquare(RobustLoss):
+class DroChiSquare(Recipe):
     """The mean pair loss plus a penalty on the variance of the losses.
 
         max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds
@@ -291,10 +214,6 @@ class DroChiSquare(RobustLoss):
         rho: ρ ≥ 0; n counts ordered pairs. A multiple of the batch size B, such as "40B", as k of `DroTopK`; that value
             was the best on photographs (docs/guides/which-loss.md).
         zero: "keep" or "drop" pairs without loss.
-        pair: `Hinge(.2, .5)` where none is given.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: ρ = 0 is the mean, ρ ≥ n(n-1)/2 is `DroWorst`.
 
@@ -304,20 +223,9 @@ class DroChiSquare(RobustLoss):
     '0.331'
     """
 
-    def __init__(
-        self,
-        *,
-        rho: Count = "40B",
-        zero: Zero = "keep",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=ChiSquare(rho, zero=zero),
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    rho: Count = "40B"
+    zero: Zero = "keep"
+    usual = {**Recipe.usual, "pair": Hinge}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(over=ChiSquare(self.rho, zero=self.zero))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice
-from nearfar.losses.arguments import Engine
-from nearfar.losses.robust import RobustLoss
-from nearfar.miners import Miner
-from nearfar.pairs import Hinge, Logistic, PairLoss, Squared
+from nearfar._utils.settings import Number, Positive
+from nearfar.losses.factors import Factors
+from nearfar.losses.recipe import Recipe
+from nearfar.pairs import Hinge, Logistic, Squared
 from nearfar.sets import Mean
-from nearfar.similarity import Cosine, NegEuclidean, Similarity
+from nearfar.similarity import NegEuclidean
 
 __all__ = ["BinomialDeviance", "Contrastive", "Margin"]
 
 PairMean = Literal["mean", "nonzero"]
 
 
-class Contrastive(RobustLoss):
+class Contrastive(Recipe):
     """Contrastive loss: pull positive pairs within one distance, push negative pairs beyond another.
 
         mean over all pairs of  [d - m₊]₊² (positive),  [m₋ - d]₊² (negative)
@@ -34,10 +34,7 @@ class Contrastive(RobustLoss):
         power: 2 as in the paper, 1 as in pytorch-metric-learning.
         reduction: "mean" over all pairs; "nonzero": the mean of the positive losses above zero plus that of the
             negative.
-        pair: another pair loss in place of `Squared`.
-        similarity: `NegEuclidean` where none is given.
         miner: a miner; `miners.BalancedHard` makes it Can et al.'s contrastive-hard.
-        engine: see `RobustLoss`.
 
     Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (Can et al. 2019,
     prop. 4.1) has zero loss only if its positive distance ε₊ is within m₊; the paper says so for any ε₊
@@ -49,31 +46,23 @@ class Contrastive(RobustLoss):
     '0.489'
     """
 
-    def __init__(
-        self,
-        *,
-        pos_margin: float = 0.0,
-        neg_margin: float = 1.0,
-        power: float = 2.0,
-        reduction: PairMean = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_choice("Contrastive", "reduction", reduction, ("mean", "nonzero"))
-        nonzero = reduction == "nonzero"
-        super().__init__(
-            pair=Squared(pos_margin, neg_margin, power) if pair is None else pair,
+    pos_margin: Number = 0.0
+    neg_margin: Number = 1.0
+    power: Positive = 2.0
+    reduction: PairMean = "mean"
+    usual = {"similarity": NegEuclidean}
+
+    def factors(self) -> Factors:  # noqa: D102
+        nonzero = self.reduction == "nonzero"
+        return Factors(
+            pair=Squared(self.pos_margin, self.neg_margin, self.power),
             over=Mean(zero="drop") if nonzero else Mean(),
             groups="sign" if nonzero else "batch",
-            similarity=NegEuclidean() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
+            reduction="mean",
         )
 
 
-class Margin(RobustLoss):
+class Margin(Recipe):
     """Margin loss: one learned distance β parts positive from negative pairs, with a margin on both sides.
 
         mean over all pairs of  [m + d - β]₊ (positive),  [m - d + β]₊ (negative),  β learned
@@ -88,10 +77,7 @@ class Margin(RobustLoss):
         beta: β, the distance that parts positives from negatives; its starting value if learned.
         learn: make β a parameter (give it an optimizer: `loss.parameters()`).
         reduction: "mean" over all pairs, or "nonzero": over the pairs with a loss above zero.
-        pair: another pair loss in place of `Hinge`.
-        similarity: `NegEuclidean` where none is given.
         miner: a miner; the original draws pairs with `miners.DistanceWeighted`.
-        engine: see `RobustLoss`.
 
     Relations: pytorch-metric-learning counts each positive pair once per negative pair of its anchor and the reverse;
     with equal class sizes its value is that of a Relation weighted so (`nearfar.pml.losses.MarginLoss` does it).
@@ -102,35 +88,32 @@ class Margin(RobustLoss):
     '0.197'
     """
 
-    def __init__(
-        self,
-        *,
-        margin: float = 0.2,
-        beta: float = 1.2,
-        learn: bool = True,
-        reduction: PairMean = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_choice("Margin", "reduction", reduction, ("mean", "nonzero"))
-        super().__init__(
-            pair=Hinge(margin, -beta, learn=learn) if pair is None else pair,
-            over=Mean(zero="drop" if reduction == "nonzero" else "keep"),
-            groups="batch",
-            similarity=NegEuclidean() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
+    margin: Number = 0.2
+    beta: Number = 1.2
+    learn: bool = True
+    reduction: PairMean = "mean"
+    usual = {"similarity": NegEuclidean}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=Hinge(self.margin, -self.setting("beta"), learn=self.learn),
+            over=Mean(zero="drop" if self.reduction == "nonzero" else "keep"),
+            reduction="mean",
         )
 
-    @property
-    def beta(self) -> Tensor | float | None:
+    def _read_beta(self) -> Tensor | float | None:
         """β as a distance (the pair loss holds it as the score -β); None where another pair loss was given."""
-        return -self.pair_positive.threshold if isinstance(self.pair_positive, Hinge) else None
+        pair = self.pair_positive
+        return -pair.threshold if isinstance(pair, Hinge) else None
+
+    def _changed(self, name: str) -> None:
+        offset = getattr(self.pair_positive, "offset", None)
+        if name == "beta" and self.pair is None and offset is not None:
+            with torch.no_grad():
+                offset.zero_()
 
 
-class BinomialDeviance(RobustLoss):
+class BinomialDeviance(Recipe):
     """Binomial deviance: a smooth contrastive loss on cosines, steeper for negative pairs.
 
         mean over all pairs of  (2/β)log(1+e^{-β(s-λ)}) (positive),  (2/α)log(1+e^{α(s-λ)}) (negative)
@@ -141,10 +124,6 @@ class BinomialDeviance(RobustLoss):
         threshold: λ.
         slope_positive: β.
         slope_negative: α.
-        pair: another pair loss in place of `Logistic`.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: `DroTopK(k, pair=Logistic())` with k at or above the number of pairs.
 
@@ -154,22 +133,9 @@ class BinomialDeviance(RobustLoss):
     '0.419'
     """
 
-    def __init__(
-        self,
-        *,
-        threshold: float = 0.5,
-        slope_positive: float = 2.0,
-        slope_negative: float = 40.0,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=Logistic(threshold, slope_positive, slope_negative) if pair is None else pair,
-            over=Mean(),
-            groups="batch",
-            similarity=Cosine() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
-        )
+    threshold: Number = 0.5
+    slope_positive: Positive = 2.0
+    slope_negative: Positive = 40.0
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(pair=Logistic(self.threshold, self.slope_positive, self.slope_negative), over=Mean())

@@ -5,56 +5,50 @@ Proxies are reference rows.
 
 from __future__ import annotations
 
+from dataclasses import field
+
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.settings import Number, Positive, Whole
 from nearfar._utils.tensors import check_labels, readable
-from nearfar.groups.groupings import Reduction
 from nearfar.links import Add, PerPositive
-from nearfar.losses.arguments import Engine
 from nearfar.losses.composed import Composed
-from nearfar.losses.robust import Call, RobustLoss
-from nearfar.pairs import AngularMargin, Linear, PairLoss
+from nearfar.losses.factors import Factors, Pairs
+from nearfar.losses.robust import Call
+from nearfar.pairs import AngularMargin, Linear
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
-from nearfar.similarity import Cosine, NegSquaredEuclidean, Similarity
+from nearfar.similarity import NegSquaredEuclidean
 
 __all__ = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA"]
 
 
-def class_softmax(
-    pair: PairLoss, similarity: Similarity | None, engine: Engine = "auto", reduction: Reduction = "mean"
-) -> RobustLoss:
+def class_softmax(pair: Pairs) -> Factors:
     """Cross-entropy of each row over one vector per class: KL(1) x anchor_sign, one softplus per positive pair."""
-    return RobustLoss(
-        pair=pair,
-        over=(Mean(), KL(1.0, normalized=False)),
-        groups="anchor_sign",
-        link=PerPositive(),
-        reduction=reduction,
-        similarity=similarity,
-        engine=engine,
-    )
+    return Factors(pair=pair, over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive())
 
 
-class Proxies(Composed):
+class Proxies(Composed, without=("miner",)):
     """One learned vector per class. Give `loss.parameters()` an optimizer, or the proxies never move.
+
+    Args:
+        classes: how many proxies.
+        dim: width of the embedding.
 
     Attributes:
         proxies: [classes, dim]; with several centers per class [classes, centers·dim], those of a class side by side.
-        dim: the width of the embeddings.
     """
+
+    classes: Whole = field(kw_only=False)
+    dim: Whole = field(kw_only=False)
+    fixed = frozenset({"classes", "dim"})
 
     swapped = False
     """Rows of the product are the proxies, columns the batch."""
 
-    def __init__(self, robust: RobustLoss, classes: int, dim: int, centers: int = 1) -> None:
-        super().__init__(robust)
-        check_whole(self.owner, "classes", classes)
-        check_whole(self.owner, "dim", dim)
-        self.dim = dim
-        self.proxies = nn.Parameter(torch.randn(classes, centers * dim))
+    def _begin(self) -> None:
+        self.proxies = nn.Parameter(torch.randn(self.classes, self.dim))
 
     def _inner(self, call: Call) -> Call:
         owner, embeddings = self.owner, call.embeddings
@@ -66,12 +60,12 @@ class Proxies(Composed):
             raise ValueError(
                 f"{owner}: embeddings must be as wide as the proxies ({self.dim}), but are {embeddings.shape[1]} wide."
             )
-        relation = call.labels if isinstance(call.labels, Relation) else self._relation(embeddings, call.labels)
+        relation = call.labels if isinstance(call.labels, Relation) else self._of_classes(embeddings, call.labels)
         if self.swapped:
             return Call(owner, self.proxies, relation, ref_emb=embeddings, ranks=call.ranks)
         return Call(owner, embeddings, relation, ref_emb=self.proxies, ranks=call.ranks)
 
-    def _relation(self, embeddings: Tensor, labels: Tensor | None) -> Relation:
+    def _of_classes(self, embeddings: Tensor, labels: Tensor | None) -> Relation:
         owner = self.owner
         if labels is None:
             raise ValueError(f"{owner}: labels are missing; pass a 1-D integer tensor of class indices.")
@@ -98,9 +92,6 @@ class ProxyNCA(Proxies):
         classes: how many proxies.
         dim: width of the embedding.
         scale: c.
-        pair: the pair loss in place of `Linear`.
-        similarity: `NegSquaredEuclidean` where none is given.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default for equal proxies.
 
@@ -109,21 +100,11 @@ class ProxyNCA(Proxies):
     (3, 2)
     """
 
-    def __init__(
-        self,
-        classes: int,
-        dim: int,
-        *,
-        scale: float = 1.0,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("ProxyNCA", "scale", scale)
-        pair = Linear(scale=scale) if pair is None else pair
-        super().__init__(
-            class_softmax(pair, NegSquaredEuclidean() if similarity is None else similarity, engine), classes, dim
-        )
+    scale: Positive = 1.0
+    usual = {"similarity": NegSquaredEuclidean}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return class_softmax(Linear(scale=self.scale))
 
 
 class ProxyAnchor(Proxies):
@@ -139,9 +120,6 @@ class ProxyAnchor(Proxies):
         dim: width of the embedding.
         margin: δ.
         scale: a.
-        pair: the pair loss in place of `Linear`.
-        similarity: `Cosine` where none is given.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default for equal proxies.
 
@@ -152,27 +130,19 @@ class ProxyAnchor(Proxies):
 
     swapped = True
 
-    def __init__(
-        self,
-        classes: int,
-        dim: int,
-        *,
-        margin: float = 0.1,
-        scale: float = 32.0,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("ProxyAnchor", "scale", scale)
-        robust = RobustLoss(
-            pair=Linear(margin=margin, scale=scale) if pair is None else pair,
+    margin: Number = 0.1
+    scale: Positive = 32.0
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=Linear(margin=self.margin, scale=self.scale),
             over=KL(1.0, normalized=False, zero_member=True),
             groups="anchor_sign",
             link=Add(apart=True),
-            similarity=Cosine() if similarity is None else similarity,
-            engine=engine,
         )
-        super().__init__(robust, classes, dim)
+
+    def _begin(self) -> None:
+        super()._begin()
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
 
 
@@ -188,9 +158,6 @@ class ArcFace(Proxies):
         dim: width of the embedding.
         margin: m, in radians (0.5 = 28.6 degrees).
         scale: c.
-        pair: the pair loss in place of `AngularMargin`.
-        similarity: `Cosine` where none is given.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's for equal class vectors and the margin in degrees. With margin=0 it is
     `NormalizedSoftmax(temperature=1/scale)`.
@@ -200,19 +167,11 @@ class ArcFace(Proxies):
     (3, 2)
     """
 
-    def __init__(
-        self,
-        classes: int,
-        dim: int,
-        *,
-        margin: float = 0.5,
-        scale: float = 64.0,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        pair = AngularMargin(margin, scale) if pair is None else pair
-        super().__init__(class_softmax(pair, similarity, engine), classes, dim)
+    margin: Number = 0.5
+    scale: Positive = 64.0
+
+    def factors(self) -> Factors:  # noqa: D102
+        return class_softmax(AngularMargin(self.margin, self.scale))
 
 
 class CosFace(Proxies):
@@ -230,9 +189,6 @@ class CosFace(Proxies):
         dim: width of the embedding.
         margin: m.
         scale: c.
-        pair: the pair loss in place of `Linear`.
-        similarity: `Cosine` where none is given.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default for equal class vectors. With margin=0 it is
     `NormalizedSoftmax(temperature=1/scale)`.
@@ -242,20 +198,11 @@ class CosFace(Proxies):
     (3, 2)
     """
 
-    def __init__(
-        self,
-        classes: int,
-        dim: int,
-        *,
-        margin: float = 0.35,
-        scale: float = 64.0,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("CosFace", "scale", scale)
-        pair = Linear(margin / 2, margin / 2, scale) if pair is None else pair
-        super().__init__(class_softmax(pair, similarity, engine), classes, dim)
+    margin: Number = 0.35
+    scale: Positive = 64.0
+
+    def factors(self) -> Factors:  # noqa: D102
+        return class_softmax(Linear(self.margin / 2, self.margin / 2, self.scale))
 
 
 class NormalizedSoftmax(Proxies):
@@ -271,9 +218,6 @@ class NormalizedSoftmax(Proxies):
         classes: how many class vectors.
         dim: width of the embedding.
         temperature: τ.
-        pair: the pair loss in place of `Linear`.
-        similarity: `Cosine` where none is given.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default for equal class vectors. `ArcFace` and `CosFace` with margin=0
     and scale=1/τ are the same loss; on `NegSquaredEuclidean` it is `ProxyNCA(scale=1/τ)`.
@@ -283,16 +227,7 @@ class NormalizedSoftmax(Proxies):
     (3, 2)
     """
 
-    def __init__(
-        self,
-        classes: int,
-        dim: int,
-        *,
-        temperature: float = 0.05,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("NormalizedSoftmax", "temperature", temperature)
-        pair = Linear(scale=1 / temperature) if pair is None else pair
-        super().__init__(class_softmax(pair, similarity, engine), classes, dim)
+    temperature: Positive = 0.05
+
+    def factors(self) -> Factors:  # noqa: D102
+        return class_softmax(Linear(scale=1 / self.temperature))

@@ -9,16 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.settings import Positive, Whole
 from nearfar._utils.shortcuts import check_part
 from nearfar.groups.groupings import Reduction
 from nearfar.groups.ranking import Bins, Ranking
-from nearfar.losses.arguments import Engine
-from nearfar.losses.robust import RobustLoss
-from nearfar.miners import Miner
+from nearfar.losses.factors import Factors
+from nearfar.losses.recipe import Recipe
 from nearfar.pairs import PairLoss
 from nearfar.sets import Mean
-from nearfar.similarity import Cosine, Similarity
+from nearfar.similarity import Similarity
 
 __all__ = ["FastAP", "SmoothAP"]
 
@@ -33,16 +32,10 @@ class Sigmoid(PairLoss, swift=True):
         temperature: τ.
     """
 
-    def __init__(self, temperature: float = 0.01) -> None:
-        super().__init__()
-        check_positive("Sigmoid", "temperature", temperature)
-        self.temperature = temperature
+    temperature: Positive = 0.01
 
     def forward(self, s: Tensor, sign: int) -> Tensor:
         return torch.sigmoid(s / self.temperature)
-
-    def extra_repr(self) -> str:
-        return f"temperature={self.temperature}"
 
 
 class Triangle(PairLoss, swift=True):
@@ -52,19 +45,13 @@ class Triangle(PairLoss, swift=True):
         width: w, the distance of two centers.
     """
 
-    def __init__(self, width: float = 0.2) -> None:
-        super().__init__()
-        check_positive("Triangle", "width", width)
-        self.width = width
+    width: Positive = 0.2
 
     def forward(self, s: Tensor, sign: int) -> Tensor:
         return torch.relu(1 - s.abs() / self.width)
 
-    def extra_repr(self) -> str:
-        return f"width={self.width}"
 
-
-class FastAP(RobustLoss):
+class FastAP(Recipe):
     """FastAP: one less the average precision, from a soft histogram of the scores of each anchor.
 
         mean over anchors of  1 - (1/|P_i|) Σ_b h₊(b) H₊(b) / H(b),  h a histogram and H its running sum
@@ -77,10 +64,7 @@ class FastAP(RobustLoss):
     Args:
         bins: how many steps of the histogram between the least and the largest score.
         reduction: over anchors.
-        pair: the pair loss in place of `Triangle`.
         similarity: `Cosine` where none is given; of unit rows, whose scores have a range.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default, for each power of its distance. `SmoothAP` ranks without bins.
 
@@ -90,31 +74,15 @@ class FastAP(RobustLoss):
     '0.292'
     """
 
-    def __init__(
-        self,
-        *,
-        bins: int = 10,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_whole("FastAP", "bins", bins)
-        similarity = Cosine() if similarity is None else similarity
-        low, high = _range("FastAP", similarity)
-        super().__init__(
-            pair=Triangle((high - low) / bins) if pair is None else pair,
-            over=Mean(),
-            groups=Bins(bins, low, high),
-            reduction=reduction,
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    bins: Whole = 10
+    reduction: Reduction = "mean"
+
+    def factors(self) -> Factors:  # noqa: D102
+        low, high = _range("FastAP", self.similarity)
+        return Factors(pair=Triangle((high - low) / self.bins), over=Mean(), groups=Bins(self.bins, low, high))
 
 
-class SmoothAP(RobustLoss):
+class SmoothAP(Recipe):
     """Smooth AP: one less the average precision, with sigmoids in place of the steps of a rank.
 
         mean over anchors of  1 - (1/|P_i|) Σ_{p ∈ P_i} (1 + Σ_{P_i∖p} σ_jp) / (1 + Σ_{P_i∖p} σ_jp + Σ_{N_i} σ_jp)
@@ -129,9 +97,6 @@ class SmoothAP(RobustLoss):
         temperature: τ; as τ→0 the value is one less the average precision, and the gradient vanishes.
         reduction: over anchors.
         pair: the pair loss in place of `Sigmoid`; it must count half at 0.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: with the batch as its own reference, where each row is a positive of itself, it is the authors' code, and
     pytorch-metric-learning's where the rows come sorted, as many classes as rows of each (docs/start/from-pml.md).
@@ -142,31 +107,17 @@ class SmoothAP(RobustLoss):
     '0.275'
     """
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 0.01,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("SmoothAP", "temperature", temperature)
-        super().__init__(
-            pair=Sigmoid(temperature) if pair is None else pair,
-            over=Mean(),
-            groups=Ranking(),
-            reduction=reduction,
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    temperature: Positive = 0.01
+    reduction: Reduction = "mean"
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(pair=Sigmoid(self.temperature), over=Mean(), groups=Ranking())
 
 
-def _range(owner: str, similarity: Similarity) -> tuple[float, float]:
+def _range(owner: str, similarity: Similarity | None) -> tuple[float, float]:
     """The least and the largest score of unit rows."""
     check_part(owner, "similarity", similarity, Similarity, "nf.similarity.Cosine()")
+    assert similarity is not None  # noqa: S101
     if not similarity.normalize or similarity.form is None:
         raise ValueError(
             f"{owner}: similarity must be Cosine, NegEuclidean, NegSquaredEuclidean or Dot of unit rows, whose scores "

@@ -9,6 +9,7 @@ records, nor does a loss with a class, part or hook of one's own, which may do w
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from abc import ABC
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from nearfar._utils.checkpoint import first_line
 from nearfar._utils.checks import capturing
 from nearfar._utils.cuda_graph import record
-from nearfar._utils.shortcuts import HOOKS, Part
+from nearfar._utils.shortcuts import HOOKS, Part, hooked
 from nearfar._utils.tensors import uses_tf32
 from nearfar.groups.groupings import Product
 from nearfar.losses.choice import fuses
@@ -49,11 +50,8 @@ TENSORS = frozenset({Tensor, nn.Parameter})
 BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
 KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
 """Classes, and whether they and all their bases are ours."""
-CHANGING = frozenset({"training", "_warned", "_deferred", "_replays"})
+CHANGING = frozenset({"training", "_warned", "_deferred", "_replays", "_cached", "_maker"})
 """Attributes of a loss that say nothing about its value."""
-
-TWINNED = ("_parameters", "_modules")
-"""What a twin has its own of."""
 
 Given = tuple[Tensor | None, ...]
 Run = Callable[[Any, Given], Tensor]
@@ -69,12 +67,13 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
         call: the arguments.
     """
     given = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, call.ids, call.ref_ids)
-    if core.reduction == "none" or call.indices is not None or call.ranks is not None or call.labels is None:
+    product = core.product
+    if product.reduction == "none" or call.indices is not None or call.ranks is not None or call.labels is None:
         return None
     device = call.embeddings.device
     if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or _watched():
         return None
-    product = core.product.at(len(call.embeddings))
+    product = product.at(len(call.embeddings))
     large = _large(loss, core, call, product)
     told = None if large is None else settings(loss, product.parts, device)
     if told is None:
@@ -107,6 +106,7 @@ def _large(loss: Any, core: Any, call: Any, product: Product) -> bool | None:
         return False
     if (
         loss is not core
+        or core.composed
         or n * m > FUSED
         or any(reads_device(x) for x in (product.over_positive, product.over_negative))
     ):
@@ -258,14 +258,8 @@ def _twin(loss: nn.Module) -> Any:
     Autograd ties a parameter to the stream on which an earlier step used it, which must not enter a recording. A new
     parameter is tied to the recording's; in a twin, as another thread may be using the loss.
     """
-    made: dict[int, Any] = {id(x): nn.Parameter(x.detach(), requires_grad=x.requires_grad) for x in loss.parameters()}
-    for one in loss.modules():
-        made[id(one)] = object.__new__(type(one))
-    for one in loss.modules():
-        inner = {name: {key: made.get(id(x)) for key, x in one.__dict__[name].items()} for name in TWINNED}
-        mine = {name: made.get(id(x), x) for name, x in one.__dict__.items()}  # a module may be held unregistered too
-        made[id(one)].__dict__.update(mine | inner)
-    return made[id(loss)]
+    mine: dict[int, Any] = {id(x): nn.Parameter(x.detach(), requires_grad=x.requires_grad) for x in loss.parameters()}
+    return copy.deepcopy(loss, mine | {id(x): x for x in loss.buffers()})
 
 
 def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:
@@ -329,9 +323,11 @@ def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device
     if any(type(x) is not nn.Parameter or x.device != device for x in learned):
         return None
     modules = list(loss.modules())
-    for one in (*modules, *(x for x in parts if x is not None and not isinstance(x, nn.Module))):
-        if not _ours(type(one)) or not _told(one, told):
-            return None
+    # what a loss makes follows from its settings, but for hooks
+    if any(x is not None and (not _ours(type(x)) or hooked(x)) for x in parts):
+        return None
+    if not all(_ours(type(one)) and _told(one, told) for one in modules):
+        return None
     told.extend((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in (*learned, *loss.buffers()))
     return tuple(told)
 
@@ -348,25 +344,28 @@ def _told(one: Any, told: list[Any]) -> bool:
     told.append(type(one))
     module = isinstance(one, nn.Module)
     for name, value in getattr(one, "__dict__", {}).items():
-        kind = type(value)
-        if kind in PLAIN:
-            if name not in CHANGING:
-                told.append(value)
-        elif module and name in INNER:
+        if module and name in INNER:
             if name in HOOKS and value:
                 return False
-        elif isinstance(value, Part) and not isinstance(value, nn.Module):
-            if not _ours(kind) or not _told(value, told):
-                return False
-        elif name not in CHANGING and not isinstance(value, nn.Module):
-            try:
-                hash(value)
-            except TypeError:
-                return False
-            told.append(value)
+        elif name not in CHANGING and not all(_plain(x, told) for x in (value if type(value) in LISTS else (value,))):
+            return False
     return True
 
 
+def _plain(value: Any, told: list[Any]) -> bool:
+    """Append one attribute, or what a part holds; False if it is not plain. Modules and parameters come otherwise."""
+    if type(value) in PLAIN:
+        told.append(value)
+    elif isinstance(value, Part) and not isinstance(value, nn.Module):
+        return _ours(type(value)) and _told(value, told)
+    elif not isinstance(value, nn.Module | nn.Parameter):
+        if isinstance(value, Tensor) or type(value).__hash__ is None:  # a tensor may be part of another graph
+            return False
+        told.append(value)
+    return True
+
+
+LISTS = frozenset({tuple, list})
 PLAIN = frozenset({bool, int, float, str, type(None)})
 INNER = frozenset(nn.Module().__dict__)
 """What every module holds: parameters, buffers, modules and hooks, which are told otherwise."""

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, cast, dataclass_transform
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nearfar._utils.checks import Deferred, DegenerateBatchWarning, check_choice, constant_when_compiled
+from nearfar._utils.checks import Deferred, DegenerateBatchWarning, constant_when_compiled
 from nearfar._utils.process_group import ProcessGroup
-from nearfar._utils.renamed import NewKeywords
-from nearfar._utils.shortcuts import check_part
+from nearfar._utils.settings import MISSING, Settings
+from nearfar._utils.shortcuts import Part
 from nearfar._utils.tensors import check_embeddings, check_labels, check_placed, check_reference, check_reference_rows
-from nearfar.engines import check_tiled, dense_pairs, dense_value, plain_parts
-from nearfar.groups.groupings import REDUCTIONS, AnchorSign, Grouping, Product, Reduction
+from nearfar.engines import check_tiled, dense_pairs, dense_value, lift, plain_parts
+from nearfar.groups.groupings import AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
-from nearfar.losses.arguments import Engine, check_engine, check_relation, for_each_sign, grouping
+from nearfar.losses.arguments import check_relation
 from nearfar.losses.choice import by_list, by_other_engine
 from nearfar.losses.degenerate import Had
 from nearfar.losses.explanation import Explanation, explain, unexplained
+from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets
 from nearfar.losses.replays import DEVICES, Replays, replayed
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
@@ -101,13 +103,16 @@ class Call:
         return Relation.from_labels(self.labels, self.ref_labels, ids=ids, ref_ids=ref_ids, width=self.width)
 
 
-class Loss(NewKeywords, nn.Module, ABC):
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+class Loss(Settings, ABC):
     """A metric-learning loss: called with embeddings and labels, and able to explain itself."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    keyword_only = True
+    owner = ""
+    """The name in messages; that of the class, unless the loss is part of another one."""
+
+    def _prepare(self) -> None:
         self.owner = type(self).__name__
-        """Whom messages name; a loss inside another one bears the outer name."""
         self._replays = Replays()
 
     @abstractmethod
@@ -183,6 +188,8 @@ class Loss(NewKeywords, nn.Module, ABC):
 class RobustLoss(Loss):
     """A loss that is a worst case over pair weights.
 
+    Its arguments are settings: read and set them at any time, and the next call follows, on every engine.
+
     Args:
         pair: the pair loss l(s, sign), or two of them (positive, negative).
         over: the uncertainty set, or two of them (positive, negative).
@@ -205,104 +212,103 @@ class RobustLoss(Loss):
         tensor(0.6000)
     """
 
-    pair_positive: PairLoss
-    pair_negative: PairLoss
-    anchors: Anchors = "representatives"
+    pair: Pairs = MISSING
+    over: Sets = MISSING
+    groups: str | Grouping = "batch"
+    link: Link | None = None
+    miner: Miner | None = None
+    reduction: Reduction = "mean"
+    similarity: Similarity | None = None
+    members: Members = "negative"
+    engine: Engine = "auto"
+
+    usual: ClassVar[dict[str, Callable[[], Part]]] = {"similarity": Cosine}
+    """What makes the parts that are not given."""
+    anchors: ClassVar[Anchors] = "representatives"
     """Which rows act as anchors when class representatives are marked."""
-    among_representatives: bool = False
+    among_representatives: ClassVar[bool] = False
     """Negative pairs of two representatives count, even where the relation leaves them out."""
-    listed_once: bool = False
+    listed_once = False
     """A pair that an index tuple lists several times, as triplets do, counts once."""
-    listed_apart: bool = False
+    listed_apart = False
     """A pair that an index tuple lists both as positive and as negative is an error."""
-    tile: int | None = None
+    composed: ClassVar[bool] = False
+    """Rows, columns or relation of the product are made from the batch first."""
+    tile = cast("int | None", None)
     """Rows in a strip of the tiled engine; None for a height that suits the processor's cache."""
 
-    def __init__(
-        self,
-        *,
-        pair: PairLoss | tuple[PairLoss, PairLoss],
-        over: UncertaintySet | tuple[UncertaintySet, UncertaintySet],
-        groups: str | Grouping = "batch",
-        link: Link | None = None,
-        miner: Miner | None = None,
-        reduction: Reduction = "mean",
-        similarity: Similarity | None = None,
-        members: Literal["negative", "all"] = "negative",
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__()
-        owner = self.owner
-        check_choice(owner, "reduction", reduction, REDUCTIONS)
-        check_choice(owner, "members", members, ("negative", "all"))
-        check_engine(owner, engine)
-        groups = grouping(owner, groups)
-        if reduction != "mean" and not groups.per_anchor:
-            raise ValueError(
-                f"{owner}: reduction={reduction!r} needs one group per anchor, but groups are "
-                f'{type(groups).__name__}, whose value is one number; use zero="drop" on the set to leave zeros out.'
-            )
-        self.pair_positive, negative = for_each_sign(owner, "pair", pair, PairLoss, "nf.pairs.Hinge()")
-        if negative is self.pair_positive:  # a module registered twice would have its parameters twice in `state_dict`
-            object.__setattr__(self, "pair_negative", negative)
-        else:
-            self.pair_negative = negative
-        self.over_positive, self.over_negative = for_each_sign(owner, "over", over, UncertaintySet, "nf.sets.KL(0.1)")
-        for name, value, kind, such_as in (
-            ("link", link, Link, "nf.links.HingeLink()"),
-            ("miner", miner, Miner, "nf.miners.Hard()"),
-            ("similarity", similarity, Similarity, "nf.similarity.Cosine()"),
-        ):
-            if value is not None:
-                check_part(owner, name, value, kind, such_as)
-        groups.check(self.over_positive, self.over_negative)
-        self.groups = groups
-        self.link = link
-        self.miner = miner
-        self.reduction: Reduction = reduction
-        self.similarity = similarity if similarity is not None else Cosine()
-        self.members = members
-        self.engine = engine
-        if engine == "tiled":
-            check_tiled(owner, self.product)
+    def factors(self) -> Factors:
+        """The factors as the settings are now; miner, similarity and reduction are the settings where left out."""
+        return Factors(pair=self.pair, over=self.over, groups=self.groups, link=self.link, members=self.members)
+
+    def _prepare(self) -> None:
+        super()._prepare()
         self._warned = False
         self._deferred = Deferred()
+        self._cached: CachedProduct | None = None
+
+    def _store(self, name: str, value: Any) -> None:
+        super()._store(name, self.usual[name]() if value is None and name in self.usual else value)
+        if name in self._modules:  # a part is registered by its place in the product
+            self.__dict__[name] = self._modules.pop(name)
+
+    def _remake(self) -> None:
+        found = CachedProduct.of(self, self._cached)
+        if self.engine == "tiled":
+            lifted = lift(found.product)
+            check_tiled(self.owner, found.product if lifted is None else lifted.product)
+        self._cached = found
 
     @property
     def product(self) -> Product:
-        """The factors, as an engine takes them."""
-        return Product(
-            called(self.similarity),
-            self.pair_positive,
-            self.pair_negative,
-            *self._sets(),
-            self.groups,
-            self.link,
-            self.miner,
-            self.reduction,
-            self.members == "all",
-        )
+        """The factors, as an engine takes them: kept until a setting changes, and made anew while one is learned."""
+        kept = self._cached
+        if kept is None:  # of a copy
+            kept = self._cached = CachedProduct.of(self, None)
+        found = self._now(kept.make_again(self) if kept.learned else kept.product)
+        similarity = called(found.similarity)
+        return found if similarity is found.similarity else replace(found, similarity=similarity)
 
-    def _sets(self) -> tuple[UncertaintySet, UncertaintySet]:
-        """The sets of positive and negative pairs as they are now; a loss may change them from step to step."""
-        return self.over_positive, self.over_negative
+    def _now(self, product: Product) -> Product:
+        """The product at this step; a loss may change it from step to step."""
+        return product
+
+    @property
+    def pair_positive(self) -> PairLoss:
+        """The pair loss of positive pairs."""
+        return self.product.positive
+
+    @property
+    def pair_negative(self) -> PairLoss:
+        """The pair loss of negative pairs."""
+        return self.product.negative
+
+    @property
+    def over_positive(self) -> UncertaintySet:
+        """The set of positive pairs, or of all pairs of a group."""
+        return self.product.over_positive
+
+    @property
+    def over_negative(self) -> UncertaintySet:
+        """The set of negative pairs."""
+        return self.product.over_negative
 
     @property
     def exact_gradient(self) -> bool:
         """Whether the gradient is that of the value: not where weights are held constant on purpose, or drawn."""
-        return all(
-            x.exact_gradient for x in (self.pair_positive, self.pair_negative, self.over_positive, self.over_negative)
-        )
+        product = self.product
+        factors = product.positive, product.negative, product.over_positive, product.over_negative
+        return all(x.exact_gradient for x in factors)
 
     def _core(self) -> RobustLoss:
         return self
 
     def _value(self, call: Call) -> Tensor:
-        relation = self._relation(call)
+        relation, product = self._relation(call), self.product
         if 0 in call.shape:
-            self._warn(call, relation, None)
-            return _zero(call).expand(len(call.embeddings)) if self.reduction == "none" else _zero(call)
-        product = self.product.at(len(call.embeddings))
+            self._warn(call, relation, product, None)
+            return _zero(call).expand(len(call.embeddings)) if product.reduction == "none" else _zero(call)
+        product = product.at(len(call.embeddings))
         x, y = _raw(call)
         value = None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))
         if value is not None:
@@ -310,7 +316,7 @@ class RobustLoss(Loss):
         rows = product.similarity.prepared(x, y)
         found = None if self.engine == "dense" else by_other_engine(self, call, relation, product, (x, y), rows)
         if found is not None:
-            self._warn(call, relation, Had(*found[1:]))
+            self._warn(call, relation, product, Had(*found[1:]))
             return found[0].to(x.dtype)
         # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
         ranks = call.ranks if product.draws else None
@@ -319,19 +325,18 @@ class RobustLoss(Loss):
             pairs = dense_pairs(product, *rows, relation, call.indices, **more)
             if self.listed_apart and call.indices is not None:
                 check_apart(self.owner, pairs.positive, pairs.negative)
-            self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
+            self._warn(call, relation, product, Had(pairs.had_positive, pairs.had_negative))
             return dense_value(product, pairs).to(x.dtype)
 
     def _explanation(self, call: Call) -> Explanation:
-        relation = self._relation(call)
+        relation, product = self._relation(call), self.product
         if 0 in call.shape:
-            self._warn(call, relation, None)
+            self._warn(call, relation, product, None)
             return unexplained(_zero(call))
-        product = self.product.at(len(call.embeddings))
-        raw = _raw(call)
+        product, raw = product.at(len(call.embeddings)), _raw(call)
         rows = product.similarity.prepared(*raw)
         pairs = dense_pairs(product, *rows, relation, call.indices, once=self.listed_once, raw=raw)
-        self._warn(call, relation, Had(pairs.had_positive, pairs.had_negative))
+        self._warn(call, relation, product, Had(pairs.had_positive, pairs.had_negative))
         return explain(product, pairs)
 
     def _relation(self, call: Call) -> Relation:
@@ -342,14 +347,14 @@ class RobustLoss(Loss):
         """Whether the parts allow shortcuts; a compiled call takes the answer of its first one."""
         return plain_parts(self.product)
 
-    def _warn(self, call: Call, relation: Relation, had: Had | None) -> None:
+    def _warn(self, call: Call, relation: Relation, product: Product, had: Had | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
         if self._warned or call.indices is not None or torch.compiler.is_compiling():
             return
         if had is None:
             self._say("it is empty")
             return
-        teaches = self._teaching(had).any()
+        teaches = _teaching(product, had).any()
         if relation.device.type == "cuda":
             self.heed()
             self._deferred.note(1 - teaches.to(torch.int64))
@@ -361,13 +366,6 @@ class RobustLoss(Loss):
         if not self._warned and self._deferred.take():
             self._say("an earlier batch had no pair to learn from")
 
-    def _teaching(self, had: Had) -> Tensor:
-        """Anchors [n] with the pairs that this loss needs, whatever a miner later keeps."""
-        linked = isinstance(self.groups, AnchorSign) and self.link is not None and self.link.both
-        if linked or self.groups.needs == "both" or (self.miner is not None and self.miner.both):
-            return had.had_positive & had.had_negative
-        return had.had_positive if self.groups.needs == "positive" else had.anchors
-
     def _say(self, reason: str) -> None:
         self._warned = True
         warnings.warn(
@@ -377,11 +375,14 @@ class RobustLoss(Loss):
             stacklevel=4,
         )
 
-    def extra_repr(self) -> str:  # noqa: D102
-        over: Any = (
-            self.over_positive if self.over_positive is self.over_negative else (self.over_positive, self.over_negative)
-        )
-        return f"over={over}, groups={type(self.groups).__name__}, reduction={self.reduction}, engine={self.engine}"
+
+def _teaching(product: Product, had: Had) -> Tensor:
+    """Anchors [n] with the pairs that a loss needs, whatever its miner later keeps."""
+    groups, link, miner = product.groups, product.link, product.miner
+    linked = isinstance(groups, AnchorSign) and link is not None and link.both
+    if linked or groups.needs == "both" or (miner is not None and miner.both):
+        return had.had_positive & had.had_negative
+    return had.had_positive if groups.needs == "positive" else had.anchors
 
 
 def _raw(call: Call) -> tuple[Tensor, Tensor | None]:

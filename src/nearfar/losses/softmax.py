@@ -7,22 +7,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_positive
+from nearfar._utils.settings import Number, Positive, ZeroOrMore
 from nearfar.groups.groupings import Reduction
 from nearfar.links import Add, PerPositive, ShareLink, SoftplusLink
-from nearfar.losses.arguments import Engine
 from nearfar.losses.composed import Composed
-from nearfar.losses.robust import Call, RobustLoss
-from nearfar.miners import Miner
-from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear, PairLoss
+from nearfar.losses.factors import Factors
+from nearfar.losses.recipe import Recipe
+from nearfar.losses.robust import Call
+from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
-from nearfar.similarity import Dot, NegSquaredEuclidean, Similarity
+from nearfar.similarity import Dot, NegSquaredEuclidean
 
 __all__ = ["NCA", "Circle", "NPair", "NTXent", "SupCon", "TupletMargin"]
 
 
-class NTXent(RobustLoss):
+class NTXent(Recipe):
     """NT-Xent (InfoNCE): cross-entropy of each positive against the negatives of its anchor.
 
         mean over positive pairs of  -log( e^{s_ij/τ} / (e^{s_ij/τ} + Σ_{N_i} e^{s_ik/τ}) )
@@ -32,10 +32,6 @@ class NTXent(RobustLoss):
     Args:
         temperature: τ.
         reduction: over positive pairs.
-        pair: the pair loss in place of `Linear`.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default. On `Dot` with temperature=1 and one positive of each class as
     the reference it is N-pair. `SupCon` lets the other positives compete too.
@@ -46,30 +42,19 @@ class NTXent(RobustLoss):
     '3.585'
     """
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 0.07,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("NTXent", "temperature", temperature)
-        super().__init__(
-            pair=Linear(scale=1 / temperature) if pair is None else pair,
+    temperature: Positive = 0.07
+    reduction: Reduction = "mean"
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=Linear(scale=1 / self.temperature),
             over=(Mean(), KL(1.0, normalized=False)),
             groups="anchor_sign",
             link=PerPositive(),
-            reduction=reduction,
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
         )
 
 
-class SupCon(RobustLoss):
+class SupCon(Recipe):
     """Supervised contrastive loss: cross-entropy over all pairs of an anchor, averaged over its positives.
 
         mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ
@@ -82,10 +67,6 @@ class SupCon(RobustLoss):
     Args:
         temperature: τ.
         reduction: "nonzero" leaves anchors without positives out, as pytorch-metric-learning does.
-        pair: two pair losses (positive, everyone) in place of these.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default. With one positive an anchor it is `NTXent`.
 
@@ -97,31 +78,20 @@ class SupCon(RobustLoss):
 
     listed_once = True
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 0.1,
-        reduction: Reduction = "nonzero",
-        pair: tuple[PairLoss, PairLoss] | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("SupCon", "temperature", temperature)
-        super().__init__(
-            pair=(Linear(scale=1 / temperature), Identity(1 / temperature)) if pair is None else pair,
+    temperature: Positive = 0.1
+    reduction: Reduction = "nonzero"
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=(Linear(scale=1 / self.temperature), Identity(1 / self.temperature)),
             over=(Mean(), KL(1.0, normalized=False)),
             groups="anchor_sign",
             link=Add(both=True),
             members="all",
-            reduction=reduction,
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
         )
 
 
-class Circle(RobustLoss):
+class Circle(Recipe):
     """Circle loss: pairs far from their goal get larger weights.
 
         mean over anchors of  log(1 + Σ_{P_i} e^{l_ij} · Σ_{N_i} e^{l_ik})  with self-paced scores l
@@ -135,10 +105,6 @@ class Circle(RobustLoss):
         margin: m, the relaxation.
         scale: γ.
         reduction: "nonzero": mean over anchors above zero, as pytorch-metric-learning does.
-        pair: the pair loss in place of `CircleScore`.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default.
 
@@ -150,30 +116,20 @@ class Circle(RobustLoss):
 
     listed_once = True
 
-    def __init__(
-        self,
-        *,
-        margin: float = 0.4,
-        scale: float = 80.0,
-        reduction: Reduction = "nonzero",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=CircleScore(margin, scale) if pair is None else pair,
+    margin: Number = 0.4
+    scale: Positive = 80.0
+    reduction: Reduction = "nonzero"
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=CircleScore(self.margin, self.scale),
             over=KL(1.0, normalized=False),
             groups="anchor_sign",
             link=SoftplusLink(),
-            reduction=reduction,
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
         )
 
 
-class NCA(RobustLoss):
+class NCA(Recipe):
     """Neighborhood components: the logarithm of the chance that a stochastic neighbor has the anchor's own label.
 
         mean over anchors of  -log( Σ_{P_i} e^{c·s_ij} / Σ_{all k} e^{c·s_ik} ),  s = -|x - y|² of unit rows
@@ -186,10 +142,6 @@ class NCA(RobustLoss):
     Args:
         scale: c.
         reduction: over anchors with positives.
-        pair: the pair loss in place of `Identity`.
-        similarity: `NegSquaredEuclidean` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default. With one positive an anchor it is
     `NTXent(temperature=1/scale)`; with proxies as the reference it is `ProxyNCA`.
@@ -200,30 +152,17 @@ class NCA(RobustLoss):
     '0.886'
     """
 
-    def __init__(
-        self,
-        *,
-        scale: float = 1.0,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("NCA", "scale", scale)
-        super().__init__(
-            pair=Identity(scale) if pair is None else pair,
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=ShareLink(),
-            reduction=reduction,
-            similarity=NegSquaredEuclidean() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
+    scale: Positive = 1.0
+    reduction: Reduction = "mean"
+    usual = {"similarity": NegSquaredEuclidean}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=Identity(self.scale), over=KL(1.0, normalized=False), groups="anchor_sign", link=ShareLink()
         )
 
 
-class TupletMargin(RobustLoss):
+class TupletMargin(Recipe):
     """Tuplet margin: each positive against all negatives of its anchor, an angle of slack given to the positive.
 
         mean over positive pairs of  log(1 + Σ_{N_i} e^{c·(cos θ_ik - cos(θ_ij - m))})
@@ -236,10 +175,6 @@ class TupletMargin(RobustLoss):
         margin: m, in radians (0.1 = 5.73 degrees): pairs of one class need not come closer than that.
         scale: c.
         reduction: over positive pairs.
-        pair: the pair loss in place of `AngularMargin`.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's for the margin in degrees. With margin=0 it is
     `NTXent(temperature=1/scale)`.
@@ -250,27 +185,16 @@ class TupletMargin(RobustLoss):
     '13.17'
     """
 
-    def __init__(
-        self,
-        *,
-        margin: float = 0.1,
-        scale: float = 64.0,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("TupletMargin", "margin", margin, zero=True)
-        super().__init__(
-            pair=AngularMargin(-margin, scale) if pair is None else pair,
+    margin: ZeroOrMore = 0.1
+    scale: Positive = 64.0
+    reduction: Reduction = "mean"
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=AngularMargin(-self.margin, self.scale),
             over=(Mean(), KL(1.0, normalized=False)),
             groups="anchor_sign",
             link=PerPositive(),
-            reduction=reduction,
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
         )
 
 
@@ -287,10 +211,6 @@ class NPair(Composed):
 
     Args:
         l2: λ, the weight of the mean squared norm of the rows; raw products need it.
-        pair: the pair loss in place of `Linear`.
-        similarity: `Dot` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: with l2=0 and `Dot(normalize=True)` it is pytorch-metric-learning's default.
     `NTXent(similarity=Dot(), temperature=1)` uses every pair.
@@ -301,29 +221,14 @@ class NPair(Composed):
     '0.70'
     """
 
-    def __init__(
-        self,
-        *,
-        l2: float = 0.02,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_positive("NPair", "l2", l2, zero=True)
-        super().__init__(
-            RobustLoss(
-                pair=Linear() if pair is None else pair,
-                over=(Mean(), KL(1.0, normalized=False)),
-                groups="anchor_sign",
-                link=PerPositive(),
-                similarity=Dot() if similarity is None else similarity,
-                miner=miner,
-                engine=engine,
-            )
+    l2: ZeroOrMore = 0.02
+    usual = {"similarity": Dot}
+    anchors = "others"
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(
+            pair=Linear(), over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive()
         )
-        self.robust.anchors = "others"
-        self.l2 = l2
 
     def _inner(self, call: Call) -> Call:
         labels = call.labels
@@ -333,7 +238,7 @@ class NPair(Composed):
         return replace(call, labels=relation, ref_labels=None, ids=None, ref_ids=None)
 
     def _extra(self, embeddings: Tensor) -> Tensor | None:
-        if not self.l2 or not len(embeddings):
+        if (not isinstance(self.l2, Tensor) and not self.l2) or not len(embeddings):
             return None
         x = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         return self.l2 * (x * x).sum(dim=1).mean()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
 
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_positive
+from nearfar._utils.settings import Positive
 from nearfar._utils.shortcuts import check_part
 from nearfar.losses.annealing import advance
 from nearfar.losses.explanation import Explanation
@@ -52,20 +52,19 @@ class SpreadFloor(Loss):
     True
     """
 
-    def __init__(self, loss: Loss, *, floor: float = 0.5, weight: float = 1.0) -> None:
-        super().__init__()
-        check_part("SpreadFloor", "loss", loss, Loss, "nf.losses.Triplet()")
-        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 < floor < 1:
-            raise ValueError(f"SpreadFloor: floor must lie between 0 and 1, but came as {floor!r}.")
-        check_positive("SpreadFloor", "weight", weight)
-        if getattr(loss, "reduction", None) == "none":
+    loss: Loss = field(kw_only=False)
+    floor: float = 0.5
+    weight: Positive = 1.0
+
+    def _remake(self) -> None:
+        check_part("SpreadFloor", "loss", self.loss, Loss, "nf.losses.Triplet()")
+        if not 0 < self.floor < 1:
+            raise ValueError(f"SpreadFloor: floor must lie between 0 and 1, but came as {self.floor!r}.")
+        if getattr(self.loss, "reduction", None) == "none":
             raise ValueError(
                 'SpreadFloor: the loss must be one number, but came with reduction="none"; leave the reduction out.'
             )
-        self.loss = loss
-        self.floor = float(floor)
-        self.weight = float(weight)
-        self.owner = loss.owner
+        self.owner = self.loss.owner
 
     @property
     def exact_gradient(self) -> bool:
@@ -88,9 +87,6 @@ class SpreadFloor(Loss):
         """Of the loss inside; the value holds the barrier too."""
         found = self.loss._explanation(call)
         return replace(found, value=found.value + self.barrier(call.embeddings).detach())
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"floor={self.floor}, weight={self.weight}"
 
 
 def spread(embeddings: Tensor) -> Tensor:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from nearfar.losses.arguments import Engine
 from nearfar.losses.dro import Zero
-from nearfar.losses.robust import RobustLoss
-from nearfar.miners import Miner
-from nearfar.pairs import Hinge, PairLoss
+from nearfar.losses.factors import Factors
+from nearfar.losses.recipe import Recipe
+from nearfar.pairs import Hinge
 from nearfar.sets import TopK, Trimmed
 from nearfar.sets.counts import Count
-from nearfar.similarity import Similarity
 
 __all__ = ["DroTrimmed", "DroTrimmedPN"]
 
 
-class DroTrimmed(RobustLoss):
+class DroTrimmed(Recipe):
     """Trimmed top-K: leave out the T hardest pairs of the batch, then the mean of the next K, for noisy labels.
 
         mean of the pair losses of rank T + 1 to T + K, the largest first
@@ -30,10 +28,6 @@ class DroTrimmed(RobustLoss):
         top_fraction: instead of top: the share of all pairs, below 1.
         fraction: instead of k: the share of all pairs.
         zero: "keep" or "drop" pairs without loss.
-        pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: top = 0 is `DroTopK`.
 
@@ -43,29 +37,19 @@ class DroTrimmed(RobustLoss):
     '0.300'
     """
 
-    def __init__(
-        self,
-        *,
-        top: Count | None = None,
-        k: Count | None = None,
-        top_fraction: float | None = None,
-        fraction: float | None = None,
-        zero: Zero = "keep",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=Trimmed(top, k, top_fraction, fraction, zero=zero),
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+    top: Count | None = None
+    k: Count | None = None
+    top_fraction: float | None = None
+    fraction: float | None = None
+    zero: Zero = "keep"
+    usual = {**Recipe.usual, "pair": Hinge}
+    either = {"k": "fraction", "fraction": "k", "top": "top_fraction", "top_fraction": "top"}
+
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(over=Trimmed(self.top, self.k, self.top_fraction, self.fraction, zero=self.zero))
 
 
-class DroTrimmedPN(RobustLoss):
+class DroTrimmedPN(Recipe):
     """Trimmed per sign, for noisy labels: the positive pairs without the hardest, against the K hardest negative pairs.
 
         mean of the positive losses without the hardest share 1 - (1 - ν)²  +  mean of the K largest negative losses
@@ -79,10 +63,6 @@ class DroTrimmedPN(RobustLoss):
     Args:
         wrong: ν, the share of labels that are wrong, in [0, 1); a guess will do.
         k: K of the negative pairs, counted as in `DroTopK`: a number, or a multiple of the batch size such as "2B".
-        pair: `Hinge(.2, .5)` where none is given; `Logistic()` for the binomial form.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: wrong = 0 is `RobustLoss(over=(Mean(), TopK(k)), groups="sign")`.
 
@@ -92,25 +72,14 @@ class DroTrimmedPN(RobustLoss):
     '0.350'
     """
 
-    def __init__(
-        self,
-        *,
-        wrong: float,
-        k: Count,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        if isinstance(wrong, bool) or not isinstance(wrong, int | float) or not 0 <= wrong < 1:
+    wrong: float
+    k: Count
+    usual = {**Recipe.usual, "pair": Hinge}
+
+    def factors(self) -> Factors:  # noqa: D102
+        if not 0 <= self.wrong < 1:
             raise ValueError(
-                f"DroTrimmedPN: wrong must be the share of wrong labels, from 0 to below 1, but came as {wrong!r}."
+                f"DroTrimmedPN: wrong must be the share of wrong labels, from 0 to below 1, but came as {self.wrong!r}."
             )
-        super().__init__(
-            pair=Hinge() if pair is None else pair,
-            over=(Trimmed(top_fraction=1 - (1 - wrong) ** 2, fraction=1.0), TopK(k)),
-            groups="sign",
-            similarity=similarity,
-            miner=miner,
-            engine=engine,
-        )
+        over = Trimmed(top_fraction=1 - (1 - self.wrong) ** 2, fraction=1.0), TopK(self.k)
+        return Factors(over=over, groups="sign")

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
-from nearfar._utils.checks import check_choice, check_positive, check_whole
-from nearfar.groups.groupings import Grouping, Reduction
+from nearfar._utils.checks import check_choice, check_whole
+from nearfar._utils.settings import Number, ZeroOrMore
+from nearfar.groups.groupings import Product, Reduction
 from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets, difference, nearest_difference
-from nearfar.links import HingeLink, Link
+from nearfar.links import HingeLink
 from nearfar.losses.annealing import Anneal, Annealing, advance
-from nearfar.losses.arguments import Engine
-from nearfar.losses.robust import RobustLoss
-from nearfar.miners import Miner
-from nearfar.pairs import Hinge, Identity, Linear, PairLoss
-from nearfar.sets import KL, Mean, UncertaintySet, Worst
-from nearfar.similarity import Cosine, NegEuclidean, NegSquaredEuclidean, Similarity
+from nearfar.losses.factors import Factors
+from nearfar.losses.recipe import Recipe
+from nearfar.pairs import Hinge, Identity, Linear
+from nearfar.sets import KL, Mean, Worst
+from nearfar.similarity import NegEuclidean, NegSquaredEuclidean
 
 __all__ = ["Angular", "Triplet"]
 
 Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 
 
-class Triplet(RobustLoss):
+class Triplet(Recipe):
     """Triplet margin loss: a positive must be nearer to its anchor than a negative, by a margin.
 
         mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ
@@ -45,10 +46,8 @@ class Triplet(RobustLoss):
         anneal: with "hard": begin soft, and be plain hard mining after so many calls of `step`, or as an `Anneal` says.
             Before the first step it is KL(1) in place of Worst, nearly the mean; the trainer calls `step` after each
             batch. Where plain hard mining collapses this need not (docs/guides/doctor.md).
-        pair: the pair loss in place of `Hinge` (of `Linear` with mining="hard").
         similarity: `NegEuclidean` where none is given; Jaffe 2020 and Can et al. 2019 use `NegSquaredEuclidean`.
         miner: a miner of pairs, before triplets are formed.
-        engine: see `RobustLoss`.
 
     Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ)
     is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest". At the end of `anneal` it is the plain loss, exactly.
@@ -59,58 +58,52 @@ class Triplet(RobustLoss):
     '0.149'
     """
 
-    def __init__(
-        self,
-        *,
-        margin: float = 0.05,
-        mining: Mining = "all",
-        smooth: float = 0.0,
-        swap: bool = False,
-        reduction: Reduction = "mean",
-        anneal: int | Anneal | None = None,
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        check_choice("Triplet", "mining", mining, ("all", "semihard", "balanced", "hard", "hardest"))
-        check_positive("Triplet", "smooth", smooth, zero=True)
-        if mining == "hard" and swap:
-            raise ValueError('Triplet: swap compares single triplets, which mining="hard" does not form; use "all".')
-        plan = _anneal(anneal, mining)
-        over: UncertaintySet
-        groups: str | Grouping
-        link: Link | None = None
-        if mining == "hard":
-            over, groups, link = Worst(), "anchor_sign", HingeLink(margin, smooth)
-            pair = Linear() if pair is None else pair
-        else:
-            check_choice("Triplet", "reduction", reduction, ("mean", "nonzero"))
-            over = Worst() if mining == "hardest" else Mean(zero="drop" if reduction == "nonzero" else "keep")
-            keep = SemiHardBand(margin) if mining == "semihard" else None
-            compare = nearest_difference if swap else difference
-            groups = Triplets(Rule(compare, keep, wants_reference=swap, balanced=mining == "balanced"))
-            pair = Hinge(margin, 0.0, smooth=smooth) if pair is None else pair
-            reduction = "mean"
-        super().__init__(
-            pair=pair,
-            over=over,
-            groups=groups,
-            link=link,
-            reduction=reduction,
-            similarity=NegEuclidean() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
-        )
-        if plan is not None:
-            self.annealing = Annealing(plan)
+    margin: Number = 0.05
+    mining: Mining = "all"
+    smooth: ZeroOrMore = 0.0
+    swap: bool = False
+    reduction: Reduction = "mean"
+    anneal: int | Anneal | None = None
+    usual = {"similarity": NegEuclidean}
 
-    def _sets(self) -> tuple[UncertaintySet, UncertaintySet]:
+    def factors(self) -> Factors:  # noqa: D102
+        _anneal(self.anneal, self.mining)
+        if self.mining == "hard":
+            if self.swap:
+                raise ValueError(
+                    'Triplet: swap compares single triplets, which mining="hard" does not form; use "all".'
+                )
+            link = HingeLink(self.margin, self.smooth)
+            return Factors(pair=Linear(), over=Worst(), groups="anchor_sign", link=link)
+        check_choice("Triplet", "reduction", self.reduction, ("mean", "nonzero"))
+        mean = Mean(zero="drop" if self.reduction == "nonzero" else "keep")
+        keep = SemiHardBand(self.margin) if self.mining == "semihard" else None
+        compare = nearest_difference if self.swap else difference
+        rule = Rule(compare, keep, wants_reference=self.swap, balanced=self.mining == "balanced")
+        return Factors(
+            pair=Hinge(self.margin, 0.0, smooth=self.smooth),
+            over=Worst() if self.mining == "hardest" else mean,
+            groups=Triplets(rule),
+            reduction="mean",
+        )
+
+    def _begin(self) -> None:
+        self._changed("anneal")
+
+    def _changed(self, name: str) -> None:
+        """Another plan begins anew."""
+        if name == "anneal":
+            plan = _anneal(self.anneal, self.mining)
+            self._modules.pop("annealing", None)
+            if plan is not None:
+                self._modules["annealing"] = Annealing(plan)
+
+    def _now(self, product: Product) -> Product:
         """With annealing, the set that it has come to."""
         annealing = self._modules.get("annealing")
         if not isinstance(annealing, Annealing):
-            return self.over_positive, self.over_negative
-        return annealing.over, annealing.over
+            return product
+        return replace(product, over_positive=annealing.over, over_negative=annealing.over)
 
     def step(self) -> None:
         """Count a step of training, for `anneal`; without it nothing changes."""
@@ -135,7 +128,7 @@ def _anneal(given: int | Anneal | None, mining: Mining) -> Anneal | None:
     return Anneal(given)
 
 
-class Angular(RobustLoss):
+class Angular(Recipe):
     """Angular loss: limits the angle at the negative of each triplet.
 
         mean over positive pairs of  log( 1 + Σ_{N_a} e^{ 4t⟨x_a+x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩ } ),  t = tan²α
@@ -146,10 +139,6 @@ class Angular(RobustLoss):
     Args:
         degrees: α, in degrees.
         reduction: over positive pairs.
-        pair: the pair loss in place of `Identity`.
-        similarity: `Cosine` where none is given.
-        miner: a miner.
-        engine: see `RobustLoss`.
 
     Relations: equals pytorch-metric-learning's default on unit rows; there the negatives are not normalized.
 
@@ -161,25 +150,15 @@ class Angular(RobustLoss):
 
     anchors = "others"
 
-    def __init__(
-        self,
-        *,
-        degrees: float = 40.0,
-        reduction: Reduction = "mean",
-        pair: PairLoss | None = None,
-        similarity: Similarity | None = None,
-        miner: Miner | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        if not 0 < degrees < 90:
-            raise ValueError(f"Angular: degrees must lie between 0 and 90, but came as {degrees!r}.")
-        compare = AngularScore(math.tan(math.radians(degrees)) ** 2)
-        super().__init__(
-            pair=Identity() if pair is None else pair,
+    degrees: float = 40.0
+    reduction: Reduction = "mean"
+
+    def factors(self) -> Factors:  # noqa: D102
+        if not 0 < self.degrees < 90:
+            raise ValueError(f"Angular: degrees must lie between 0 and 90, but came as {self.degrees!r}.")
+        compare = AngularScore(math.tan(math.radians(self.degrees)) ** 2)
+        return Factors(
+            pair=Identity(),
             over=KL(1.0, normalized=False, zero_member=True),
             groups=Positive(Rule(compare, wants_reference=True)),
-            reduction=reduction,
-            similarity=Cosine() if similarity is None else similarity,
-            miner=miner,
-            engine=engine,
         )

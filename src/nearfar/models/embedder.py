@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearfar._utils.checks import check_choice, check_whole
+from nearfar._utils.keywords import Keywords
 from nearfar._utils.memory import check_room
-from nearfar._utils.renamed import NewKeywords
 from nearfar.similarity import unit
 
 __all__ = ["Embedder", "Shape", "freeze_norms", "group_norms", "linear"]
@@ -19,7 +19,7 @@ __all__ = ["Embedder", "Shape", "freeze_norms", "group_norms", "linear"]
 Shape = tuple[int, ...]
 
 
-class Embedder(NewKeywords, nn.Module):
+class Embedder(Keywords, nn.Module):
     """x [b, ...] -> trunk -> pool -> head -> embeddings [b, embedding_dim], of unit length by default.
 
     Args:

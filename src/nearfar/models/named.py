@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from nearfar._utils.checks import check_choice
-from nearfar._utils.renamed import new_keywords
 from nearfar.models.embedder import Embedder, Shape, linear
 from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
 from nearfar.models.outside import Backbone, File, from_timm, from_torchvision
@@ -21,7 +20,6 @@ __all__ = ["NAMES", "OWN", "build"]
 NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
 
 
-@new_keywords
 def build(
     name: str,
     *,

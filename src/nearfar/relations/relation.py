@@ -11,13 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Never
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
-from nearfar._utils.renamed import refuse_unknown
 from nearfar._utils.tensors import check_class_numbers, readable
 from nearfar.relations.layout import Layout, consistent, kept
 from nearfar.relations.near import entries, listed, meetings, once, own_pairs, together
@@ -146,7 +144,6 @@ class Relation(ABC):
         ref_representatives: Tensor | None = None,
         among_representatives: bool = False,
         reference_starts_with_batch: bool = False,
-        **_unknown: Never,
     ) -> Relation:
         """A relation in which pairs with equal labels are positive.
 
@@ -166,8 +163,6 @@ class Relation(ABC):
                 Alg. 1). `LiftedStructure` always counts them.
             reference_starts_with_batch: the first n reference rows are the rows themselves and not paired with them.
         """
-        if _unknown:
-            refuse_unknown("Relation.from_labels", _unknown, Relation.from_labels)
         check_class_numbers("Relation.from_labels", "labels", labels)
         if ref_labels is not None:
             check_class_numbers("Relation.from_labels", "ref_labels", ref_labels)

@@ -2,12 +2,12 @@
 
 from typing import Never
 
-from nearfar._utils.renamed import no_such_name
+from nearfar._utils.keywords import no_such_name
 from nearfar.report.page import build, write
 
 __all__ = ["build", "write"]
 
 
 def __getattr__(name: str) -> Never:
-    """Only what is not there is asked here."""
-    raise no_such_name("nearfar.report", name)
+    """Name the nearest name."""
+    raise no_such_name("nearfar.report", name, __all__)

@@ -14,7 +14,6 @@ import yaml
 
 from nearfar._utils.checks import nearest, printable
 from nearfar._utils.files import read_text, write_text
-from nearfar._utils.renamed import refuse_key, refuse_value
 from nearfar.runs.sections import Config, DataConfig, ModelConfig, OptimizerConfig, Part, TrainingConfig, option
 
 __all__ = [
@@ -201,7 +200,6 @@ def _section(kind: Any, tree: Any, place: str) -> Any:
     for key in tree:
         if key not in known:
             full = f"{place}.{key}" if place else str(key)
-            refuse_key(full)
             raise ValueError(f"config: there is no {full}; {nearest(str(key), known)}")
     hints = typing.get_type_hints(kind)
     values = {
@@ -217,7 +215,6 @@ def _value(hint: Any, value: Any, place: str, about: Field[Any]) -> Any:
         return _part(value, place, about)
     if is_dataclass(hint):
         return _section(hint, value, place)
-    refuse_value(place, value)
     fitted = _fit(hint, value)
     if fitted is MISSING:
         raise ValueError(f"config: {place} must be {_words(hint)}, but came as {value!r}.")

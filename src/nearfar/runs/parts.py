@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from nearfar import batches, links, losses, miners, pairs, sets, similarity
-from nearfar._utils.checks import nearest
-from nearfar._utils.renamed import new_keyword, new_name
+from nearfar._utils.keywords import right_class, right_name
 from nearfar.distributed import CrossBatchMemory
 from nearfar.losses.annealing import Anneal
 from nearfar.runs.config import Config, ModelConfig, Part
@@ -92,10 +91,7 @@ def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
 
 def _kind(place: str, part: Part, catalog: Catalog) -> Callable[..., Any]:
     if part.name not in catalog:
-        new = new_name(part.name, catalog)
-        if new is not None:
-            raise ValueError(f"config: {place}.name {part.name} is now {new}.")
-        raise ValueError(f"config: {place}.name is {part.name!r}; {nearest(part.name, catalog)}")
+        raise ValueError(f"config: {place}.name is {part.name!r}; {right_class(part.name, catalog)}")
     return catalog[part.name]
 
 
@@ -103,10 +99,7 @@ def _check(place: str, part: Part, catalog: Catalog) -> None:
     known = inspect.signature(_kind(place, part, catalog)).parameters
     for key, value in part.options.items():
         if key not in known or key in ("labels", "rank", "world"):
-            new = new_keyword(part.name, key, known)
-            if new is not None:
-                raise ValueError(f"config: {place}.{key} is now {place}.{new}.")
-            raise ValueError(f"config: {part.name} has no {place}.{key}; {nearest(key, known)}")
+            raise ValueError(f"config: {part.name} has no {place}.{key}; {right_name(part.name, key, known)}")
         if _is_part(key, value):
             _check(f"{place}.{key}", _inner(f"{place}.{key}", value), INNER[key])
 

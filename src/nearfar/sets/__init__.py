@@ -2,7 +2,7 @@
 
 from typing import Never
 
-from nearfar._utils.renamed import no_such_name
+from nearfar._utils.keywords import no_such_name
 from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.entropic import KL
@@ -31,5 +31,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Never:
-    """Raise an error that suggests the current name of a renamed set."""
-    raise no_such_name("nearfar.sets", name)
+    """Name the nearest name."""
+    raise no_such_name("nearfar.sets", name, __all__)

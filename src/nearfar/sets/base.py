@@ -125,7 +125,7 @@ class UncertaintySet(Part, ABC):
     zero: Literal["keep", "drop"] = field(default="keep", kw_only=True)
     zero_member: bool = field(default=False, kw_only=True)
 
-    shortcuts = ("stream", "solve_", "fold")
+    shortcuts = ("stream", "solve_", "fold", "per")
     exact_gradient = True
     """False if the value is not the antiderivative of the gradient (weights held constant, or drawn at random)."""
     draws = False
@@ -215,6 +215,10 @@ class UncertaintySet(Part, ABC):
 
     def fold(self) -> Fold | None:
         """How members are reduced, apart from `zero` and `zero_member`; None if it is none of the kinds of `Fold`."""
+        return None
+
+    def per(self, unit: Tensor) -> UncertaintySet | None:
+        """The set whose value of losses l/c, for a unit c > 0, is that of l, divided by c; None where it has none."""
         return None
 
     def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:

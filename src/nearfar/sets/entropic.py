@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.settings import Number
 from nearfar._utils.tensors import centered, hidden, log_of, over, readable, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.stream import Cap, Dual, Orders, Stream
@@ -106,18 +108,22 @@ class KL(UncertaintySet, swift=True):
     tensor([[0.1192, 0.8808]])
     """
 
-    gamma: float = 1.0
+    gamma: Number = 1.0
     normalized: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("KL", "gamma", self.gamma)
+        check_positive("KL", "gamma", self.gamma, learned=True)
 
-    def fold(self) -> Fold:  # noqa: D102
-        return Fold("exp", self.gamma, self.normalized)
+    def fold(self) -> Fold | None:  # noqa: D102
+        return None if isinstance(self.gamma, Tensor) else Fold("exp", self.gamma, self.normalized)
+
+    def per(self, unit: Tensor) -> KL | None:  # noqa: D102
+        return replace(self, gamma=1.0) if self.gamma is unit else None
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return KLStream(self, groups, like, orders, cap, self.gamma, normalized=self.normalized)
+        gamma = cast("float", self.gamma)  # strips leave a learned one to autograd
+        return KLStream(self, groups, like, orders, cap, gamma, normalized=self.normalized)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top, z = centered(l, w, mass)

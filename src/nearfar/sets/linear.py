@@ -29,6 +29,9 @@ class Mean(UncertaintySet, swift=True):
     tensor([2.])
     """
 
+    def per(self, unit: Tensor) -> UncertaintySet:  # noqa: D102
+        return self
+
     def fold(self) -> Fold:  # noqa: D102
         return Fold("sum")
 
@@ -101,6 +104,9 @@ class Worst(UncertaintySet, swift=True):
         if not bool(((behind == top) & there).any()):
             return Solved(value, scale, place)
         return Solved(value, over(scale, _ties_(l, top, w)))
+
+    def per(self, unit: Tensor) -> UncertaintySet:  # noqa: D102
+        return self
 
     def fold(self) -> Fold:  # noqa: D102
         return Fold("max")

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from nearfar.groups.groupings import reduce
 from nearfar.links import Terms
 from nearfar.losses.centers import AgainstCenters
+from nearfar.losses.factors import Factors
 from nearfar.losses.proxies import class_softmax
 from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pairs import AngularMargin, Linear, PairLoss
@@ -62,7 +63,7 @@ class _CenterLoss(ClassLoss):
         if known.form != "dot":  # another distance is computed as a matrix, by `_elements`
             return None
         centers = Centers(self.class_vectors().shape[1], gamma=self._gamma(), normalize=known.normalize)
-        return class_softmax(self._logit_pair(), centers, reduction="none")
+        return RobustLoss(**(class_softmax(self._logit_pair()) | Factors(similarity=centers, reduction="none")))
 
     def _value(self, call: Call) -> Tensor:
         vectors = self.class_vectors().reshape(self.num_classes, -1)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from nearfar._utils.tensors import check_labels
 from nearfar.groups.groupings import Reduction, reduce
 from nearfar.links import Terms
+from nearfar.losses.factors import Factors
 from nearfar.losses.proxies import class_softmax
 from nearfar.losses.robust import Labels, RobustLoss
 from nearfar.pairs import PairLoss
@@ -135,7 +136,9 @@ class ClassLoss(Loss, ABC):
         super()._make(record)
 
     def _of_rows(self, pair: PairLoss, reduction: Reduction) -> RobustLoss:
-        return self._take(class_softmax(pair, self.similarity, reduction=reduction))
+        return self._take(
+            RobustLoss(**(class_softmax(pair) | Factors(similarity=self.similarity, reduction=reduction)))
+        )
 
     def _recipe(self, reducer: Translation) -> RobustLoss | None:
         self._how, pair = reducer.how, self._row_pair()

@@ -143,7 +143,7 @@ class MarginLoss(Loss):
         line = self.score(beta)
         many = [side.sum(dim=1, keepdim=True).to(s.dtype) for side in (positive, negative)]
         checked = Checked(call.owner, call.embeddings, call.labels)
-        self.robust._warn(checked, relation, Had(many[0][:, 0] > 0, many[1][:, 0] > 0))
+        self.robust._warn(checked, relation, self.robust.product, Had(many[0][:, 0] > 0, many[1][:, 0] > 0))
         with torch.no_grad():
             gap = s - line
             slope = (negative & (gap > -self.margin)).to(s.dtype).mul_(many[0])

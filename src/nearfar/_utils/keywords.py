@@ -1,0 +1,96 @@
+"""Errors for names that do not exist: the right one where pytorch-metric-learning (PML) has another, else the nearest.
+
+Contrastive(margin=1)      TypeError: Contrastive: there is no margin=; write pos_margin= and neg_margin=.
+Triplet(margn=1)           TypeError: Triplet: there is no margn=; did you mean 'margin'?
+nf.losses.SupConLoss       AttributeError: module 'nearfar.losses' has no attribute 'SupConLoss'; write SupCon.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Self
+
+import torch
+
+from nearfar._utils.checks import nearest
+
+__all__ = ["FROM_PML", "Keywords", "no_such_name", "right_class", "right_name"]
+
+FROM_PML: dict[str, dict[str, str]] = {
+    "": {
+        "num_classes": "classes",
+        "embedding_size": "dim",
+        "num_proxies": "classes",
+        "distance": "similarity",
+        "reducer": "reduction",
+        "softmax_scale": "scale",
+        "mining_func": "miner",
+        "indices_tuple": "indices",
+        "memory_size": "size",
+    },
+    "Angular": {"alpha": "degrees"},
+    "Circle": {"m": "margin", "gamma": "scale"},
+    "Contrastive": {"margin": "pos_margin= and neg_margin"},
+    "DistanceWeighted": {"nonzero_loss_cutoff": "upper"},
+    "FastAP": {"num_bins": "bins"},
+    "GeneralizedLifted": {"neg_margin": "margin"},
+    "LiftedStructure": {"neg_margin": "margin"},
+    "MPerClass": {"m": "samples", "batch_size": "classes= and samples"},
+    "Margin": {"learn_beta": "learn"},
+    "MultiSimilarity": {"base": "threshold"},
+    "ProxyAnchor": {"alpha": "scale"},
+    "SoftTriple": {"centers_per_class": "centers", "la": "scale"},
+    "SubCenterArcFace": {"sub_centers": "centers"},
+    "Triplet": {"smooth_loss": "smooth", "type_of_triplets": "mining"},
+}
+"""Arguments of PML's classes: the argument of ours; under "" those that several classes have."""
+CLASSES = {
+    "BatchHardMiner": "Hard",
+    "GeneralizedLiftedStructureLoss": "GeneralizedLifted",
+    "NPairsLoss": "NPair",
+    "TripletMarginLoss": "Triplet",
+}
+"""PML's classes whose name here is not theirs without its last word."""
+
+
+def right_name(owner: str, name: str, known: Iterable[str]) -> str:
+    """What to write in place of an argument that a class does not have."""
+    words = [x for x in known if not x.startswith("_")]
+    new = FROM_PML.get(owner, {}).get(name) or FROM_PML[""].get(name)
+    if new is not None and all(part in words for part in new.split("= and ")):
+        return f"write {new}=."
+    return nearest(name, words) if words else "it takes none."
+
+
+@cache
+def _parameters(kind: type) -> tuple[str, ...] | None:
+    """The names of a constructor's arguments; None if it takes any."""
+    found = inspect.signature(kind).parameters.values()
+    return None if any(x.kind is x.VAR_KEYWORD for x in found) else tuple(x.name for x in found)
+
+
+class Keywords:
+    """Base of classes that answer an unknown keyword with the right one."""
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Check the keywords, then create the object as usual."""
+        known = None if torch.compiler.is_compiling() else _parameters(cls)  # type: ignore[arg-type] # a compiler cannot trace the question
+        unknown = [] if known is None else [name for name in given if name not in known]
+        if unknown and known is not None:
+            said = right_name(cls.__name__, unknown[0], known)
+            raise TypeError(f"{cls.__name__}: there is no {unknown[0]}=; {said}")
+        return super().__new__(cls)
+
+
+def right_class(name: str, known: Iterable[str]) -> str:
+    """What to write in place of a class that is not there."""
+    words = [x for x in known if not x.startswith("_")]
+    ours = CLASSES.get(name, name.removesuffix("Loss").removesuffix("Miner").removesuffix("Sampler"))
+    return f"write {ours}." if ours in words else nearest(name, words)
+
+
+def no_such_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name that a module does not have."""
+    return AttributeError(f"module {module!r} has no attribute {name!r}; {right_class(name, known)}")

@@ -1,0 +1,264 @@
+"""`Settings`: a module whose constructor arguments are attributes that may be read and set at any time.
+
+A class names its arguments once, as annotations with defaults, as a dataclass does:
+
+    class NTXent(Recipe):
+        temperature: Positive = 0.07
+        reduction: Reduction = "mean"
+
+From these come the constructor and its signature, `repr`, and the checks: a value that an annotation does not allow is
+refused with the same sentence by the constructor and when the attribute is set, which then keeps its value. Whatever a
+class derives from its settings it makes in `_remake`, which runs after each change.
+
+A subclass with an `__init__` of its own is constructed as any other class; its annotations are no settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+
+from torch import Tensor, nn
+
+from nearfar._utils.checks import check_choice, check_number, check_positive, check_whole
+from nearfar._utils.keywords import Keywords, right_name
+
+__all__ = ["MISSING", "Number", "Positive", "Settings", "Whole", "ZeroOrMore"]
+
+Check = Callable[[str, str, object], None]
+MISSING: Any = inspect.Parameter.empty
+"""In place of a default: the argument must be given."""
+
+Number = Annotated[float | Tensor, functools.partial(check_number, learned=True)]
+"""A number, which may be learned: a 0-dim `nn.Parameter`."""
+Positive = Annotated[float | Tensor, functools.partial(check_positive, learned=True)]
+"""A number above zero, which may be learned."""
+ZeroOrMore = Annotated[float | Tensor, functools.partial(check_positive, zero=True, learned=True)]
+"""A number from zero on, which may be learned."""
+Whole = Annotated[int, check_whole]
+"""A whole number above zero."""
+
+
+def _check_of(hint: Any) -> Check | None:
+    """The check of an annotation; None where it allows anything, or what it means is checked elsewhere."""
+    if get_origin(hint) is Annotated:
+        return next((x for x in get_args(hint)[1:] if callable(x)), None)
+    if get_origin(hint) is Literal:
+        return lambda owner, name, value: check_choice(owner, name, value, get_args(hint))
+    if get_args(hint) == (float, type(None)):
+        return lambda owner, name, value: None if value is None else check_number(owner, name, value)
+    plain: dict[Any, Check] = {float: check_number, bool: _check_bool}
+    return plain.get(hint) if hint in (float, bool) else None
+
+
+def _check_bool(owner: str, name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner}: {name} must be True or False, but came as {value!r}.")
+
+
+def _parameters(kind: type[Settings]) -> dict[str, inspect.Parameter]:
+    """The settings that the annotations of a class declare, as parameters of its constructor."""
+    placed, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    found, here = dict[str, inspect.Parameter](), named if kind.keyword_only else placed
+    try:
+        hints = inspect.get_annotations(kind, eval_str=True)
+    except NameError:  # of a class within a function
+        hints = inspect.get_annotations(kind)
+    for name, hint in hints.items():
+        if name == "_":  # KW_ONLY: those that follow
+            here = named
+        elif not (name.startswith("_") or str(hint).removeprefix("typing.").startswith("ClassVar")):
+            default = vars(kind).get(name, MISSING)
+            by_place = isinstance(default, Field)  # kw_only=False, the only word of `field` that is read
+            found[name] = inspect.Parameter(
+                name, placed if by_place else here, default=MISSING if by_place else default, annotation=hint
+            )
+    return found
+
+
+class Settings(Keywords, nn.Module):
+    """Base of modules whose constructor arguments are settings; see the head of this module."""
+
+    settings: ClassVar[Mapping[str, inspect.Parameter]] = {}
+    """The arguments of the constructor, by name."""
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Settings that say how large something learned is, which cannot change."""
+    either: ClassVar[Mapping[str, str]] = {}
+    """Settings of which one stands in place of another: setting one takes the other back."""
+    dropped: ClassVar[frozenset[str]] = frozenset()
+    """Settings of a base class that this class does not have."""
+    keyword_only: ClassVar[bool] = False
+    """Arguments are given by name, unless `field(kw_only=False)` says otherwise."""
+
+    def __init_subclass__(cls, *, without: Iterable[str] = (), **more: Any) -> None:
+        """Make the constructor from the settings of the class and of its bases, `without` some of these.
+
+        A method `_read_NAME` gives what is read under the name of a setting that is learned otherwise.
+        """
+        super().__init_subclass__(**more)
+        init = vars(cls).get("__init__")
+        if init is None and hasattr(cls.__init__, "made"):
+            own = _parameters(cls)
+            for name in own:  # a class attribute would hide a parameter of that name
+                if name in vars(cls):
+                    delattr(cls, name)
+                if hasattr(cls, f"_read_{name}"):
+                    setattr(cls, name, property(getattr(cls, f"_read_{name}")))
+            inherited = {name: x for name, x in cls.settings.items() if name not in own and name not in without}
+            cls.settings = _sort({**own, **inherited})
+            cls.dropped = (cls.dropped | frozenset(without)) - own.keys()
+            init = _constructor(cls)
+        if init is not None:
+            cls.__init__ = _end_construction(init)  # type: ignore[method-assign]
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    __init__.made = True  # type: ignore[attr-defined]
+
+    def _prepare(self) -> None:
+        """Set what the object holds beside settings; they come next."""
+
+    def _begin(self) -> None:
+        """Make what is learned, of a size that settings say; `_remake` comes next."""
+
+    def _remake(self) -> None:
+        """Make, and so check, what depends on several settings; on failure nothing has changed."""
+
+    def _changed(self, name: str) -> None:
+        """A setting has a new value: let what is learned follow."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a setting is checked first, and what was made of it is made again."""
+        state = self.__dict__
+        if name in type(self).settings and "_settled" in state:
+            self._set(name, value)
+            return
+        if "_closed" in state and not name.startswith("_") and not hasattr(self, name):
+            known = type(self).settings
+            if _is_near(type(self).__name__, name, known):
+                raise AttributeError(
+                    f"{type(self).__name__}: there is no setting {name}; {right_name(type(self).__name__, name, known)}"
+                )
+        made = getattr(type(self), name, None)
+        derived = name in self.dropped or (isinstance(made, property) and made.fset is None)
+        if derived and "_settled" in state:
+            words = ", ".join(type(self).settings)
+            raise AttributeError(f"{type(self).__name__}: {name} cannot be set; its settings are {words}.")
+        super().__setattr__(name, value)
+
+    def _set(self, name: str, value: Any) -> None:
+        owner = type(self).__name__
+        if name in self.fixed:
+            raise AttributeError(
+                f"{owner}: {name} cannot change, as what is learned was made for {getattr(self, name)!r}; "
+                f"make a new {owner}."
+            )
+        news = {name: value}
+        if value is not None and name in self.either:
+            news[self.either[name]] = None
+        places: list[dict[str, Any]] = [self.__dict__, self._parameters, self._modules]
+        before = [{key: place[key] for key in news if key in place} for place in places]
+        try:
+            for key, new in news.items():
+                self._store(key, new)
+            self._remake()
+        except BaseException:
+            for place, old in zip(places, before, strict=True):
+                for key in news:
+                    place.pop(key, None)
+                place.update(old)
+            raise
+        self._changed(name)
+
+    def _store(self, name: str, value: Any) -> None:
+        """Check a value and keep it: a parameter or module is registered under the name of its setting."""
+        hint = type(self).settings[name].annotation
+        check = _check_of(hint)
+        if check is not None:
+            check(type(self).__name__, name, value)
+        if type(value).__module__ == "numpy" and hasattr(value, "item"):
+            value = value.item()  # torch does not take every number of NumPy
+        places: list[dict[str, Any]] = [self.__dict__, self._parameters, self._modules]
+        for place in places:
+            place.pop(name, None)
+        if isinstance(value, nn.Parameter):
+            self._parameters[name] = value
+        elif isinstance(value, nn.Module):
+            self._modules[name] = value
+        else:
+            self.__dict__[name] = value
+
+    def setting(self, name: str) -> Any:
+        """A setting as it was given; the attribute of that name may say what was learned since."""
+        places: list[dict[str, Any]] = [self.__dict__, self._parameters, self._modules]
+        return next(place[name] for place in places if name in place)
+
+    def __repr__(self) -> str:
+        """Every setting under its own name."""
+        if not type(self).settings:
+            return super().__repr__()
+        return f"{type(self).__name__}({', '.join(f'{x}={_show(getattr(self, x))}' for x in type(self).settings)})"
+
+
+def _sort(settings: dict[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    """As in a signature: those that may be given by place first, and before all those without a default."""
+    placed = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return dict(
+        sorted(settings.items(), key=lambda x: (x[1].kind, x[1].kind is placed and x[1].default is not MISSING))
+    )
+
+
+def _constructor(kind: type[Settings]) -> Callable[..., None]:
+    mine = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = inspect.Signature([mine, *kind.settings.values()], return_annotation=None)
+
+    def construct(self: Settings, *args: Any, **given: Any) -> None:
+        try:
+            bound = signature.bind(self, *args, **given)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}.") from None
+        bound.apply_defaults()
+        nn.Module.__init__(self)
+        self._prepare()
+        for name in kind.settings:
+            self._store(name, bound.arguments[name])
+        self._begin()
+        self._remake()
+        self.__dict__["_settled"] = True
+
+    construct.__signature__ = signature  # type: ignore[attr-defined]
+    construct.__name__, construct.__qualname__ = "__init__", f"{kind.__qualname__}.__init__"
+    construct.made = True  # type: ignore[attr-defined]
+    return construct
+
+
+def _end_construction(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor after which new attributes are looked at, where it is that of the object's class."""
+
+    @functools.wraps(init)
+    def construct(self: Settings, *args: Any, **given: Any) -> None:
+        init(self, *args, **given)
+        if getattr(type(self).__init__, "__wrapped__", None) is init:
+            self.__dict__["_closed"] = True
+
+    return construct
+
+
+def _is_near(owner: str, name: str, known: Iterable[str]) -> bool:
+    """Whether a name is so near to that of a setting that it is meant."""
+    said = right_name(owner, name, known)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return bool(near) or said.startswith("write ")
+
+
+def _show(value: object) -> str:
+    """A value as `repr` shows it; a learned one by its number."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    number = f"{value.detach().item():g}"
+    return f"Parameter({number})" if isinstance(value, nn.Parameter) else number

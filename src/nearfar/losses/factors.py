@@ -1,0 +1,174 @@
+"""The factors of a loss: checked and put together, and kept until a setting of the loss changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from torch import Tensor, nn
+
+from nearfar._utils.checks import check_choice
+from nearfar._utils.shortcuts import Part, check_part
+from nearfar.groups.groupings import REDUCTIONS, Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Reduction, Sign
+from nearfar.groups.triplets import Positive, Triplets
+from nearfar.links import Link
+from nearfar.miners import Miner
+from nearfar.pairs import PairLoss
+from nearfar.sets.base import UncertaintySet
+from nearfar.similarity import Similarity
+
+__all__ = ["ENGINES", "GROUPS", "CachedProduct", "Engine", "Factors", "Members", "Pairs", "Sets"]
+
+GROUPS: dict[str, Grouping] = {
+    "batch": Batch(),
+    "sign": Sign(),
+    "balanced": Balanced(),
+    "anchor": Anchor(),
+    "anchor_sign": AnchorSign(),
+    "positive": Positive(),
+    "triplets": Triplets(),
+}
+ENGINES = ("auto", "dense", "tiled", "fused")
+Engine = Literal["auto", "dense", "tiled", "fused"]
+Members = Literal["negative", "all"]
+Pairs = PairLoss | tuple[PairLoss, PairLoss]
+"""A pair loss for both signs, or one for positive and one for negative pairs."""
+Sets = UncertaintySet | tuple[UncertaintySet, UncertaintySet]
+
+
+class Factors(TypedDict, total=False):
+    """What a loss is the product of, see `RobustLoss`."""
+
+    pair: Pairs
+    over: Sets
+    groups: str | Grouping
+    link: Link | None
+    miner: Miner | None
+    reduction: Reduction
+    similarity: Similarity
+    members: Members
+
+
+def product_of(owner: str, given: Factors) -> Product:
+    """The checked product of factors."""
+    reduction, members = given["reduction"], given["members"]
+    check_choice(owner, "reduction", reduction, REDUCTIONS)
+    check_choice(owner, "members", members, ("negative", "all"))
+    groups = grouping(owner, given["groups"])
+    if reduction != "mean" and not groups.per_anchor:
+        raise ValueError(
+            f"{owner}: reduction={reduction!r} needs one group per anchor, but groups are "
+            f'{type(groups).__name__}, whose value is one number; use zero="drop" on the set to leave zeros out.'
+        )
+    pairs = for_each_sign(owner, "pair", given["pair"], PairLoss, "nf.pairs.Hinge()")
+    sets = for_each_sign(owner, "over", given["over"], UncertaintySet, "nf.sets.KL(0.1)")
+    link, miner, similarity = given["link"], given["miner"], given["similarity"]
+    for name, value, kind, such_as in (
+        ("link", link, Link, "nf.links.HingeLink()"),
+        ("miner", miner, Miner, "nf.miners.Hard()"),
+        ("similarity", similarity, Similarity, "nf.similarity.Cosine()"),
+    ):
+        if value is not None:
+            check_part(owner, name, value, kind, such_as)
+    groups.check(*sets)
+    return Product(similarity, *pairs, *sets, groups, link, miner, reduction, members == "all")
+
+
+def grouping(owner: str, groups: str | Grouping) -> Grouping:
+    """A grouping by its name, or the one that was given."""
+    if isinstance(groups, str):
+        check_choice(owner, "groups", groups, GROUPS)
+        groups = GROUPS[groups]
+    check_part(owner, "groups", groups, Grouping, '"batch" or nf.groups.Batch()')
+    return groups
+
+
+def for_each_sign(owner: str, name: str, value: Any, kind: type[Any], such_as: str) -> tuple[Any, Any]:
+    """The part for positive and that for negative pairs: two that came, or one for both."""
+    if isinstance(value, tuple | list):
+        if len(value) != 2:
+            raise ValueError(
+                f"{owner}: {name} may be two, one for positive and one for negative pairs, but {len(value)} came."
+            )
+        for place, part in zip(("positive", "negative"), value, strict=True):
+            check_part(owner, f"{name} for {place} pairs", part, kind, such_as)
+        return value[0], value[1]
+    check_part(owner, name, value, kind, such_as)
+    return value, value
+
+
+@dataclass(frozen=True, eq=False)
+class CachedProduct:
+    """The product of a loss, as its settings were when the last one changed.
+
+    Args:
+        product: the factors.
+        learned: one of the settings is a tensor, so that the factors are part of the graph of a call.
+    """
+
+    product: Product
+    learned: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy leaves out what is part of a graph."""
+        return (type(None), ()) if self.learned else (CachedProduct, (self.product, False))
+
+    @staticmethod
+    def of(loss: Any, old: CachedProduct | None) -> CachedProduct:
+        """Make the product of a loss, and register what is given to it or learns, under the names of its places."""
+        given = _given(loss)
+        found = CachedProduct(_make(loss, old), any(isinstance(x, Tensor) for x in given.values()))
+        product = found.product
+        for name, part in (
+            ("pair_positive", product.positive),
+            ("pair_negative", None if product.negative is product.positive else product.negative),
+            ("link", product.link),
+            ("miner", product.miner),
+            ("similarity", product.similarity),
+        ):
+            if part is not None and (id(part) in given or _own_parameters(part, given)):
+                loss._modules[name] = part
+            elif isinstance(loss._modules.get(name), Part):
+                del loss._modules[name]
+        return found
+
+    def make_again(self, loss: Any) -> Product:
+        """The product for one call, with the tensors that are settings now."""
+        return _make(loss, self)
+
+
+def _given(loss: Any) -> dict[int, Any]:
+    """What was given to a loss, by identity."""
+    values = [loss.setting(name) for name in type(loss).settings]
+    return {id(x): x for value in values for x in (value if isinstance(value, tuple | list) else (value,))}
+
+
+def _make(loss: Any, old: CachedProduct | None) -> Product:
+    """The product of a loss; the parts that it makes itself are marked, and take over what was theirs before."""
+    usual = Factors(groups="batch", link=None, miner=None, reduction="mean", members="negative")
+    own: Any = {
+        name: loss.setting(name) for name in ("miner", "similarity", "reduction") if name in type(loss).settings
+    }
+    chosen = Factors() if loss.pair is None else Factors(pair=loss.pair)
+    given = _given(loss)
+    product = product_of(loss.owner, usual | own | loss.factors() | chosen)
+    parts: tuple[Any, ...] = product.parts
+    before: tuple[Any, ...] = (None,) * len(parts) if old is None else old.product.parts
+    for part, earlier in zip(parts, before, strict=True):
+        if isinstance(part, nn.Module) and id(part) not in given:
+            part.__dict__["_maker"] = loss.owner
+            if type(earlier) is type(part) and "_maker" in earlier.__dict__:
+                part.__dict__.update({name: x for name, x in earlier.__dict__.items() if "hooks" in name})
+                part._parameters.update(
+                    {
+                        name: x
+                        for name, x in _own_parameters(earlier, given).items()
+                        if part._parameters.get(name) is not None
+                    }
+                )
+    return product
+
+
+def _own_parameters(part: nn.Module, given: dict[int, Any]) -> dict[str, nn.Parameter]:
+    """The parameters of a part that are no settings of its loss."""
+    return {name: x for name, x in part._parameters.items() if x is not None and id(x) not in given}
