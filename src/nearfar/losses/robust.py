@@ -270,8 +270,7 @@ class RobustLoss(Loss):
         return found if similarity is found.similarity else replace(found, similarity=similarity)
 
     def _now(self, product: Product) -> Product:
-        """The product at this step; a loss may change it from step to step."""
-        return product
+        return product  # a loss may change it from step to step
 
     @property
     def pair_positive(self) -> PairLoss:
@@ -310,8 +309,7 @@ class RobustLoss(Loss):
             return _zero(call).expand(len(call.embeddings)) if product.reduction == "none" else _zero(call)
         product = product.at(len(call.embeddings))
         x, y = _raw(call)
-        value = None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))
-        if value is not None:
+        if (value := None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))) is not None:
             return value
         rows = product.similarity.prepared(x, y)
         found = None if self.engine == "dense" else by_other_engine(self, call, relation, product, (x, y), rows)
