@@ -49,6 +49,11 @@ def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -
     raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, words))}, but came as {value!r}{hint}")
 
 
+def readable(tensor: Tensor) -> bool:
+    """Whether reading the values of `tensor` is free: it is on the CPU and outside a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def check_number(owner: str, name: str, value: object, *, learned: bool = False) -> None:
     """Require a finite number; if it may be `learned`, also a tensor that holds one."""
     number = _number(owner, name, value, "a number", learned=learned)
@@ -77,7 +82,7 @@ def _number(owner: str, name: str, value: object, allowed: str, *, learned: bool
             f"{owner}: {name} must be {allowed}, or nn.Parameter(torch.tensor(...)) of one, but came as a tensor of "
             f"{value.dtype} with shape {list(value.shape)}."
         )
-    return 1.0 if torch.compiler.is_compiling() or value.device.type != "cpu" else float(value.detach())
+    return float(value.detach()) if readable(value) else 1.0
 
 
 def check_whole(owner: str, name: str, value: object) -> None:
