@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from nearfar._utils.tensors import readable
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -47,11 +49,6 @@ def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -
     near = difflib.get_close_matches(str(value), words, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, words))}, but came as {value!r}{hint}")
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether reading the values of `tensor` is free: it is on the CPU and outside a compiled graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_number(owner: str, name: str, value: object, *, learned: bool = False) -> None:

@@ -12,9 +12,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import readable
-
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether reading the values of `tensor` is free: it is on the CPU and outside a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def uses_tf32() -> bool:
