@@ -20,6 +20,8 @@ from needs import need
 
 import nearfar
 
+pytest.importorskip("mkdocs", reason="mkdocs is not installed (the extra site)")
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 need("mkdocs")

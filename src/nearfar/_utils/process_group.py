@@ -94,6 +94,11 @@ def several(group: Any = None) -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
+def gather_objects(owner: str, x: Any) -> list[Any]:
+    """Gather `x`, any object that can be pickled, from all processes; `[x]` if there is one."""
+    return Group(owner).objects(x) if several() else [x]
+
+
 def close() -> None:
     """Leave the gloo group of this process, if it has one: its threads must end before Python takes them apart.
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
-
 from nearfar._utils.files import atomic_write
+from nearfar._utils.process_group import gather_objects
 from nearfar.runs.changes import check_resumable
 from nearfar.runs.config import Config, to_tree
 from nearfar.train import checkpoint
@@ -60,9 +59,7 @@ class Checkpointer:
     def keep(self, state: TrainState, step: int, lines: int) -> None:
         """Save the state after `step` and `lines` of the journal, from which a run can be resumed exactly."""
         machine = state.machine
-        randoms = [checkpoint.random_state()]
-        if machine.num_processes > 1:
-            randoms = gather_object(randoms)
+        randoms = gather_objects("train", checkpoint.random_state())
         sharded = state.sharded is not None
         learned = self._learned(state, step) if sharded or machine.is_main_process else {}
         if machine.is_main_process:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from accelerate.utils import broadcast_object_list
+import torch.distributed as dist
 
 from nearfar._utils.files import remove_files
 from nearfar._utils.lock import alone
@@ -58,7 +58,7 @@ def agreed(machine: Any, act: Callable[[], T]) -> T:
             found = [act(), None]
         except (OSError, ValueError) as error:
             found = [None, error]
-    broadcast_object_list(found)
+    dist.broadcast_object_list(found, src=0)
     if found[1] is not None:
         raise found[1]
     given: T = found[0]

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from nearfar._utils.files import write_arrays, write_text
-from nearfar._utils.process_group import in_touch
+from nearfar._utils.process_group import gather_objects, in_touch
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Tensors
 from nearfar.data.view import Batch
@@ -299,8 +299,7 @@ def _agreed(state: TrainState, step: int, stop: Callable[[], bool]) -> bool:
         return stop()
     if step % 10:
         return False
-    asked = torch.tensor(float(stop()), device=machine.device)
-    return bool(machine.reduce(asked, reduction="sum") > 0)
+    return any(gather_objects("train", stop()))
 
 
 def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, show: Show) -> dict[str, Any]:

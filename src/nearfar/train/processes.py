@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+
+from nearfar._utils.extras import need
+from nearfar.train.alone import Alone
 
 __all__ = ["Counts", "begin", "words"]
 
@@ -27,7 +28,7 @@ class Counts:
 
     Attributes:
         group: torch.distributed; one process where there is no group.
-        accelerate: the `Accelerator`.
+        accelerate: the `Accelerator`, or `Alone`.
         environment: the launcher's variables.
     """
 
@@ -64,16 +65,20 @@ class Counts:
 def begin(precision: str) -> Any:
     """Create the `Accelerator` of this process, and check that all sources agree on the number of processes.
 
-    Without a GPU accelerate is set to use the CPU: under torchrun it would otherwise take each process for a run of its
-    own, while `Distributed` sees them all.
+    A process without a launcher is `Alone` and does without accelerate. Without a GPU accelerate is set to use the CPU:
+    under torchrun it would otherwise take each process for a run of its own, while `Distributed` sees them all.
 
     Raises:
         RuntimeError: they do not agree, or the other processes were not found.
+        ImportError: a launcher started this process, and accelerate is not installed.
     """
     _check_environment(os.environ)
-    AcceleratorState._reset_state()  # a second run in one process may ask for another precision
+    if not _has_launcher(os.environ):
+        return Alone(_device(), precision)
+    accelerate = need("accelerate", "train", "processes", instead="train in one process, without a launcher")
+    accelerate.state.AcceleratorState._reset_state()  # a second run in one process may ask for another precision
     try:
-        machine = Accelerator(
+        machine = accelerate.Accelerator(
             cpu=not _has_device(), mixed_precision="no" if precision.startswith("float") else precision
         )
     except (dist.DistError, RuntimeError) as problem:
@@ -139,6 +144,19 @@ def _advice(count: int) -> str:
     what = f"-m -- nearfar {shlex.join(sys.argv[1:])}" if named else "your_script.py"
     cpu = "" if torch.cuda.is_available() or not _has_device() else "ACCELERATE_USE_CPU=true "
     return f"start several with: {cpu}torchrun --nproc_per_node {count} {what}"
+
+
+def _has_launcher(variables: Mapping[str, str]) -> bool:
+    """Whether this process was started by torchrun, accelerate launch or MPI, or has joined a group by itself."""
+    joined = dist.is_available() and dist.is_initialized()
+    return joined or any(name in SIZES or name.startswith("ACCELERATE_") for name in variables)
+
+
+def _device() -> torch.device:
+    """The device of a process without a launcher."""
+    if not _has_device():
+        return torch.device("cpu")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cuda" if torch.cuda.is_available() else "xpu")
 
 
 def _has_device() -> bool:

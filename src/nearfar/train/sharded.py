@@ -40,7 +40,7 @@ class Sharded:
 
     Args:
         model: the network; it is split in place.
-        machine: the `accelerate.Accelerator`.
+        machine: the `accelerate.Accelerator`, or `Alone`.
 
     Attributes:
         model: the network to train.
@@ -78,14 +78,12 @@ class Sharded:
         state = self._state(loss, optimizer, anchors)
         with _alone_or_not():
             dcp.load(state, checkpoint_id=place)  # type: ignore[attr-defined]
-        set_state_dict(
-            both, optimizer.optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(both, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"])
         for mine, (_, read) in zip(anchors, sorted(state["anchors"].items()), strict=True):
             mine.copy_(read)
 
     def _state(self, loss: nn.Module, optimizer: Any, anchors: list[Any]) -> dict[str, Any]:
-        weights, moments = get_state_dict(nn.ModuleDict({"model": self.model, "loss": loss}), optimizer.optimizer)
+        weights, moments = get_state_dict(nn.ModuleDict({"model": self.model, "loss": loss}), optimizer)
         return {
             "weights": weights,
             "optimizer": moments,

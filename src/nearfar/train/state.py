@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from rich.console import Console
 from torch import Tensor, nn
 
 from nearfar._utils.files import lies_in
+from nearfar._utils.process_group import gather_objects
 from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, View
 from nearfar.data.decoded import cached
@@ -38,7 +38,7 @@ __all__ = ["TrainState", "prepare", "seed_everything", "takes_relations"]
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """The parts of a run, prepared by accelerate."""
+    """The parts of a run."""
 
     config: Config
     machine: Any
@@ -98,7 +98,7 @@ class TrainState:
             return
         chosen = self.mask
         mine = (labels[chosen].cpu(), embeddings[chosen].float().cpu())
-        for theirs in [mine] if self.machine.num_processes == 1 else gather_object([mine]):
+        for theirs in gather_objects("train", mine):
             self.sampler.update(*theirs)
 
     def ids(self, indices: Tensor) -> Tensor | None:
@@ -144,7 +144,7 @@ def prepare(
     loss.to(device=machine.device, dtype=next(bare.parameters()).dtype)
     moves = optimizer(config.optimizer, bare, loss, machine.device)
     proximal = Proximal(bare.parameters(), config.optimizer.proximal) if config.optimizer.proximal else None
-    model, moves = machine.prepare(bare, moves) if sharded is None else (sharded.model, machine.prepare(moves))
+    model = machine.prepare_model(bare) if sharded is None else sharded.model
     sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
     return TrainState(

@@ -22,10 +22,10 @@ class Step:
     """A training step as a callable: each call updates the parameters once.
 
     Args:
-        machine: the `accelerate.Accelerator` that owns devices, precision and processes.
+        machine: the `accelerate.Accelerator` that owns devices, precision and processes, or `Alone`.
         model: the prepared network.
         loss: the loss over the rows of all processes, `Distributed`; the gradient of its own parameters is complete.
-        optimizer: the prepared optimizer.
+        optimizer: of the parameters of network and loss.
         clip: the largest gradient norm, or None.
         chunk: samples that the network processes at a time, or None for the whole batch.
         frozen: whether the network's batch norms keep their statistics.
@@ -52,13 +52,19 @@ class Step:
         """
         embeddings, value = self.gradient(x, target, ids)
         scalars = {"loss": value}
+        scaler = self.machine.scaler
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)  # fp16 gradients are kept multiplied; pull and norm are not
         if self.proximal is not None:
-            self.machine.unscale_gradients()  # fp16 gradients are kept multiplied; the pull is not
             self.proximal.add_gradient()
         if self.clip is not None:
-            norm = self.machine.clip_grad_norm_(self.model.parameters(), self.clip)
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
             scalars["gradient"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        self.optimizer.step()
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update()
@@ -76,7 +82,8 @@ class Step:
 
         if self.chunk is None:
             value = judge(self.model(x), target)
-            self.machine.backward(value)
+            scaler = self.machine.scaler
+            (value if scaler is None else scaler.scale(value)).backward()
         else:
             norms: Literal["refuse", "frozen"] = "frozen" if self.frozen else "refuse"
             value = cached_step(self.model, x, target, judge, self.chunk, bn=norms, scaler=self.machine.scaler)
