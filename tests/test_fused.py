@@ -29,7 +29,9 @@ def batch(n=24):
     return torch.randn(n, 5, generator=torch.Generator().manual_seed(0)), torch.arange(n) // 3
 
 
-with_triton = pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
+with_triton = pytest.mark.skipif(
+    not INSTALLED, reason="the kernels need Triton, which is built for Linux on x86, and PyTorch 2.11"
+)
 
 
 def run(*command, **more):
@@ -71,8 +73,8 @@ def test_without_a_gpu_the_tiled_engine_serves_and_says_so():
     assert not has_triton(CPU)
     for loss, dense in ((L.DroTopK(k=5, engine="fused"), L.DroTopK(k=5)), (L.SupCon(engine="fused"), L.SupCon())):
         sentence = (
-            rf'^{type(loss).__name__}: engine="fused" needs a CUDA device and Triton, but the embeddings are on cpu; '
-            r'engine="tiled" serves instead\.$'
+            rf'^{type(loss).__name__}: engine="fused" needs a CUDA device, Triton and PyTorch 2.11 or newer, but the '
+            r'embeddings are on cpu; engine="tiled" serves instead\.$'
         )
         with pytest.warns(UserWarning, match=sentence):
             found = loss(x, y)

@@ -156,7 +156,7 @@ def test_a_pair_loss_may_say_that_it_is_swift(monkeypatch):
     assert lean_way(L.MultiSimilarity(pair=type("Own", (Steep,), {})()).product, relation) is None
 
 
-@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (it is built for Linux on x86)")
+@pytest.mark.skipif(not INSTALLED, reason="the kernels need Triton, which is built for Linux on x86, and PyTorch 2.11")
 def test_parts_of_ones_own_on_the_fused_engine():
     assert " passed" in interpreted("own_parts_fused.py")
 

@@ -105,6 +105,10 @@ def check_workers(owner: str, name: str, value: int) -> None:
         )
 
 
+RECENT = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
+"""Whether this PyTorch is 2.11 or newer, on which the kernels, the recordings and compiled losses were tested."""
+
+
 class DegenerateBatchWarning(UserWarning):
     """A batch had no pair or triplet to learn from; its loss is a zero that is still connected to the graph."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import capturing
+from nearfar._utils.checks import RECENT, capturing
 from nearfar._utils.shortcuts import swift, touched
 from nearfar.engines.launch import LOW, REACH, SIDES, SIMILARITIES, Spec
 from nearfar.engines.pair_vectors import POSITION_THEN_ID, Narrow, PairVectors, pair_vectors
@@ -41,7 +41,8 @@ SCORES = (-1.01, 1.01), (-4.1, 0.1), (-2.1, 0.1)
 """Between these lie the scores of unit rows, by similarity, in half precision too."""
 
 
-INSTALLED = importlib.util.find_spec("triton") is not None
+INSTALLED = RECENT and importlib.util.find_spec("triton") is not None
+"""Whether the kernels are there: they need Triton, and a PyTorch that brings a recent one."""
 
 
 def has_triton(device: torch.device) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from nearfar._utils.checks import RECENT
 from nearfar._utils.tensors import over
 from nearfar.engines.fused import Fused, has_triton, unfused
 from nearfar.engines.fused_top import top_pairs, top_problem
@@ -58,9 +59,11 @@ def fused_value(
 
 def _say(owner: str, device: torch.device) -> None:
     """Name what is missing; Python shows the same warning of a line once."""
-    why = "Triton is not installed" if device.type == "cuda" else f"the embeddings are on {device.type}"
+    why = "Triton is not installed" if RECENT else f"this is PyTorch {torch.__version__}"
+    why = why if device.type == "cuda" else f"the embeddings are on {device.type}"
     warnings.warn(
-        f'{owner}: engine="fused" needs a CUDA device and Triton, but {why}; engine="tiled" serves instead.',
+        f'{owner}: engine="fused" needs a CUDA device, Triton and PyTorch 2.11 or newer, but {why}; '
+        'engine="tiled" serves instead.',
         UserWarning,
         stacklevel=10,  # the caller of the module
     )

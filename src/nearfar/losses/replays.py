@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.checkpoint import first_line
-from nearfar._utils.checks import capturing
+from nearfar._utils.checks import RECENT, capturing
 from nearfar._utils.cuda_graph import record
 from nearfar._utils.shortcuts import HOOKS, Part, hooked
 from nearfar._utils.tensors import uses_tf32
@@ -45,7 +45,7 @@ TRIPLETS = 2**24
 """The same for n·m·m of losses over triplets."""
 FUSED = 2**31
 """Pairs up to which a call of the fused engine is recorded; beyond them its kernels take longer than their start."""
-DEVICES = frozenset({"cuda"})
+DEVICES = frozenset({"cuda"} if RECENT else ())
 TENSORS = frozenset({Tensor, nn.Parameter})
 BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
 KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
