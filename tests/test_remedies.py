@@ -11,7 +11,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 from runs import config, tiny
 
@@ -22,7 +21,7 @@ from nearfar.doctor.history import Outcome
 from nearfar.doctor.remedies import KINDS, Patient, finding
 from nearfar.runs import parts
 from nearfar.runs.config import changed, to_tree
-from nearfar.train import fit, loop
+from nearfar.train import fit, loop, processes
 from nearfar.train.moment import take_step
 from nearfar.train.state import prepare
 
@@ -110,7 +109,7 @@ def test_every_remedy_trains():
                 cured = changed(run, flags)
                 seen[json.dumps(to_tree(cured), sort_keys=True)] = cured
     assert len(seen) > 80
-    machine, data = Accelerator(), tiny()
+    machine, data = processes.begin("float32"), tiny()
     for cured in seen.values():
         setting = prepare(cured, machine, data)
         moments = [take_step(setting, *drawn) for drawn in itertools.islice(loop._batches(setting, 0), 2)]

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 
 from nearfar.data import DataSet, open_data, part
@@ -31,7 +30,7 @@ from nearfar.losses import Triplet
 from nearfar.runs import parts
 from nearfar.runs.journal import read
 from nearfar.studies.grid import permuted
-from nearfar.train import fit, parse
+from nearfar.train import fit, parse, processes
 from nearfar.train.state import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +170,8 @@ def trained(trial):
 def watched(config, data, probe, folder):
     """Train, with the truth looking on; what is kept of it."""
     truth = Truth(probe, max(1, config.training.steps // 100))
-    truth.measure(0, prepare(config, Accelerator(), data))  # the same seed gives the same untrained network
+    # the same seed gives the same untrained network
+    truth.measure(0, prepare(config, processes.begin(config.training.precision), data))
     result = error = None
     try:
         result = fit(config, folder, data=data, callbacks=[truth], console=Console(quiet=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nearfar._utils.extras import command, is_there
+from nearfar._utils.extras import command, is_there, need
 from nearfar.runs.config import Config, flat, to_tree
 
 __all__ = ["Trackers", "check"]
@@ -22,13 +22,14 @@ def check(names: Iterable[str]) -> None:
     """Refuse a tracker whose package is missing, before anything is read or made.
 
     Raises:
-        ImportError: in one sentence that names what to install.
+        ImportError: in one sentence that names what to install; accelerate, which passes the numbers on, comes last.
     """
     for name in names:
         if not is_there(name):
             raise ImportError(
                 f"train: training.trackers names {name}, which is not installed; run {HOW[name]}, or leave it out."
             )
+        need("accelerate", f"train: the tracker {name}", "processes", instead="leave it out")
 
 
 class Trackers:

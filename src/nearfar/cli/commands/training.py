@@ -11,6 +11,7 @@ import typer
 
 from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
+from nearfar._utils.extras import need
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.completion import complete
 from nearfar.cli.commands.outputs import check_apart
@@ -110,6 +111,8 @@ def train(
 
 def _launched(processes: int | None, again: int, run: Path | None) -> bool:
     """Train in processes of their own, if asked for; those that may begin again need one folder, made here."""
+    if processes is not None and (processes > 1 or again):
+        need("accelerate", "train: --processes", "processes", instead="leave it out")
     if not again or processes is None or run is not None:
         return launched(processes, again)
     from nearfar.train.folder import new_folder
