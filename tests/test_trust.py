@@ -34,7 +34,9 @@ def with_payload(path, mark):
     torch.save((((torch.randn(5, 3, 4),), {}), Payload(mark)), pickled)
     with zipfile.ZipFile(path) as archive:
         members = {member.filename: archive.read(member) for member in archive.infolist()}
-    (inputs,) = (name for name in members if name.endswith("data/sample_inputs/model.pt"))
+    (inputs,) = (
+        name for name in members if name.endswith(("data/sample_inputs/model.pt", "serialized_example_inputs.pt"))
+    )
     members[inputs] = pickled.getvalue()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, content in members.items():

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_seed
+from nearfar._utils.checks import RECENT, check_seed
 from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
 from nearfar.evaluation.fingerprint import of_weights
@@ -80,7 +80,7 @@ def export_onnx(
         seed: seed of the random batches.
 
     Raises:
-        ImportError: onnx, onnxruntime or onnxscript is missing.
+        ImportError: onnx, onnxruntime or onnxscript is missing, or PyTorch is too old.
         ValueError: the runtimes disagree, or the model cannot be exported.
     """
     _needed()
@@ -130,6 +130,8 @@ def _describe(path: Path, about: Mapping[str, str]) -> None:
 def _needed() -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
         need(name, "export_onnx", "onnx")
+    if not RECENT:
+        raise ImportError(f"export_onnx needs PyTorch 2.11 or newer, but this is {torch.__version__}; upgrade PyTorch.")
 
 
 def _write(model: nn.Module, example: Tensor, path: Path) -> None:

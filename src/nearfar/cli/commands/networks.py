@@ -93,10 +93,10 @@ def load_model(path: Path, *, trust_model: bool = False) -> Model:
 
 def _check_trust(path: Path, trust_model: bool) -> None:
     """Refuse a file that can run code, unless it is trusted; a file that is not a model is reported first."""
-    kind, mark, harm = RUNS_CODE[path.suffix]
+    kind, marks, harm = RUNS_CODE[path.suffix]
     try:
         with zipfile.ZipFile(path) as archive:
-            held = any(name.rpartition("/")[2] == mark for name in archive.namelist())
+            held = any(name.rpartition("/")[2] in marks for name in archive.namelist())
     except (OSError, ValueError, zipfile.BadZipFile):
         held = False
     if not held:
@@ -196,14 +196,18 @@ READERS: dict[str, Callable[[Path, str], Model]] = {
     ".pt2": _exported,
     ".safetensors": _weights,
 }
-_SCRIPT = ("TorchScript", "constants.pkl", "whose code can write files when it is run")
+_SCRIPT = ("TorchScript", ("constants.pkl",), "whose code can write files when it is run")
 RUNS_CODE = {
     ".pt": _SCRIPT,
     ".pth": _SCRIPT,
     ".ts": _SCRIPT,
-    ".pt2": ("torch.export", "archive_format", "which torch unpickles in part, and a pickle can run any code"),
+    ".pt2": (
+        "torch.export",
+        ("archive_format", "serialized_exported_program.json"),  # the second: torch 2.6
+        "which torch unpickles in part, and a pickle can run any code",
+    ),
 }
-"""By suffix: the kind of file, the archive member that identifies it, and the risk of reading it."""
+"""By suffix: the kind of file, archive members of which one identifies it, and the risk of reading it."""
 
 
 def _unreadable(path: Path, kind: str, cause: str = "") -> ValueError:
