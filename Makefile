@@ -1,6 +1,7 @@
 # One verb per job. Each makes its own .venv where there is none.
 PYTHON ?= python3
 BIN := .venv/bin
+BASE := .venv/.base
 READY := .venv/.ready
 WORKERS ?= 2
 SHARED := -n $(WORKERS) --dist worksteal
@@ -15,22 +16,25 @@ SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPAT
 # Where the environment forbids bytecode, each of the hundreds of processes that the tests start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-# $(1) the environment, $(2) the versions. torchvision is built for CUDA in the index; without its dependencies it leaves
-# the pinned torch alone. pip would compile 20,000 files on one core; a few of them are no Python that compiles. Of
-# RARELY, Python itself compiles what is imported.
+# $(1) the environment, $(2) the versions, $(3) what of the project. torchvision is built for CUDA in the index; without
+# its dependencies it leaves the pinned torch alone. pip would compile 20,000 files on one core; a few of them are no
+# Python that compiles. Of RARELY, Python itself compiles what is imported.
 QUIETLY := --quiet --disable-pip-version-check --no-compile
 RARELY := '/(tests?|pip|transformers/models|debugpy)/'
 define INSTALL
 test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
-$(1)/bin/python -m pip install $(QUIETLY) -c $(2) torch
-$(1)/bin/python -m pip install $(QUIETLY) -c $(2) -e ".[dev]"
+$(1)/bin/python -m pip install $(QUIETLY) -c $(2) -e "$(3)"
+endef
+define INSTALL_FOR_TESTS
+$(call INSTALL,$(1),$(2),$(3))
 $(1)/bin/python -m pip install $(QUIETLY) -c $(2) --no-deps timm torchvision
 $(1)/bin/python -m compileall -qq -j 0 -x $(RARELY) $(1)/lib || true
 endef
 
 .PHONY: demo test gpu check lint browser bench fuzz faults docs site portable lowest dist clean
 
-demo: $(READY)
+# What the demo needs alone; the first target that tests installs the rest into the same environment.
+demo: $(BASE)
 	$(BIN)/nearfar demo --overwrite
 
 # One thread a worker: two that spin on small matrices beside another worker take four times the processor. A worker runs
@@ -107,11 +111,14 @@ portable: $(READY)
 	done; \
 	if [ -n "$$failed" ]; then echo "failed under:$$failed (PYTHONHASHSEED=$$PYTHONHASHSEED)"; exit 1; fi
 
-# The oldest releases of all that is needed, none of which may be asked for unless the tests have run on it. They warn of
-# what has since been deprecated under them; that is no failure here.
+# The oldest releases of all that users install, none of which may be asked for unless the tests have run on it. They warn
+# of what has since been deprecated under them; that is no failure here. What writes ONNX is left out, which PyTorch 2.11
+# brought into its present form.
 lowest:
-	$(call INSTALL,.venv-lowest,constraints-lowest.txt)
-	.venv-lowest/bin/python -m pytest $(SHARED) -W default::DeprecationWarning -W default::FutureWarning
+	$(call INSTALL_FOR_TESTS,.venv-lowest,constraints-lowest.txt,.[test])
+	.venv-lowest/bin/python -m pip uninstall --quiet --yes onnxscript
+	.venv-lowest/bin/python -m pytest $(SHARED) -W default::DeprecationWarning -W default::FutureWarning \
+		-W "ignore:TypedStorage is deprecated"
 
 # What is released: an archive of the sources and a wheel. What an older build left behind would slip into the wheel.
 dist: $(READY)
@@ -123,9 +130,13 @@ dist: $(READY)
 		if [ $$bytes -ge 1000000 ]; then echo "$$wheel: a megabyte is too much for a wheel of text."; exit 1; fi; \
 	done
 
-$(READY): pyproject.toml constraints.txt
-	$(call INSTALL,.venv,constraints.txt)
-	touch $(READY)
+$(BASE): pyproject.toml constraints.txt
+	$(call INSTALL,.venv,constraints.txt,.)
+	touch $@
+
+$(READY): $(BASE)
+	$(call INSTALL_FOR_TESTS,.venv,constraints.txt,.[dev])
+	touch $@
 
 clean:
 	rm -rf .venv .venv-lowest build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nearfar._utils.checks import RECENT
 from nearfar.bench import DeviceLostError
 from nearfar.engines.thresholds import read
 
@@ -87,6 +88,7 @@ def test_big_batches(job, given):
     assert {each["precision"] for each in results(given.output / "big.json")} == {"bf16", "float32", "tf32"}
 
 
+@pytest.mark.skipif(not RECENT, reason="a loss is one graph from PyTorch 2.11 on")
 def test_graphs_by_the_compiler(job, given):
     job.graphs(given)
     (found,) = results(given.output / "graphs.json")

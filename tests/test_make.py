@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -65,12 +66,37 @@ def test_whatever_fails_fails_the_test_command(tmp_path, fails):
     for name in ("ruff", "mypy", "python"):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $1 $2\nexit {int(name == fails)}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
-    words = [str(MAKE), "--silent", "test", "BROWSER=skip", f"BIN={tmp_path}", f"READY={tmp_path / 'ruff'}"]
+    words = [
+        str(MAKE),
+        "--silent",
+        "test",
+        "BROWSER=skip",
+        f"BIN={tmp_path}",
+        f"BASE={tmp_path / 'ruff'}",
+        f"READY={tmp_path / 'ruff'}",
+    ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     assert bool(done.returncode) == bool(fails)
     assert ("python -m pytest" in done.stdout) == (fails != "ruff")
     if fails != "ruff":
         assert done.stdout.index("python -m pytest") < done.stdout.index("mypy")
+
+
+def test_the_demo_installs_the_package_alone_and_tests_the_rest(tmp_path):
+    """In an empty clone; what the demo installed, tests do not install again."""
+    words = [str(MAKE), "-n", f"BASE={tmp_path / 'base'}", f"READY={tmp_path / 'ready'}"]
+    told = {"cwd": ROOT, "capture_output": True, "encoding": "utf-8", "check": True}
+
+    def installs(target: str) -> list[str]:
+        shown = subprocess.run([*words, target], **told).stdout
+        return re.findall(r"pip install .*?(-e .*|--no-deps .*)", shown)
+
+    demo, rest = ['-e "."'], ['-e ".[dev]"', "--no-deps timm torchvision"]
+    assert installs("demo") == demo
+    assert installs("lint") == [*demo, *rest]
+    (tmp_path / "base").touch()
+    assert installs("demo") == []
+    assert installs("lint") == rest
 
 
 def test_portable_tries_other_kernels_threads_and_hash_seeds():

@@ -7,9 +7,12 @@ import torch
 from runs import DATA, config, journal
 from test_train_processes import EXACT, launch
 
+from nearfar._utils.checks import RECENT
 from nearfar.runs.config import TrainingConfig
 from nearfar.train import fit
 from nearfar.train.sharded import _blocks
+
+recent = pytest.mark.skipif(not RECENT, reason="shards on CPUs need PyTorch 2.11")
 
 PLAN = {**EXACT["training"], "steps": 20, "evaluate_every": 10, "checkpoint_every": 10, "diagnose_every": 5}
 MARGIN = {
@@ -44,6 +47,7 @@ def same(folder, other):
         assert values[0] == pytest.approx(values[1], abs=1e-6)
 
 
+@recent
 def test_shards_are_one_process_and_go_on_with_another_number(tmp_path):
     """Twenty steps of two ranks; then ten of two, resumed by three, and ten of one, resumed by two."""
     fit(config(**MARGIN), tmp_path / "one", data=DATA["letters"]())
@@ -65,6 +69,7 @@ def test_shards_are_one_process_and_go_on_with_another_number(tmp_path):
     assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "back"), rel=0, abs=1e-8)
 
 
+@recent
 def test_shards_that_a_killed_process_left_are_replaced(tmp_path):
     settings = {**sharded(EXACT, checkpoint_every=2, evaluate_every=4), "model": {"name": "small", "embedding_dim": 4}}
     first, whole = ({**settings, "training": {**settings["training"], "steps": steps}} for steps in (2, 4))

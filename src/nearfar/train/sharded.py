@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 
+from nearfar._utils.checks import RECENT
 from nearfar._utils.files import remove_files
 from nearfar.train.folder import SHARD_FILES
 
@@ -50,6 +51,8 @@ class Sharded:
     def __init__(self, model: nn.Module, machine: Any) -> None:
         self.whole, self._machine = copy.deepcopy(model), machine
         if machine.num_processes > 1:
+            if machine.device.type == "cpu" and not RECENT:
+                raise ValueError("train: training.shard on CPUs needs PyTorch 2.11 or newer; leave it out, or upgrade.")
             _split(model, init_device_mesh(machine.device.type, (machine.num_processes,)))
         # without DDP, which would copy the weights to every process
         self.model: nn.Module = machine.prepare_model(model, evaluation_mode=True).train()
@@ -95,7 +98,7 @@ class Sharded:
 def _alone_or_not() -> Iterator[None]:
     """Without torch's warning that one process reads and writes alone."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        warnings.filterwarnings("ignore", "torch.distributed is .*unavailable or uninitialized")
         yield
 
 
