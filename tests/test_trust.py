@@ -11,6 +11,7 @@ import pytest
 import torch
 from shell import TRUST, Flat, run, saved
 
+from nearfar._utils.checks import RECENT
 from nearfar.cli.commands.networks import load_model
 from nearfar.evaluation import Vectors
 
@@ -59,7 +60,8 @@ def test_a_pt2_runs_nothing_unless_it_is_trusted(data, command):
     assert "--trust-model" in said
     assert not mark.exists()
     assert sorted(path.name for path in data.iterdir()) == ["d.npz", "m.pt2"]
-    run(data, command, "m.pt2", *words, TRUST, code=1)  # the example is no example, so it then fails
+    # the example is no example, so it then fails where the example is looked at: PyTorch 2.6 embeds without it
+    run(data, command, "m.pt2", *words, TRUST, code=int(RECENT or command == "export"))
     assert mark.exists()  # the payload is a real one
 
 
