@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -120,6 +121,22 @@ def test_every_package_of_an_extra_has_a_case():
         if extra not in ("dev", "test", "site") and each.name != "nearfar"
     }
     assert wanted - set(CASES) == {"threadpoolctl", "uvicorn", "prometheus_client"}
+
+
+def test_the_page_of_the_installation_names_every_extra():
+    text = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `nearfar\[(\w+)\]` \|", text, flags=re.MULTILINE)
+    assert sorted(named) == sorted(set(PROJECT["optional-dependencies"]) - {"dev", "site", "test"})
+
+
+def test_no_page_installs_from_an_index_what_is_not_on_it():
+    """Another project that took the name there would be installed in its place."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.ipynb")]
+    assert len(pages) > 50
+    install = ROOT / "docs" / "start" / "install.md"  # the one that says what the names of extras mean
+    for page in pages:
+        found = re.findall(r"pip install \W*nearfar\b[^`\n]*", page.read_text(encoding="utf-8"))
+        assert found == (['pip install "nearfar[onnx]"'] if page == install else []), page
 
 
 def test_a_base_install_brings_what_a_first_model_needs():

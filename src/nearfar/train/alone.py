@@ -52,4 +52,4 @@ class Alone:
         return model
 
     def wait_for_everyone(self) -> None:
-        """There is nobody to wait for."""
+        """Return at once: there are no others."""
