@@ -135,3 +135,9 @@ def test_without_the_extra_one_sentence(monkeypatch, tmp_path, name):
 def test_a_bad_example(tmp_path):
     with pytest.raises(ValueError, match="one sample or more"):
         export_onnx(nn.Linear(2, 2), torch.ones(0, 2), tmp_path / "m.onnx")
+
+
+def test_an_older_pytorch_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("nearfar.evaluation.export.RECENT", False)
+    with pytest.raises(ImportError, match=r"^export_onnx needs PyTorch 2\.11 or newer, but this is \d+\.\d+"):
+        export_onnx(nn.Linear(2, 2), torch.ones(1, 2), tmp_path / "m.onnx")

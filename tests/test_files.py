@@ -114,3 +114,10 @@ def test_an_archive_that_grows_is_refused_by_a_limit_that_can_be_raised(tmp_path
         read_arrays("test", path)
     monkeypatch.setenv(LIMIT, "1600128")
     assert len(read_arrays("test", path)["x"]) == 200_000
+
+
+def test_an_array_of_objects_is_refused_and_no_file_is_left(tmp_path):
+    """NumPy would pickle it, and a pickle is never read."""
+    with pytest.raises(ValueError, match=r"cannot hold name, an array of objects; give numbers or text\.$"):
+        write_arrays(tmp_path / "v.npz", {"x": np.ones(2), "name": np.array(["a", None])})
+    assert list(tmp_path.iterdir()) == []

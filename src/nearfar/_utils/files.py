@@ -104,7 +104,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         if np.asarray(array).dtype.hasobject:
             raise ValueError(f"{path} cannot hold {name}, an array of objects; give numbers or text.")
     with sealed(path) as temporary, temporary.open("xb") as stream:
-        np.savez(stream, **arrays)
+        np.savez(stream, **arrays)  # type: ignore[arg-type]  # a name is no option
 
 
 def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:

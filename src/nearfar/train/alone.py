@@ -44,7 +44,7 @@ class Alone:
                     found: Tensor = plain(this, *args, **options)
                 return found.float()
 
-            model.forward = MethodType(forward, model)  # type: ignore[method-assign]
+            model.forward = MethodType(forward, model)
         return model
 
     def unwrap_model(self, model: nn.Module) -> nn.Module:
