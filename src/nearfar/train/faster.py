@@ -21,7 +21,7 @@ def faster(model: Any, how: Literal["kernels", "graphs"]) -> None:
     code is the same object in every run, and a second run in one process compiles nothing.
 
     Args:
-        model: an `Embedder`, before accelerate prepares it.
+        model: an `Embedder`, before it is prepared.
         how: "kernels" compiles. "graphs" also records the kernels and replays them (a CUDA graph), since a small batch
             takes a GPU less time than Python needs to start its kernels; torch cannot record the network of a second
             run in the same process, which therefore gets kernels.
