@@ -78,7 +78,9 @@ def test_more_at_once_than_may_wait():
     assert [status for status, _ in first] == [200] * 4
 
 
-def test_a_search_that_fails_tells_nothing_outside(caplog):
+def test_a_search_that_fails_tells_nothing_outside(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)  # a server that another test ran turns it off
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)
     made = searcher()
     made.index.search = lambda x, k: 1 / 0
     with caplog.at_level(logging.ERROR):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from needs import need
 from runs import config, tiny, weights
 
 from nearfar.train import fit, processes
@@ -24,6 +25,7 @@ def _without_devices(monkeypatch):
 def test_one_process_trains_as_accelerate_does(tmp_path, monkeypatch, precision):
     settings = config(training={"precision": precision, "steps": 8}, **CLIPPED)
     fit(settings, tmp_path / "alone", data=tiny())
+    need("accelerate")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert type(processes.begin(precision)).__name__ == "Accelerator"
     fit(settings, tmp_path / "launched", data=tiny())

@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from needs import need
 from runs import tiny
 
 from nearfar.cli.main import main
 from nearfar.train import fit, load, processes
+
+need("accelerate")
 
 CONFIG = """
 data: {{name: vectors, path: {path}, validation: 0}}

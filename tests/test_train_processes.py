@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from needs import need
 from processes import HERE, start
 from runs import DATA, config, journal, tiny, weights
 
 from nearfar.train import fit
+
+need("accelerate")
 
 SCRIPT = """
 import json, os, sys

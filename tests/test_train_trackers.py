@@ -12,6 +12,8 @@ from runs import config, journal, tiny
 from nearfar.train import fit, parse
 from nearfar.train.trackers import scalars
 
+need("accelerate")
+
 WANDB = """
 said = []
 class config:
