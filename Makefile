@@ -23,6 +23,7 @@ QUIETLY := --quiet --disable-pip-version-check --no-compile
 RARELY := '/(tests?|pip|transformers/models|debugpy)/'
 define INSTALL
 test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install $(QUIETLY) -c $(2) torch
 $(1)/bin/python -m pip install $(QUIETLY) -c $(2) -e "$(3)"
 endef
 define INSTALL_FOR_TESTS
