@@ -75,13 +75,12 @@ class Nursery:
     """A process that has imported `modules`, and forks.
 
     Args:
-        modules: what it imports before any fork; the tests' own folder and the sources are on its path.
+        modules: what it imports before any fork; the tests' own folder is on its path.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
-        paths = [str(HERE), str(HERE.parent / "src")]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY, json.dumps(paths), json.dumps(list(modules))],
+            [sys.executable, "-c", NURSERY, json.dumps([str(HERE)]), json.dumps(list(modules))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
