@@ -60,7 +60,8 @@ def main() -> None:
     mutants = draw(PACKAGES, given.each, given.seed)
     if not given.report:
         preload()
-        tests = find_tests(mutants, end)
+        # with spares: what takes the place of mutants whose code goes away is known already
+        tests = find_tests(mutants, draw(PACKAGES, 2 * given.each, given.seed), end)
         if given.check:
             check(mutants, tests, end)
         elif tests is not None:
@@ -107,7 +108,7 @@ def test_files() -> list[str]:
     return [*(f"tests/{name}.py" for name in names), *INTERPRETED]
 
 
-def find_tests(mutants: Sequence[Mutant], end: float) -> list[Tests] | None:
+def find_tests(mutants: Sequence[Mutant], spare: Sequence[Mutant], end: float) -> list[Tests] | None:
     """Which test reaches which mutant; None where the time did not suffice."""
     found: list[Tests] = []
     with contextlib.ExitStack() as stack:
@@ -122,8 +123,8 @@ def find_tests(mutants: Sequence[Mutant], end: float) -> list[Tests] | None:
                     return None
                 if copy is None:
                     copy = stack.enter_context(copied())
-                    hits = write_probes(copy, mutants)
-                known = _reached(copy, hits, path, mutants)
+                    hits = write_probes(copy, spare)
+                known = _reached(copy, hits, path, spare)
                 known.digest = digest
                 kept.write_text(json.dumps(vars(known), indent=0), encoding="utf-8")
             found.append(known)

@@ -60,8 +60,14 @@ def test_anything_else_is_refused_in_a_sentence(make, text):
     assert str(error.value).endswith(f"but came as {text!r}.")
 
 
-def test_a_multiple_that_is_whole_is_a_whole_number():
-    assert S.TopK("0.1B").at(30).k == 3
+@pytest.mark.parametrize(("text", "rows", "wanted"), [("0.07B", 100, 7), ("0.7B", 728_030, 509_621), ("0.3B", 5, 1.5)])
+def test_a_multiple_is_what_its_decimals_say(text, rows, wanted):
+    """In binary, 0.07 * 100 is a little more than 7: one member more, and no whole number any longer."""
+    assert S.TopK(text).at(rows).k == wanted
+
+
+def test_a_multiple_that_no_decimals_say_keeps_its_fraction():
+    assert S.TopK("B/3").at(10).k == pytest.approx(10 / 3, rel=0, abs=1e-9)
 
 
 @makes

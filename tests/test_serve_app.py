@@ -12,8 +12,10 @@ import torch
 from needs import need
 from PIL import Image
 
-from nearfar.evaluation import Index
+from nearfar.evaluation import Index, Neighbors
 from nearfar.serve import Searcher
+from nearfar.serve.answers import Answer
+from nearfar.serve.guard import LOOPBACK
 
 need("fastapi", "prometheus_client", "uvicorn")
 from nearfar.serve.app import Limits, create_app  # noqa: E402
@@ -21,10 +23,10 @@ from nearfar.serve.app import Limits, create_app  # noqa: E402
 VECTOR = json.dumps({"vector": [1.0, 0.0, 0.0]}).encode()
 
 
-async def ask(app, body=VECTOR, kind=b"application/json", slow=False):
+async def ask(app, body=VECTOR, kind=b"application/json", slow=False, query=b"", host=b"localhost"):
     """POST /search; status and JSON of the answer."""
-    headers = [(b"host", b"localhost"), (b"content-type", kind)]
-    scope = {"type": "http", "method": "POST", "path": "/search", "raw_path": b"/search", "query_string": b"",
+    headers = [(b"host", host), (b"content-type", kind)]
+    scope = {"type": "http", "method": "POST", "path": "/search", "raw_path": b"/search", "query_string": query,
              "headers": headers, "http_version": "1.1", "scheme": "http", "root_path": ""}  # fmt: skip
     sent = []
 
@@ -42,6 +44,12 @@ async def ask(app, body=VECTOR, kind=b"application/json", slow=False):
 
 def searcher(embed=None):
     return Searcher(Index(torch.eye(3)), embed)
+
+
+def png(width, height):
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return file.getvalue()
 
 
 def test_a_body_that_does_not_arrive():
@@ -90,9 +98,7 @@ def test_a_search_that_fails_tells_nothing_outside(caplog, monkeypatch):
 
 
 def test_an_index_without_a_network_takes_no_pictures():
-    picture = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(picture, "PNG")
-    status, found = asyncio.run(ask(create_app(searcher()), body=picture.getvalue(), kind=b"image/png"))
+    status, found = asyncio.run(ask(create_app(searcher()), body=png(4, 4), kind=b"image/png"))
     assert (status, list(found)) == (422, ["error"])
     assert found["error"].startswith("this index holds no network to embed a picture with")
 
@@ -103,3 +109,37 @@ def test_searches_are_counted_for_those_who_want_to_stop():
     assert asyncio.run(ask(app))[0] == 200
     assert asyncio.run(ask(app, body=b"{"))[0] == 422
     assert len(seen) == 2
+
+
+def test_a_picture_has_as_many_pixels_as_are_allowed_and_no_more():
+    app = create_app(searcher(lambda picture: torch.ones(3)), limits=Limits(pixels=16))
+    assert asyncio.run(ask(app, body=png(16, 1), kind=b"image/png"))[0] == 200
+    status, found = asyncio.run(ask(app, body=png(17, 1), kind=b"image/png"))
+    assert (status, found["error"]) == (
+        413, "the picture has 17 x 1 pixels, and 16 pixels are allowed; send a smaller one."
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "status"), [("000000002", 200), ("0000000002", 422), ("9" * 5000, 422)])
+def test_a_count_has_nine_digits_at_most(word, status):
+    """Python itself reads 4,300 digits and refuses more."""
+    found = asyncio.run(ask(create_app(searcher()), query=f"k={word}".encode()))
+    assert found[0] == status
+    assert found[1].get("k", 2) == 2
+
+
+@pytest.mark.parametrize("host", [b"LocalHost", b"LOCALHOST:80", b"[::1]", b"[::1]:80", b"127.0.0.1:80"])
+def test_this_machine_may_be_called_by_each_of_its_names(host):
+    """Names of a host have no case."""
+    assert asyncio.run(ask(create_app(searcher(), hosts=LOOPBACK), host=host))[0] == 200
+
+
+@pytest.mark.parametrize("host", [b"localhost.evil:80", b"evil:80", b"[::2]", b"[::1", b":80", b""])
+def test_this_machine_may_be_called_by_no_other_name(host):
+    assert asyncio.run(ask(create_app(searcher(), hosts=LOOPBACK), host=host))[0] == 421
+
+
+def test_neighbors_that_were_not_found_are_no_answers():
+    """An approximate index gives row -1 for them."""
+    found = Neighbors(torch.tensor([[0.5, -torch.inf], [-torch.inf, -torch.inf]]), torch.tensor([[0, -1], [-1, -1]]))
+    assert searcher().answers(found) == [[Answer(0, "0", 0.5, None)], []]

@@ -180,29 +180,27 @@ def create_app(
     app.add_api_route("/health", service.health, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", service.measured, methods=["GET"], response_model=None)
     app.add_api_route("/", service.front, methods=["GET"], response_model=None)
-    app.add_exception_handler(RefusedError, _refused)
-    app.add_exception_handler(HTTPException, _unknown)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    app.exception_handler(RefusedError)(_refused)
+    app.exception_handler(HTTPException)(_unknown)
+    app.exception_handler(ClientDisconnect)(_gone)
     app.add_middleware(Guard, metrics=service.metrics, hosts=hosts)
     return app
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    status = error.status if isinstance(error, RefusedError) else 400
-    headers = {"Retry-After": "1"} if status == 503 else {}
-    return JSONResponse({"error": str(error)}, status, headers=headers)
+async def _refused(request: Request, error: RefusedError) -> Response:
+    headers = {"Retry-After": "1"} if error.status == 503 else {}
+    return JSONResponse({"error": str(error)}, error.status, headers=headers)
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
+async def _unknown(request: Request, error: HTTPException) -> Response:
     words = {
         404: "there is nothing here; there are POST /search, GET /health, GET /metrics and GET /.",
         405: "this method is not allowed here; there are POST /search, GET /health, GET /metrics and GET /.",
     }
-    return JSONResponse({"error": words.get(status, "the request cannot be answered.")}, status)
+    return JSONResponse({"error": words.get(error.status_code, "the request cannot be answered.")}, error.status_code)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=400)
 
 

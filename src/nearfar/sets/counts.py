@@ -73,7 +73,7 @@ def of_batch(part: Kind, rows: int, *names: str) -> Kind:
 
 
 def _times(count: str, rows: int) -> float:
-    return round((multiple(count) or 0.0) * rows, 9)  # 0.1 · 30 is a little more than 3
+    return round((multiple(count) or 0.0) * rows, 9)  # 0.07 · 100 is a little more than 7
 
 
 def changed(part: Kind, rows: int, **fields: Any) -> Kind:
