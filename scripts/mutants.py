@@ -34,7 +34,7 @@ from mutants_tests import ROOT, Copy, Session, copied, preload, run, write_probe
 
 PACKAGES = ["losses", "sets", "engines", "evaluation", "train", "data", "doctor", "serve"]
 HOME = ROOT / "build" / "mutants"
-INTERPRETED = ["tests/fused_cases.py", "tests/own_parts_fused.py", "tests/fuzz_cases.py"]
+INTERPRETED = ["fused_cases", "own_parts_fused", "fuzz_cases"]
 """Tests that run Triton's interpreter; only mutants of kernels and of what calls them are run against these."""
 ELSEWHERE = """
     architecture bench contributing dist examples faults geometry gpu linear make notebooks outside plot pml
@@ -61,11 +61,13 @@ def main() -> None:
     if not given.report:
         preload()
         # with spares: what takes the place of mutants whose code goes away is known already
-        tests = find_tests(mutants, draw(PACKAGES, 2 * given.each, given.seed), end)
+        spare = draw(PACKAGES, 2 * given.each, given.seed)
+        for whole in (False, True):
+            tests, found = find_tests(mutants, spare, whole, end)
+            if not given.check:
+                decide([m for m in mutants if m.package in given.only], tests, given.seconds, end, found and whole)
         if given.check:
-            check(mutants, tests, end)
-        elif tests is not None:
-            decide([m for m in mutants if m.package in given.only], tests, given.seconds, end)
+            check(tests, end)
     report(mutants)
 
 
@@ -97,30 +99,31 @@ class Tests:
     @property
     def interpreted(self) -> bool:
         """Whether they run Triton's interpreter."""
-        return self.path in INTERPRETED
+        return Path(self.path).stem in INTERPRETED
 
 
-def test_files() -> list[str]:
-    """Test files, those of the packages first."""
+def test_files(mutants: Sequence[Mutant], whole: bool) -> list[str]:
+    """Test files; those named after a package or a module of a mutant come first, or alone."""
     left = tuple(f"test_{word}" for word in ELSEWHERE.split())
     names = sorted(path.stem for path in (ROOT / "tests").glob("test_*.py") if not path.stem.startswith(left))
-    names.sort(key=lambda name: not any(part in name for part in PACKAGES))
-    return [*(f"tests/{name}.py" for name in names), *INTERPRETED]
+    near = {*PACKAGES, *(Path(m.path).stem.strip("_") for m in mutants)}
+    own = [name for name in names if any(part in name for part in near)]
+    rest = [*(name for name in names if name not in own), *INTERPRETED]
+    return [f"tests/{name}.py" for name in (own + rest if whole else own)]
 
 
-def find_tests(mutants: Sequence[Mutant], spare: Sequence[Mutant], end: float) -> list[Tests] | None:
-    """Which test reaches which mutant; None where the time did not suffice."""
+def find_tests(mutants: Sequence[Mutant], spare: Sequence[Mutant], whole: bool, end: float) -> tuple[list[Tests], bool]:
+    """Which test reaches which mutant, and whether the time sufficed."""
     found: list[Tests] = []
     with contextlib.ExitStack() as stack:
         copy: Copy | None = None
-        for path in test_files():
+        for path in test_files(mutants, whole):
             kept = HOME / "tests" / f"{Path(path).stem}.json"
             digest = hashlib.sha256((ROOT / path).read_bytes()).hexdigest()
             known = Tests(**json.loads(kept.read_text(encoding="utf-8"))) if kept.exists() else None
             if known is None or known.digest != digest or not {m.key for m in mutants} <= {*known.probed}:
                 if time.monotonic() > end:
-                    print(f"no time was left to find what {path} reaches")
-                    return None
+                    return found, False
                 if copy is None:
                     copy = stack.enter_context(copied())
                     hits = write_probes(copy, spare)
@@ -128,13 +131,13 @@ def find_tests(mutants: Sequence[Mutant], spare: Sequence[Mutant], end: float) -
                 known.digest = digest
                 kept.write_text(json.dumps(vars(known), indent=0), encoding="utf-8")
             found.append(known)
-    return found
+    return found, True
 
 
 def _reached(copy: Copy, hits: Path, path: str, mutants: Sequence[Mutant]) -> Tests:
     hits.write_text("", encoding="utf-8")
     begun = time.monotonic()
-    session = run(copy, [path], seconds=1800, interpret=path in INTERPRETED)
+    session = run(copy, [path], seconds=1800, interpret=Path(path).stem in INTERPRETED)
     whole = [test for test in session.times if test.startswith(f"{path}::")]
     reached: dict[str, dict[str, None]] = {}
     for line in sorted({*hits.read_text(encoding="utf-8", errors="replace").splitlines()}):
@@ -150,14 +153,15 @@ def _reached(copy: Copy, hits: Path, path: str, mutants: Sequence[Mutant]) -> Te
     return Tests(path, "", [m.key for m in mutants], times, session.failed, {k: [*v] for k, v in reached.items()})
 
 
-def decide(mutants: Sequence[Mutant], tests: Sequence[Tests], seconds: float, end: float) -> None:
-    """Run the mutants that have no verdict yet, the packages in turn."""
+def decide(mutants: Sequence[Mutant], tests: Sequence[Tests], seconds: float, end: float, whole: bool) -> None:
+    """Run the mutants that have no verdict yet, the packages in turn; none survives before all tests are known."""
     known = verdicts()
     turns = sorted(mutants, key=lambda m: [x for x in mutants if x.package == m.package].index(m))
     with copied() as copy:
         for mutant in turns:
             chosen, reached = _chosen(mutant, tests)
-            digest = hashlib.sha256(json.dumps(sorted(map(str, chosen))).encode()).hexdigest()[:12]
+            words = json.dumps([whole, sorted((file.path, file.digest, some) for file, some in chosen)])
+            digest = hashlib.sha256(words.encode()).hexdigest()[:12]
             last = known.get(mutant.key, {})
             if last.get("verdict") in ("killed", "timeout") or (
                 last.get("tests") == digest and (last["verdict"] != "open" or last["seconds"] >= seconds)
@@ -167,8 +171,9 @@ def decide(mutants: Sequence[Mutant], tests: Sequence[Tests], seconds: float, en
                 return
             begun = time.monotonic()
             with copy.change(mutant):
-                verdict, by = _verdict(copy, mutant, chosen, seconds)
-            verdict = "unseen" if verdict == "survived" and not reached else verdict
+                verdict, by = _verdict(copy, mutant, chosen, seconds, 3 if whole else 1)
+            if verdict == "survived" and not (whole and reached):
+                verdict = "unseen" if whole else "open"
             print(f"{mutant.key} {verdict:8} {time.monotonic() - begun:4.0f} s  {mutant.name[:110]}", flush=True)
             line = {"key": mutant.key, "verdict": verdict, "by": by, "tests": digest, "seconds": seconds}
             with (HOME / "verdicts.jsonl").open("a", encoding="utf-8") as file:
@@ -194,12 +199,12 @@ def _chosen(mutant: Mutant, tests: Sequence[Tests]) -> tuple[list[Choice], bool]
     return sorted(found, key=rank), bool(chosen)
 
 
-def _verdict(copy: Copy, mutant: Mutant, chosen: Sequence[Choice], seconds: float) -> tuple[str, str]:
-    """First a few quick tests of a few files, then the rest as far as the bound allows."""
+def _verdict(copy: Copy, mutant: Mutant, chosen: Sequence[Choice], seconds: float, turns: int) -> tuple[str, str]:
+    """First a few quick tests of a few files, then the rest as far as the bound allows, those in the interpreter last."""
     doctests = str(copy.source / "nearfar" / mutant.path)
     done: set[str] = set()
     left = seconds
-    for turn, choices in enumerate((_quick(chosen), chosen, chosen)):
+    for turn, choices in enumerate((_quick(chosen), chosen, chosen)[:turns]):
         interpret = turn == 2
         files, names, expected = [] if turn else [doctests], list[str](), 0.0
         for file, every in choices:
@@ -250,12 +255,12 @@ def verdicts() -> dict[str, dict[str, Any]]:
     return {found["key"]: found for found in map(json.loads, lines)}
 
 
-def check(mutants: Sequence[Mutant], tests: Sequence[Tests] | None, end: float) -> None:
+def check(tests: Sequence[Tests], end: float) -> None:
     """Run the tests that killed mutants without one; the verdicts of those that fail are taken back."""
     killers = {found["by"] for found in verdicts().values() if found["verdict"] == "killed"}
     bad = Session()
     with copied() as copy:
-        for file in tests or ():
+        for file in tests:
             if (some := killers & file.times.keys()) and time.monotonic() < end:
                 bad.failed += run(copy, [file.path], some, seconds=1800, interpret=file.interpreted).failed
     for found in verdicts().values():
