@@ -168,6 +168,16 @@ def test_near_pictures_count_as_look_alikes_and_the_split_widens_the_limit() -> 
     assert keep(base, there, np.array([False, False, True])).tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize(("more", "kept"), [(0, [True, False]), (1, [True, True])])
+def test_near_pictures_differ_by_a_tenth_of_the_larger_at_most(more: int, kept: list[bool]) -> None:
+    pictures = np.full((1, 2, 1024), 100, dtype=np.uint8)
+    pictures[:, :, 1000:] = 0
+    pictures[:, 1, :400] -= 50  # 400 * 50 ** 2 is a tenth of 1000 * 100 ** 2
+    pictures[:, 1, 400] -= more
+    there, test = np.ones((1, 2), dtype=np.bool_), np.zeros(2, dtype=np.bool_)
+    assert module._without_look_alikes(pictures.reshape(1, 2, 32, 32), there, test).tolist() == kept
+
+
 def test_look_alikes_in_a_minority_of_faces_is_kept() -> None:
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (5, 2, 32, 32), dtype=np.uint8)

@@ -266,6 +266,7 @@ def test_a_run_below_its_baseline_is_not_healthy():
     begun = diagnose_journal(entries, config=square, tested=Outcome(0.57, 0.5, 0.68)).findings[0]
     assert begun.flags == (("optimizer.lr", "0.001"),)
     assert severities(entries, tested=Outcome(0.96, 0.93, 0.98)) == {"below its baseline": "note"}
+    assert severities(entries, tested=Outcome(0.973, 0.95, 1.0)) == {}  # as good is not below
     assert severities(entries, tested=Outcome(0.98, 0.95, 1.0)) == {}
     assert severities(entries) == {}
 

@@ -139,6 +139,19 @@ def test_this_machine_may_be_called_by_no_other_name(host):
     assert asyncio.run(ask(create_app(searcher(), hosts=LOOPBACK), host=host))[0] == 421
 
 
+def test_times_are_counted_up_to_1_2_and_5_of_each_decade():
+    pytest.importorskip("prometheus_client")
+    from nearfar.serve.metrics import Metrics
+
+    made = Metrics(3)
+    bounds = [digit * 10.0**power for power in (-3, -2, -1, 0) for digit in (1, 2, 5)]
+    for seconds in bounds:
+        made.searched(1.01 * seconds)
+    lines = made.text().decode().splitlines()
+    counts = [int(float(line.split()[1])) for line in lines if line.startswith("nearfar_search_seconds_bucket")]
+    assert counts == [*range(12), 12]
+
+
 def test_neighbors_that_were_not_found_are_no_answers():
     """An approximate index gives row -1 for them."""
     found = Neighbors(torch.tensor([[0.5, -torch.inf], [-torch.inf, -torch.inf]]), torch.tensor([[0, -1], [-1, -1]]))

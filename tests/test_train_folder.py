@@ -129,6 +129,18 @@ fit(settings, Path(sys.argv[1]), data=tiny(), resume=sys.argv[3] == "resume", ca
 """
 
 
+def test_what_a_killed_process_left_half_written_goes_with_the_run(tmp_path):
+    with RunFolder(tmp_path / "a") as place:
+        place.claim()
+    half = tmp_path / "a" / ".journal.jsonl.0-0123abcd.part"
+    half.write_text("half", encoding="utf-8")
+    other = tmp_path / "a" / ".notes.part"
+    other.write_text("mine", encoding="utf-8")
+    folder.remove(tmp_path / "a")
+    assert not half.exists()
+    assert other.read_text(encoding="utf-8") == "mine"
+
+
 def start(path: Path, settings: dict, how: str = "new") -> forks.Fork | subprocess.Popen[bytes]:
     """A training that waits after its third step, its last checkpoint being of the second."""
     there = path.with_name(f"{path.name} is there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from forks import ran
+from rich.console import Console
 from runs import config, journal, tiny, weights
 
 from nearfar import train
@@ -84,11 +86,14 @@ def test_test_classes_are_touched_once_and_at_the_end(tmp_path, monkeypatch):
         return real(model, samples, *args, **kwargs)
 
     monkeypatch.setattr(loop, "score", spy)
-    fit(config(), tmp_path / "a", data=data)
+    told = Console(file=io.StringIO(), width=200)
+    fit(config(), tmp_path / "a", data=data, console=told)
     assert touched == [False] * 4 + [True]
+    assert ", tested once:" in told.file.getvalue()
     touched.clear()
-    fit(config(training={"protocol": "paper"}), tmp_path / "b", data=data)
+    fit(config(training={"protocol": "paper"}), tmp_path / "b", data=data, console=told)
     assert all(touched)
+    assert ", the best of all evaluations on the test classes, as the papers report it:" in told.file.getvalue()
     assert "test recall@1" in journal(tmp_path / "b")[-1]
 
 

@@ -107,6 +107,10 @@ def concluded(findings: Iterable[Finding], measures: dict[str, Any]) -> Diagnosi
 
 
 def listed(rows: Iterable[int], most: int = 10) -> str:
-    """Format row numbers for a sentence."""
+    """Format row numbers for a sentence.
+
+    >>> listed(range(10)), listed(range(12))
+    ('0, 1, 2, 3, 4, 5, 6, 7, 8, 9', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more')
+    """
     numbers = [str(row) for row in rows]
     return ", ".join(numbers[:most]) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")
