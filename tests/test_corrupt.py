@@ -112,6 +112,8 @@ def test_scores_are_those_of_the_readable_files(photographs):
     assert len(rows) == 24 - CUT
     assert found.evaluation.to_dict() == wanted.to_dict()
     assert found.left_out == tuple(f"bee/{i:02}.png" for i in range(CUT))
+    deep = score(Flat(), alone, PLAIN, ks=(1, len(rows) - 1, len(rows)))
+    assert [*deep.evaluation.recall] == [1, len(rows) - 1]  # as many as there are others to find
     # with eight copies of one picture in the test set, each of them finds another copy
     copies = evaluate(flat(torch.stack([View(test, PLAIN)[i][0] for i in range(24)])), torch.from_numpy(test.labels))
     assert copies.recall[1] > found.evaluation.recall[1]
@@ -122,6 +124,8 @@ def test_a_gallery_loses_its_own(photographs):
     queries = part(data.test, [8, 9, 20, 21])
     found = score(Flat(), queries, PLAIN, gallery=data.test, ks=(1,))
     assert found.evaluation.recall[1] == 1  # each finds itself in the gallery
+    deep = score(Flat(), queries, PLAIN, gallery=data.test, ks=(1, 24 - CUT, 25 - CUT))
+    assert [*deep.evaluation.recall] == [1, 24 - CUT]
     assert len(found.rows) == 4
     assert len(found.left_out) == CUT
     assert found.notice() == (

@@ -288,6 +288,7 @@ BAD = {
     "another input": ([sample()], {"inputs": "webp"}, "'0' in .* has no file .webp"),
     "one key twice": ([sample("a"), sample("b"), sample("a")], {}, "two samples have the key 'a', in .* and in .*"),
     "no samples": ([], {}, "hold no samples"),
+    "no samples with labels": ([], {"labels": "cls"}, "hold no samples"),
     "a way out": ([sample("../../a")], {}, r"'../../a.cls' leads out of the archive .*s.tar"),
     "the root": ([sample("/etc/a")], {}, r"'/etc/a.cls' leads out of the archive .*s.tar"),
     "no words": ([sample()], {"labels": "."}, "labels must be a suffix .* but came as '.'"),

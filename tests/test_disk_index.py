@@ -132,6 +132,12 @@ def test_a_mapped_array_is_read_in_chunks_and_a_moved_folder_still_answers(tmp_p
     assert torch.equal(DiskIndex(tmp_path / "j").search(q, 5).places, DiskIndex(built / "ivfpq").search(q, 5).places)
 
 
+@pytest.mark.parametrize("name", ["cells", "code_bytes", "links", "chunk"])
+def test_a_number_of_nothing_is_no_default(tmp_path, name):
+    with pytest.raises(ValueError, match=f"^build_index: {name} must be a whole number"):
+        build_index(tmp_path / "i", rows(40), kind="ivfpq", **{name: 0})
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_rows(tmp_path, capfd, n, kind):

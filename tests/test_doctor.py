@@ -164,6 +164,15 @@ def test_few_rows_of_which_none_is_right_are_not_healthy():
     assert "class collapse" not in diagnose(x, y)
 
 
+def test_a_row_is_long_beyond_twenty_times_the_median():
+    x = torch.eye(32)[torch.arange(400) % 32]
+    x[5] *= 20
+    assert not [each for each in diagnose(x, LABELS).findings if each.name == "norm explosion"]
+    x[6] *= 21
+    (found,) = [each for each in diagnose(x, LABELS).findings if each.name == "norm explosion"]
+    assert (found.severity, found.rows) == ("warning", (6,))
+
+
 def test_imbalance_is_a_note():
     sizes = torch.cat([torch.zeros(200).long(), 1 + torch.arange(100) // 2])
     x = torch.randn(51, 16, generator=torch.Generator().manual_seed(0))[sizes] + 0.1 * torch.randn(300, 16)

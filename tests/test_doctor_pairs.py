@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,6 +127,16 @@ def test_every_loss_has_a_count(name, tmp_path):
     fit(settings, tmp_path / "run", data=tiny(), console=QUIET)
     (found,) = [line[PAIRS] for line in journal(tmp_path / "run") if PAIRS in line]
     assert found >= 0
+
+
+@pytest.mark.parametrize(("rows", "counted"), [(1024, 2.0), (1025, None)])
+def test_a_batch_is_large_beyond_a_million_triplets(rows, counted):
+    loss = SimpleNamespace(explain=lambda *_, **__: SimpleNamespace(effective_pairs=torch.tensor(2.0 * rows)))
+    training = SimpleNamespace(cross_batch_memory=0)
+    state = SimpleNamespace(loss=loss, ids=lambda rows: rows, config=SimpleNamespace(training=training))
+    labels = torch.arange(rows) // 2  # one positive each
+    moment = SimpleNamespace(labels=labels, state=state, embeddings=torch.zeros(rows, 1), target=labels, indices=labels)
+    assert callback._pairs_per_row(moment) == counted
 
 
 def test_a_large_batch_is_not_counted(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from nearfar import models
 from nearfar.data import transforms
 from nearfar.data.transforms import Moved, Photograph, Plain
 from nearfar.evaluation import Vectors, export_onnx
-from nearfar.evaluation.preprocessing import Pixels, beside_graph, described, from_text
+from nearfar.evaluation.preprocessing import Pixels, beside_graph, described, from_description, from_text
 from nearfar.models import named
 from nearfar.runs.config import to_tree, to_yaml
 from nearfar.train import checkpoint, parse
@@ -190,3 +190,13 @@ def test_a_description_made_by_hand_is_one_sentence(text):
     with pytest.raises(ValueError, match=r"m\.onnx describes its preprocessing") as error:
         from_text("m.onnx", text)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_description_names_4096_channels_at_most():
+    for count in (4096, 4097):
+        told = {**described(Plain()), "mean": [0.5] * count, "std": [1.0]}
+        if count == 4096:
+            assert len(from_description(told).mean) == count
+        else:
+            with pytest.raises(ValueError, match="its preprocessing is none that there is"):
+                from_description(told)

@@ -7,7 +7,9 @@ import io
 import json
 import logging
 import threading
+from types import SimpleNamespace
 
+import pytest
 import torch
 from needs import need
 from PIL import Image
@@ -18,14 +20,15 @@ from nearfar.serve.answers import Answer
 from nearfar.serve.guard import LOOPBACK
 
 need("fastapi", "prometheus_client", "uvicorn")
-from nearfar.serve.app import Limits, create_app  # noqa: E402
+import nearfar.serve.app
+from nearfar.serve.app import Limits, create_app
 
 VECTOR = json.dumps({"vector": [1.0, 0.0, 0.0]}).encode()
 
 
 async def ask(app, body=VECTOR, kind=b"application/json", slow=False, query=b"", host=b"localhost"):
     """POST /search; status and JSON of the answer."""
-    headers = [(b"host", host), (b"content-type", kind)]
+    headers = [(b"host", host), (b"content-type", kind), (b"content-length", str(len(body)).encode())]
     scope = {"type": "http", "method": "POST", "path": "/search", "raw_path": b"/search", "query_string": query,
              "headers": headers, "http_version": "1.1", "scheme": "http", "root_path": ""}  # fmt: skip
     sent = []
@@ -140,7 +143,6 @@ def test_this_machine_may_be_called_by_no_other_name(host):
 
 
 def test_times_are_counted_up_to_1_2_and_5_of_each_decade():
-    pytest.importorskip("prometheus_client")
     from nearfar.serve.metrics import Metrics
 
     made = Metrics(3)
@@ -150,6 +152,20 @@ def test_times_are_counted_up_to_1_2_and_5_of_each_decade():
     lines = made.text().decode().splitlines()
     counts = [int(float(line.split()[1])) for line in lines if line.startswith("nearfar_search_seconds_bucket")]
     assert counts == [*range(12), 12]
+
+
+def test_a_body_has_as_many_bytes_as_are_allowed_and_no_more():
+    for more, status in ((0, 200), (-1, 413)):
+        app = create_app(searcher(), limits=Limits(body=len(VECTOR) + more))
+        assert asyncio.run(ask(app))[0] == status
+
+
+def test_a_search_takes_the_time_from_its_body_to_its_answer(monkeypatch):
+    seen, clock = [], iter([100.0, 100.25])
+    monkeypatch.setattr(nearfar.serve.app, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(nearfar.serve.app.Metrics, "searched", lambda self, seconds: seen.append(seconds))
+    assert asyncio.run(ask(create_app(searcher())))[0] == 200
+    assert seen == [0.25]
 
 
 def test_neighbors_that_were_not_found_are_no_answers():

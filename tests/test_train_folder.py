@@ -129,6 +129,13 @@ fit(settings, Path(sys.argv[1]), data=tiny(), resume=sys.argv[3] == "resume", ca
 """
 
 
+def test_a_file_is_no_folder_of_a_run(tmp_path):
+    (tmp_path / "a").write_text("mine", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="a is a file; choose another folder with --run"):
+        RunFolder(tmp_path / "a").claim()
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "mine"
+
+
 def test_what_a_killed_process_left_half_written_goes_with_the_run(tmp_path):
     with RunFolder(tmp_path / "a") as place:
         place.claim()

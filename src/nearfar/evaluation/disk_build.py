@@ -147,13 +147,14 @@ def _planned(
     rows, width = map(int, x.shape)
     if kind == "ivfpq" and rows < 2:
         raise ValueError("build_index: kind='ivfpq' needs two rows or more to learn codes; choose kind='exact'.")
+    for name, value in (("cells", cells), ("code_bytes", code_bytes), ("links", links), ("chunk", chunk)):
+        if value is not None:
+            check_whole("build_index", name, value)
     code_bytes = code_bytes or default_code_bytes(width)
     if width % code_bytes:
         raise ValueError(f"build_index: code_bytes must divide the width {width}, but came as {code_bytes}.")
     if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 0:
         raise ValueError(f"build_index: rerank must be a whole number from 0 on, but came as {rerank!r}.")
-    for name, value in (("cells", cells or 1), ("links", links), ("chunk", chunk or 1)):
-        check_whole("build_index", name, value)
     if kind != "exact":
         faiss('choose kind="exact"')
     # faiss wants 39 rows a cell to place its centers well
