@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +21,8 @@ from nearfar.serve.answers import Answer
 from nearfar.serve.guard import LOOPBACK
 
 need("fastapi", "prometheus_client", "uvicorn")
-import nearfar.serve.app
-from nearfar.serve.app import Limits, create_app
+import nearfar.serve.app  # noqa: E402
+from nearfar.serve.app import Limits, create_app  # noqa: E402
 
 VECTOR = json.dumps({"vector": [1.0, 0.0, 0.0]}).encode()
 
@@ -77,7 +78,7 @@ def test_more_at_once_than_may_wait():
     async def many():
         first = [asyncio.create_task(ask(app)) for _ in range(4)]
         for _ in range(2):
-            await asyncio.to_thread(begun.acquire)
+            assert await asyncio.to_thread(begun.acquire, timeout=30)
         while not all(task.get_coro().cr_await is not None for task in first):
             await asyncio.sleep(0)
         last = await ask(app)
@@ -87,6 +88,14 @@ def test_more_at_once_than_may_wait():
     last, first = asyncio.run(many())
     assert last == (503, {"error": "too many searches are waiting; ask again in a moment."})
     assert [status for status, _ in first] == [200] * 4
+
+
+def test_the_guide_names_the_limits():
+    guide, usual = (Path(__file__).parents[1] / "docs/guides/serve.md").read_text(encoding="utf-8"), Limits()
+    assert f"a body that takes longer than {usual.seconds:g} seconds" in guide
+    assert f"`--max-bytes` ({usual.body:,}), or a picture of more than `--max-pixels` ({usual.pixels:,})" in guide
+    assert f"more than {usual.waiting} searches are waiting" in guide
+    assert f"`--workers` searches run at once, {usual.workers} if" in guide
 
 
 def test_a_search_that_fails_tells_nothing_outside(caplog, monkeypatch):

@@ -143,9 +143,15 @@ def test_what_a_killed_process_left_half_written_goes_with_the_run(tmp_path):
     half.write_text("half", encoding="utf-8")
     other = tmp_path / "a" / ".notes.part"
     other.write_text("mine", encoding="utf-8")
+    shards, torn = (tmp_path / "a" / "checkpoints" / name for name in ("shards-4", "shards-6"))
+    for path in (shards / ".metadata", shards / "__0_0.distcp", torn / "__0_0.distcp", torn / "notes.txt"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
     folder.remove(tmp_path / "a")
     assert not half.exists()
     assert other.read_text(encoding="utf-8") == "mine"
+    assert not shards.exists()
+    assert [path.name for path in torn.iterdir()] == ["notes.txt"]
 
 
 def start(path: Path, settings: dict, how: str = "new") -> forks.Fork | subprocess.Popen[bytes]:

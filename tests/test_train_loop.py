@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from dataclasses import replace
@@ -16,6 +17,7 @@ from runs import config, journal, tiny, weights
 
 from nearfar import train
 from nearfar.data import Tensors
+from nearfar.evaluation import Vectors, evaluate
 from nearfar.train import NotFiniteError, fit, loop, open_run
 
 PROFS = {
@@ -49,6 +51,12 @@ def test_a_run_folder_holds_what_the_commands_read(run):
     assert names == wanted | {"checkpoints/last.pt", "checkpoints/best.pt"}
     assert run.finished
     assert run.step == 20
+
+
+def test_the_scores_of_a_run_are_those_of_its_vectors(run):
+    found, written = Vectors.load(run.folder), json.loads((run.folder / "scores.json").read_text(encoding="utf-8"))
+    wanted = json.loads(json.dumps(evaluate(found.x, found.y, ks=(1, 2)).to_dict()))
+    assert {key: written[key] for key in wanted} == wanted
 
 
 def test_the_journal_has_every_step_and_every_look(run):

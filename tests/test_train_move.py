@@ -1,12 +1,15 @@
-"""`data.move`: how far a run moves drawings in training."""
+"""How a run opens its network: `data.move` in the transform of training, published weights where it is fresh."""
 
 from __future__ import annotations
 
 import pytest
 from runs import config, letters
 
+from nearfar import models
 from nearfar.data.transforms import Moved, Plain
 from nearfar.train.suited import Input, open_model
+
+PLAIN = {"pretrained": False}
 
 
 def test_it_reaches_the_training_transform_alone():
@@ -15,6 +18,15 @@ def test_it_reaches_the_training_transform_alone():
     usual = Moved()
     assert augmented == Moved(2.5 * usual.shift, 2.5 * usual.scale, 0.0, 2.5 * usual.slant)
     assert plain == Plain()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_published_weights_are_read_by_a_fresh_run_alone(monkeypatch, fresh):
+    asked, build = [], models.build
+    monkeypatch.setattr(models, "build", lambda name, **more: asked.append(more) or build(name, **more | PLAIN))
+    wanted = config(model={"name": "small", "pretrained": True})
+    open_model(wanted, Input.of(wanted, letters()), fresh=fresh)
+    assert [more["pretrained"] for more in asked] == [fresh]
 
 
 def test_it_is_not_negative():
