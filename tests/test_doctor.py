@@ -164,6 +164,12 @@ def test_few_rows_of_which_none_is_right_are_not_healthy():
     assert "class collapse" not in diagnose(x, y)
 
 
+def test_two_rows_find_each_other():
+    found = diagnose(torch.eye(2), torch.zeros(2).long())
+    assert found.healthy
+    assert found.measures["recall@1"] == found.measures["chance"] == 1
+
+
 def test_a_row_is_long_beyond_twenty_times_the_median():
     x = torch.eye(32)[torch.arange(400) % 32]
     x[5] *= 20
