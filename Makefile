@@ -32,7 +32,7 @@ $(1)/bin/python -m pip install $(QUIETLY) -c $(2) --no-deps timm torchvision
 $(1)/bin/python -m compileall -qq -j 0 -x $(RARELY) $(1)/lib || true
 endef
 
-.PHONY: demo test gpu check lint browser bench fuzz faults docs site portable lowest dist clean
+.PHONY: demo test gpu check lint browser bench fuzz mutants faults docs site portable lowest dist clean
 
 # What the demo needs alone; the first target that tests installs the rest into the same environment.
 demo: $(BASE)
@@ -91,6 +91,11 @@ KERNELS ?= 2000
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz_run.py --first $(FIRST) --count $(COUNT)
 	TRITON_INTERPRET=1 $(BIN)/python tests/fuzz_run.py --kernels --first $(FIRST) --count $(KERNELS)
+
+MINUTES ?= 60
+# Whether the tests notice 240 small changes of the sources, drawn with a fixed seed; it goes on where the last call ended.
+mutants: $(READY)
+	OMP_NUM_THREADS=1 nice $(BIN)/python scripts/mutants.py --minutes $(MINUTES)
 
 faults: $(READY)  # kills, races, full disks, damaged files; SEED=7 repeats a run
 	$(BIN)/python tests/faults.py $(if $(SEED),--seed $(SEED))
