@@ -87,6 +87,7 @@ def test_an_explanation():
     at = words.index("share of the gradient", words.index("anchor"))
     sign = "positive" if Y[i] == Y[j] else "negative"
     assert words[at + 1 : at + 5] == [str(i), str(j), sign, f"{found.scores[i, j]:.3f}"]
+    assert len(words[at + 1 :]) == 5 * int((found.pull != 0).sum())  # a line for each that is moved, of five words
 
 
 @pytest.mark.filterwarnings("ignore::nearfar.DegenerateBatchWarning")

@@ -99,6 +99,11 @@ def test_rows_that_are_all_equal_give_finite_numbers(kind):
     assert value > L.Contrastive()(rows, torch.arange(6) // 2)
 
 
+def test_rows_that_are_all_equal_have_a_spread_of_a_millionth():
+    found = SpreadFloor(L.Contrastive(), floor=0.3, weight=2.0).barrier(torch.ones(6, 4, dtype=torch.float64))
+    torch.testing.assert_close(float(found), 2 * math.log(0.3 / 1e-6), atol=1e-8, rtol=0)
+
+
 def test_a_linear_map_stays_open_under_hard_mining():
     """Labels that say nothing: the hardest triplets are mended best by one heap, and the floor forbids it."""
     rng = torch.Generator().manual_seed(0)
