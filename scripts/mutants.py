@@ -288,10 +288,9 @@ def report(mutants: Sequence[Mutant]) -> None:
             print(f"\n{mutant.key} {found['verdict']}{why} ({found['by']}), line {mutant.line}\n    {mutant.name}")
     decided = [m.key for m in mutants if known.get(m.key, {}).get("verdict", "open") != "open"]
     noticed = sum(known[key]["verdict"] in ("killed", "timeout") for key in decided)
-    changing = len([key for key in decided if key not in same or known[key]["verdict"] == "killed"])
-    if decided:
-        print(f"\n{len(decided)} of {len(mutants)} are decided; noticed: {noticed} = {noticed / len(decided):.1%}, "
-              f"of those that change behavior {noticed / max(changing, 1):.1%}")  # fmt: skip
+    changing = len([m for m in mutants if m.key not in same or known.get(m.key, {}).get("verdict") == "killed"])
+    print(f"\n{len(decided)} of {len(mutants)} are decided; noticed: {noticed} = {noticed / len(mutants):.1%} of all, "
+          f"{noticed / max(changing, 1):.1%} of those that change behavior")  # fmt: skip
 
 
 if __name__ == "__main__":
