@@ -1,25 +1,23 @@
-"""A drop-in replacement for pytorch-metric-learning (PML): change the import, and nothing else.
+"""pytorch-metric-learning (PML) with faster losses and miners: change the import, and nothing else.
 
     from nearfar.pml import distances, losses, miners, reducers, regularizers, samplers, testers, trainers, utils
 
-Class names, argument names, their order and their defaults are those of PML 2.9, and so are values and gradients,
-except where PML is wrong: docs/start/from-pml.md lists each difference. Every loss holds its native recipe
-as `loss.robust`. What is not made here is PML's own object, where PML is installed.
+Losses and miners that nearfar computes faster are subclasses of PML's; everything else is PML's own. Where the result
+would not be PML's (a subclass, an unknown distance or reducer, collected statistics, an overridden method), PML
+computes it. docs/start/from-pml.md lists the classes.
 """
 
-from nearfar.pml import (
-    datasets,
-    distances,
-    losses,
-    miners,
-    reducers,
-    regularizers,
-    samplers,
-    testers,
-    trainers,
-    utils,
-    wrappers,
-)
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from nearfar._utils.extras import need
+
+__version__: str = need("pytorch_metric_learning", "nearfar.pml", "pml").__version__
+
+from nearfar.pml._modules import HERE, Finder
 
 __all__ = [
     "datasets",
@@ -32,5 +30,17 @@ __all__ = [
     "testers",
     "trainers",
     "utils",
-    "wrappers",
 ]
+
+sys.meta_path.append(Finder())
+
+
+def __getattr__(name: str) -> Any:
+    """Import a module on first access, as `from nearfar.pml import losses` does."""
+    if name in __all__:
+        return import_module(f"{HERE}.{name}")
+    raise AttributeError(f"module {HERE!r} has no attribute {name!r}; there are {', '.join(__all__)}.")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,61 +1,29 @@
-"""PML's losses by their names; each is a recipe of `RobustLoss`, held as `loss.robust`."""
+"""PML's losses; those named here are computed by ours where the result is the same."""
 
-from nearfar.pml._theirs import theirs
-from nearfar.pml.losses.centers import SoftTripleLoss, SubCenterArcFaceLoss
-from nearfar.pml.losses.classes import ArcFaceLoss, ProxyAnchorLoss, ProxyNCALoss
-from nearfar.pml.losses.classification import (
-    CosFaceLoss,
-    LargeMarginSoftmaxLoss,
-    NormalizedSoftmaxLoss,
-    SphereFaceLoss,
-)
-from nearfar.pml.losses.margin import MarginLoss
-from nearfar.pml.losses.memory import CrossBatchMemory
-from nearfar.pml.losses.neighbors import GenericPairLoss, IntraPairVarianceLoss, NCALoss, TupletMarginLoss
-from nearfar.pml.losses.pairs import (
+from nearfar.pml._modules import delegate
+from nearfar.pml.losses._pairs import (
+    CircleLoss,
     ContrastiveLoss,
     GeneralizedLiftedStructureLoss,
     LiftedStructureLoss,
     MultiSimilarityLoss,
+    NTXentLoss,
+    SupConLoss,
+    TupletMarginLoss,
 )
-from nearfar.pml.losses.ranking import FastAPLoss, RankedListLoss, SmoothAPLoss
-from nearfar.pml.losses.softmax import CircleLoss, NPairsLoss, NTXentLoss, SupConLoss
-from nearfar.pml.losses.triplets import AngularLoss, TripletMarginLoss
-from nearfar.pml.losses.views import BaseLossWrapper, MultipleLosses, SelfSupervisedLoss, VICRegLoss
+from nearfar.pml.losses._triplets import MarginLoss, TripletMarginLoss
 
 __all__ = [
-    "AngularLoss",
-    "ArcFaceLoss",
-    "BaseLossWrapper",
     "CircleLoss",
     "ContrastiveLoss",
-    "CosFaceLoss",
-    "CrossBatchMemory",
-    "FastAPLoss",
     "GeneralizedLiftedStructureLoss",
-    "GenericPairLoss",
-    "IntraPairVarianceLoss",
-    "LargeMarginSoftmaxLoss",
     "LiftedStructureLoss",
     "MarginLoss",
     "MultiSimilarityLoss",
-    "MultipleLosses",
-    "NCALoss",
-    "NPairsLoss",
     "NTXentLoss",
-    "NormalizedSoftmaxLoss",
-    "ProxyAnchorLoss",
-    "ProxyNCALoss",
-    "RankedListLoss",
-    "SelfSupervisedLoss",
-    "SmoothAPLoss",
-    "SoftTripleLoss",
-    "SphereFaceLoss",
-    "SubCenterArcFaceLoss",
     "SupConLoss",
     "TripletMarginLoss",
     "TupletMarginLoss",
-    "VICRegLoss",
 ]
 
-__getattr__, __dir__ = theirs(__name__)
+__getattr__, __dir__ = delegate(__name__)

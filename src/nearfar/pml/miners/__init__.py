@@ -1,32 +1,13 @@
-"""PML's miners: they choose pairs or triplets of a batch, as index tuples.
+"""PML's miners; those named here are computed by ours where the result is the same."""
 
-A miner that returns pairs gives (anchor, positive, anchor, negative), one that returns triplets (anchor, positive,
-negative). Where nearfar has a miner of the same rule, that one is used and its mask is converted to a list.
-"""
-
-from nearfar.pml._theirs import theirs
-from nearfar.pml.miners.base import BaseMiner
-from nearfar.pml.miners.easy_hard import BatchEasyHardMiner, BatchHardMiner
-from nearfar.pml.miners.pairs import HDCMiner, MultiSimilarityMiner, PairMarginMiner, UniformHistogramMiner
-from nearfar.pml.miners.triplets import (
-    AngularMiner,
-    DistanceWeightedMiner,
-    EmbeddingsAlreadyPackagedAsTriplets,
+from nearfar.pml._modules import delegate
+from nearfar.pml.miners._native import (
+    BatchHardMiner,
+    MultiSimilarityMiner,
+    PairMarginMiner,
     TripletMarginMiner,
 )
 
-__all__ = [
-    "AngularMiner",
-    "BaseMiner",
-    "BatchEasyHardMiner",
-    "BatchHardMiner",
-    "DistanceWeightedMiner",
-    "EmbeddingsAlreadyPackagedAsTriplets",
-    "HDCMiner",
-    "MultiSimilarityMiner",
-    "PairMarginMiner",
-    "TripletMarginMiner",
-    "UniformHistogramMiner",
-]
+__all__ = ["BatchHardMiner", "MultiSimilarityMiner", "PairMarginMiner", "TripletMarginMiner"]
 
-__getattr__, __dir__ = theirs(__name__)
+__getattr__, __dir__ = delegate(__name__)

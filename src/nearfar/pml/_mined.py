@@ -1,0 +1,37 @@
+"""`Mined`: the index tuple of one of our miners, which remembers the masks that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+__all__ = ["Mined"]
+
+
+class Mined(tuple[Tensor, ...]):
+    """An index tuple as PML's miners give it, with masks of the chosen pairs for a loss that follows.
+
+    Args:
+        indices: (anchor, positive, anchor, negative), or (anchor, positive, negative).
+        positive: [n, m] mask of the positive pairs, if pairs were chosen; no pair is listed twice.
+        negative: [n, m] mask of the negative pairs.
+    """
+
+    def __new__(
+        cls, indices: Iterable[Tensor], positive: Tensor | None = None, negative: Tensor | None = None
+    ) -> Mined:
+        """Make a tuple of the indices."""
+        made = super().__new__(cls, indices)
+        made._masks = None if positive is None or negative is None else (positive, negative)
+        made._versions = [each._version for each in made]
+        return made
+
+    _masks: tuple[Tensor, Tensor] | None
+    _versions: list[int]
+
+    def masks(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
+        """The masks for a batch of this shape; None where there are none, or where an index was changed since."""
+        if self._masks is None or self._masks[0].shape != shape:
+            return None
+        return self._masks if [each._version for each in self] == self._versions else None

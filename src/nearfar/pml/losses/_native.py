@@ -1,0 +1,201 @@
+"""`Native`: a loss of PML's that our loss computes where the result is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from nearfar.engines import dense_value
+from nearfar.engines.dense import kept
+from nearfar._utils.tensors import check_embeddings
+from nearfar.losses.explanation import Explanation
+from nearfar.losses.robust import Call, RobustLoss
+from nearfar.miners import ScoredPairs
+from nearfar.pml._mined import Mined
+from nearfar.pml._native import SCALARS, Indices, Setup, is_plain, masks, setup, suit
+from nearfar.relations.index_tuples import as_pairs, check_apart, indexed
+
+__all__ = ["Native"]
+
+SMALL = 2**16
+"""Pairs up to which a batch on a CPU is computed by the dense engine with as few checks as possible."""
+
+
+class Native:
+    """Goes before one of PML's losses; `recipe` makes our loss from its settings.
+
+        class NTXentLoss(Native, losses.NTXentLoss):
+            settings = ("temperature",)
+
+            def recipe(self, known: Setup) -> RobustLoss:
+                return NTXent(temperature=self.temperature, reduction=known.reduction, similarity=known.similarity)
+
+    Our loss is kept while the settings, the distance and the reducer stay the same.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Attributes that `recipe` reads."""
+    least: ClassVar[tuple[int, int]] = (0, 0)
+    """Rows on a CPU below which PML is faster, without and with an index tuple."""
+    tuples: ClassVar[bool] = True
+    """Whether our loss reads an index tuple as PML's does."""
+    references: ClassVar[bool] = True
+    """Whether our loss reads reference rows as PML's does."""
+    once: ClassVar[bool] = False
+    """Whether a pair that an index tuple lists twice counts once: PML computes the loss from masks."""
+
+    # of PML's class
+    distance: Any
+    reducer: Any
+    embedding_regularizer: Any
+    embedding_reg_weight: Any
+
+    def recipe(self, known: Setup) -> RobustLoss | None:
+        """Our loss under the present settings; None where there is none."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: Indices | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The loss; arguments as in PML.
+
+        `ids` and `ref_ids` say which rows of batch and reference are the same sample and form no pair; only our losses
+        read them.
+        """
+        value = self._compute(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
+        if value is None:
+            if ids is not None or ref_ids is not None:
+                raise ValueError(f"{type(self).__name__}: PML computes this call, which takes no ids; leave them out.")
+            value = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
+        elif self.embedding_regularizer is not None:
+            value = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
+        return value  # type: ignore[return-value]
+
+    @property
+    def robust(self) -> RobustLoss:
+        """Our loss with the present settings; `loss.robust.explain(...)` shows the weights behind a value."""
+        found = self._kept()
+        if found is None:
+            raise AttributeError(
+                f"{type(self).__name__}: PML computes this loss with these settings; ours has none of them to explain."
+            )
+        return found
+
+    def explain(self, embeddings: Tensor, labels: Tensor | None = None, *args: Any, **kwargs: Any) -> Explanation:
+        """The value, and the pair weights behind it, as `RobustLoss.explain` gives them."""
+        return self.robust.explain(embeddings, labels, *args, **kwargs)
+
+    @property
+    def owner(self) -> str:
+        """The name in messages."""
+        return type(self).__name__
+
+    def of_all_ranks(self, call: Call) -> Tensor:
+        """The loss of a call that `nf.Distributed` has gathered from all processes."""
+        return self.robust._value(replace(call, owner=self.owner))
+
+    def _compute(
+        self, embeddings: Any, labels: Any, indices: Any, ref_emb: Any, ref_labels: Any, *ids: Tensor | None
+    ) -> Tensor | None:
+        """The value by our loss; None where PML is to compute it."""
+        if (ref_emb is not None and not self.references) or (indices is not None and not self.tuples):
+            return None
+        if len(embeddings) < self.least[indices is not None] and not embeddings.is_cuda:
+            return None
+        if not suit(embeddings, labels, ref_emb, ref_labels):
+            return None
+        # PML's result is 0 where there is one pair of each sign at most
+        columns = len(embeddings if ref_emb is None else ref_emb)
+        if len(embeddings) * columns <= 4 or (indices is not None and all(len(each) <= 1 for each in indices)):
+            return None
+        loss = self._kept()
+        if loss is None:
+            return None
+        try:
+            return self._value(loss, Call(loss.owner, embeddings, labels, indices, ref_emb, ref_labels, *ids))
+        except ValueError:  # broken rows or indices: PML has its own answer
+            return None
+
+    def _kept(self) -> RobustLoss | None:
+        """Our loss under the present settings, made anew where one of them has changed."""
+        if not type(self).__module__.startswith("nearfar.pml.") or not is_plain(self):  # type: ignore[arg-type]
+            return None
+        found = setup(self.distance, self.reducer, self._sub_loss_names())  # type: ignore[attr-defined]
+        if found is None:
+            return None
+        known, key = found
+        values = tuple(getattr(self, name) for name in self.settings)
+        if not all(isinstance(value, SCALARS) for value in values):
+            return None
+        kept: tuple[Any, RobustLoss | None] | None = self.__dict__.get("_kept_loss")
+        if kept is None or kept[0] != (key, values):
+            # in a tuple: as a module it would enter the state dict
+            kept = ((key, values), self._make(known))
+            self.__dict__["_kept_loss"] = kept
+        return kept[1]
+
+    def _make(self, known: Setup) -> RobustLoss | None:
+        try:
+            loss = self.recipe(known)
+        except (TypeError, ValueError):  # a setting that ours refuses, and PML may not
+            return None
+        if loss is not None:
+            loss.owner, loss._warned = type(self).__name__, True  # as PML, silent where there is nothing to learn from
+            loss.listed_once = loss.listed_apart = self.once
+        return loss
+
+    def _value(self, loss: RobustLoss, call: Call) -> Tensor:
+        if call.embeddings.device.type != "cpu" or call.shape[0] * call.shape[1] > SMALL:
+            return loss._judged(call)
+        product, scores = loss.product, self._scores(call)
+        if call.indices is not None and product.groups.scope == "sign":
+            a, p, b, n = as_pairs(call.indices)
+            near, far = product.positive(scores[a, p], +1), product.negative(scores[b, n], -1)
+            return (product.over_positive.value(near[None]) + product.over_negative.value(far[None]))[0]
+        return dense_value(product, kept(product, self._pairs(loss, call, scores)))
+
+    def _scores(self, call: Call) -> Tensor:
+        """The scores [n, m] by PML's distance."""
+        check_embeddings("", "embeddings", call.embeddings)
+        with torch.autocast(device_type="cpu", enabled=False):
+            wide = torch.promote_types(call.embeddings.dtype, torch.float32)
+            others = None if call.ref_emb is None else call.ref_emb.to(wide)
+            numbers: Tensor = self.distance(call.embeddings.to(wide), others)
+        return numbers if self.distance.is_inverted else -numbers
+
+    def _pairs(self, loss: RobustLoss, call: Call, scores: Tensor) -> ScoredPairs:
+        """The pairs of a small batch that count."""
+        relation = call.relation()
+        every = torch.ones(len(scores), dtype=torch.bool)  # two rows are always a pair, of one sign or the other
+        listed = None
+        if call.indices is not None and len(call.indices) == 3 and loss.groups.takes_triplets:
+            listed = (call.indices[0], call.indices[1], call.indices[2])
+            measures = every, every  # not read
+        else:
+            measures = self._measures(loss, call, scores)
+        rows = call.embeddings, call.reference
+        return ScoredPairs(scores, *measures, every, every, relation, loss.similarity, *rows, listed, mined=True)
+
+    def _measures(self, loss: RobustLoss, call: Call, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Which pairs count, [n, m]: masks, or how often the index tuple lists each."""
+        if call.indices is None:
+            return masks(call.labels, call.ref_labels)
+        mined = call.indices.masks(call.shape) if isinstance(call.indices, Mined) else None
+        if mined is not None:
+            return mined
+        positive, negative = indexed(call.indices, call.shape, once=self.once)
+        if self.once:
+            check_apart(loss.owner, positive, negative)
+            return positive, negative
+        return positive.to(like.dtype), negative.to(like.dtype)

@@ -1,0 +1,149 @@
+"""Losses of pairs, as recipes of ours."""
+
+from __future__ import annotations
+
+from pytorch_metric_learning import losses, reducers
+
+from nearfar.links import HingeLink, LiftedLink
+from nearfar.losses import Circle, MultiSimilarity, NTXent, SupCon, TupletMargin
+from nearfar.losses.robust import RobustLoss
+from nearfar.pairs import AngularMargin, Linear, Squared
+from nearfar.pml._native import Setup
+from nearfar.pml.losses._native import Native
+from nearfar.sets import KL
+
+__all__ = [
+    "CircleLoss",
+    "ContrastiveLoss",
+    "GeneralizedLiftedStructureLoss",
+    "LiftedStructureLoss",
+    "MultiSimilarityLoss",
+    "NTXentLoss",
+    "SupConLoss",
+    "TupletMarginLoss",
+]
+
+SAFE = 70.0
+"""Difference of exponents up to which no quotient of exponentials underflows in float32, with any number of pairs."""
+
+
+class ContrastiveLoss(Native, losses.ContrastiveLoss):
+    """PML's ContrastiveLoss."""
+
+    settings = ("pos_margin", "neg_margin")
+    least = (128, 128)
+
+    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+        near, far = (-known.score(float(margin)) for margin in (self.pos_margin, self.neg_margin))
+        return RobustLoss(
+            pair=Squared(near, far, power=1), over=known.over, groups="sign", similarity=known.similarity
+        )
+
+
+class MultiSimilarityLoss(Native, losses.MultiSimilarityLoss):
+    """PML's MultiSimilarityLoss."""
+
+    settings = ("alpha", "beta", "base")
+    least = (128, 96)
+    once = True
+
+    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+        return MultiSimilarity(
+            alpha=self.alpha,
+            beta=self.beta,
+            threshold=known.score(float(self.base)),
+            miner=None,
+            reduction=known.reduction,
+            similarity=known.similarity,
+        )
+
+
+class GeneralizedLiftedStructureLoss(Native, losses.GeneralizedLiftedStructureLoss):
+    """PML's GeneralizedLiftedStructureLoss."""
+
+    settings = ("neg_margin", "pos_margin")
+    least = (128, 128)
+    once = True
+
+    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+        return RobustLoss(
+            pair=_shifted(known, self.pos_margin, self.neg_margin),
+            over=KL(1.0, normalized=False),
+            groups="anchor_sign",
+            link=HingeLink(both=False),
+            reduction=known.reduction,
+            similarity=known.similarity,
+        )
+
+
+class LiftedStructureLoss(Native, losses.LiftedStructureLoss):
+    """PML's LiftedStructureLoss."""
+
+    settings = ("neg_margin", "pos_margin")
+    tuples = references = False
+
+    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+        return RobustLoss(
+            pair=_shifted(known, self.pos_margin, self.neg_margin),
+            over=KL(1.0, normalized=False),
+            groups="anchor_sign",
+            link=LiftedLink(),
+            reduction=known.reduction,
+            similarity=known.similarity,
+        )
+
+
+class NTXentLoss(Native, losses.NTXentLoss):
+    """PML's NTXentLoss."""
+
+    settings = ("temperature",)
+    least = (0, 48)
+
+    def recipe(self, known: Setup) -> RobustLoss | None:  # noqa: D102
+        # PML takes the logarithm of a quotient, which is exact only where unit rows and the temperature bound it
+        unit, widest = known.similarity.normalize, 4 if known.similarity.form == "squared" else 2
+        if not unit or widest > SAFE * self.temperature or known.reducer is reducers.AvgNonZeroReducer:
+            return None
+        return NTXent(temperature=self.temperature, reduction=known.reduction, similarity=known.similarity)
+
+
+class SupConLoss(Native, losses.SupConLoss):
+    """PML's SupConLoss."""
+
+    settings = ("temperature",)
+    least = (128, 0)
+    tuples = references = False  # ours leaves out anchors without a negative pair
+
+    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+        return SupCon(temperature=self.temperature, reduction=known.reduction, similarity=known.similarity)
+
+
+class CircleLoss(Native, losses.CircleLoss):
+    """PML's CircleLoss."""
+
+    settings = ("m", "gamma", "op", "on", "delta_p", "delta_n")
+    least = (48, 64)
+    once = True
+
+    def recipe(self, known: Setup) -> RobustLoss | None:  # noqa: D102
+        # PML computes with these numbers, which it derives from the margin once
+        m = -self.on
+        if (self.op, self.delta_p, self.delta_n) != (1 + m, 1 - m, m):
+            return None
+        return Circle(margin=m, scale=self.gamma, reduction=known.reduction, similarity=known.similarity)
+
+
+class TupletMarginLoss(Native, losses.TupletMarginLoss):
+    """PML's TupletMarginLoss."""
+
+    settings = ("margin", "scale")
+
+    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+        return TupletMargin(
+            pair=AngularMargin(-self.margin, self.scale), reduction=known.reduction, similarity=known.similarity
+        )
+
+
+def _shifted(known: Setup, pos_margin: float, neg_margin: float) -> tuple[Linear, Linear]:
+    """The terms d - m₊ of positive pairs and m₋ - d of negative ones."""
+    return Linear(known.score(float(pos_margin))), Linear(known.score(float(neg_margin)))

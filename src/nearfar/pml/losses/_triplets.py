@@ -1,0 +1,88 @@
+"""Losses of triplets, as recipes of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning import losses, reducers
+from torch import Tensor
+
+from nearfar.groups.triplets import Rule, Triplets, difference, nearest_difference
+from nearfar.losses.robust import RobustLoss
+from nearfar.miners import Miner, ScoredPairs
+from nearfar.pairs import Hinge, PairLoss
+from nearfar.pml._native import Setup
+from nearfar.pml.losses._native import Native
+
+__all__ = ["MarginLoss", "TripletMarginLoss"]
+
+
+class TripletMarginLoss(Native, losses.TripletMarginLoss):
+    """PML's TripletMarginLoss."""
+
+    settings = ("margin", "swap", "smooth_loss", "triplets_per_anchor")
+    least = (64, 96)
+
+    @property
+    def references(self) -> bool:  # type: ignore[override]
+        """PML looks the distance of positive and negative up among batch and reference, not within the reference."""
+        return not self.swap
+
+    def recipe(self, known: Setup) -> RobustLoss | None:  # noqa: D102
+        if self.triplets_per_anchor != "all":
+            return None
+        compare = nearest_difference if self.swap else difference
+        return RobustLoss(
+            pair=Hinge(self.margin, 0.0, smooth=1.0 if self.smooth_loss else 0.0),
+            over=known.over,
+            groups=Triplets(Rule(compare, wants_reference=bool(self.swap))),
+            similarity=known.similarity,
+        )
+
+
+class Boundary(PairLoss):
+    """A hinge l = [m + sign·(λ - s)]₊ around the boundary λ of a `MarginLoss`, as it is at each call."""
+
+    def __init__(self, margin: float, of: losses.MarginLoss, known: Setup) -> None:
+        super().__init__()
+        self.margin = margin
+        self._of: tuple[Any, Setup] = (of, known)  # in a tuple: the loss is no part of its own part
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:
+        of, known = self._of
+        return torch.relu(self.margin + sign * (known.score(of.beta.to(s)) - s))
+
+
+class PerTriplet(Miner):
+    """Weight each pair by the number of triplets that contain it."""
+
+    both = True
+
+    def forward(self, pairs: ScoredPairs) -> ScoredPairs:
+        dtype = pairs.scores.dtype
+        positive, negative = (side.sum(dim=1, keepdim=True).to(dtype) for side in (pairs.positive, pairs.negative))
+        return pairs.keep(positive=negative, negative=positive)
+
+
+class MarginLoss(Native, losses.MarginLoss):
+    """PML's MarginLoss."""
+
+    settings = ("margin", "nu", "triplets_per_anchor", "learn_beta")
+    least = (32, 0)
+    tuples = False
+
+    def recipe(self, known: Setup) -> RobustLoss | None:  # noqa: D102
+        priced = self.learn_beta and self.nu
+        if priced or len(self.beta) != 1 or self.triplets_per_anchor != "all":
+            return None
+        if known.reducer is reducers.AvgNonZeroReducer:  # over triplets, which are not formed here
+            return None
+        return RobustLoss(
+            pair=Boundary(self.margin, self, known),
+            over=known.over,
+            groups="batch" if known.reducer is reducers.DivisorReducer else "sign",
+            similarity=known.similarity,
+            miner=PerTriplet(),
+            engine="dense",  # a recording would not see the boundary
+        )

@@ -1,0 +1,126 @@
+"""Miners of PML's that choose pairs from masks, without sorting rows or listing all pairs and triplets first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from pytorch_metric_learning import miners
+from torch import Tensor
+
+from nearfar._utils.tensors import hidden
+from nearfar.pml._mined import Mined
+from nearfar.pml._native import SCALARS, Indices, is_plain, masks, suit
+
+__all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner", "TripletMarginMiner"]
+
+
+class Native:
+    """Goes before one of PML's miners; `choose` gives the indices from scores and masks."""
+
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Attributes that `choose` reads."""
+
+    # of PML's class
+    distance: Any
+
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined | None:
+        """The index tuple; None where PML is to give it.
+
+        Args:
+            scores: [n, m], larger = more similar.
+            positive: [n, m] mask.
+            negative: [n, m] mask.
+            sign: of a score in the units of the distance: 1 for similarities, -1 for distances.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Indices:
+        """The index tuple; arguments as in PML."""
+        found = self._mine(embeddings, labels, ref_emb, ref_labels)
+        if found is None:
+            indices: Indices = super().forward(embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]
+            return indices
+        self.output_assertion(found)  # type: ignore[attr-defined]
+        return found
+
+    def _mine(self, embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> Mined | None:
+        if not type(self).__module__.startswith("nearfar.pml.") or not is_plain(self):  # type: ignore[arg-type]
+            return None
+        if not suit(embeddings, labels, ref_emb, ref_labels):
+            return None
+        if not all(isinstance(getattr(self, name), SCALARS) for name in self.settings):
+            return None
+        with torch.no_grad():
+            numbers: Tensor = self.distance(embeddings, ref_emb)
+            inverted = self.distance.is_inverted
+            scores = numbers if inverted else -numbers
+            return self.choose(scores, *masks(labels, ref_labels), 1 if inverted else -1)
+
+
+class MultiSimilarityMiner(Native, miners.MultiSimilarityMiner):
+    """PML's MultiSimilarityMiner."""
+
+    settings = ("epsilon",)
+
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:  # noqa: D102
+        hardest = hidden(scores, negative).amax(dim=1, keepdim=True)
+        farthest = hidden(scores, positive, math.inf).amin(dim=1, keepdim=True)
+        found = _listed(positive & (scores - self.epsilon < hardest), negative & (scores + self.epsilon > farthest))
+        # in PML's order, hardest positives of a row first: `NPairsLoss` takes the first pair of a class
+        a, p, *rest = found
+        order = torch.argsort(scores[a, p], stable=True)
+        order = order[torch.argsort(a[order], stable=True)]
+        return Mined((a[order], p[order], *rest), *found.masks(scores.shape) or ())
+
+
+class PairMarginMiner(Native, miners.PairMarginMiner):
+    """PML's PairMarginMiner."""
+
+    settings = ("pos_margin", "neg_margin")
+
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:  # noqa: D102
+        return _listed(
+            positive & (scores < sign * self.pos_margin), negative & (scores > sign * self.neg_margin)
+        )
+
+
+class BatchHardMiner(Native, miners.BatchHardMiner):
+    """PML's BatchHardMiner."""
+
+    settings = ("pos_strategy", "neg_strategy", "allowed_pos_range", "allowed_neg_range")
+
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined | None:  # noqa: D102
+        if (self.pos_strategy, self.neg_strategy) != (self.HARD, self.HARD):
+            return None
+        if self.allowed_pos_range is not None or self.allowed_neg_range is not None:
+            return None
+        far, near = hidden(scores, positive, math.inf).min(dim=1), hidden(scores, negative).max(dim=1)
+        (anchors,) = torch.nonzero((far.values < math.inf) & (near.values > -math.inf), as_tuple=True)
+        return Mined((anchors, far.indices[anchors], near.indices[anchors]))
+
+
+class TripletMarginMiner(Native, miners.TripletMarginMiner):
+    """PML's TripletMarginMiner."""
+
+    settings = ("margin", "type_of_triplets")
+
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:  # noqa: D102
+        a, p = torch.nonzero(positive, as_tuple=True)
+        gap = scores[a, p][:, None] - scores[a]
+        keep = gap > self.margin if self.type_of_triplets == "easy" else gap <= self.margin
+        if self.type_of_triplets == "hard":
+            keep &= gap <= 0
+        elif self.type_of_triplets == "semihard":
+            keep &= gap > 0
+        pair, n = torch.nonzero(keep & negative[a], as_tuple=True)
+        return Mined((a[pair], p[pair], n))
+
+
+def _listed(positive: Tensor, negative: Tensor) -> Mined:
+    """The pairs of two masks as a tuple."""
+    indices = (*torch.nonzero(positive, as_tuple=True), *torch.nonzero(negative, as_tuple=True))
+    return Mined(indices, positive, negative)
