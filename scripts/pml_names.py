@@ -1,33 +1,39 @@
-"""Which names of pytorch-metric-learning are ours and which are its own: written into docs/start/from-pml.md.
+"""The classes of pytorch-metric-learning that nearfar computes: written into docs/start/from-pml.md.
 
 python scripts/pml_names.py            write the table anew
 
-`tests/test_pml_names.py` holds the page to it.
+`tests/test_pml_modules.py` compares the page with it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from nearfar.pml._theirs import MODULES, NAMES, is_ours
+from nearfar.pml import losses, miners
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "start" / "from-pml.md"
-HEAD = ("| module | ours | PML's own |", "|---|---|---|")
+HEAD = ("| class | ours runs from (rows on a CPU): no tuple | with a tuple | with a reference |", "|---|---|---|---|")
 
 
 def table() -> list[str]:
     """The lines of the table."""
     lines = list(HEAD)
-    for module in MODULES:
-        names = NAMES[module].split() if module in NAMES else []
-        ours = [f"`{name}`" for name in names if is_ours(module, name)]
-        others = [f"`{name}`" for name in names if not is_ours(module, name)]
-        lines.append(f"| `{module}` | {' '.join(ours)} | {' '.join(others) if names else 'all of it'} |")
+    for name in losses.__all__:
+        loss = getattr(losses, name)()
+        alone, listed = loss.least
+        tuples = rows(listed) if loss.tuples else "PML"
+        lines.append(f"| `losses.{name}` | {rows(alone)} | {tuples} | {'yes' if loss.references else 'PML'} |")
+    lines += [f"| `miners.{name}` | any | | yes |" for name in miners.__all__]
     return lines
 
 
+def rows(least: int) -> str:
+    """The number of rows from which our code runs."""
+    return str(least) if least else "any"
+
+
 def shown(page: str) -> list[str]:
-    """The lines of the table that a page holds."""
+    """The lines of the table that a page has."""
     return page[page.index(HEAD[0]) :].split("\n\n")[0].splitlines()
 
 
@@ -35,7 +41,6 @@ def main() -> None:
     """Write the table into the page."""
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(page.replace("\n".join(shown(page)), "\n".join(table())), encoding="utf-8")
-    print(f"{PAGE.name} has {len(table()) - len(HEAD)} modules")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from nearfar.pml._theirs import NAMES
 from needs import need
 from pml_snippets import OWN, PARTS, START
 from pml_snippets_more import DRAWN, LOSSES, USES
 from torch import nn
 from torch.utils.data import TensorDataset
-
-from nearfar.pml._theirs import NAMES
 
 need("pytorch_metric_learning")
 SCRIPTS = START | OWN | PARTS | USES

@@ -44,7 +44,7 @@ class Finder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The specification of a module below `nearfar.pml`, if PML has one of that path."""
-        if not fullname.startswith(f"{HERE}."):
+        if not fullname.startswith(f"{HERE}.") or fullname.removeprefix(f"{HERE}.") in REPLACED:
             return None
         theirs = find_spec(fullname.replace(HERE, THERE, 1))
         return theirs and spec_from_loader(fullname, self, is_package=theirs.submodule_search_locations is not None)

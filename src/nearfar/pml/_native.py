@@ -82,7 +82,8 @@ def _methods(kind: type[object]) -> frozenset[str]:
 def is_plain(module: nn.Module) -> bool:
     """Whether a module does what its class says: no hook, no method of the object alone, no statistics."""
     held = module.__dict__
-    return not held.get("collect_stats") and _methods(type(module)).isdisjoint(held) and not hooked(module)
+    counts = held.get("collect_stats") or held.get("_record_these_stats")
+    return not counts and _methods(type(module)).isdisjoint(held) and not hooked(module)
 
 
 def find_similarity(distance: Any) -> tuple[Similarity, bool, tuple[Any, ...]] | None:
@@ -113,7 +114,7 @@ def reducer_key(reducer: Any, parts: list[str]) -> type[nn.Module] | None:
     if type(reducer) is reducers.MultipleReducers and is_plain(reducer):
         inner = {*reducer.reducers.values()} if set(parts) <= set(reducer.reducers) else {None}
     else:
-        inner = {reducer}
+        inner = {reducer} if len(parts) == 1 else {None}  # PML refuses one reducer for several parts
     kinds = {type(each) for each in inner}
     if len(kinds) != 1 or not all(type(each) in REDUCERS and is_plain(each) for each in inner):
         return None

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from nearfar._utils.tensors import check_embeddings
 from nearfar.engines import dense_value
 from nearfar.engines.dense import kept
-from nearfar._utils.tensors import check_embeddings
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs
@@ -78,8 +78,6 @@ class Native:
             if ids is not None or ref_ids is not None:
                 raise ValueError(f"{type(self).__name__}: PML computes this call, which takes no ids; leave them out.")
             value = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
-        elif self.embedding_regularizer is not None:
-            value = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
         return value  # type: ignore[return-value]
 
     @property
@@ -103,35 +101,48 @@ class Native:
 
     def of_all_ranks(self, call: Call) -> Tensor:
         """The loss of a call that `nf.Distributed` has gathered from all processes."""
-        return self.robust._value(replace(call, owner=self.owner))
+        if call.ref_emb is not None and not self.references:
+            raise ValueError(f"{self.owner}: takes no reference inside nf.Distributed; wrap the native loss.")
+        return self._regularized(self.robust._value(replace(call, owner=self.owner)), call.embeddings)
 
     def _compute(
         self, embeddings: Any, labels: Any, indices: Any, ref_emb: Any, ref_labels: Any, *ids: Tensor | None
     ) -> Tensor | None:
         """The value by our loss; None where PML is to compute it."""
+        if not suit(embeddings, labels, ref_emb, ref_labels):
+            return None
         if (ref_emb is not None and not self.references) or (indices is not None and not self.tuples):
             return None
         if len(embeddings) < self.least[indices is not None] and not embeddings.is_cuda:
             return None
-        if not suit(embeddings, labels, ref_emb, ref_labels):
-            return None
         # PML's result is 0 where there is one pair of each sign at most
         columns = len(embeddings if ref_emb is None else ref_emb)
-        if len(embeddings) * columns <= 4 or (indices is not None and all(len(each) <= 1 for each in indices)):
+        if len(embeddings) * columns <= 4 or (indices is not None and not _several(indices)):
             return None
         loss = self._kept()
         if loss is None:
             return None
         try:
-            return self._value(loss, Call(loss.owner, embeddings, labels, indices, ref_emb, ref_labels, *ids))
+            value = self._value(loss, Call(loss.owner, embeddings, labels, indices, ref_emb, ref_labels, *ids))
         except ValueError:  # broken rows or indices: PML has its own answer
             return None
+        return self._regularized(value, embeddings)
+
+    def _regularized(self, value: Tensor, embeddings: Tensor) -> Tensor:
+        """The value with the penalty on the embeddings, if there is one."""
+        if self.embedding_regularizer is None:
+            return value
+        penalty: Tensor = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
+        return penalty
 
     def _kept(self) -> RobustLoss | None:
         """Our loss under the present settings, made anew where one of them has changed."""
         if not type(self).__module__.startswith("nearfar.pml.") or not is_plain(self):  # type: ignore[arg-type]
             return None
-        found = setup(self.distance, self.reducer, self._sub_loss_names())  # type: ignore[attr-defined]
+        parts: list[str] = self._sub_loss_names()  # type: ignore[attr-defined]
+        if self.embedding_regularizer is not None:
+            parts = [*parts, "embedding_reg_loss"]
+        found = setup(self.distance, self.reducer, parts)
         if found is None:
             return None
         known, key = found
@@ -139,9 +150,9 @@ class Native:
         if not all(isinstance(value, SCALARS) for value in values):
             return None
         kept: tuple[Any, RobustLoss | None] | None = self.__dict__.get("_kept_loss")
-        if kept is None or kept[0] != (key, values):
+        if kept is None or kept[0] != (id(self), key, values):  # a copy of this object makes its own
             # in a tuple: as a module it would enter the state dict
-            kept = ((key, values), self._make(known))
+            kept = ((id(self), key, values), self._make(known))
             self.__dict__["_kept_loss"] = kept
         return kept[1]
 
@@ -156,7 +167,8 @@ class Native:
         return loss
 
     def _value(self, loss: RobustLoss, call: Call) -> Tensor:
-        if call.embeddings.device.type != "cpu" or call.shape[0] * call.shape[1] > SMALL:
+        named = call.ids is not None or call.ref_ids is not None
+        if named or call.embeddings.device.type != "cpu" or call.shape[0] * call.shape[1] > SMALL:
             return loss._judged(call)
         product, scores = loss.product, self._scores(call)
         if call.indices is not None and product.groups.scope == "sign":
@@ -168,6 +180,8 @@ class Native:
     def _scores(self, call: Call) -> Tensor:
         """The scores [n, m] by PML's distance."""
         check_embeddings("", "embeddings", call.embeddings)
+        if call.ref_emb is not None:
+            check_embeddings("", "ref_emb", call.ref_emb)
         with torch.autocast(device_type="cpu", enabled=False):
             wide = torch.promote_types(call.embeddings.dtype, torch.float32)
             others = None if call.ref_emb is None else call.ref_emb.to(wide)
@@ -199,3 +213,13 @@ class Native:
             check_apart(loss.owner, positive, negative)
             return positive, negative
         return positive.to(like.dtype), negative.to(like.dtype)
+
+
+def _several(indices: Any) -> bool:
+    """Whether an index tuple has the form of one, and lists more than a pair of each sign."""
+    known = isinstance(indices, tuple | list) and len(indices) in (3, 4)
+    return (
+        known
+        and all(isinstance(each, Tensor) and each.ndim == 1 for each in indices)
+        and any(len(each) > 1 for each in indices)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from pytorch_metric_learning import losses, reducers
 
 from nearfar.links import HingeLink, LiftedLink
@@ -11,6 +12,7 @@ from nearfar.pairs import AngularMargin, Linear, Squared
 from nearfar.pml._native import Setup
 from nearfar.pml.losses._native import Native
 from nearfar.sets import KL
+from nearfar.similarity import Cosine
 
 __all__ = [
     "CircleLoss",
@@ -31,13 +33,11 @@ class ContrastiveLoss(Native, losses.ContrastiveLoss):
     """PML's ContrastiveLoss."""
 
     settings = ("pos_margin", "neg_margin")
-    least = (128, 128)
+    least = (192, 128)
 
-    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+    def recipe(self, known: Setup) -> RobustLoss:
         near, far = (-known.score(float(margin)) for margin in (self.pos_margin, self.neg_margin))
-        return RobustLoss(
-            pair=Squared(near, far, power=1), over=known.over, groups="sign", similarity=known.similarity
-        )
+        return RobustLoss(pair=Squared(near, far, power=1), over=known.over, groups="sign", similarity=known.similarity)
 
 
 class MultiSimilarityLoss(Native, losses.MultiSimilarityLoss):
@@ -47,7 +47,7 @@ class MultiSimilarityLoss(Native, losses.MultiSimilarityLoss):
     least = (128, 96)
     once = True
 
-    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+    def recipe(self, known: Setup) -> RobustLoss:
         return MultiSimilarity(
             alpha=self.alpha,
             beta=self.beta,
@@ -62,10 +62,10 @@ class GeneralizedLiftedStructureLoss(Native, losses.GeneralizedLiftedStructureLo
     """PML's GeneralizedLiftedStructureLoss."""
 
     settings = ("neg_margin", "pos_margin")
-    least = (128, 128)
+    least = (192, 128)
     once = True
 
-    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+    def recipe(self, known: Setup) -> RobustLoss:
         return RobustLoss(
             pair=_shifted(known, self.pos_margin, self.neg_margin),
             over=KL(1.0, normalized=False),
@@ -82,7 +82,7 @@ class LiftedStructureLoss(Native, losses.LiftedStructureLoss):
     settings = ("neg_margin", "pos_margin")
     tuples = references = False
 
-    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+    def recipe(self, known: Setup) -> RobustLoss:
         return RobustLoss(
             pair=_shifted(known, self.pos_margin, self.neg_margin),
             over=KL(1.0, normalized=False),
@@ -99,7 +99,7 @@ class NTXentLoss(Native, losses.NTXentLoss):
     settings = ("temperature",)
     least = (0, 48)
 
-    def recipe(self, known: Setup) -> RobustLoss | None:  # noqa: D102
+    def recipe(self, known: Setup) -> RobustLoss | None:
         # PML takes the logarithm of a quotient, which is exact only where unit rows and the temperature bound it
         unit, widest = known.similarity.normalize, 4 if known.similarity.form == "squared" else 2
         if not unit or widest > SAFE * self.temperature or known.reducer is reducers.AvgNonZeroReducer:
@@ -111,24 +111,34 @@ class SupConLoss(Native, losses.SupConLoss):
     """PML's SupConLoss."""
 
     settings = ("temperature",)
-    least = (128, 0)
+    least = (192, 0)
     tuples = references = False  # ours leaves out anchors without a negative pair
 
-    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+    def recipe(self, known: Setup) -> RobustLoss:
         return SupCon(temperature=self.temperature, reduction=known.reduction, similarity=known.similarity)
 
 
 class CircleLoss(Native, losses.CircleLoss):
     """PML's CircleLoss."""
 
-    settings = ("m", "gamma", "op", "on", "delta_p", "delta_n")
+    settings = ("m", "gamma", "op", "on", "delta_p", "delta_n", "curve")
     least = (48, 64)
     once = True
 
-    def recipe(self, known: Setup) -> RobustLoss | None:  # noqa: D102
+    @property
+    def curve(self) -> str:
+        """The function around the two logarithms, which may be replaced."""
+        return repr(self.soft_plus)
+
+    def recipe(self, known: Setup) -> RobustLoss | None:
         # PML computes with these numbers, which it derives from the margin once
         m = -self.on
-        if (self.op, self.delta_p, self.delta_n) != (1 + m, 1 - m, m):
+        if not known.inverted or (self.op, self.delta_p, self.delta_n, self.curve) != (
+            1 + m,
+            1 - m,
+            m,
+            repr(torch.nn.Softplus(beta=1)),
+        ):
             return None
         return Circle(margin=m, scale=self.gamma, reduction=known.reduction, similarity=known.similarity)
 
@@ -138,7 +148,9 @@ class TupletMarginLoss(Native, losses.TupletMarginLoss):
 
     settings = ("margin", "scale")
 
-    def recipe(self, known: Setup) -> RobustLoss:  # noqa: D102
+    def recipe(self, known: Setup) -> RobustLoss | None:
+        if not isinstance(known.similarity, Cosine):
+            return None
         return TupletMargin(
             pair=AngularMargin(-self.margin, self.scale), reduction=known.reduction, similarity=known.similarity
         )

@@ -29,7 +29,7 @@ class TripletMarginLoss(Native, losses.TripletMarginLoss):
         """PML looks the distance of positive and negative up among batch and reference, not within the reference."""
         return not self.swap
 
-    def recipe(self, known: Setup) -> RobustLoss | None:  # noqa: D102
+    def recipe(self, known: Setup) -> RobustLoss | None:
         if self.triplets_per_anchor != "all":
             return None
         compare = nearest_difference if self.swap else difference
@@ -68,13 +68,18 @@ class PerTriplet(Miner):
 class MarginLoss(Native, losses.MarginLoss):
     """PML's MarginLoss."""
 
-    settings = ("margin", "nu", "triplets_per_anchor", "learn_beta")
-    least = (32, 0)
+    settings = ("margin", "nu", "triplets_per_anchor", "learn_beta", "boundaries")
+    least = (64, 0)
     tuples = False
 
-    def recipe(self, known: Setup) -> RobustLoss | None:  # noqa: D102
+    @property
+    def boundaries(self) -> int:
+        """Number of boundaries: 1, or one of each class."""
+        return len(self.beta)
+
+    def recipe(self, known: Setup) -> RobustLoss | None:
         priced = self.learn_beta and self.nu
-        if priced or len(self.beta) != 1 or self.triplets_per_anchor != "all":
+        if priced or self.boundaries != 1 or self.triplets_per_anchor != "all":
             return None
         if known.reducer is reducers.AvgNonZeroReducer:  # over triplets, which are not formed here
             return None

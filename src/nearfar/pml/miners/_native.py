@@ -55,7 +55,12 @@ class Native:
         if not all(isinstance(getattr(self, name), SCALARS) for name in self.settings):
             return None
         with torch.no_grad():
-            numbers: Tensor = self.distance(embeddings, ref_emb)
+            others = ref_emb
+            if ref_emb is None and not type(self.distance).__module__.startswith("pytorch_metric_learning."):
+                others = embeddings  # a distance of the user's may want both; PML's own normalizes each once
+            numbers: Tensor = self.distance(embeddings, others)
+            if not math.isfinite(float(numbers.sum())):
+                return None  # comparisons with NaN are false, and PML makes them in another order
             inverted = self.distance.is_inverted
             scores = numbers if inverted else -numbers
             return self.choose(scores, *masks(labels, ref_labels), 1 if inverted else -1)
@@ -66,7 +71,7 @@ class MultiSimilarityMiner(Native, miners.MultiSimilarityMiner):
 
     settings = ("epsilon",)
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:  # noqa: D102
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:
         hardest = hidden(scores, negative).amax(dim=1, keepdim=True)
         farthest = hidden(scores, positive, math.inf).amin(dim=1, keepdim=True)
         found = _listed(positive & (scores - self.epsilon < hardest), negative & (scores + self.epsilon > farthest))
@@ -82,10 +87,8 @@ class PairMarginMiner(Native, miners.PairMarginMiner):
 
     settings = ("pos_margin", "neg_margin")
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:  # noqa: D102
-        return _listed(
-            positive & (scores < sign * self.pos_margin), negative & (scores > sign * self.neg_margin)
-        )
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:
+        return _listed(positive & (scores < sign * self.pos_margin), negative & (scores > sign * self.neg_margin))
 
 
 class BatchHardMiner(Native, miners.BatchHardMiner):
@@ -93,7 +96,7 @@ class BatchHardMiner(Native, miners.BatchHardMiner):
 
     settings = ("pos_strategy", "neg_strategy", "allowed_pos_range", "allowed_neg_range")
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined | None:  # noqa: D102
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined | None:
         if (self.pos_strategy, self.neg_strategy) != (self.HARD, self.HARD):
             return None
         if self.allowed_pos_range is not None or self.allowed_neg_range is not None:
@@ -108,7 +111,7 @@ class TripletMarginMiner(Native, miners.TripletMarginMiner):
 
     settings = ("margin", "type_of_triplets")
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:  # noqa: D102
+    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:
         a, p = torch.nonzero(positive, as_tuple=True)
         gap = scores[a, p][:, None] - scores[a]
         keep = gap > self.margin if self.type_of_triplets == "easy" else gap <= self.margin
