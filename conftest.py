@@ -28,12 +28,6 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 if importlib.util.find_spec("triton") is None:
     collect_ignore += [f"src/nearfar/engines/_kernels{name}.py" for name in ("", "_pairs", "_top", "_triplets")]
     collect_ignore += ["tests/fused_compiled.py"]
-# these are replaced by modules of another library when they are imported
-WHOLE = """
-    common_functions key_checker logging_presets loss_and_miner_utils loss_tracker module_with_records
-    module_with_records_and_reducer
-"""
-collect_ignore += [f"src/nearfar/pml/utils/{name}.py" for name in WHOLE.split()]
 
 
 @pytest.hookimpl(wrapper=True)

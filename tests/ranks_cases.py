@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nearfar as nf
 from nearfar.distributed import agreement
-from nearfar.pml.losses import ContrastiveLoss
-from nearfar.pml.utils.distributed import DistributedLossWrapper
+from nearfar.pml.losses import LiftedStructureLoss
 from nearfar.train import fit
 
 L, G = nf.losses, nf.Distributed
@@ -45,7 +44,7 @@ def calls(last: bool) -> dict[str, Try]:
     proxies = L.ProxyNCA(5, 4).double()
     labels, weights = nf.Relation.from_labels, torch.ones(12, dtype=torch.float64)
     seven = (x[:7], y[:7])
-    wrapper, triplet = DistributedLossWrapper(ContrastiveLoss()), tuple(torch.arange(3)[:, None])
+    triplet = tuple(torch.arange(3)[:, None])
     return {
         "width": lambda: loss(x[:, : 3 if last else 4], y),
         "type": lambda: loss(x.float() if last else x, y),
@@ -67,8 +66,8 @@ def calls(last: bool) -> dict[str, Try]:
         "pair weights": lambda: loss(x, labels(y, weights=torch.ones(12, 12))),
         "second": lambda: torch.autograd.grad(loss(g := x.clone().requires_grad_(), y), g, create_graph=True),
         "labels of proxies": lambda: G(proxies)(x, y),
-        "one tuple": lambda: wrapper(x, y, triplet if last else None),
-        "another tuple": lambda: wrapper(x, y, (*triplet[:2], triplet[0], triplet[2]) if last else triplet),
+        "tuple of PML": lambda: G(LiftedStructureLoss())(x, y, triplet if last else None),
+        "reference of PML": lambda: G(LiftedStructureLoss())(x, y, None, *seven),
     }
 
 

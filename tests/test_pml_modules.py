@@ -169,7 +169,8 @@ def test_a_tuple_that_was_changed_in_place(name, monkeypatch):
         check_same(
             slopes(losses.TripletMarginLoss(), GIVEN, found), slopes(their_losses.TripletMarginLoss(), GIVEN, found)
         )
-        found[1][:2] = found[1][2:4].clone()
+        for part in found if len(found) == 3 else found[:2]:  # the second pair takes the place of the first
+            part[0] = part[1].clone()
         check_same(slopes(loss, GIVEN, found), slopes(other, GIVEN, tuple(found)), (name, miner))
         half = {**GIVEN, "rows": GIVEN["rows"].flip(0)}
         check_same(slopes(loss, half, found), slopes(other, half, tuple(found)), (name, miner))

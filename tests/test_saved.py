@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model, save_file, save_model
 from table import ROWS
-from test_pml import ROWS as PML
 
 import nearfar as nf
 from nearfar import models, pml
@@ -55,7 +54,7 @@ LOSSES = (
     Subject("Distributed", lambda: nf.Distributed(L.Margin())),
     Subject("Distributed-memory", lambda: nf.Distributed(nf.CrossBatchMemory(L.Margin(), size=20))),
     Subject("CrossBatchMemory", crossed),
-    *(Subject(f"pml-{row.id}", lambda row=row: row.make(pml), lambda loss: None, lambda loss: ()) for row in PML),
+    Subject("pml-boundary", lambda: pml.losses.MarginLoss(learn_beta=True)),
 )  # fmt: skip
 
 

@@ -45,8 +45,8 @@ ON_ALL = {
     "pair weights": "give sample weights [n] instead",
     "second": "no second derivative",
     "labels of proxies": "labels must lie in 0..4",
-    "one tuple": "the loss after a call with a tuple of 3 and no mask on rank 1",
-    "another tuple": "a call with a tuple of 3 and no mask on rank 0, the loss after a call with a tuple of 4",
+    "tuple of PML": "an index tuple knows the rows of one rank only",
+    "reference of PML": "LiftedStructureLoss: takes no reference inside nf.Distributed; wrap the native loss",
 }
 
 

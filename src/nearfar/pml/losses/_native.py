@@ -22,6 +22,8 @@ __all__ = ["Native"]
 
 SMALL = 2**16
 """Pairs up to which a batch on a CPU is computed by the dense engine with as few checks as possible."""
+WHOLE = (torch.int64, torch.int32)
+"""Types of indices that torch takes; it reads others as masks, or refuses them."""
 
 
 class Native:
@@ -70,8 +72,8 @@ class Native:
     ) -> Tensor:
         """The loss; arguments as in PML.
 
-        `ids` and `ref_ids` say which rows of batch and reference are the same sample and form no pair; only our losses
-        read them.
+        `ids` and `ref_ids` say which rows of the batch and of the reference are the same sample, and form no pair; only
+        our losses read them.
         """
         value = self._compute(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
         if value is None:
@@ -217,9 +219,7 @@ class Native:
 
 def _several(indices: Any) -> bool:
     """Whether an index tuple has the form of one, and lists more than a pair of each sign."""
-    known = isinstance(indices, tuple | list) and len(indices) in (3, 4)
-    return (
-        known
-        and all(isinstance(each, Tensor) and each.ndim == 1 for each in indices)
-        and any(len(each) > 1 for each in indices)
-    )
+    if not isinstance(indices, tuple | list) or len(indices) not in (3, 4):
+        return False
+    formed = all(isinstance(each, Tensor) and each.ndim == 1 and each.dtype in WHOLE for each in indices)
+    return formed and any(len(each) > 1 for each in indices)

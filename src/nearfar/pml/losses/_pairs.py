@@ -121,7 +121,7 @@ class SupConLoss(Native, losses.SupConLoss):
 class CircleLoss(Native, losses.CircleLoss):
     """PML's CircleLoss."""
 
-    settings = ("m", "gamma", "op", "on", "delta_p", "delta_n", "curve")
+    settings = ("gamma", "op", "on", "delta_p", "delta_n", "curve")
     least = (48, 64)
     once = True
 
