@@ -52,8 +52,10 @@ NATIVE = {
 def test_native_recipe(name):
     """The table of docs/start/from-pml.md: what each name is without it."""
     embeddings, labels = batch(22)
+    embeddings = torch.nn.functional.normalize(embeddings)  # PML does not normalize the negatives of its AngularLoss
     native = NATIVE[name]().double()
-    other = getattr(losses, name)(*((CLASSES, WIDTH) if hasattr(native, "proxies") else ())).double()
+    vectors = {"num_classes": CLASSES, "embedding_size": WIDTH} if hasattr(native, "proxies") else {}
+    other = getattr(losses, name)(**vectors).double()
     if hasattr(native, "proxies"):
         with torch.no_grad():
             (vectors,) = other.parameters()

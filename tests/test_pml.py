@@ -277,5 +277,5 @@ def test_weights_and_ids():
     unknown = losses.ContrastiveLoss(distance=distances.LpDistance(p=1))
     with pytest.raises(ValueError, match="ContrastiveLoss: PML computes this call, which takes no ids; leave them out"):
         unknown(ROWS, LABELS, ids=torch.arange(24))
-    with pytest.raises(AttributeError, match="PML computes this loss with these settings"):
+    with pytest.raises(ValueError, match="PML computes this loss with these settings"):
         _ = unknown.robust

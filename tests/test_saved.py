@@ -36,10 +36,6 @@ def annealed() -> torch.nn.Module:
     return L.Triplet(mining="hard", margin=0.2, anneal=Anneal(3))
 
 
-def crossed() -> torch.nn.Module:
-    return pml.losses.CrossBatchMemory(pml.losses.ContrastiveLoss(), WIDTH, memory_size=20)
-
-
 LOSSES = (
     *(Subject(row.id, row.make) for row in ROWS),
     Subject("Triplet-annealed", annealed, lambda loss: loss.step()),
@@ -53,7 +49,6 @@ LOSSES = (
             lambda loss: (loss(LATER, Y, ids=Y), loss.staleness())),
     Subject("Distributed", lambda: nf.Distributed(L.Margin())),
     Subject("Distributed-memory", lambda: nf.Distributed(nf.CrossBatchMemory(L.Margin(), size=20))),
-    Subject("CrossBatchMemory", crossed),
     Subject("pml-boundary", lambda: pml.losses.MarginLoss(learn_beta=True)),
 )  # fmt: skip
 

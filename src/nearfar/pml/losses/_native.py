@@ -87,7 +87,7 @@ class Native:
         """Our loss with the present settings; `loss.robust.explain(...)` shows the weights behind a value."""
         found = self._kept()
         if found is None:
-            raise AttributeError(
+            raise ValueError(  # an AttributeError would be replaced by torch's own
                 f"{type(self).__name__}: PML computes this loss with these settings; ours has none of them to explain."
             )
         return found
