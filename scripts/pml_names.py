@@ -19,6 +19,9 @@ def table() -> list[str]:
     """The lines of the table."""
     lines = list(HEAD)
     for name in losses.__all__:
+        if not hasattr(getattr(losses, name), "recipe"):  # with class vectors
+            lines.append(f"| `losses.{name}` | any | PML | |")
+            continue
         loss = getattr(losses, name)()
         alone, listed = loss.least
         tuples = rows(listed) if loss.tuples else "PML"

@@ -6,16 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pytorch_metric_learning import losses as their_losses
 from pytorch_metric_learning import miners as their_miners
 from torch import Tensor
 
-from nearfar.pml.losses import _pairs, _triplets
+from nearfar.pml.losses import _classes, _pairs, _triplets
 from nearfar.pml.miners import _native
 
 LOSSES = (*_pairs.__all__, *_triplets.__all__)
+CLASSES = dict.fromkeys(_classes.__all__, (6, 8))
+"""Losses with class vectors, and their number and width."""
 MINERS = tuple(name for name in _native.__all__ if hasattr(their_miners, name))
 Outcome = list[Tensor] | type[BaseException]
+
+
+def make(kind: Any, **settings: Any) -> Any:
+    """An object of a class of losses or miners; class vectors are the same at each call."""
+    torch.manual_seed(0)
+    return kind(*next((CLASSES[base.__name__] for base in kind.__mro__ if base.__name__ in CLASSES), ()), **settings)
 
 
 def batch(seed: int = 0, n: int = 24, m: int = 30, classes: int = 6) -> dict[str, Tensor]:
@@ -77,4 +84,4 @@ def mined(name: str | None, given: dict[str, Tensor], *, reference: bool = False
     return getattr(library, name)()(given["rows"], given["labels"], *more)
 
 
-__all__ = ["LOSSES", "MINERS", "batch", "check_same", "mined", "outcome", "pairs", "slopes", "their_losses"]
+__all__ = ["CLASSES", "LOSSES", "MINERS", "batch", "check_same", "make", "mined", "outcome", "pairs", "slopes"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pml_cases import LOSSES, MINERS, batch, check_same, mined, outcome, pairs, slopes
+from pml_cases import CLASSES, LOSSES, MINERS, batch, check_same, make, mined, outcome, pairs, slopes
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as their_losses
 from pytorch_metric_learning import miners as their_miners
@@ -251,7 +251,7 @@ def test_second_derivatives(name):
 
 
 @every_loss
-def test_half_precision_is_computed_in_float32(name):
+def test_half_precision_of_losses_of_pairs_is_computed_in_float32(name):
     short = ROWS.to(torch.bfloat16).requires_grad_()
     loss = getattr(losses, name)()
     value = loss(short, LABELS)
@@ -279,3 +279,43 @@ def test_weights_and_ids():
         unknown(ROWS, LABELS, ids=torch.arange(24))
     with pytest.raises(ValueError, match="PML computes this loss with these settings"):
         _ = unknown.robust
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_class_vectors(name):
+    """Every kind of batch, reducer and index tuple; the masks of PML are not made where our code runs."""
+    far = {
+        "a label without a vector": changed(GIVEN, labels=LABELS + 1),
+        "a label below 0": changed(GIVEN, labels=LABELS - 1),
+    }
+    for settings in (
+        {},
+        *({"reducer": reducer} for reducer in REDUCERS),
+        {"reducer": reducers.ClassWeightedReducer(torch.arange(6.0))},
+        {"weight_regularizer": regularizers.LpRegularizer(), "embedding_regularizer": regularizers.LpRegularizer()},
+        {"margin": 0.7, "scale": 3},
+    ):
+        mine, other = (make(getattr(library, name), **settings).double() for library in (losses, their_losses))
+        for kind, given in (BATCHES | far).items() if not settings else {"usual": GIVEN}.items():
+            for reference in (False, True):
+                for miner in (None, "TripletMarginMiner"):
+                    indices = mined(miner, GIVEN) if kind == "usual" else None
+                    mine.zero_grad(), other.zero_grad()
+                    found, wanted = (slopes(each, given, indices, reference=reference) for each in (mine, other))
+                    check_same(found, wanted, (kind, settings))
+        check_same([mine.get_logits(ROWS)], [other.get_logits(ROWS)])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_class_vectors_in_any_precision(name, monkeypatch):
+    mine, other = (make(getattr(library, name)) for library in (losses, their_losses))
+    for kind in (torch.float16, torch.bfloat16, torch.float32):
+        found, wanted = (slopes(each, changed(GIVEN, rows=ROWS.to(kind))) for each in (mine, other))
+        check_same(found, wanted, kind, within=1e-5)
+        assert mine.W.dtype == other.W.dtype == kind
+        with torch.autocast("cpu", torch.bfloat16):
+            check_same([mine(ROWS.to(kind), LABELS)], [other(ROWS.to(kind), LABELS)])
+    monkeypatch.setattr(their_losses.LargeMarginSoftmaxLoss, "get_target_mask", None)
+    mine(ROWS.float(), LABELS)
+    with pytest.raises(TypeError):
+        other(ROWS.float(), LABELS)

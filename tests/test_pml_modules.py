@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytorch_metric_learning as theirs
 import torch
-from pml_cases import LOSSES, MINERS, batch, check_same, mined, slopes
+from pml_cases import CLASSES, LOSSES, MINERS, batch, check_same, make, mined, slopes
 from pytorch_metric_learning import losses as their_losses
 from pytorch_metric_learning import miners as their_miners
 
@@ -46,9 +46,9 @@ def test_every_module_and_name_of_pml(path):
         if found is not wanted:
             assert found.__module__.startswith(f"nearfar.pml.{path.split('.')[0]}.")
             assert issubclass(found, wanted)
-            assert name in LOSSES or name in MINERS
+            assert name in {*LOSSES, *CLASSES, *MINERS}
         else:
-            assert here is there or name not in {*LOSSES, *MINERS}
+            assert here is there or name not in {*LOSSES, *CLASSES, *MINERS}
     assert there.__spec__.name == f"pytorch_metric_learning.{path}"
 
 
@@ -95,10 +95,10 @@ def test_without_pml_there_is_one_sentence():
     )
 
 
-@pytest.mark.parametrize("name", [*LOSSES, *MINERS])
+@pytest.mark.parametrize("name", [*LOSSES, *CLASSES, *MINERS])
 def test_a_class_of_ours_is_one_of_pmls(name):
-    library, other = (losses, their_losses) if name in LOSSES else (miners, their_miners)
-    mine, wanted = getattr(library, name)(), getattr(other, name)()
+    library, other = (miners, their_miners) if name in MINERS else (losses, their_losses)
+    mine, wanted = make(getattr(library, name)), make(getattr(other, name))
     mine(GIVEN["rows"], GIVEN["labels"])
     assert isinstance(mine, type(wanted))
     assert repr(mine) == repr(wanted)

@@ -22,7 +22,7 @@ from nearfar.groups.groupings import Reduction
 from nearfar.sets import Dual, Mean, UncertaintySet
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
-__all__ = ["Indices", "Setup", "find_similarity", "is_plain", "masks", "reducer_key", "setup", "suit"]
+__all__ = ["Indices", "Setup", "find_similarity", "is_ours", "is_plain", "masks", "reducer_key", "setup", "suit"]
 
 Indices = tuple[Tensor, ...]
 """(anchor, positive, negative), or (anchor, positive, anchor, negative)."""
@@ -84,6 +84,11 @@ def is_plain(module: nn.Module) -> bool:
     held = module.__dict__
     counts = held.get("collect_stats") or held.get("_record_these_stats")
     return not counts and _methods(type(module)).isdisjoint(held) and not hooked(module)
+
+
+def is_ours(module: Any) -> bool:
+    """Whether a loss or a miner is one of the classes of `nearfar.pml`, not a subclass of one, and is plain."""
+    return type(module).__module__.startswith("nearfar.pml.") and is_plain(module)
 
 
 def find_similarity(distance: Any) -> tuple[Similarity, bool, tuple[Any, ...]] | None:

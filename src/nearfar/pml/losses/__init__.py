@@ -1,6 +1,7 @@
 """PML's losses; those named here are computed by ours where the result is the same."""
 
 from nearfar.pml._modules import delegate
+from nearfar.pml.losses._classes import ArcFaceLoss, CosFaceLoss
 from nearfar.pml.losses._pairs import (
     CircleLoss,
     ContrastiveLoss,
@@ -14,8 +15,10 @@ from nearfar.pml.losses._pairs import (
 from nearfar.pml.losses._triplets import MarginLoss, TripletMarginLoss
 
 __all__ = [
+    "ArcFaceLoss",
     "CircleLoss",
     "ContrastiveLoss",
+    "CosFaceLoss",
     "GeneralizedLiftedStructureLoss",
     "LiftedStructureLoss",
     "MarginLoss",

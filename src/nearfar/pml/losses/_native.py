@@ -15,7 +15,7 @@ from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs
 from nearfar.pml._mined import Mined
-from nearfar.pml._native import SCALARS, Indices, Setup, is_plain, masks, setup, suit
+from nearfar.pml._native import SCALARS, Indices, Setup, is_ours, masks, setup, suit
 from nearfar.relations.index_tuples import as_pairs, check_apart, indexed
 
 __all__ = ["Native"]
@@ -139,7 +139,7 @@ class Native:
 
     def _kept(self) -> RobustLoss | None:
         """Our loss under the present settings, made anew where one of them has changed."""
-        if not type(self).__module__.startswith("nearfar.pml.") or not is_plain(self):  # type: ignore[arg-type]
+        if not is_ours(self):
             return None
         parts: list[str] = self._sub_loss_names()  # type: ignore[attr-defined]
         if self.embedding_regularizer is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import hidden
 from nearfar.pml._mined import Mined
-from nearfar.pml._native import SCALARS, Indices, is_plain, masks, suit
+from nearfar.pml._native import SCALARS, Indices, is_ours, masks, suit
 
 __all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner", "TripletMarginMiner"]
 
@@ -48,7 +48,7 @@ class Native:
         return found
 
     def _mine(self, embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> Mined | None:
-        if not type(self).__module__.startswith("nearfar.pml.") or not is_plain(self):  # type: ignore[arg-type]
+        if not is_ours(self):
             return None
         if not suit(embeddings, labels, ref_emb, ref_labels):
             return None
