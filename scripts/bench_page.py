@@ -221,17 +221,16 @@ def auto() -> str:
 
 def one_import() -> str:
     """PML's losses and miners beside those of `nearfar.pml`."""
-    told = {device: record(f"one_import_{device}.json") for device in ("cpu", "cuda")}
-    cells = {(device, each["script"], each["rows"]): each for device in told for each in told[device]["results"]}
-    sizes = (128, 512, 1024, 2048, 4096)
+    told = record("one_import_cpu.json")
+    cells = {(each["script"], each["width"], each["rows"]): each for each in told["results"]}
+    sizes = sorted({rows for _, _, rows in cells})
     lines = [
-        (script, device, *(_ratio(cells.get((device, script, n))) for n in sizes))
-        for script in dict.fromkeys(key[1] for key in cells)
-        for device in told
-        if any((device, script, n) in cells for n in sizes)
+        (script, width, *(_ratio(cells.get((script, width, n))) for n in sizes))
+        for script, width in dict.fromkeys(key[:2] for key in cells)
     ]
-    said = " ".join(software(each) for each in told.values())
-    return f"{said}\n\n{markdown(('script', 'device', *(f'{n:,} rows' for n in sizes)), lines)}"
+    widths = " and ".join(str(width) for width in sorted({width for _, width, _ in cells}))
+    head = ("script", "d", *(f"{n:,} rows" for n in sizes))
+    return f"{software({**told, 'width': widths})}\n\n{markdown(head, lines)}"
 
 
 def _ratio(told: dict[str, Any] | None) -> str:

@@ -2,7 +2,8 @@
 
     python scripts/readme.py          write the figures into README.md and draw docs/images/scaling.png
 
-What stands between `<!-- NAME -->` and `<!-- /NAME -->` in README.md is made by the function of that name here.
+What stands between `<!-- NAME -->` and `<!-- /NAME -->` in README.md and docs/start/from-pml.md is made by the function
+of that name here.
 `tests/test_readme.py` holds the page and the picture against the results.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ SCRIPTS = (
     "ContrastiveLoss",
     "SupConLoss",
     "MultiSimilarityLoss + miner",
+    "TripletMarginLoss + triplet miner",
 )
 
 
@@ -45,23 +47,41 @@ def times(ratio: float) -> str:
 
 def one_import() -> str:
     """What the changed import gains on a CPU, and what native losses gain on a GPU."""
-    found = {(row["script"], row["rows"]): row for row in record("one_import_cpu.json")["results"] if "ratio" in row}
-    lines = ["| PML's time / ours, CPU, one thread | 128 rows | 1,024 rows |", "|---|---|---|"]
-    for script in SCRIPTS:
-        cells = " | ".join(times(found[script, rows]["ratio"]) for rows in (128, 1024))
-        lines.append(f"| `{script}` | {cells} |")
     gpu = _gpu()
     return "\n".join(
         [
-            *lines,
+            *_imports(SCRIPTS, (32, 128, 1024), 128),
             "",
             "Below 1 means slower. A native loss with its miner inside needs no tuples: "
             f"{times(_native())} at 1,024 rows. On a GPU (H200, 128 to 2,048 rows) native losses are "
             f"{times(statistics.median(gpu))} as fast as PML's in the middle of {len(gpu)} cases, and slower in "
-            f"{sum(x < 1 for x in gpu) or 'none'}; with the tuples of a miner `nearfar.pml` is slower there, up to "
-            f"{_slower():,} rows.",
+            f"{sum(x < 1 for x in gpu) or 'none'}.",
         ]
     )
+
+
+def every_import() -> str:
+    """What the changed import gains on a CPU, for every script that was measured."""
+    told = record("one_import_cpu.json")
+    rows = [row for row in told["results"] if row["width"] == 128]
+    sizes = sorted({row["rows"] for row in rows})
+    said = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
+    scripts = tuple(dict.fromkeys(row["script"] for row in rows))
+    return "\n".join([*_imports(scripts, sizes, 128), "", f"d = 128; {said}."])
+
+
+def _imports(scripts: Sequence[str], sizes: Sequence[int], width: int) -> list[str]:
+    """The lines of a table: PML's time over ours."""
+    results = record("one_import_cpu.json")["results"]
+    found = {(row["script"], row["rows"], row["width"]): row for row in results if "ratio" in row}
+    lines = [
+        "| PML's time / ours, CPU, one thread | " + " | ".join(f"{rows:,} rows" for rows in sizes) + " |",
+        "|---|" + "---|" * len(sizes),
+    ]
+    for script in scripts:
+        cells = (found.get((script, rows, width)) for rows in sizes)
+        lines.append(f"| `{script}` | " + " | ".join(times(each["ratio"]) if each else "-" for each in cells) + " |")
+    return lines
 
 
 def _gpu() -> list[float]:
@@ -69,12 +89,6 @@ def _gpu() -> list[float]:
     rows = [row for row in record("gpu_small.json")["results"] if row["rows"] <= 2048 and row["precision"] == "float32"]
     both = [(row["cells"]["PML"], row["cells"]["auto"]) for row in rows if "PML" in row["cells"]]
     return [peer["seconds"] / ours["seconds"] for peer, ours in both if peer.get("seconds") and ours.get("seconds")]
-
-
-def _slower() -> int:
-    """The most rows of a batch for which PML is faster on a GPU where a miner gives index tuples."""
-    rows = [row for row in record("one_import_cuda.json")["results"] if "miner" in row["script"]]
-    return max((row["rows"] for row in rows if row.get("ratio", 1.0) < 1), default=0)
 
 
 def _native() -> float:
@@ -117,13 +131,16 @@ def digest() -> str:
     return hashlib.sha256(repr(drawn_rows()).encode()).hexdigest()[:16]
 
 
-def filled(text: str) -> str:
-    """The page with every figure as the results have it."""
-    for make in (one_import, scaling):
+def filled(text: str, *makers: Callable[[], str]) -> str:
+    """A page with every figure as the results have it."""
+    for make in makers:
         name = make.__name__
         before, _, rest = text.partition(f"<!-- {name} -->\n")
         text = f"{before}<!-- {name} -->\n{make()}\n{rest[rest.index(f'<!-- /{name} -->') :]}"
     return text
+
+
+PAGES = {PAGE: (one_import, scaling), ROOT / "docs" / "start" / "from-pml.md": (every_import,)}
 
 
 def main() -> None:
@@ -131,7 +148,8 @@ def main() -> None:
     about = record("bench_cpu.json")
     draw(PICTURE, drawn_rows(), "auto", setting={**about, "config": {**about["config"], "threads": 1, "width": 128}})
     write_text(PICTURE.with_suffix(".source"), digest() + "\n")
-    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8")))
+    for page, makers in PAGES.items():
+        write_text(page, filled(page.read_text(encoding="utf-8"), *makers))
 
 
 if __name__ == "__main__":

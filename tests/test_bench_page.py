@@ -60,7 +60,7 @@ def session(tmp_path, monkeypatch):
     results, folder = tmp_path / "results", tmp_path / "session"
     results.mkdir()
     folder.mkdir()
-    for name in ("bench_cpu.json", "gpu.json", "one_import_cpu.json", "one_import_cuda.json"):
+    for name in ("bench_cpu.json", "gpu.json", "one_import_cpu.json"):
         (results / name).write_text((page.RESULTS / name).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(page, "RESULTS", results)
     plan = Plan(losses=("SupCon",), width=512, engines=("auto", "dense", "fused"))

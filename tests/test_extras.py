@@ -57,7 +57,7 @@ CASES = {
     "optuna": ("nearfar tune --space s.yaml", "tune"),
     "tensorboard": ("nearfar train --training.trackers [tensorboard] --run r", "tensorboard"),
     "accelerate": ("nearfar train --processes 2 --run r", "processes"),
-    "pytorch_metric_learning": ("nf.pml.losses.ManifoldLoss", "pml"),
+    "pytorch_metric_learning": ("nf.pml.losses", "pml"),
     "timm": ("nf.models.build('timm:resnet18')", "vision"),
     "torchvision": ("nf.models.build('torchvision:resnet18')", "vision"),
     LITE0: ("nf.models.build('lite0')", "lite0"),
