@@ -79,7 +79,7 @@ def _methods(kind: type[object]) -> frozenset[str]:
     return frozenset(name for name in dir(kind) if callable(getattr_static(kind, name, None)))
 
 
-def is_plain(module: nn.Module) -> bool:
+def is_plain(module: Any) -> bool:
     """Whether a module does what its class says: no hook, no method of the object alone, no statistics."""
     held = module.__dict__
     counts = held.get("collect_stats") or held.get("_record_these_stats")
@@ -117,16 +117,17 @@ def find_similarity(distance: Any) -> tuple[Similarity, bool, tuple[Any, ...]] |
 def reducer_key(reducer: Any, parts: list[str]) -> type[nn.Module] | None:
     """The class of the reducer that all parts of a loss share; None where it is not one that we know."""
     if type(reducer) is reducers.MultipleReducers and is_plain(reducer):
-        inner = {*reducer.reducers.values()} if set(parts) <= set(reducer.reducers) else {None}
+        inner = [*reducer.reducers.values()] if set(parts) <= set(reducer.reducers) else []
     else:
-        inner = {reducer} if len(parts) == 1 else {None}  # PML refuses one reducer for several parts
+        inner = [reducer] if len(parts) == 1 else []  # PML refuses one reducer for several parts
     kinds = {type(each) for each in inner}
     if len(kinds) != 1 or not all(type(each) in REDUCERS and is_plain(each) for each in inner):
         return None
     (kind,) = kinds
     if kind is reducers.AvgNonZeroReducer and any(each.low != 0 or each.high is not None for each in inner):
         return None
-    return kind
+    found: type[nn.Module] = kind
+    return found
 
 
 def setup(distance: Any, reducer: Any, parts: list[str]) -> tuple[Setup, tuple[Any, ...]] | None:

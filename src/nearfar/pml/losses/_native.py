@@ -57,7 +57,7 @@ class Native:
 
     def recipe(self, known: Setup) -> RobustLoss | None:
         """Our loss under the present settings; None where there is none."""
-        raise NotImplementedError
+        return None
 
     def forward(
         self,
@@ -80,7 +80,7 @@ class Native:
             if ids is not None or ref_ids is not None:
                 raise ValueError(f"{type(self).__name__}: PML computes this call, which takes no ids; leave them out.")
             value = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
-        return value  # type: ignore[return-value]
+        return value
 
     @property
     def robust(self) -> RobustLoss:
@@ -108,14 +108,16 @@ class Native:
         return self._regularized(self.robust._value(replace(call, owner=self.owner)), call.embeddings)
 
     def _compute(
-        self, embeddings: Any, labels: Any, indices: Any, ref_emb: Any, ref_labels: Any, *ids: Tensor | None
+        self, embeddings: Any, labels: Any, indices: Any, ref_emb: Any, ref_labels: Any, ids: Any, ref_ids: Any
     ) -> Tensor | None:
         """The value by our loss; None where PML is to compute it."""
-        if not suit(embeddings, labels, ref_emb, ref_labels):
-            return None
+        # the quickest question first: little time may pass before PML begins with a small batch
+        if isinstance(embeddings, Tensor) and embeddings.ndim and embeddings.device.type == "cpu":
+            if len(embeddings) < self.least[indices is not None]:
+                return None
         if (ref_emb is not None and not self.references) or (indices is not None and not self.tuples):
             return None
-        if len(embeddings) < self.least[indices is not None] and not embeddings.is_cuda:
+        if not suit(embeddings, labels, ref_emb, ref_labels):
             return None
         # PML's result is 0 where there is one pair of each sign at most
         columns = len(embeddings if ref_emb is None else ref_emb)
@@ -125,7 +127,7 @@ class Native:
         if loss is None:
             return None
         try:
-            value = self._value(loss, Call(loss.owner, embeddings, labels, indices, ref_emb, ref_labels, *ids))
+            value = self._value(loss, Call(loss.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
         except ValueError:  # broken rows or indices: PML has its own answer
             return None
         return self._regularized(value, embeddings)
@@ -199,14 +201,14 @@ class Native:
             listed = (call.indices[0], call.indices[1], call.indices[2])
             measures = every, every  # not read
         else:
-            measures = self._measures(loss, call, scores)
+            measures = self._measures(loss, call, call.labels, scores)
         rows = call.embeddings, call.reference
         return ScoredPairs(scores, *measures, every, every, relation, loss.similarity, *rows, listed, mined=True)
 
-    def _measures(self, loss: RobustLoss, call: Call, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _measures(self, loss: RobustLoss, call: Call, labels: Any, like: Tensor) -> tuple[Tensor, Tensor]:
         """Which pairs count, [n, m]: masks, or how often the index tuple lists each."""
         if call.indices is None:
-            return masks(call.labels, call.ref_labels)
+            return masks(labels, call.ref_labels)
         mined = call.indices.masks(call.shape) if isinstance(call.indices, Mined) else None
         if mined is not None:
             return mined

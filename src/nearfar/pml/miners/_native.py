@@ -34,7 +34,7 @@ class Native:
             negative: [n, m] mask.
             sign: of a score in the units of the distance: 1 for similarities, -1 for distances.
         """
-        raise NotImplementedError
+        return None
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -79,7 +79,7 @@ class MultiSimilarityMiner(Native, miners.MultiSimilarityMiner):
         a, p, *rest = found
         order = torch.argsort(scores[a, p], stable=True)
         order = order[torch.argsort(a[order], stable=True)]
-        return Mined((a[order], p[order], *rest), *found.masks(scores.shape) or ())
+        return Mined((a[order], p[order], *rest), *found.masks((len(scores), scores.shape[1])) or ())
 
 
 class PairMarginMiner(Native, miners.PairMarginMiner):
