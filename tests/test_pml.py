@@ -119,6 +119,15 @@ def broken(given, place):
     return rows
 
 
+class Rows(list):
+    """A list that goes through the same steps as rows."""
+
+    def detach(self):
+        return self
+
+    clone = requires_grad_ = detach
+
+
 GIVEN = batch()
 ROWS, LABELS = GIVEN["rows"], GIVEN["labels"]
 BATCHES = {
@@ -139,6 +148,7 @@ BATCHES = {
     "labels as bool": changed(GIVEN, labels=LABELS > 2),
     "too few labels": changed(GIVEN, labels=LABELS[:7]),
     "labels of two columns": changed(GIVEN, labels=LABELS[:, None]),
+    "a list of rows": changed(GIVEN, rows=Rows(ROWS.tolist())),
     "no labels": changed(GIVEN, labels=None),
     "rows of one axis": changed(GIVEN, rows=ROWS[:, 0]),
     "rows of three axes": changed(GIVEN, rows=ROWS[:, None]),

@@ -75,7 +75,7 @@ REDUCERS: dict[type[nn.Module], tuple[Reduction, UncertaintySet]] = {
 
 
 @cache
-def _methods(kind: type[object]) -> frozenset[str]:
+def _methods(kind: Any) -> frozenset[str]:
     return frozenset(name for name in dir(kind) if callable(getattr_static(kind, name, None)))
 
 

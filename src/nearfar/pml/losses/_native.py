@@ -112,9 +112,9 @@ class Native:
     ) -> Tensor | None:
         """The value by our loss; None where PML is to compute it."""
         # the quickest question first: little time may pass before PML begins with a small batch
-        if isinstance(embeddings, Tensor) and embeddings.ndim and embeddings.device.type == "cpu":
-            if len(embeddings) < self.least[indices is not None]:
-                return None
+        here = isinstance(embeddings, Tensor) and embeddings.ndim > 0 and embeddings.device.type == "cpu"
+        if here and len(embeddings) < self.least[indices is not None]:
+            return None
         if (ref_emb is not None and not self.references) or (indices is not None and not self.tuples):
             return None
         if not suit(embeddings, labels, ref_emb, ref_labels):
