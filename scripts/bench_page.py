@@ -225,7 +225,7 @@ def one_import() -> str:
     cells = {(each["script"], each["width"], each["rows"]): each for each in told["results"]}
     sizes = sorted({rows for _, _, rows in cells})
     lines = [
-        (script, width, *(_ratio(cells.get((script, width, n))) for n in sizes))
+        (script, str(width), *(_ratio(cells.get((script, width, n))) for n in sizes))
         for script, width in dict.fromkeys(key[:2] for key in cells)
     ]
     widths = " and ".join(str(width) for width in sorted({width for _, width, _ in cells}))

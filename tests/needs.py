@@ -46,7 +46,7 @@ EXTRAS = {
     "webdataset": "shards",
 }
 """What is not part of the base installation, and the extra that it belongs to."""
-PAGES = {"search.md": "faiss", "tune.md": "optuna"}
+PAGES = {"search.md": "faiss", "tune.md": "optuna", "from-pml.md": "pytorch_metric_learning"}
 """Pages whose doctests call what needs a package, which they do not import themselves."""
 IN_TEXT = re.compile(r"^\s*>>> (?:import|from) (\w+)", re.MULTILINE)
 
@@ -85,11 +85,13 @@ def _imports(path: Path) -> frozenset[str]:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return frozenset([*IN_TEXT.findall(text), PAGES.get(path.name, "")]) & EXTRAS.keys()
-    found: set[str] = set()
+    found = {"pytorch_metric_learning"} if "pml" in path.parts else set()  # the folder of nearfar.pml
     for node in ast.parse(text).body:
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         modules += [each.name for each in node.names] if isinstance(node, ast.Import) else []
         for parts in (each.split(".") for each in modules):
+            if parts[:2] == ["nearfar", "pml"]:  # which imports PML
+                found.add("pytorch_metric_learning")
             package = path.parent.parts[-len(parts) + 1 :] if len(parts) > 1 else ()
             inside = (path.parent / "__init__.py").is_file()  # where a bare name is no module beside the file
             other = path.parent / f"{parts[-1]}.py"

@@ -15,7 +15,6 @@ from pytorch_metric_learning import losses as their_losses
 from torch import nn
 from torch.utils.data import TensorDataset
 
-need("pytorch_metric_learning")
 SCRIPTS = START | OWN | PARTS | USES
 
 

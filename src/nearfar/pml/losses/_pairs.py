@@ -33,7 +33,7 @@ class ContrastiveLoss(Native, losses.ContrastiveLoss):
     """PML's ContrastiveLoss."""
 
     settings = ("pos_margin", "neg_margin")
-    least = (192, 128)
+    least = (192, 192)
 
     def recipe(self, known: Setup) -> RobustLoss:
         near, far = (-known.score(float(margin)) for margin in (self.pos_margin, self.neg_margin))
