@@ -13,7 +13,7 @@ from nearfar.pml import losses, regularizers
 
 Case = Callable[[Any], dict[str, Any]]
 LOSSES: dict[str, Callable[[], Any]] = {
-    **{name: getattr(losses, name) for name in losses.__all__ if name != "MarginLoss"},
+    **{name: getattr(losses, name) for name in losses.__all__ if hasattr(getattr(losses, name), "recipe")},
     "learned boundary": lambda: losses.MarginLoss(learn_beta=True),
     "regularized": lambda: losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegularizer()),
 }
