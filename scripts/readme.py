@@ -31,7 +31,6 @@ SCRIPTS = (
     "ContrastiveLoss",
     "SupConLoss",
     "MultiSimilarityLoss + miner",
-    "TripletMarginLoss + triplet miner",
 )
 
 

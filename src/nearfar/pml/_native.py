@@ -81,9 +81,10 @@ def _methods(kind: Any) -> frozenset[str]:
 
 def is_plain(module: Any) -> bool:
     """Whether a module does what its class says: no hook, no method of the object alone, no statistics."""
+    kind: Any = type(module)
     held = module.__dict__
     counts = held.get("collect_stats") or held.get("_record_these_stats")
-    return not counts and _methods(type(module)).isdisjoint(held) and not hooked(module)
+    return not counts and _methods(kind).isdisjoint(held) and not hooked(module)
 
 
 def is_ours(module: Any) -> bool:
