@@ -11,6 +11,7 @@ from torch import Tensor
 from nearfar._utils.tensors import check_embeddings
 from nearfar.engines import dense_value
 from nearfar.engines.dense import kept
+from nearfar.groups.groupings import Product
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs
@@ -179,7 +180,7 @@ class Native:
             a, p, b, n = as_pairs(call.indices)
             near, far = product.positive(scores[a, p], +1), product.negative(scores[b, n], -1)
             return (product.over_positive.value(near[None]) + product.over_negative.value(far[None]))[0]
-        return dense_value(product, kept(product, self._pairs(loss, call, scores)))
+        return dense_value(product, kept(product, self._pairs(loss, product, call, scores)))
 
     def _scores(self, call: Call) -> Tensor:
         """The scores [n, m] by PML's distance."""
@@ -192,18 +193,18 @@ class Native:
             numbers: Tensor = self.distance(call.embeddings.to(wide), others)
         return numbers if self.distance.is_inverted else -numbers
 
-    def _pairs(self, loss: RobustLoss, call: Call, scores: Tensor) -> ScoredPairs:
+    def _pairs(self, loss: RobustLoss, product: Product, call: Call, scores: Tensor) -> ScoredPairs:
         """The pairs of a small batch that count."""
         relation = call.relation()
         every = torch.ones(len(scores), dtype=torch.bool)  # two rows are always a pair, of one sign or the other
         listed = None
-        if call.indices is not None and len(call.indices) == 3 and loss.groups.takes_triplets:
+        if call.indices is not None and len(call.indices) == 3 and product.groups.takes_triplets:
             listed = (call.indices[0], call.indices[1], call.indices[2])
             measures = every, every  # not read
         else:
             measures = self._measures(loss, call, call.labels, scores)
         rows = call.embeddings, call.reference
-        return ScoredPairs(scores, *measures, every, every, relation, loss.similarity, *rows, listed, mined=True)
+        return ScoredPairs(scores, *measures, every, every, relation, product.similarity, *rows, listed, mined=True)
 
     def _measures(self, loss: RobustLoss, call: Call, labels: Any, like: Tensor) -> tuple[Tensor, Tensor]:
         """Which pairs count, [n, m]: masks, or how often the index tuple lists each."""
