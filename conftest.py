@@ -24,7 +24,9 @@ from needs import lacking
 collect_ignore = []
 if os.environ.get("TRITON_INTERPRET") != "1":
     # other tests run these in a process of their own
-    collect_ignore += [f"tests/{name}.py" for name in ("fused_cases", "fuzz_cases", "own_parts_fused")]
+    collect_ignore += [f"tests/fused_{name}.py" for name in ("cases", "collapsed", "zeros")]
+    collect_ignore += [f"tests/{name}_fused.py" for name in ("learned", "own_parts", "settings")]
+    collect_ignore += ["tests/fuzz_cases.py"]
 if importlib.util.find_spec("triton") is None:
     collect_ignore += [f"src/nearfar/engines/_kernels{name}.py" for name in ("", "_pairs", "_top", "_triplets")]
     collect_ignore += ["tests/fused_compiled.py"]

@@ -32,7 +32,8 @@ def with_similarity(name, kind):
     return lambda: getattr(L, name)(similarity=kind(), **NEEDS.get(name, {}))
 
 
-LOSSES = {row.id: row.make for row in ROWS if isinstance(getattr(row.make(), "similarity", None), KINDS)} | {
+MADE = [row for row in ROWS if not row.proxies and isinstance(getattr(row.make(), "similarity", None), KINDS)]
+LOSSES = {row.id: row.make for row in MADE} | {
     f"{name}-{kind.__name__}": with_similarity(name, kind)
     for name in L.__all__
     for kind in KINDS

@@ -11,6 +11,7 @@ import pytest
 import torch
 from needs import need
 from safetensors.torch import load_file
+from vision import mend
 
 import nearfar
 from nearfar.cli.demo import recipe
@@ -38,6 +39,7 @@ def ran(code: str, folder: Path) -> str:
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path != TRAINER], ids=lambda path: path.stem)
 def test_example_runs_for_five_steps(path, tmp_path):
     if path.stem == "lightning_module":
+        mend()
         need("lightning")
     shown = ran(f"sys.argv[1:] = ['--steps', '5']; runpy.run_path({str(path)!r}, run_name='__main__')", tmp_path)
     assert re.search(r"loss \d+\.\d{4}", shown), shown

@@ -86,8 +86,8 @@ def proxies():
 SETTINGS = {
     "a number of a set": lambda one: object.__setattr__(one.over_negative, "gamma", 0.7),
     "a number of a pair loss": lambda one: setattr(one.pair_negative, "margin", 0.3),
-    "a set": lambda one: setattr(one, "over_negative", S.Mean()),
-    "a pair loss": lambda one: setattr(one, "pair_negative", P.Logistic()),
+    "a set": lambda one: setattr(one, "over", S.Mean()),
+    "a pair loss": lambda one: setattr(one, "pair", P.Logistic()),
     "the similarity": lambda one: setattr(one, "similarity", nf.similarity.Dot()),
     "the link": lambda one: setattr(one, "link", nf.links.HingeLink(0.4)),
     "the miner": lambda one: setattr(one, "miner", nf.miners.Hard()),
@@ -392,7 +392,7 @@ def test_copies_go_their_own_way(device, copied):
     for each in (again.loss, again.dense):
         with torch.no_grad():
             each.proxies = torch.nn.Parameter(each.proxies * 3)
-        each.over_negative = S.KL(0.5)
+        each.scale = 8.0
     for seed in range(2 * CALLS):
         again(again.step, 1, seed)
         both(both.step, 1, seed)

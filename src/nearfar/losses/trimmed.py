@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from nearfar.losses.dro import Zero
 from nearfar.losses.factors import Factors
 from nearfar.losses.recipe import Recipe
@@ -10,6 +12,17 @@ from nearfar.sets import TopK, Trimmed
 from nearfar.sets.counts import Count
 
 __all__ = ["DroTrimmed", "DroTrimmedPN"]
+
+
+def _check_share(owner: str, name: str, value: object) -> None:
+    """Require a share below 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(
+            f"{owner}: {name} must be the share of wrong labels, from 0 to below 1, but came as {value!r}."
+        )
+
+
+Share = Annotated[float, _check_share]
 
 
 class DroTrimmed(Recipe):
@@ -72,14 +85,10 @@ class DroTrimmedPN(Recipe):
     '0.350'
     """
 
-    wrong: float
+    wrong: Share
     k: Count
     usual = {**Recipe.usual, "pair": Hinge}
 
     def factors(self) -> Factors:  # noqa: D102
-        if not 0 <= self.wrong < 1:
-            raise ValueError(
-                f"DroTrimmedPN: wrong must be the share of wrong labels, from 0 to below 1, but came as {self.wrong!r}."
-            )
         over = Trimmed(top_fraction=1 - (1 - self.wrong) ** 2, fraction=1.0), TopK(self.k)
         return Factors(over=over, groups="sign")
