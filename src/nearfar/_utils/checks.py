@@ -53,7 +53,7 @@ def check_choice(owner: str, name: str, value: object, allowed: Iterable[str]) -
 
 def check_number(owner: str, name: str, value: object, *, learned: bool = False) -> None:
     """Require a finite number; if it may be `learned`, also a tensor that holds one."""
-    number = _number(owner, name, value, "a number", learned=learned)
+    number = number_of(owner, name, value, "a number", learned=learned)
     if not math.isfinite(number):
         came = float(value.detach()) if isinstance(value, Tensor) else value
         raise ValueError(f"{owner}: {name} must be a number, but came as {came!r}.")
@@ -62,13 +62,13 @@ def check_number(owner: str, name: str, value: object, *, learned: bool = False)
 def check_positive(owner: str, name: str, value: object, *, zero: bool = False, learned: bool = False) -> None:
     """Require a finite number above zero (with `zero`: zero or above); if it may be `learned`, also such a tensor."""
     allowed = "a number zero or more" if zero else "a number above zero"
-    number = _number(owner, name, value, allowed, learned=learned)
+    number = number_of(owner, name, value, allowed, learned=learned)
     if not (number >= 0 if zero else number > 0) or number == math.inf:
         came = float(value.detach()) if isinstance(value, Tensor) else value
         raise ValueError(f"{owner}: {name} must be {allowed}, but came as {came!r}.")
 
 
-def _number(owner: str, name: str, value: object, allowed: str, *, learned: bool) -> float:
+def number_of(owner: str, name: str, value: object, allowed: str, *, learned: bool) -> float:
     """The number that a value is, NaN for any other value; 1 for a tensor that cannot be read without a stall."""
     if not isinstance(value, Tensor):
         return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)

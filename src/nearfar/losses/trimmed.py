@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from nearfar._utils.checks import number_of
 from nearfar.losses.dro import Zero
 from nearfar.losses.factors import Factors
 from nearfar.losses.recipe import Recipe
@@ -16,10 +17,9 @@ __all__ = ["DroTrimmed", "DroTrimmedPN"]
 
 def _check_share(owner: str, name: str, value: object) -> None:
     """Require a share below 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(
-            f"{owner}: {name} must be the share of wrong labels, from 0 to below 1, but came as {value!r}."
-        )
+    allowed = "the share of wrong labels, from 0 to below 1,"
+    if not 0 <= number_of(owner, name, value, allowed, learned=False) < 1:
+        raise ValueError(f"{owner}: {name} must be {allowed} but came as {value!r}.")
 
 
 Share = Annotated[float, _check_share]
