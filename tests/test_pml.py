@@ -285,6 +285,8 @@ def test_weights_and_ids():
     apart = loss(ROWS, LABELS, ref_emb=ref, ref_labels=ref_labels, ids=ids, ref_ids=ref_ids)
     assert apart.item() == pytest.approx(wanted.item(), rel=1e-9)
     unknown = losses.ContrastiveLoss(distance=distances.LpDistance(p=1))
+    loss.least = (25, 25)  # PML is faster, but reads no ids
+    torch.testing.assert_close(loss(ROWS, LABELS, ids=ids), loss(ROWS, LABELS))
     with pytest.raises(ValueError, match="ContrastiveLoss: PML computes this call, which takes no ids; leave them out"):
         unknown(ROWS, LABELS, ids=torch.arange(24))
     with pytest.raises(ValueError, match="PML computes this loss with these settings"):

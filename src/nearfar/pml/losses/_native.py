@@ -114,7 +114,7 @@ class Native:
         """The value by our loss; None where PML is to compute it."""
         # the quickest question first: little time may pass before PML begins with a small batch
         here = isinstance(embeddings, Tensor) and embeddings.ndim > 0 and embeddings.device.type == "cpu"
-        if here and len(embeddings) < self.least[indices is not None]:
+        if here and ids is None and ref_ids is None and len(embeddings) < self.least[indices is not None]:
             return None
         if (ref_emb is not None and not self.references) or (indices is not None and not self.tuples):
             return None
