@@ -308,7 +308,7 @@ class RobustLoss(Loss):
             self._warn(call, relation, product, None)
             return _zero(call).expand(len(call.embeddings)) if product.reduction == "none" else _zero(call)
         product = product.at(len(call.embeddings))
-        x, y = _raw(call)
+        x, y = raw_rows(call)
         if (value := None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))) is not None:
             return value
         rows = product.similarity.prepared(x, y)
@@ -331,7 +331,7 @@ class RobustLoss(Loss):
         if 0 in call.shape:
             self._warn(call, relation, product, None)
             return unexplained(_zero(call))
-        product, raw = product.at(len(call.embeddings)), _raw(call)
+        product, raw = product.at(len(call.embeddings)), raw_rows(call)
         rows = product.similarity.prepared(*raw)
         pairs = dense_pairs(product, *rows, relation, call.indices, once=self.listed_once, raw=raw)
         self._warn(call, relation, product, Had(pairs.had_positive, pairs.had_negative))
@@ -383,7 +383,7 @@ def _teaching(product: Product, had: Had) -> Tensor:
     return had.had_positive if groups.needs == "positive" else had.anchors
 
 
-def _raw(call: Call) -> tuple[Tensor, Tensor | None]:
+def raw_rows(call: Call) -> tuple[Tensor, Tensor | None]:
     """Rows [n, d] and references [m, d] in the type that is computed with."""
     dtype = _work_type(call)
     return call.embeddings.to(dtype), None if call.ref_emb is None else call.ref_emb.to(dtype)
