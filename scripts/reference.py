@@ -64,6 +64,18 @@ def origin(module: str, name: str) -> str:
     return f"{module}.{name}"
 
 
+def defines(module: str, name: str) -> bool:
+    """Whether a module defines a name itself, and does not fetch it from another package."""
+    for node in tree(module).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return True
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if name in {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}:
+                return True
+    return False
+
+
 def words(module: str, name: str) -> str:
     """The docstring of a class or a function, or the string below a constant."""
     body = tree(module).body
@@ -96,7 +108,7 @@ def entries(names: list[str], seen: set[str]) -> Iterator[tuple[str, str, str]]:
     for module in names:
         for name in listed(module):
             path = origin(module, name)
-            if path not in seen and path not in sources():
+            if path not in seen and path not in sources() and defines(*path.rsplit(".", 1)):
                 seen.add(path)
                 yield (FRONT if module == FRONT else room(module)), f"{module}.{name}", path
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import griffe
 
+from nearfar._utils.settings import Settings
+
 PLACES = {
     inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
     inspect.Parameter.KEYWORD_ONLY: griffe.ParameterKind.keyword_only,
@@ -20,8 +22,7 @@ class Constructors(griffe.Extension):
     def on_class_members(self, *, cls: griffe.Class, **more: Any) -> None:
         """Called by griffe when it has read a class."""
         kind = getattr(importlib.import_module(cls.module.path), cls.name, None)
-        settings = getattr(kind, "settings", None)
-        if not isinstance(kind, type) or not settings or "settings" not in vars(kind):
+        if not isinstance(kind, type) or not issubclass(kind, Settings) or not vars(kind).get("settings"):
             return
         written = {name: hint for base in kind.__mro__[::-1] for name, hint in inspect.get_annotations(base).items()}
         mine = griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)
@@ -32,8 +33,8 @@ class Constructors(griffe.Extension):
                 kind=PLACES[x.kind],
                 default=None if x.default is x.empty else repr(x.default),
             )
-            for name, x in settings.items()
+            for name, x in kind.settings.items()
         ]
-        for name in settings:
+        for name in kind.settings:
             cls.members.pop(name, None)
         cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(mine, *given)))

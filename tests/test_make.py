@@ -126,7 +126,7 @@ def test_bytecode_is_kept_also_where_the_environment_forbids_it():
 def test_the_test_command_skips_nothing_that_it_installed():
     """And the command of machines that cannot install uses their Python, and skips."""
     told = {"cwd": ROOT, "capture_output": True, "encoding": "utf-8", "check": True}
-    words = [str(MAKE), "-n", "PYTHON=/there/python", "WORKERS=16"]
+    words = [str(MAKE), "-n", "--no-print-directory", "PYTHON=/there/python", "WORKERS=16"]
     shown = {name: subprocess.run([*words, name], **told).stdout for name in ("test", "gpu")}
     assert "NEARFAR_PACKAGES=required" in shown["test"]
     assert shown["gpu"].startswith(f"PYTHONPATH={ROOT}/src ")

@@ -89,7 +89,7 @@ def test_without_pml_there_is_one_sentence():
         "try:\n    import nearfar.pml\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
     assert told == (
         'nearfar.pml needs pytorch_metric_learning, which is not installed; run pip install "nearfar[pml]".\n'
     )
