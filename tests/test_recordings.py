@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import nearfar as nf
+from nearfar._utils.checks import RECENT
 from nearfar.losses import replays
 
 L, P, S = nf.losses, nf.pairs, nf.sets
@@ -31,6 +32,8 @@ CALLS = replays.WAIT + 2
 
 @pytest.fixture(params=["tape", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
+    if not RECENT:
+        pytest.skip("calls are recorded from PyTorch 2.11 on")
     if request.param == "tape":
         tape_calls(monkeypatch)
         return torch.device("cpu")

@@ -13,6 +13,7 @@ from processes import interpreted
 from settings_cases import CASES, FIXED, IDS, given, make, measured, other, part, same
 
 import nearfar as nf
+from nearfar._utils.checks import RECENT
 from nearfar.engines import untiled
 from nearfar.engines.fused import INSTALLED
 
@@ -92,7 +93,7 @@ def test_the_size_of_what_is_learned_is_fixed(kind):
 def test_a_compiled_loss_follows(kind):
     torch._dynamo.reset()
     loss = make(kind, **given(kind))
-    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    compiled = torch.compile(loss, backend="eager", fullgraph=RECENT)
     same(measured(loss, call=compiled), measured(loss))
     names = [name for name in cases.arguments(kind) if isinstance(getattr(loss, name), float) and name != "beta"]
     if not names:

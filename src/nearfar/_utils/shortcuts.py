@@ -79,6 +79,11 @@ def touched(parts: Iterable[Part | None]) -> str | None:
     return None
 
 
+def hooked_globally() -> bool:
+    """Whether forward or backward hooks are registered for all modules."""
+    return any(getattr(nn.modules.module, f"_global{name}") for name in HOOKS)
+
+
 def hooked(part: object) -> bool:
     """Whether a module has forward or backward hooks."""
     held = _held(part)

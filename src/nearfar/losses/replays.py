@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from nearfar._utils.checkpoint import first_line
 from nearfar._utils.checks import RECENT, capturing
 from nearfar._utils.cuda_graph import record
-from nearfar._utils.shortcuts import HOOKS, Part, hooked
+from nearfar._utils.shortcuts import HOOKS, Part, hooked, hooked_globally
 from nearfar._utils.tensors import uses_tf32
 from nearfar.groups.groupings import Product
 from nearfar.losses.choice import fuses
@@ -130,7 +130,7 @@ def _watched() -> bool:
     """Whether somebody looks at single operations, or records them already."""
     return (
         torch.is_anomaly_enabled()
-        or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        or hooked_globally()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0

@@ -16,7 +16,7 @@ import torch
 from pytorch_metric_learning import distances, reducers
 from torch import Tensor, nn
 
-from nearfar._utils.shortcuts import hooked
+from nearfar._utils.shortcuts import hooked, hooked_globally
 from nearfar._utils.tensors import INTEGERS, weighted
 from nearfar.groups.groupings import Reduction
 from nearfar.sets import Dual, Mean, UncertaintySet
@@ -147,7 +147,7 @@ def suit(embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> bool:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack() > 0:
         return False
-    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+    if hooked_globally():
         return False
     if ref_emb is None:
         return ref_labels is None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,23 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Check all outputs against all inputs, and let nothing that runs write over an input."""
-        inputs = list(_inputs(ctx.params))
+        # by annotation: older releases of typer keep paths as words here
+        hints = inspect.get_annotations(inspect.unwrap(self.callback or Command), eval_str=True)
+        inputs = list(_inputs(ctx.params, {name for name, hint in hints.items() if "Path" in str(hint)}))
         with one_sentence(self.name or ""):
             options = {param.name: param.opts[0] for param in self.params}
             named = {options[name]: ctx.params[name] for name in OUTPUTS & ctx.params.keys()}
-            check_apart({option: path for option, path in named.items() if path is not None}, inputs)
+            check_apart({option: Path(path) for option, path in named.items() if path is not None}, inputs)
         with protected(inputs):
             return super().invoke(ctx)
 
 
-def _inputs(params: Mapping[str, Any]) -> Iterator[Path]:
-    """The paths among the inputs; a word counts if it names a file."""
+def _inputs(params: Mapping[str, Any], paths: Set[str]) -> Iterator[Path]:
+    """The inputs: the arguments that are `paths`, and words that name a file."""
     for name, value in params.items():
         for each in value if isinstance(value, list | tuple) else [value]:
-            if name not in OUTPUTS and (isinstance(each, Path) or (isinstance(each, str) and os.path.isfile(each))):
+            path = name in paths and each is not None
+            if name not in OUTPUTS and (path or (isinstance(each, str) and os.path.isfile(each))):
                 yield Path(each)
 
 
