@@ -64,7 +64,7 @@ class Finder(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to run; PML's own module keeps its specification."""
+        """Give PML's own module its specification back; there is no code to run."""
         spec = module.__spec__
         if spec is not None and spec.loader_state is not None:
             module.__spec__ = spec.loader_state
