@@ -161,7 +161,7 @@ def create_app(
     hosts: frozenset[str] | None = None,
     answered: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """The application, for uvicorn or another ASGI server.
+    """Create the ASGI application of a search server.
 
     Args:
         searcher: what answers.

@@ -36,7 +36,7 @@ REFUSED = {
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What is searched for one loss.
+    """The search space of one loss: a base configuration, and the keys that vary.
 
     Attributes:
         label: the name of the loss; with a number behind it if several have the same name.
