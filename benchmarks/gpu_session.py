@@ -4,12 +4,11 @@
     python benchmarks/gpu_session.py --output OUT --device cpu --tiny      does it run at all?
     python benchmarks/gpu_session.py --output OUT --probes graphs big      some of them
 
-Probes, in this order: `calibrate` (the thresholds of `engine="auto"`, which the others then use), `correctness` (every
-loss on every engine against dense in float64 on the CPU), `small` (128 to 8,192 rows with PML, launches and memory),
-`graphs` (CUDA graphs of every loss: captured by hand, and `torch.compile(mode="reduce-overhead")`), `big` (8,192 to
-1,048,576 rows). A probe is a process of its own. Its file is written after each case, so that a probe that is stopped
-keeps what it has; run again with the same folder, it goes on. A device that is lost ends the process, and the next one
-goes on after that case.
+Probes, in this order: `correctness` (every loss on every engine against dense in float64 on the CPU), `small` (128 to
+2,048 rows with PML, launches and memory), `graphs` (CUDA graphs of every loss: captured by hand, and
+`torch.compile(mode="reduce-overhead")`), `big` (8,192 to 1,048,576 rows). A probe is a process of its own. Its file is
+written after each case, so that a probe that is stopped keeps what it has; run again with the same folder, it goes on.
+A device that is lost ends the process, and the next one goes on after that case.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "src"))  # where the p
 
 from nearfar._utils.files import write_text
 from nearfar.bench import SUBJECTS, DeviceLostError, Limits, Patience, Plan, Row, measure, offered
-from nearfar.bench.calibration import calibrated, contestants, representatives, table_text
 from nearfar.bench.launches import launches
 from nearfar.bench.pages import keep, known, line
 from nearfar.bench.subjects import PRECISIONS, Step, backward, batch, matmul, our_step
 from nearfar.bench.timing import clock_of, reason
-from nearfar.engines import thresholds
 
-SHARES = {"calibrate": 0.24, "correctness": 0.2, "small": 0.2, "graphs": 0.12, "big": 0.24}
+SHARES = {"correctness": 0.26, "small": 0.26, "graphs": 0.16, "big": 0.32}
 """Of the time that is given; what a probe does not need goes to the next ones."""
 LOST, GRACE, TRIES = 3, 20.0, 30
 """The exit code after a lost device, the last seconds of a probe, in which nothing is begun, and its most processes."""
@@ -213,19 +210,6 @@ def _plan(given: argparse.Namespace, **more: Any) -> Plan:
     return Plan(**plan)
 
 
-def calibrate(given: argparse.Namespace) -> None:
-    """The thresholds of `auto`."""
-    sizes = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-    engines = contestants(given.device)
-    plan = _plan(given, losses=representatives(), sizes=sizes, engines=engines, peers=False, memory=False)
-    rows = _table(given, "calibration.json", iter([plan]))
-    if rows:
-        fit = calibrated(rows, plan)
-        write_text(given.output / thresholds.FILE, table_text(fit, given.device, thresholds.read()))
-        for scope, found in fit.thresholds.scopes.items():
-            print(f"{scope}: {found}; worst {fit.worst.get(scope)}", flush=True)
-
-
 def small(given: argparse.Namespace) -> None:
     """Small batches with PML and launches: losses that PML has, then the others; float32, then bf16."""
     both = [name for name in SUBJECTS if SUBJECTS[name].peer is not None]
@@ -345,7 +329,7 @@ def graphs(given: argparse.Namespace) -> None:
         cases.run(f"compiled, {name}", given.device, lambda told=told: reduced(*told, given))
 
 
-PROBES = {"calibrate": calibrate, "correctness": correctness, "small": small, "graphs": graphs, "big": big}
+PROBES = {"correctness": correctness, "small": small, "graphs": graphs, "big": big}
 
 
 def session(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -399,8 +383,6 @@ def main() -> None:
     if given.probe is None:
         session(given)
         return
-    if (given.output / thresholds.FILE).exists():
-        thresholds.use(thresholds.read(given.output / thresholds.FILE))
     try:
         PROBES[given.probe](given)
     except DeviceLostError as error:

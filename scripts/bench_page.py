@@ -22,11 +22,10 @@ from nearfar.bench import PEER, SUBJECTS, Row
 from nearfar.bench.figure import draw
 from nearfar.bench.pages import markdown
 from nearfar.bench.subjects import PRECISIONS
-from nearfar.engines.thresholds import GENERAL, SCOPES, from_pairs, read
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS, IMAGES = ROOT / "docs" / "bench.md", ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
-PROBES = ("correctness", "calibration", "small", "graphs", "big", "session")
+PROBES = ("correctness", "small", "graphs", "big", "session")
 """Result files of a session, which lie here as gpu_NAME.json."""
 SMALL = 2048
 """The most rows of a small batch."""
@@ -57,23 +56,14 @@ def cpu_rows() -> list[Row]:
 
 
 def gpu_record() -> Any:
-    """What a session measured, small batches and big ones together, or the first measurements of all."""
-    parts = [told for name in ("gpu_small.json", "gpu_big.json") if (told := record(name)) is not None]
-    if not parts:
-        return record("gpu.json")
-    return {**parts[0], "results": [row for told in parts for row in told["results"]]}
+    """What a session measured: small batches and large ones together."""
+    small, large = record("gpu_small.json"), record("gpu_big.json")
+    return {**small, "results": small["results"] + large["results"]}
 
 
 def gpu_rows() -> list[Row]:
-    """The rows of the GPU; where `auto` was not timed, the engine that it takes stands for it."""
-    return [_with_auto(row) for row in rows_of(gpu_record())]
-
-
-def _with_auto(row: Row) -> Row:
-    if "auto" in row.cells:
-        return row
-    engine = "tiled" if row.rows**2 >= from_pairs("cuda", "row", "tiled") else "dense"
-    return replace(row, cells={"auto": row.cells[engine], **row.cells}) if engine in row.cells else row
+    """The rows of the GPU."""
+    return rows_of(gpu_record())
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -205,20 +195,6 @@ def _error(told: dict[str, Any]) -> str:
     return f"{gradient:.0e}" if isinstance(gradient, float) else str(told.get("failed", "-")).split(":")[0]
 
 
-def auto() -> str:
-    """The thresholds of `auto`."""
-    table = read()
-    lines = []
-    for device, known in table.items():
-        for engine in ("tiled", "fused"):
-            numbers = [known.pairs(scope, engine) for scope in SCOPES]
-            if min(numbers) <= 2**60:
-                lines.append((device, engine, *(f"{pairs:,}" if pairs <= 2**60 else "-" for pairs in numbers)))
-    head = ("device", "engine", *("no fast path" if scope == GENERAL else scope for scope in SCOPES))
-    said = "; ".join(f"{device}: {known.measured or 'not by this command'}" for device, known in table.items())
-    return f"{markdown(head, lines)}\n\nMeasured on: {said}."
-
-
 def one_import() -> str:
     """PML's losses and miners beside those of `nearfar.pml`."""
     told = record("one_import_cpu.json")
@@ -237,7 +213,7 @@ def _ratio(told: dict[str, Any] | None) -> str:
     return "-" if told is None else told.get("failed") or f"{told['ratio']:.2f}"
 
 
-BLOCKS = (auto, cpu_picture, cpu, gpu_picture, small_batches, large_batches, graphs, correctness, one_import)
+BLOCKS = (cpu_picture, cpu, gpu_picture, small_batches, large_batches, graphs, correctness, one_import)
 
 
 def filled(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Which way each loss goes on a CPU and on a GPU: asked of the engines, written into docs/guides/engines.md.
+"""The losses whose large batches do not run on the operators everywhere, by their plans; for docs/guides/engines.md.
 
 python scripts/engine_ways.py            write the table anew
 
@@ -11,16 +11,12 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 import nearfar as nf
-from nearfar.engines.fused import unfused
-from nearfar.engines.tiled import lean_way
+from nearfar.engines import Plan, make_plan
 from nearfar.groups.groupings import Product
-from nearfar.relations.relation import Relation
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "engines.md"
-HEAD = ("| loss | CPU, `tiled` | GPU, `fused` |", "|---|---|---|")
+HEAD = ("| loss | large batches |", "|---|---|")
 L = nf.losses
 MORE = {
     "DroTopK": {"k": 5},
@@ -38,30 +34,28 @@ VARIANTS = {
 }
 
 
-def losses() -> Iterator[tuple[str, Product, Relation]]:
-    """Every public loss, and a relation of plain labels as its engine sees it."""
-    labels = torch.arange(12) // 3
-    relation = nf.Relation.from_labels(labels)
+def losses() -> Iterator[tuple[str, Product]]:
+    """Every public loss as its engine sees it."""
     for name in sorted(L.__all__):
         if "classes" in inspect.signature(getattr(L, name)).parameters:
-            loss = getattr(L, name)(4, 5)
-            yield name, loss.product, loss._of_classes(torch.zeros(12, 5), labels)
-        elif name == "NPair":
-            yield name, L.NPair().product, relation.one_a_class()
+            yield name, getattr(L, name)(4, 5).product
         else:
-            yield name, getattr(L, name)(**MORE.get(name, {})).product, relation
+            yield name, getattr(L, name)(**MORE.get(name, {})).product
     for name, make in VARIANTS.items():
-        yield name, make().product, relation
+        yield name, make().product
+
+
+def way(plan: Plan) -> str | None:
+    """How a plan deviates from operators on every device; None where it does not."""
+    if plan.refused is not None:
+        return f"{'strips' if plan.strips is None else 'dense'}, because {plan.refused}"
+    return None if plan.kernels is None else f"on a GPU in PyTorch, because {plan.kernels}"
 
 
 def table() -> list[str]:
     """The lines of the table."""
-    lines = list(HEAD)
-    for name, product, relation in losses():
-        why = unfused(product, relation)
-        lean = "lean" if lean_way(product, relation) is not None else "general"
-        lines.append(f"| `{name}` | {lean} | {'kernels' if why is None else f'tiled: {why}'} |")
-    return lines
+    found = ((name, way(make_plan(product.at(64)))) for name, product in losses())
+    return [*HEAD, *(f"| `{name}` | {how} |" for name, how in found if how is not None)]
 
 
 def shown(page: str) -> list[str]:

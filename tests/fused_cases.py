@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from interpreter import quicken
+from fuzz_manners import SMALL, everywhere
+from interpreter import quicken, unfused
 from table import ROWS
 
 import nearfar as nf
-from nearfar.engines import fused_weigh, launch, thresholds
+from nearfar._utils.process_group import ALONE
+from nearfar.engines import auto, cuda, operators
 from nearfar.engines.dense import dense_pairs, dense_value
-from nearfar.engines.fused import Fused, unfused
-from nearfar.engines.fused_finish import fold_and_finish
+from nearfar.engines.finish import Call, finish
 
 assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once
 quicken()
@@ -58,7 +59,7 @@ OTHERS = {
 }  # fmt: skip
 LOSSES = {row.id: row.make for row in ROWS if not row.composed} | OTHERS
 NOT_SERVED = {
-    "DroTopK-fraction", "DroTrimmed", "DroTrimmed-rows", "DroChiSquare",
+    "DroTopK-fraction", "DroTrimmed-rows", "DroChiSquare",
     "DroChiSquare-beyond", "FastAP", "HAP2S-polynomial", "SmoothAP", "Triplet-hardest",
 }  # fmt: skip
 served = pytest.mark.parametrize("name", [name for name in LOSSES if name not in NOT_SERVED])
@@ -117,10 +118,8 @@ def represented(n=20, d=6, seed=4, among=False):
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Several tiles, several strips."""
-    monkeypatch.setattr(launch, "_blocks", lambda x, kind: {"BM": 16, "BN": 16, "BK": 16})
-    monkeypatch.setattr(launch, "STATES", 64)
-    monkeypatch.setattr(fused_weigh, "STRIP", 16 * 8)
-    monkeypatch.setattr(fused_weigh, "TALL", 16)
+    for (module, name), value in SMALL.items():
+        monkeypatch.setattr(module, name, value)
 
 
 def both(loss, given, low=torch.float32):
@@ -136,11 +135,15 @@ def both(loss, given, low=torch.float32):
             value, had = dense_value(product, pairs), (pairs.had_positive, pairs.had_negative)
         else:
             assert unfused(product, relation) is None
-            value, *had = fold_and_finish(product, relation, rows, cols, low)
+            value, *had = finish(product, relation.layout(), rows, cols, low=low)
         leaves = [x, *(() if z is None else (z,)), *loss.parameters()]
         slopes = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
         found.append([value.detach(), *slopes, *had])
     return found
+
+
+def called(product, given, rows, cols):
+    return Call(product, given.relation.layout(), rows, cols, torch.float32, None, ALONE)
 
 
 def same(loss, given, low=torch.float32, close=CLOSE):
@@ -231,10 +234,10 @@ def test_half_precision_products(name):
 @pytest.mark.parametrize("name", ["MultiSimilarity", "SupCon", "DroKL", "Contrastive-nonzero", "anchor", "learned"])
 def test_positive_pairs_may_be_folded(name, monkeypatch):
     """As where a compiler does not know how many there are."""
-    monkeypatch.setattr("nearfar.engines.fused.GATHERED", 0)
+    monkeypatch.setattr("nearfar.engines.finish.GATHERED", (0, 0))
     loss, given = LOSSES[name](), everything() if name in ("SupCon", "DroKL", "learned") else plain()
     rows, cols = loss.product.similarity.prepared(given.rows, given.cols)
-    assert Fused(loss.product, given.relation, rows, cols).narrow is None
+    assert called(loss.product, given, rows, cols).narrow is None
     same(loss, given)
 
 
@@ -257,7 +260,8 @@ def test_nan_shows(name):
     labels[20] = 99
     rows = loss.product.similarity.prepare(plain().rows).clone()
     rows[20, 2] = float("nan")
-    value, *_ = fold_and_finish(loss.product, nf.Relation.from_labels(labels), rows, rows)
+    layout = nf.Relation.from_labels(labels).layout()
+    value, *_ = finish(loss.product, layout, rows, rows, low=torch.float32)
     assert torch.isnan(value)
 
 
@@ -280,8 +284,8 @@ def measured(loss, x, *args, **more):
 
 def test_a_call_goes_to_the_kernels(monkeypatch):
     heard = []
-    work = launch.Work.fold
-    monkeypatch.setattr(launch.Work, "fold", lambda self, states: heard.append(1) or work(self, states))
+    work = cuda.Kernels.fold
+    monkeypatch.setattr(cuda.Kernels, "fold", lambda self: heard.append(1) or work(self))
     given = plain()
     y = torch.arange(21) // 3
     for a, b in zip(
@@ -289,12 +293,11 @@ def test_a_call_goes_to_the_kernels(monkeypatch):
     ):
         torch.testing.assert_close(a, b, **CLOSE)
     assert heard == [1]
-    # float64, an index tuple and values that are not reduced are for other engines
+    # float64, an index tuple and a closed interval of scores are for other engines
     for loss, x, more in (
         (L.MultiSimilarity(engine="fused"), given.rows.double(), {}),
         (L.MultiSimilarity(engine="fused"), given.rows, {"indices": (torch.tensor([0]), torch.tensor([1])) * 2}),
         (L.MultiSimilarity(engine="fused", reduction="sum", miner=M.Hard()), given.rows, {}),
-        (L.NTXent(engine="fused", reduction="none"), given.rows, {}),
     ):
         dense = type(loss)(engine="dense", reduction=loss.reduction, miner=loss.miner)
         torch.testing.assert_close(loss(x, y, **more), dense(x, y, **more), **CLOSE)
@@ -303,9 +306,9 @@ def test_a_call_goes_to_the_kernels(monkeypatch):
 
 def test_half_precision_rows_use_half_precision_products(monkeypatch):
     kinds = []
-    made = launch.Work.__init__
+    made = cuda.Kernels.__init__
     monkeypatch.setattr(
-        launch.Work, "__init__", lambda self, spec, *rest: kinds.append(spec.dtype) or made(self, spec, *rest)
+        cuda.Kernels, "__init__", lambda self, spec, *rest: kinds.append(spec.dtype) or made(self, spec, *rest)
     )
     x, y = plain().rows, torch.arange(21) // 3
     L.SupCon(engine="fused")(x.half(), y)
@@ -323,20 +326,20 @@ def test_there_is_no_second_derivative():
 
 
 def test_auto_takes_the_kernels_where_they_were_measured_to_be_fastest(monkeypatch):
-    scopes = {scope: {"fused": 400} for scope in thresholds.SCOPES}
-    monkeypatch.setattr(thresholds, "TABLE", {"cpu": thresholds.Thresholds(scopes)})
-    heard, work = [], launch.Work.fold
-    monkeypatch.setattr(launch.Work, "fold", lambda self, states: heard.append(1) or work(self, states))
+    monkeypatch.setattr(auto, "_for_kernels", everywhere)
+    monkeypatch.setattr(auto, "LEAST", {"cpu": auto.Least(400, 400)})
+    heard, work = [], cuda.Kernels.fold
+    monkeypatch.setattr(cuda.Kernels, "fold", lambda self: heard.append(1) or work(self))
     x, y = plain().rows, torch.arange(21) // 3
     for make in (L.SupCon, L.Margin):
-        auto, dense = make(), make(engine="dense")
+        loss, dense = make(), make(engine="dense")
         for more in ({}, {"ref_emb": x.flip(0), "ref_labels": y.flip(0)}):
-            for a, b in zip(measured(auto, x, y, **more), measured(dense, x, y, **more), strict=True):
+            for a, b in zip(measured(loss, x, y, **more), measured(dense, x, y, **more), strict=True):
                 torch.testing.assert_close(a, b, **CLOSE)
-        for a, b in zip(auto.parameters(), dense.parameters(), strict=True):
+        for a, b in zip(loss.parameters(), dense.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, **CLOSE)
         with torch.no_grad():
-            torch.testing.assert_close(auto(x, y), dense(x, y), **CLOSE)
+            torch.testing.assert_close(loss(x, y), dense(x, y), **CLOSE)
     assert len(heard) == 6
     measured(L.SupCon(), x[:19], y[:19])  # fewer pairs
     assert len(heard) == 6
@@ -396,20 +399,18 @@ def test_compiled_it_is_one_graph(make):
 
 
 def test_operators_are_registered_soundly():
-    from nearfar.engines import fused_ops
-
     given = everything()
-    call = Fused(L.SupCon().product, given.relation, given.rows, given.cols)
-    spec, _ = call._spec(call.product.negative, "all", exp=1)
+    call = called(L.SupCon().product, given, given.rows, given.cols)
+    spec, _ = call.spec(call.product.negative, "all", exp=1)
     rows, cols = given.rows.requires_grad_(), given.cols.requires_grad_()
-    pairs = call.vectors.tensors()
+    far, pairs = replace(spec, similarity=1).lists(), call.pairs
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     near, real = call.near.detach().requires_grad_(), call.narrow.measure.float()
     for operator, args in (
-        (fused_ops.fold, (rows, cols, pairs, None, None, *spec.said())),
-        (fused_ops.hardest, (rows.detach(), cols.detach(), pairs, None, None, *spec.said())),
-        (fused_ops.triplets, (rows, cols, pairs, None, near, real, *spec.said())),
-        (fused_ops.near, (rows, cols, call.narrow.place, [], False)),
-        (fused_ops.near, (rows, cols, call.narrow.place, [torch.zeros_like(x) for x in (rows, cols)], True)),
+        (operators.fold, (rows, cols, pairs, None, None, *spec.lists())),
+        (operators.hardest, (rows.detach(), cols.detach(), pairs, None, None, *spec.lists())),
+        (operators.triplets, (rows, cols, pairs, None, near, real, *spec.lists())),
+        (operators.near, (rows, cols, call.narrow.place, [], *spec.lists())),
+        (operators.near, (rows, cols, call.narrow.place, [torch.zeros_like(x) for x in (rows, cols)], *far)),
     ):
-        torch.library.opcheck(operator, args, test_utils=checks)
+        torch.library.opcheck(operator.registered, args, test_utils=checks)

@@ -11,10 +11,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nearfar.engines import _kernels, _kernels_pairs, _kernels_top, _kernels_triplets, fused_ops, launch
-from nearfar.engines.fused_states import totals
-from nearfar.engines.fused_weigh import weigh, weigh_triplets
-from nearfar.engines.launch import LOW, Spec, Work
+from nearfar.engines import _kernels, _kernels_pairs, _kernels_top, _kernels_triplets, cuda
+from nearfar.engines.spec import LOW, Spec
 
 ROWS, COLS, WIDTH = 40, 50, 96
 TYPES = {
@@ -55,7 +53,7 @@ class Caught:
         return "i32" if isinstance(value, int) else "fp32"
 
 
-def work(kind: torch.dtype, given: int = 0, **more) -> Work:
+def work(kind: torch.dtype, given: int = 0, **more) -> cuda.Kernels:
     """Rows and, with `given` vectors, columns of their own."""
     square = not given
     count = ROWS if square else COLS
@@ -65,33 +63,35 @@ def work(kind: torch.dtype, given: int = 0, **more) -> Work:
     floor = torch.zeros(ROWS) if given else None
     offset = torch.zeros(()) if given else None
     spec = Spec(1.0, 0.0, given=given, dtype=LOW.index(kind), **more)
-    return Work(spec, torch.zeros(ROWS, WIDTH), None if square else torch.zeros(COLS, WIDTH), pairs, floor, offset)
+    return cuda.Kernels(
+        spec, torch.zeros(ROWS, WIDTH), None if square else torch.zeros(COLS, WIDTH), pairs, floor, offset
+    )
 
 
 def main() -> None:
     for module in (_kernels, _kernels_triplets, _kernels_top, _kernels_pairs):
         for name in module.__all__:
             setattr(module, name, Caught(getattr(module, name)))
-    launch._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
+    cuda._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
     numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
-    totals(work(torch.bfloat16, itself=1, half=1))
-    totals(work(torch.bfloat16, itself=1, half=1, exp=1))
+    work(torch.bfloat16, itself=1, half=1).fold()
+    work(torch.bfloat16, itself=1, half=1, exp=1).fold()
     every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "exp": 2, "flat": 1, "held": 1}
-    totals(work(torch.float32, 7, shape=1, side=2, **every))
-    weigh(work(torch.float16, 7, shape=2, **every), numbers, numbers, numbers)
-    weigh(work(torch.bfloat16, half=1, exp=1), numbers, numbers, numbers)
+    work(torch.float32, 7, shape=1, side=2, **every).fold()
+    work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers, numbers, numbers)
+    work(torch.bfloat16, half=1, exp=1).weigh(numbers, numbers, numbers, numbers)
     work(torch.float32, 7, shape=3, itself=2, similarity=1).hardest()
     work(torch.bfloat16, half=1).hardest()
-    work(torch.bfloat16, itself=1, shape=1, similarity=2).fold_triplets(near, near)
-    weigh_triplets(work(torch.bfloat16, 7, itself=2, shape=2, band=1, drop=1), near, near, numbers)
+    work(torch.bfloat16, itself=1, shape=1, similarity=2).triplets(near, near)
+    work(torch.bfloat16, 7, itself=2, shape=2, band=1, drop=1).weigh_triplets(near, near, numbers)
     above = work(torch.bfloat16, half=2)
     (strip,) = above.strips(2**20, half=True)
     into = torch.zeros(2, dtype=torch.int32), torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
     above.collect(strip, torch.zeros(()), torch.zeros(strip.tall, strip.wide), into, (9, 9))
     rows, place = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, 3, dtype=torch.int64)
     for rest, far in (([], False), ([rows, rows], True)):
-        fused_ops.near(rows, rows.clone(), place, rest, far)
-        fused_ops.near_back(rows, rows.clone(), place, near, rest, far)
+        cuda.near(rows, rows.clone(), place, rest, far)
+        cuda.near_back(rows, rows.clone(), place, near, rest, far)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from fuzz import drawn
 from fuzz_kernels import counted, draws, served
 from fuzz_manners import ASKS, KERNELS, Manner, engine, manners
 from fuzz_run import check_kernels
+from interpreter import unfused
 
 import nearfar as nf
-from nearfar.engines.fused import unfused
 from nearfar.groups.triplets import AngularScore, Rule, Triplets
 
 assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once

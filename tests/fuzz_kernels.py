@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from fuzz import Case, drawn
-from interpreter import quicken
+from interpreter import quicken, unfused
 
-from nearfar.engines import launch
-from nearfar.engines.fused import fused_way
+from nearfar.engines.cuda import Kernels
 
 quicken()
 TURNS, ATTEMPTS = 200, 3
@@ -29,7 +28,7 @@ def served(case: Case) -> bool:
         return False
     loss = case.make("fused")
     relation = case.batch.relation().projected(loss.anchors, among=loss.among_representatives)
-    return fused_way(loss.product, relation)
+    return unfused(loss.product, relation) is None
 
 
 def draws(seed: int) -> Iterator[Case]:
@@ -44,11 +43,11 @@ def draws(seed: int) -> Iterator[Case]:
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """The numbers of columns of all products that kernels were started for, in a list that grows."""
-    found, start = list[int](), launch.Work.__init__
+    found, start = list[int](), Kernels.__init__
 
-    def heard(work: launch.Work, *given: object) -> None:
+    def heard(work: Kernels, *given: object) -> None:
         start(work, *given)  # type: ignore[arg-type]
         found.append(work.m)
 
-    with patch.object(launch.Work, "__init__", heard):
+    with patch.object(Kernels, "__init__", heard):
         yield found

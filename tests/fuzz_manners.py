@@ -8,24 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from thresholds_cases import table_of
 from torch import Tensor
 
-from nearfar.engines import fused_weigh, launch, thresholds
+from nearfar.engines import auto, cuda
+from nearfar.engines.spec import LOW
 
-ENGINES = ("dense", "tiled", "auto", "lean")
-"""Engines, and two of "auto": strips from the first pair on, and strips where a lean way is there, else dense."""
+ENGINES = ("dense", "tiled", "auto", "operators", "generic")
+"""Engines, and three of "auto" from the first pair on: all strips; operators, else dense; operators that refuse every
+batch, so that strips of the plain definitions serve."""
 KERNELS = ("dense", "tiled", "fused", "fused auto")
 """Engines where kernels are to be had, and "auto" that takes them from the first pair on."""
 SMALL = {
-    (launch, "_blocks"): lambda x, kind: {"BM": 16, "BN": 16, "BK": 16},
-    (launch, "STATES"): 64,
-    (fused_weigh, "STRIP"): 16 * 8,
-    (fused_weigh, "TALL"): 16,
+    (cuda, "_blocks"): lambda x, kind: {"BM": 16, "BN": 16, "BK": 16},
+    (cuda, "STATES"): 64,
+    (cuda, "STRIP"): 16 * 8,
+    (cuda, "TALL"): 16,
 }
 """Sizes with which small batches are several tiles a chunk, several chunks a row, several strips."""
 LAYOUTS = ("plain", "transposed", "strided", "offset", "negated", "expanded")
@@ -82,23 +84,28 @@ def laid(x: Tensor, how: str) -> Tensor:
     return x.clone()
 
 
+def everywhere(loss: Any, relation: Any, product: Any, low: torch.dtype) -> Any:
+    """In place of `auto._for_kernels`: kernels for "auto" on a CPU too."""
+    return relation.layout() if low in LOW else None
+
+
+CHANGED = {
+    "auto": {"LEAST": {"cpu": auto.Least(1, 1)}},
+    "operators": {"LEAST": {"cpu": auto.Least(1, 2**60)}},
+    "generic": {"LEAST": {"cpu": auto.Least(1, 1)}, "finish": lambda *given, **more: None},
+    "fused auto": {"LEAST": {"cpu": auto.Least(1, 1)}, "_for_kernels": everywhere},
+}
+"""What is changed of the module that chooses, so that small batches reach an engine."""
+
+
 @contextmanager
 def engine(name: str) -> Iterator[str]:
     """The package's engine of that name, its thresholds moved so that small batches reach it."""
-    before = thresholds.TABLE
-    with ExitStack() as sizes:
-        try:
-            if name in ("auto", "lean"):
-                thresholds.use(table_of(1, 1 if name == "auto" else 2**60))
-            if name == "fused auto":
-                scopes = {scope: {"fused": 1} for scope in thresholds.SCOPES}
-                thresholds.use({"cpu": thresholds.Thresholds(scopes)})
-            if name.startswith("fused"):
-                for (module, key), value in SMALL.items():
-                    sizes.enter_context(patch.object(module, key, value))
-            yield {"lean": "auto", "fused auto": "auto"}.get(name, name)
-        finally:
-            thresholds.use(before)
+    changes = {(auto, key): value for key, value in CHANGED.get(name, {}).items()}
+    with ExitStack() as changed:
+        for (module, key), value in (changes | (SMALL if name.startswith("fused") else {})).items():
+            changed.enter_context(patch.object(module, key, value))
+        yield "auto" if name in CHANGED else name
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from fuzz_manners import ENGINES, KERNELS, Manner, engine, laid, manners, mode
 from oracles import algebra
 
 import nearfar as nf
-from nearfar.engines.fused import INSTALLED
+from nearfar.engines.auto import INSTALLED
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 3e-4}
 """How far value and gradient may lie from the oracle's, relative to the largest of them."""

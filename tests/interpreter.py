@@ -1,4 +1,5 @@
-"""Triton's interpreter, quicker: it looks through its whole language at each call of a function, also in a kernel.
+"""Which losses have kernels; and Triton's interpreter, quicker: it looks through its whole language at each call of a
+function, also in a kernel.
 
 And it makes the type and the shape of each number anew. What it computes is the same. Tests of kernels call `quicken`
 before any kernel runs.
@@ -11,7 +12,18 @@ import math
 import os
 from typing import Any
 
-__all__ = ["quicken"]
+from nearfar.engines.plan import make_plan, plain_parts
+
+__all__ = ["quicken", "unfused"]
+
+
+def unfused(product: Any, relation: Any) -> str | None:
+    """Why the kernels do not serve a loss of this relation, or None if they do."""
+    if not plain_parts(product):
+        return "a part allows no shortcut"
+    if relation.layout() is None:
+        return "pairs are given by a matrix"
+    return make_plan(product).kernels
 
 
 def quicken() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreter import quicken
+from learned_fused import counted
 from settings_cases import CASES, FIXED, given, make, measured, other, part, same
 
 import nearfar as nf
-from nearfar.engines import fused_finish
 
 quicken()
 NUMBERS = [
@@ -20,10 +20,7 @@ NUMBERS = [
 
 @pytest.fixture
 def served(monkeypatch):
-    found = []
-    plain = fused_finish.fold_and_finish
-    monkeypatch.setattr(fused_finish, "fold_and_finish", lambda *given: found.append(plain(*given)) or found[-1])
-    return found
+    return counted(monkeypatch)
 
 
 @pytest.mark.parametrize(("kind", "name"), NUMBERS)

@@ -37,20 +37,6 @@ def test_every_block_is_on_the_page_once():
         assert TEXT.count(f"<!-- {make.__name__} -->") == TEXT.count(f"<!-- /{make.__name__} -->") == 1
 
 
-def test_the_thresholds_are_those_that_auto_reads():
-    cells = [line for line in page.auto().splitlines() if line.startswith("| cpu | tiled |")]
-    assert [cell.strip() for cell in cells[0].split("|")[3:-1]] == [
-        f"{page.from_pairs('cpu', scope, 'tiled'):,}" for scope in page.SCOPES
-    ]
-
-
-def test_where_auto_was_not_timed_its_engine_stands_for_it():
-    row = Row("SupCon", 128, 8, 1, 0.1, 1, {"dense": Cell(1.0), "tiled": Cell(2.0)})
-    assert page._with_auto(row).cells["auto"] == Cell(1.0)
-    large = Row("SupCon", 2**20, 8, 1, 0.1, 1, {"dense": Cell(1.0), "tiled": Cell(2.0)})
-    assert page._with_auto(large).cells["auto"] == Cell(2.0)
-
-
 # What a session brings
 
 
@@ -60,7 +46,7 @@ def session(tmp_path, monkeypatch):
     results, folder = tmp_path / "results", tmp_path / "session"
     results.mkdir()
     folder.mkdir()
-    for name in ("bench_cpu.json", "gpu.json", "one_import_cpu.json"):
+    for name in ("bench_cpu.json", "one_import_cpu.json"):
         (results / name).write_text((page.RESULTS / name).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(page, "RESULTS", results)
     plan = Plan(losses=("SupCon",), width=512, engines=("auto", "dense", "fused"))

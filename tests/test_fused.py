@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter import unfused
 from own_parts import CASES
 from processes import interpreted
 
 import nearfar as nf
-from nearfar.engines.fused import INSTALLED, fused_way, has_triton
+from nearfar.engines.auto import INSTALLED, has_triton
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -115,15 +116,15 @@ def test_a_part_with_one_method_of_its_own_is_not_fused(case):
     relation = nf.Relation.from_labels(batch()[1])
     for way in case.losses():
         for part in (case.made(), case.patched()):
-            assert not fused_way(way(part).product, relation)
+            assert unfused(way(part).product, relation)
 
 
 def test_a_hook_is_not_fused():
     loss = L.SupCon()
     relation = nf.Relation.from_labels(batch()[1])
-    assert fused_way(loss.product, relation)
+    assert unfused(loss.product, relation) is None
     loss.pair_negative.register_forward_hook(lambda module, given, found: 2 * found)
-    assert not fused_way(loss.product, relation)
+    assert unfused(loss.product, relation)
 
 
 # ---------------------------------------------------------------- which way each loss goes

@@ -20,7 +20,7 @@ from oracles.gradient import gradient
 from processes import interpreted
 
 import nearfar as nf
-from nearfar.engines.fused import INSTALLED
+from nearfar.engines.auto import INSTALLED
 
 SEEDS, LARGE = range(500), range(500, 520)
 REFUSED = 1 / 3

@@ -8,11 +8,12 @@ import warnings
 
 import pytest
 import torch
+from interpreter import unfused
 from table import IDS, ROWS
 
 import nearfar as nf
-from nearfar.engines.fused import has_triton, unfused
-from nearfar.losses import replays
+from nearfar.engines.auto import has_triton
+from nearfar.engines.recordings import Recording
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,7 +47,7 @@ def step(loss, x, y, **more):
 
 
 def recorded(loss):
-    return sum(isinstance(each, replays.Recording) for each in loss._replays._known.values())
+    return sum(isinstance(each, Recording) for each in loss._replays._known.values())
 
 
 @rows
@@ -195,7 +196,7 @@ def test_after_a_recording_that_failed():
     held = []
     for _ in range(3):
         with pytest.raises(RuntimeError):
-            replays.Recording(run, before, (x, None))
+            Recording(run, before, (x, None))
         assert torch.equal(torch.cuda.get_rng_state(), state)
         gc.collect()
         held.append(torch.cuda.memory_allocated())

@@ -16,7 +16,6 @@ import torch
 
 from nearfar._utils.checks import RECENT
 from nearfar.bench import DeviceLostError
-from nearfar.engines.thresholds import read
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "gpu_session.py"
 pytestmark = pytest.mark.skipif(not FILE.exists(), reason="benchmarks are not in a release")
@@ -75,12 +74,6 @@ def test_tables_are_kept_and_resumed(job, given, monkeypatch):
     monkeypatch.setattr("nearfar.bench.study._row", None)  # nothing is measured again
     job.small(given)
     assert results(given.output / "small.json") == first
-
-
-def test_thresholds_are_calibrated(job, given):
-    job.calibrate(given)
-    assert read(given.output / "thresholds.json")["cpu"].measured.startswith("CPU")
-    assert [each["rows"] for each in results(given.output / "calibration.json")] == [16, 32]
 
 
 def test_big_batches(job, given):

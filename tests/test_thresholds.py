@@ -1,26 +1,23 @@
-"""The table of thresholds: `auto` takes the engine that it names, and a table that is none is told in one sentence."""
+"""From which size `engine="auto"` leaves the dense engine: `auto.LEAST`, ranks that share the work, large triplets."""
 
 from __future__ import annotations
 
-import copy
-import json
-from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 import torch
-from thresholds_cases import table_of
 
 import nearfar as nf
-from nearfar.engines import thresholds
-from nearfar.engines.thresholds import GENERAL, NEVER, SCOPES, Thresholds, parse, scope_of
-from nearfar.engines.tiled import worth_tiling
+from nearfar.engines import auto
 
-ROWS = 24
-TEXT = (files("nearfar.engines") / thresholds.FILE).read_text(encoding="utf-8")
+FIRST = 512
+"""Rows of the smallest square batch that the operators serve on a CPU."""
+FIRST_GENERIC = 4096
+"""Likewise for the generic strips."""
 
 
 class Mine(nf.pairs.Hinge):
-    """A part of one's own, which promises no fast path."""
+    """A part of one's own, which the operators do not know."""
 
 
 LOSSES = {
@@ -28,99 +25,94 @@ LOSSES = {
     "batch": nf.losses.DroKL,
     "lifted": nf.losses.LiftedStructure,
     "triplets": nf.losses.Triplet,
-    GENERAL: lambda: nf.RobustLoss(pair=Mine(), over=nf.sets.KL(0.1)),
 }
 
 
-def taken(loss, monkeypatch):
-    """The engine that a call of `auto` goes through."""
-    seen = []
-    for module, name in ((nf.losses.choice, "tiled_value"), (nf.losses.robust, "dense_value")):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, n=name, r=real, **k: seen.append(n) or r(*a, **k))
-    loss(torch.randn(ROWS, 4, requires_grad=True), torch.arange(ROWS) // 4)
-    (found,) = seen
-    return found.removesuffix("_value")
+def own():
+    return nf.RobustLoss(pair=Mine(), over=nf.sets.KL(0.1))
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-def test_another_table_changes_what_auto_takes(scope, monkeypatch):
-    loss = LOSSES[scope]()
-    scopes = {each: {"tiled": NEVER} for each in SCOPES}
-    assert taken(loss, monkeypatch) == "dense"
-    for pairs, engine in ((ROWS**2, "tiled"), (ROWS**2 + 1, "dense")):
-        monkeypatch.setattr(thresholds, "TABLE", {"cpu": Thresholds({**scopes, scope: {"tiled": pairs}})})
-        assert taken(loss, monkeypatch) == engine
+class TakenError(Exception):
+    """The engine that a call came to."""
 
 
-@pytest.mark.parametrize("scope", SCOPES[:-1])
-def test_the_scope_of_a_loss(scope):
-    assert scope_of(LOSSES[scope]().product) == scope
+@pytest.fixture(autouse=True)
+def _engines(monkeypatch):
+    """Calls end where an engine would begin, so that large batches cost nothing."""
+
+    def end(place, name):
+        def stop(*args, **kwargs):
+            raise TakenError(name)
+
+        monkeypatch.setattr(place, stop)
+
+    end("nearfar.losses.robust.dense_pairs", "dense")
+    end("nearfar.engines.auto.finish", "operators")
+    end("nearfar.engines.auto.generic.evaluate", "generic")
+
+
+def taken(loss, rows, classes=None):
+    """The engine that a call of `auto` comes to; four rows a class where the number of classes is not given."""
+    labels = torch.arange(rows) % (classes or rows // 4)
+    with pytest.raises(TakenError) as caught:
+        loss(torch.ones(rows, 2), labels)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_operators_serve_from_their_number_of_pairs_on(name):
+    assert auto.LEAST["cpu"].operators == FIRST**2
+    assert taken(LOSSES[name](), FIRST - 1) == "dense"
+    assert taken(LOSSES[name](), FIRST) == "operators"
+
+
+def test_strips_serve_parts_of_ones_own_from_their_number_of_pairs_on():
+    assert auto.LEAST["cpu"].generic == FIRST_GENERIC**2
+    assert taken(own(), FIRST_GENERIC - 1) == "dense"
+    assert taken(own(), FIRST_GENERIC) == "generic"
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_constants_change_what_auto_takes(name, monkeypatch):
+    monkeypatch.setattr(auto, "LEAST", {"cpu": auto.Least(24**2, 24**2)})
+    assert [taken(LOSSES[name](), rows) for rows in (23, 24)] == ["dense", "operators"]
+    assert [taken(own(), rows) for rows in (23, 24)] == ["dense", "generic"]
 
 
 def test_a_device_that_was_not_measured_is_dense(monkeypatch):
-    loss = LOSSES["row"]()
-    monkeypatch.setattr(thresholds, "TABLE", {"cuda": table_of(1, 1)["cuda"]})
-    assert taken(loss, monkeypatch) == "dense"
-    assert thresholds.from_pairs("cpu", "row", "tiled") == NEVER
-    assert thresholds.from_pairs("cuda", "row", "tiled") == 1
+    monkeypatch.setattr(auto, "LEAST", {"cuda": auto.Least(1, 1)})
+    assert taken(nf.losses.SupCon(), FIRST) == "dense"
+    assert taken(own(), FIRST_GENERIC) == "dense"
+
+
+def test_large_triplets_are_not_dense_on_any_device(monkeypatch):
+    """2,048 x 127 x 2,048 triplets would be 2 GB; with four rows a class they are few."""
+    monkeypatch.setattr(auto, "LEAST", {})
+    assert taken(nf.losses.Triplet(), 2048, classes=16) == "operators"
+    assert taken(nf.losses.Triplet(), 2048) == "dense"
 
 
 def test_small_calls_look_at_one_number(monkeypatch):
-    """Below the least threshold neither the scope nor the fast paths are looked for."""
-    monkeypatch.setattr("nearfar.engines.tiled.lean_way", None)
-    relation = nf.Relation.from_labels(torch.arange(8) // 2)
-    assert not worth_tiling(LOSSES["row"]().product, relation)
+    """Below the constant neither the layout nor the parts are looked at."""
+    monkeypatch.setattr(auto, "_choose", None)
+    assert taken(nf.losses.SupCon(), FIRST - 1) == "dense"
 
 
-def test_the_table_of_the_package():
-    assert set(thresholds.TABLE) >= {"cpu", "cuda"}
-    assert parse(TEXT) == thresholds.read()
-    for known in thresholds.TABLE.values():
-        assert all(known.pairs(scope, "tiled") < NEVER for scope in SCOPES)  # else a large batch is one dense matrix
+def test_several_ranks_share_the_work_from_one_number_of_pairs_on(monkeypatch):
+    """Measured device or not: each of them would compute the whole dense matrix."""
+    monkeypatch.setattr(auto, "LEAST", {})
+    product = nf.losses.SupCon().product
+    for world, rows, wanted in ((2, FIRST, True), (2, FIRST - 1, False), (1, FIRST, False)):
+        call = SimpleNamespace(ranks=SimpleNamespace(world=world))
+        relation = nf.Relation.from_labels(torch.arange(rows))
+        assert auto._worth("auto", call, relation, product) == wanted
 
 
-def test_a_table_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(thresholds, "TABLE", thresholds.TABLE)  # to be put back
-    told = json.loads(TEXT)
-    told["devices"]["cpu"]["scopes"]["row"]["tiled"] = 5
-    (tmp_path / "mine.json").write_text(json.dumps(told), encoding="utf-8")
-    thresholds.use(thresholds.read(tmp_path / "mine.json"))
-    assert thresholds.from_pairs("cpu", "row", "tiled") == 5
-
-
-def changed(*path, value):
-    told = copy.deepcopy(json.loads(TEXT))
-    inside = told
-    for key in path[:-1]:
-        inside = inside[key]
-    inside[path[-1]] = value
-    return json.dumps(told)
-
-
-SCOPE = ("devices", "cpu", "scopes", "row")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "is no table of thresholds"),
-        ("[1, 2]", "is no table of thresholds"),
-        ('{"devices": 3}', "is no table of thresholds"),
-        (changed("devices", "cpu", value={}), "is no table of thresholds"),
-        (changed(*SCOPE, value=5), "is no table of thresholds"),
-        (changed("devices", "cpu", "scopes", "column", value={}), "must have the scopes row"),
-        (changed(*SCOPE, "tiled", value=0), "gives 0 for tiled"),
-        (changed(*SCOPE, "tiled", value=2.5), "gives 2.5 for tiled"),
-        (changed(*SCOPE, "tiled", value=True), "gives True for tiled"),
-        (changed(*SCOPE, "quick", value=3), "gives 3 for quick"),
-    ],
-)
-def test_a_broken_table_is_one_sentence(text, said):
-    with pytest.raises(ValueError) as caught:
-        parse(text)
-    sentence = str(caught.value)
-    assert said in sentence
-    assert sentence.startswith("thresholds.json")
-    assert sentence.endswith("; make it again with nearfar bench --calibrate.")
-    assert "\n" not in sentence
+@pytest.mark.parametrize(("name", "first"), [("row", 4096), ("batch", 4096), ("lifted", 2048), ("triplets", 512)])
+def test_on_a_gpu_dear_pairs_count_more(name, first, monkeypatch):
+    """The dense engine holds lifted structure in both directions, and a pair once for each positive of a triplet."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=140 * 10**9))
+    product, call = LOSSES[name]().product, SimpleNamespace(ranks=None)
+    for rows in (first - 1, first):
+        relation = SimpleNamespace(shape=(rows, rows), device=SimpleNamespace(type="cuda"))
+        assert auto._worth("auto", call, relation, product) == (rows == first)

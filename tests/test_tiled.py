@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
-from nearfar.engines import Tiling, dense_pairs, dense_value, tiled_value
+from nearfar.engines import auto, strips
 
 L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
@@ -74,26 +74,28 @@ def test_a_larger_batch_of_unequal_classes_equals_dense(row):
     check(row.loss, (7, 16), *larger())
 
 
+SIZES = {"as they are": {}, "small": {"WIDE": 48, "FULL": 2**12, "KEPT": 0, "GATHER": 2**8, "FEW": 2}}
+
+
 @some(lambda row: not row.proxies)
-def test_a_batch_of_hundreds_equals_dense(row):
-    """Large enough for the shortcuts that look at many pairs by the largest of them."""
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_batch_of_hundreds_equals_dense(row, sizes, monkeypatch):
+    """Large enough for the shortcuts that look at many pairs by the largest of them; and several tiles of columns."""
+    for name, size in SIZES[sizes].items():
+        monkeypatch.setattr(strips, name, size)
     rng = torch.Generator().manual_seed(0)
     embeddings = torch.randn(301, 8, generator=rng, dtype=torch.float64)
     check(row.loss, (None, 100), embeddings, torch.randint(0, 60, (301,), generator=rng))
 
 
 @some(lambda row: not row.composed)
-def test_a_broken_row_shows_as_it_does_in_dense(row):
+def test_a_broken_row_shows_as_it_does_in_dense(row, monkeypatch):
     """Embeddings with NaN are refused where they can be read; what slips through on a GPU must not be swallowed."""
+    monkeypatch.setattr("nearfar._utils.tensors._check_finite", lambda *given: None)
     embeddings, labels = larger()
-    loss = row.loss()
-    rows = loss.similarity.prepare(embeddings)
-    rows[3] = torch.nan
-    relation = nf.Relation.from_labels(labels)
-    product = loss.product.at(len(rows))
-    dense = dense_value(product, dense_pairs(product, rows, rows, relation, None))
-    assert torch.isnan(dense)
-    assert torch.isnan(tiled_value(Tiling("it", product, relation, 7), rows, rows)[0])
+    embeddings[3] = torch.nan
+    for engine in ("dense", "tiled"):
+        assert torch.isnan(on(row.loss(), engine, 7)(embeddings, labels))
 
 
 @some(lambda row: row.reference)
@@ -276,8 +278,10 @@ def largest(loss, embeddings, *args, **kwargs):
 
 
 @rows
-def test_no_matrix_of_all_pairs_is_made(row):
+def test_no_matrix_of_all_pairs_is_made(row, monkeypatch):
+    """Of more pairs than those whose weights are kept for the gradient."""
     n, tile = 512, 64
+    monkeypatch.setattr(strips, "KEPT", n * n - 1)
     torch.manual_seed(0)
     embeddings, labels = torch.randn(n, DIM), torch.arange(n) // 4
     loss = row.make()
@@ -307,7 +311,7 @@ def test_auto_is_dense_for_small_batches_and_tiled_for_large_ones():
 
 
 def test_auto_never_refuses(monkeypatch):
-    monkeypatch.setattr("nearfar.losses.choice.worth_tiling", lambda product, relation, ranks: True)
+    monkeypatch.setitem(auto.LEAST, "cpu", auto.Least(0, 0))
     embeddings, labels = larger()
     embeddings.requires_grad_()
     sampled = L.DroKL(samples=7).double()
@@ -319,11 +323,15 @@ def test_auto_never_refuses(monkeypatch):
     torch.testing.assert_close(found, torch.autograd.grad((slope**2).sum(), embeddings)[0], **CLOSE)
 
 
+class Own(nf.links.Add):
+    """A link of one's own, which does not say that it takes strips."""
+
+
 def test_what_cannot_be_tiled_says_so():
     embeddings, labels = larger()
     embeddings.requires_grad_()
-    with pytest.raises(ValueError, match=r'DroKL: engine="tiled" .* Sampled has no stream .*; use engine="dense"\.'):
-        L.DroKL(samples=7, engine="tiled")
+    with pytest.raises(ValueError, match=r'RobustLoss: engine="tiled" .* Own does not say .*; use engine="dense"\.'):
+        nf.RobustLoss(pair=P.Hinge(), over=S.Mean(), groups="anchor_sign", link=Own(), engine="tiled")
     value = L.SupCon(engine="tiled")(embeddings, labels)
     with pytest.raises(RuntimeError, match=r'SupCon: engine="tiled" has no second derivative'):
         torch.autograd.grad(value, embeddings, create_graph=True)

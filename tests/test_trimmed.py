@@ -11,7 +11,6 @@ import torch
 from oracles import sets as oracle
 
 import nearfar as nf
-from nearfar.sets import top_k
 
 L, S = nf.losses, nf.sets
 
@@ -100,11 +99,9 @@ def test_ties_share_evenly_also_where_both_edges_fall_among_them():
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kept", [0, top_k.KEPT], ids=["digits", "kept"])
 @pytest.mark.parametrize("options", [{}, {"zero": "drop"}, {"zero_member": True}], ids=str)
 @pytest.mark.parametrize("how", [{"top": 3, "k": 4.5}, {"top": 0, "k": 2}, {"top_fraction": 0.2, "fraction": 0.3}])
-def test_a_stream_finds_both_edges(how, options, kept, kind, monkeypatch):
-    monkeypatch.setattr(top_k, "KEPT", kept)
+def test_a_stream_finds_both_edges(how, options, kind):
     l = (some_losses(3, 40, seed=2) * 8).round().div(8).to(kind)  # with ties
     for w in (torch.rand(l.shape, generator=torch.Generator().manual_seed(0)) > 0.3, (l.abs() + 0.5).to(kind)):
         found = S.Trimmed(**how, **options)
@@ -119,10 +116,8 @@ def test_a_stream_finds_both_edges(how, options, kept, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("groups", ["batch", "sign", "anchor", "anchor_sign"])
-@pytest.mark.parametrize("kept", [0, top_k.KEPT], ids=["digits", "kept"])
 @pytest.mark.parametrize("how", [{"top": "B/4", "k": "B/2"}, {"top": 2, "fraction": 0.2}, {"top": 200, "k": 9}])
-def test_strips_equal_dense(groups, kept, how, monkeypatch):
-    monkeypatch.setattr(top_k, "KEPT", kept)
+def test_strips_equal_dense(groups, how):
     rng = torch.Generator().manual_seed(0)
     rows, labels = torch.randn(24, 4, generator=rng, dtype=torch.float64), torch.randint(0, 6, (24,), generator=rng)
     found = []

@@ -37,6 +37,8 @@ class Part(Keywords):
     """Whether engines may use the shortcuts, pass pairs in any order and shape, and leave absent ones out."""
     shortcuts: ClassVar[tuple[str, ...]] = ()
     """Names of methods and attributes that compute the same as others, faster."""
+    changes: ClassVar[int] = 0
+    """How often an attribute of any part was set: what was derived from parts before is stale."""
     learns: ClassVar[frozenset[str]] = frozenset()
     """Parameters that a swift part may have; with any other one the shortcuts are not used."""
 
@@ -56,6 +58,8 @@ class Part(Keywords):
             raise AttributeError(
                 f"{maker}: its {type(self).__name__} is made from its settings; set those, or give a part of your own."
             )
+        if not name.startswith("_") and name != "training":
+            Part.changes += 1
         super().__setattr__(name, value)
 
 

@@ -36,7 +36,7 @@ from nearfar.bench.timing import LIMIT, Patience, reason, taking_turns, threads
 __all__ = ["Cell", "DeviceLostError", "Plan", "Row", "Watch", "about", "exponent", "growth", "measure", "offered",
            "peer_version"]  # fmt: skip
 
-ENGINES = ("auto", "dense", "tiled", "fused", "compiled", "recorded")
+ENGINES = ("auto", "dense", "tiled", "fused", "compiled")
 
 
 class DeviceLostError(RuntimeError):
@@ -53,7 +53,7 @@ class Plan:
         width: d.
         threads: threads of PyTorch, on a CPU.
         device: "cpu" or "cuda".
-        engines: our engines; for "compiled" and "recorded" see `our_step`. The first one is compared with PML.
+        engines: our engines; for "compiled" see `our_step`. The first one is compared with PML.
         peers: whether to run PML too, if it is installed.
         memory: whether to measure peak memory; without it, only the time limit can stop PML.
         patience: rounds and time of the timing.

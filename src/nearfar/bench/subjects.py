@@ -20,7 +20,6 @@ from torch import Tensor
 from nearfar import losses as L
 from nearfar import miners
 from nearfar._utils.checks import nearest
-from nearfar.engines import thresholds
 from nearfar.similarity import Dot
 
 __all__ = [
@@ -211,26 +210,10 @@ def peer_step(subject: Subject, rows: int, width: int, device: str = "cpu") -> S
 
 
 def our_step(subject: Subject, rows: int, width: int, engine: str, device: str = "cpu") -> Step:
-    """Our loss with an engine; "compiled" is dense under `torch.compile`, "recorded" dense as `auto` takes it."""
-    if engine == "recorded":
-        return _untabled(subject.make(rows, width, "auto").to(device))
+    """Our loss with an engine; "compiled" is dense under `torch.compile`."""
     compiled = engine == "compiled"
     loss = subject.make(rows, width, "dense" if compiled else engine).to(device)
     return torch.compile(loss, dynamic=False) if compiled else loss
-
-
-def _untabled(loss: Step) -> Step:
-    """A loss whose `auto` knows no other engine than the dense one; on a GPU it records small batches."""
-
-    def step(e: Tensor, y: Tensor) -> Tensor:
-        table = thresholds.TABLE
-        thresholds.use({})
-        try:
-            return loss(e, y)
-        finally:
-            thresholds.use(table)
-
-    return step
 
 
 def backward(step: Step, e: Tensor, y: Tensor) -> None:

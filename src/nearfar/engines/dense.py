@@ -19,7 +19,7 @@ from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import indexed
 from nearfar.relations.relation import Relation, Tile
 
-__all__ = ["dense_pairs", "dense_value", "kept", "scored"]
+__all__ = ["dense_pairs", "dense_value", "keep", "score"]
 
 
 def dense_pairs(
@@ -50,7 +50,7 @@ def dense_pairs(
     if raw is not None and product.similarity.shifts:
         rows, cols = distance_rows(product.similarity, relation, raw, (rows, cols), look=look, ranks=ranks)
         dtype = rows.dtype if look else dtype
-    pairs = scored(product, rows, cols, relation, relation.dense(), dtype=dtype)
+    pairs = score(product, rows, cols, relation, relation.dense(), dtype=dtype)
     if indices is not None:
         positive, negative = (
             x if x.dtype == torch.bool else x.to(dtype) for x in indexed(indices, relation.shape, once=once)
@@ -58,10 +58,10 @@ def dense_pairs(
         direct = len(indices) == 3 and product.groups.takes_triplets
         triplets = (indices[0], indices[1], indices[2]) if direct else None
         pairs = replace(pairs, positive=positive, negative=negative, triplets=triplets, mined=True)
-    return kept(product, pairs)
+    return keep(product, pairs)
 
 
-def scored(
+def score(
     product: Product,
     rows: Tensor,
     cols: Tensor,
@@ -85,17 +85,17 @@ def _measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
     return (positive, negative) if positive.dtype == torch.bool else (positive.to(like.dtype), negative.to(like.dtype))
 
 
-def kept(product: Product, pairs: ScoredPairs) -> ScoredPairs:
+def keep(product: Product, pairs: ScoredPairs) -> ScoredPairs:
     """Apply the miner of the loss; pairs with NaN scores are always kept."""
     if product.miner is None:
         return pairs
     with torch.no_grad():
-        kept: ScoredPairs = product.miner(pairs)
+        found: ScoredPairs = product.miner(pairs)
         # comparisons with NaN are false, so that a miner would drop it; it must propagate
         broken = torch.isnan(pairs.scores)
         positive, negative = (
-            torch.where(broken, pairs.positive, kept.positive),
-            torch.where(broken, pairs.negative, kept.negative),
+            torch.where(broken, pairs.positive, found.positive),
+            torch.where(broken, pairs.negative, found.negative),
         )
     return replace(pairs, positive=positive, negative=negative, mined=True)
 

@@ -1,213 +1,682 @@
-"""Strips: the score matrix in blocks of whole rows, with their pairs, and gradients summed over blocks.
+"""The operators in PyTorch, for a CPU and for devices without Triton: tiles of a product, reduced where they are made.
 
-A strip contains all pairs of its anchors, so that miners and per-anchor groups work on one strip; larger groups use
-streams (nearfar.sets.stream). The memory is that of one strip: O(m · tall).
+Rows and columns come sorted by label (see `Sorted`), so that the columns of a row that are no negatives are a run, and
+most tiles hold none. Where pairs are symmetric, tiles below the diagonal are those above it turned. A tile fits the
+processor's cache: each pass over it costs a tenth of the product. All scores are computed again for the gradient, which
+is cheaper than to write them to memory and to read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nearfar._utils.process_group import ALONE, ProcessGroup, cuts
-from nearfar._utils.rng import State, set_states, states
-from nearfar.engines.dense import kept, scored
-from nearfar.engines.forms import Form, form_of
-from nearfar.groups.groupings import Product
-from nearfar.miners import ScoredPairs
-from nearfar.relations.layout import Layout
-from nearfar.relations.relation import EVERYTHING, Relation
+from nearfar._utils.tensors import over
+from nearfar.engines.spec import ALL, NEGATIVE, POSITIVE, Spec
+from nearfar.relations.layout import list_own
 
-__all__ = ["ENTRIES", "LEAN", "Slopes", "Strips", "cut", "gradient", "height"]
+__all__ = ["Strips"]
 
-ENTRIES = 2**18
-"""Entries of a strip if operations allocate: 1 MB of float32, of which about forty exist at a time."""
-LEAN = 2**21
-"""Entries of a strip if operations work in place."""
-WIDER = 2**4
-"""Factor by which strips are larger on a GPU, where launching kernels would otherwise take most of the time."""
+TALL, WIDE = 256, 1024
+"""Rows and columns of a tile: 1 MB of float32."""
+FULL = 2**19
+"""Entries of a tile with whole rows, where a row's largest loss is needed first."""
+ON_GPU = 8
+"""Factor by which sides of a tile are larger on a GPU, where starting kernels takes the time otherwise."""
+KEPT = 2**19
+"""Most pairs whose weights are kept for the gradient: 2 MB of float32. Fresh memory of more costs what it saves."""
+BLOCK = 16
+"""Entries whose largest is looked at first where the largest of all are wanted."""
+FAR = 1e30
+"""A score that no pair reaches."""
+LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
+"""Smallest exponents: below, exp gives subnormal numbers, on which a processor is thirty times slower."""
+GATHER = 2**20
+"""Numbers of gathered rows that are held at a time."""
+FEW = 8
+"""Pairs of a row up to which their rows are gathered; more lie in a narrow product."""
 
 
-def height(columns: int, tile: int | None, entries: int, device: torch.device) -> int:
-    """Number of rows in a strip: `tile` if given, else what fits `entries`, but at least 16 (64 on a GPU)."""
-    if tile is not None:
-        return tile
-    if device.type == "cuda":
-        return min(4096, max(64, entries * WIDER // max(1, columns)))
-    return min(512, max(16, entries // max(1, columns)))
+@dataclass(frozen=True)
+class Tile:
+    """Some rows and columns, and whether the same pairs turned have no tile of their own."""
+
+    rows: slice
+    cols: slice
+    mirrored: bool
+    own: tuple[Tensor, Tensor] | None
+    """Places [k] in the flattened tile of pairs that are not negative, and which of them are positive [k]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.stop - self.rows.start, self.cols.stop - self.cols.start
 
 
 class Strips:
-    """The rows of one call of a loss in strips; iterating over it is one sweep.
-
-    Attributes:
-        rows: [n, d] prepared queries, detached.
-        cols: [m, d] prepared references, detached.
-        ranks: the processes that share this call; each sweeps its own strips only.
-        layout: the relation as vectors, of these very rows and columns; None where a fast path does not ask.
-        had_positive: [n] whether a row had a positive pair before mining; known after the first sweep.
-        had_negative: [n] likewise for negative pairs.
-    """
+    """One call of an operator on rows [n, d] and columns [m, d] (None: the rows)."""
 
     def __init__(
         self,
-        product: Product,
+        spec: Spec,
         rows: Tensor,
-        cols: Tensor,
-        relation: Relation,
-        tile: int | None = None,
-        entries: int = ENTRIES,
-        ranks: ProcessGroup = ALONE,
-        layout: Layout | None = None,
+        cols: Tensor | None,
+        pairs: list[Tensor],
+        floor: Tensor | None = None,
+        offset: Tensor | None = None,
     ) -> None:
-        self.product = product
-        self.layout = layout
-        self.ranks = ranks
-        self.rows = rows.detach()
-        self.cols = cols.detach()
-        self.relation = relation
-        self.given = tile is not None
-        self.wanted = height(len(cols), tile, entries, rows.device)
-        self.cuts = cuts(len(rows), self.wanted, ranks)
-        self.tall = max(here.stop - here.start for here in self.cuts)
-        self.most = self.tall * len(cols)
-        self.had_positive = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        self.had_negative = torch.zeros_like(self.had_positive)
-        self._state: State | None = None
+        self.spec, self.square = spec, cols is None
+        self.x = rows.detach()
+        self.y = self.x if cols is None else cols.detach()
+        self.n, self.m = len(self.x), len(self.y)
+        left = iter(pairs)
+        self.flat = [next(left) for _ in range(4)] if spec.given & 8 else None
+        self.edges = self.flat[0].tolist() if self.flat else []
+        self.start, self.end = (next(left), next(left)) if self.flat is None else (rows, rows)
+        given = [(next(left), next(left)) if spec.given & bit else None for bit in (1, 2, 4)]
+        self.listed, self.samples, self.weights = given
+        self.floor = None if floor is None else floor.detach().to(self.x.dtype).clamp(-FAR, FAR)
+        # in float64: a float32 offset must not round the constant under float64 scores
+        self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
+        self.left, self.right = self.x, self.y
+        if spec.similarity:  # -|x - y|² as one product of rows (2x, -1, -|x|²) and columns (y, |y|², 1)
+            self.left, self.right = _extend(self.x, 2.0), _extend(self.y, 1.0)
+        self._buffers = dict[str, Tensor]()
 
-    def __iter__(self) -> Iterator[slice]:
-        """The row slices of one sweep; resets the random state, so that a miner draws the same in every sweep."""
-        if self.product.miner is not None:
-            self._state = self._state or states(self.rows.device)
-            set_states(self._state, self.rows.device)
-        return iter(self.cuts)
+    # ------------------------------------------------------------------------------------ tiles
 
-    def swept(self, place: Tensor) -> Tensor:
-        """Map positions in a sweep to flat indices i·m + j."""
-        if self.ranks.world == 1:
-            return place
-        swept_rows = torch.cat([torch.arange(here.start, here.stop, device=place.device) for here in self.cuts])
-        return swept_rows[place // len(self.cols)] * len(self.cols) + place % len(self.cols)
+    def tiles(self, *, full: bool = False) -> Iterator[Tile]:
+        """All tiles that hold members; `full`: whole rows."""
+        spec, times = self.spec, ON_GPU if self.x.is_cuda else 1
+        half = bool(spec.half) and not full and spec.side != POSITIVE
+        tall = spec.tile or TALL * times
+        wide = WIDE * times
+        if full:
+            tall = spec.tile or max(16, min(2 * TALL, FULL // max(1, self.m))) * times
+            wide = self.m
+        for r0 in range(0, self.n, tall):
+            rows = slice(r0, min(r0 + tall, self.n))
+            own = self._own(rows)
+            reach = tuple(int(x) for x in own[1].aminmax()) if len(own[1]) else (0, -1)
+            reach = reach[0], reach[1] + 1
+            low, high = (0, self.m) if spec.side != POSITIVE else reach
+            if half:
+                yield self._tile(rows, rows, False, own, reach)  # a tile on the diagonal holds both orders
+                low = rows.stop
+            for c0 in range(low, high, max(1, wide)):
+                yield self._tile(rows, slice(c0, min(c0 + wide, high)), half, own, reach)
 
-    def whole(self, parts: list[Tensor]) -> Tensor:
-        """Assemble values [n] of all rows, from those of this process's strips."""
-        if self.ranks.world == 1:
-            return torch.cat(parts)
-        found = parts[0].new_zeros(len(self.rows))
-        for here, part in zip(self.cuts, parts, strict=True):
-            found[here] = part
-        return self.ranks.sum(found)
+    def _own(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [k] (from 0), columns [k] of the pairs of these rows that are not negative, and which are positive."""
+        if self.flat is not None:
+            here = slice(self.edges[rows.start], self.edges[rows.stop])
+            _, row, col, positive = self.flat
+            return row[here] - rows.start, col[here], positive[here]
+        samples = None if self.samples is None else (self.samples[0][rows], self.samples[1])
+        return list_own(self.start[rows], self.end[rows], self.listed, samples)
 
-    def pairs(self, here: slice, rows: Tensor, cols: Tensor) -> ScoredPairs:
-        """Scores [t, m] of the strip `here`, whose embeddings are `rows` [t, d], and its pairs after mining."""
-        pairs = scored(self.product, rows, cols, self.relation, self.relation.tile(here, EVERYTHING), strip=True)
-        self.had_positive[here], self.had_negative[here] = pairs.had_positive, pairs.had_negative
-        return kept(self.product, pairs)
+    def _tile(
+        self, rows: slice, cols: slice, mirrored: bool, own: tuple[Tensor, Tensor, Tensor], reach: tuple[int, int]
+    ) -> Tile:
+        row, col, positive = own
+        if reach[1] <= cols.start or reach[0] >= cols.stop:
+            return Tile(rows, cols, mirrored, None)
+        inside = (col >= cols.start) & (col < cols.stop)
+        place = (row * (cols.stop - cols.start) + col - cols.start)[inside]
+        return Tile(rows, cols, mirrored, (place, positive[inside]) if len(place) else None)
 
-    def plain(self, here: slice) -> ScoredPairs:
-        """The pairs of a strip, without an autograd graph."""
-        return self.pairs(here, self.rows[here], self.cols)
+    def _buffer(self, name: str, tile: Tile) -> Tensor:
+        t, u = tile.shape
+        held = self._buffers.get(name)
+        if held is None or held.numel() < t * u:
+            held = self._buffers[name] = self.x.new_empty(t * u)
+        return held[: t * u].view(t, u)
 
+    def scores(self, tile: Tile) -> Tensor:
+        """Scores [t, u] of a tile."""
+        out = torch.mm(self.left[tile.rows], self.right[tile.cols].T, out=self._buffer("scores", tile))
+        if self.spec.similarity == 2:
+            out.clamp_max_(0.0).neg_().sqrt_().neg_()
+        return out
 
-class Slopes:
-    """Gradient of a scalar in the rows [n, d], columns [m, d] and parameters, summed over strips.
+    def losses(self, s: Tensor, tile: Tile) -> Tensor:
+        """Pair losses [t, u]; see `PairForm`."""
+        spec, out = self.spec, self._buffer("losses", tile)
+        if spec.a == 1.0:
+            torch.add(s, self.b, out=out)
+        else:
+            torch.mul(s, spec.a, out=out)
+            if self.b:
+                out.add_(self.b)
+        if spec.shape == 0:
+            return out
+        if spec.shape == 2:
+            torch._C._nn.softplus(out, 1, 40, out=out)  # type: ignore[call-arg]
+        else:
+            out.clamp_min_(0.0)
+        if spec.shape == 3:
+            out.mul_(torch.sub(s, spec.center, out=self._buffer("free", tile)))
+        elif spec.shape == 1 and spec.power == 2.0:
+            out.mul_(out)
+        elif spec.shape == 1 and spec.power != 1.0:
+            out.pow_(spec.power)
+        return out if spec.scale == 1.0 else out.mul_(spec.scale)
 
-    Args:
-        strips: the strips of the call.
-        params: learned parameters of the loss.
-        wants: which gradients are needed: of the rows, of the columns, and of each parameter.
-    """
+    def slopes(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, float]:
+        """dl/ds [t, u] and a factor of it; None for 1."""
+        spec = self.spec
+        if spec.shape == 0:
+            return None, spec.a
+        z = torch.mul(s, spec.a, out=self._buffer("free", tile)).add_(self.b)
+        if spec.shape == 2:
+            return z.sigmoid_(), spec.scale * spec.a
+        z.clamp_min_(0.0)
+        if spec.shape == 3:
+            return z, spec.scale
+        if spec.power == 1.0:
+            return z.sign_(), spec.scale * spec.a
+        return (z if spec.power == 2.0 else z.pow_(spec.power - 1)), spec.scale * spec.a * spec.power
 
-    def __init__(self, strips: Strips, params: tuple[Tensor, ...], wants: tuple[bool, ...]) -> None:
-        self.strips = strips
-        self.params = params
-        self.wants = wants
-        inputs = (strips.rows, strips.cols, *params)
-        self._slope: Tensor | None = None
-        self.sums = [torch.zeros_like(x) if wanted else None for x, wanted in zip(inputs, wants, strict=True)]
+    # ------------------------------------------------------------------------------------ members
 
-    @cached_property
-    def _form(self) -> Form | None:
-        """In-place scores and gradients of the similarity; None if it has no such form."""
-        form = form_of(self.strips.product.similarity)
-        return None if form is None else form(self.strips.cols)
+    def members_(self, x: Tensor, tile: Tile, absent: float = 0.0) -> Tensor:
+        """Overwrite the entries of x [t, u] that are no members of the side with `absent`."""
+        if self.spec.side != POSITIVE:
+            if tile.own is not None:
+                place, positive = tile.own
+                x.view(-1).index_fill_(0, place if self.spec.side == NEGATIVE else place[~positive], absent)
+            return x
+        if tile.own is None:
+            return x.fill_(absent)
+        place, positive = tile.own
+        kept = x.view(-1)[place[positive]]
+        x.fill_(absent).view(-1)[place[positive]] = kept
+        return x
 
-    def pairs(self, here: slice) -> ScoredPairs:
-        """The pairs of a strip, with rows and columns as leaves of the autograd graph.
+    def keep(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, Tensor | None]:
+        """Which scores [t, u] the miner keeps for the rows, and where pairs turn for the columns: 1, else 0."""
+        if self.floor is None:
+            return None, None
+        found = [self.floor[tile.rows, None], *([self.floor[None, tile.cols]] if tile.mirrored else [])]
+        for axis, floor in enumerate(found):
+            out = torch.sub(s, floor, out=self._buffer(f"keep {axis}", tile))
+            torch.threshold_(out, 0.0, 0.0).sign_()
+            if self.spec.high != math.inf:
+                out.mul_(s < self.spec.high)
+            found[axis] = self.members_(out, tile)
+        return found[0], found[1] if tile.mirrored else None
 
-        The scores belong to the graph only if the similarity has no form; else `through` differentiates them in place.
-        """
-        rows, cols = self.strips.rows[here].detach(), self.strips.cols.detach()
-        rows, cols = rows.requires_grad_(self.wants[0]), cols.requires_grad_(self.wants[1])
-        if self._form is None:
-            return self.strips.pairs(here, rows, cols)
-        with torch.no_grad():
-            plain = self.strips.plain(here)
-        return replace(plain, rows=rows, cols=cols)
+    def _sums(self, x: Tensor | None, keep: Tensor | None, tile: Tile, axis: int, *, weighed: bool = True) -> Tensor:
+        """Σ w·x over the columns (axis 1) or rows (0) of a tile where a miner keeps them, float64; x None: 1."""
+        if x is None or keep is None:
+            x = keep if x is None else x
+            assert x is not None  # noqa: S101 - without a miner members are counted by labels
+        else:
+            x = torch.mul(x, keep, out=self._buffer("free", tile))
+        if self.weights is None or not weighed:
+            return x.sum(dim=axis).double()
+        rows, cols = self.weights[0][tile.rows].to(x.dtype), self.weights[1][tile.cols].to(x.dtype)
+        found = (x @ cols) * rows if axis else (rows @ x) * cols
+        return found.double()
+
+    def count(self) -> tuple[Tensor, Tensor]:
+        """Σ w and number of each row's members [n], float64; of all pairs the number of the negative ones."""
+        one = torch.ones(self.m, dtype=torch.float64, device=self.x.device)
+        each = one if self.weights is None else self.weights[1].double()
+        found = torch.zeros(4, self.n, dtype=torch.float64, device=self.x.device)
+        tall = TALL if self.flat is None else self.n
+        for r0 in range(0, self.n, max(1, tall)):
+            row, col, positive = self._own(slice(r0, min(r0 + tall, self.n)))
+            here = found[:, r0 : r0 + tall]
+            for place, by in enumerate((each[col], one[col], each[col] * positive, one[col] * positive)):
+                here[place].index_add_(0, row, by)
+        own, owns, positive, positives = found
+        mine = 1.0 if self.weights is None else self.weights[0].double()
+        size = {NEGATIVE: each.sum() - own, POSITIVE: positive, ALL: each.sum() - own + positive}[self.spec.side]
+        return size * mine, positives if self.spec.side == POSITIVE else self.m - owns
 
     @property
-    def any(self) -> bool:
-        """Whether any gradient is needed."""
-        return any(self.wants)
+    def selects(self) -> bool:
+        """Whether losses decide which members count."""
+        return bool(self.spec.drop) or (self.spec.exp == 3 and self.spec.level > -FAR)
 
-    def add(self, where: tuple[slice | Tensor, slice | Tensor], found: tuple[Tensor | None, ...]) -> None:
-        """Add partial gradients `found` of the rows and columns at `where`, and of the parameters."""
-        for place, (total, part) in enumerate(zip(self.sums, found, strict=True)):
-            if total is None or part is None:
+    # ------------------------------------------------------------------------------------ fold and weigh
+
+    def fold(self) -> list[Tensor]:
+        """t, Σ w, number of members, level, norm and Σ p·l of each row, float64; then gradients; see `operators`."""
+        spec = self.spec
+        sums = self.x.new_zeros(6, self.n, dtype=torch.float64)
+        sums[5].fill_(math.inf if spec.exp == 3 else spec.level)
+        pulls = Gradients(self) if spec.whole else None
+        mined = self.floor is not None and bool(spec.half)
+        keeps = spec.keep and self.n * self.m <= KEPT and not mined and not spec.by_offset
+        kept, filled = self.x.new_empty(self.n * self.m if keeps else 0), 0
+        for tile in self.tiles(full=bool(spec.full)):
+            s = self.scores(tile)
+            keep = self.keep(s, tile)
+            l = self.losses(s, tile)
+            if spec.exp == 2:
+                sums[5, tile.rows] = self._rise_(l, s, tile)
+            elif spec.exp == 3:
+                sums[5] = torch.minimum(sums[5], self._least(l, tile))
+            parts, raw = self._parts(l, tile, sums[5])
+            for place, x in parts:
+                weighed = place != SEEN
+                sums[place, tile.rows] += self._sums(x, keep[0], tile, 1, weighed=weighed)
+                if tile.mirrored:
+                    sums[place, tile.cols] += self._sums(x, keep[1], tile, 0, weighed=weighed)
+            if pulls is not None:
+                pulls.add(tile, s, *self._slope(raw, s, tile, keep, None))
+            elif len(kept):
+                g = self._unit_slope(raw, s, tile, keep[0])
+                kept[filled : filled + g.numel()].view(g.shape).copy_(g)
+                filled += g.numel()
+        none = self.x.new_empty(0)
+        gradients = (kept[:filled], none, none) if pulls is None else pulls.found()
+        return [*self._finish(sums), *gradients]
+
+    def weigh(self, level: Tensor, norm: Tensor, pull: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of rows, columns and offset from dF/dt [n], t with this level and norm of weights."""
+        spec, pulls, place = self.spec, Gradients(self), 0
+        coef = (over(pull.double(), norm) if spec.exp in (1, 2) else pull).to(self.x.dtype)
+        for tile in self.tiles(full=bool(spec.full)):
+            if len(kept):
+                t, u = tile.shape
+                g = kept[place : place + t * u].view(t, u)
+                place += t * u
+                g = torch.mul(g, self._coef(coef, tile), out=self._buffer("free", tile))
+                pulls.product(tile.rows, tile.cols, g, 1.0)
                 continue
-            if place > 1:
-                total += part
-                continue
-            there = where[place]
-            if isinstance(there, Tensor):
-                total.index_add_(0, there, part)
+            s = self.scores(tile)
+            keep = self.keep(s, tile)
+            _, raw = self._parts(self.losses(s, tile), tile, level)
+            pulls.add(tile, s, *self._slope(raw, s, tile, keep, coef))
+        return pulls.found()
+
+    def _parts(self, l: Tensor, tile: Tile, level: Tensor) -> tuple[list[tuple[int, Tensor | None]], Tensor | None]:
+        """What a tile adds to the sums of each row (None: 1), and weights [t, u] up to a factor of the row (None: 1).
+
+        Losses are overwritten; entries that are no members are 0.
+        """
+        spec, free = self.spec, self._buffer("more", tile)
+        alive: Tensor | None = None
+        if self.selects:
+            alive = torch.sub(l, spec.level if spec.exp == 3 else 0.0, out=self._buffer("alive", tile))
+            alive = self.members_(alive.clamp_min_(0.0).sign_(), tile)
+        counts = [(SIZE, alive)] if alive is not None or self.floor is not None else []
+        counts += [(SEEN, None)] if self.floor is not None else []
+        if spec.exp == 0:
+            l = self.members_(l, tile) if alive is None else l.mul_(alive)
+            return [(TOTAL, l), *counts], alive if spec.drop and spec.shape != 1 else None
+        if spec.exp == 3:
+            parts, raw = self._moments(l, alive, tile)
+            return [*parts, *counts], raw
+        z = l.sub_(spec.level if spec.exp == 1 else level[tile.rows, None].to(l.dtype)).mul_(1 / spec.gamma)
+        if spec.exp == 2:
+            z.clamp_(LOWEST[z.dtype], 0.0)  # above the level are absent pairs only
+        more: list[tuple[int, Tensor | None]] = []
+        if spec.held:
+            more.append((HELD, torch.exp(z, out=free).mul_(z)))
+        elif spec.flat:
+            more.append((SECOND, torch.expm1(z, out=free)))
+        e = self.members_(z.exp_(), tile)
+        for x in (e, *(x for _, x in more)):
+            assert x is not None  # noqa: S101
+            if x is not e:
+                self.members_(x, tile)
+            if alive is not None:
+                x.mul_(alive)
+        return [(TOTAL, e), *more, *counts], e
+
+    def _moments(
+        self, l: Tensor, alive: Tensor | None, tile: Tile
+    ) -> tuple[list[tuple[int, Tensor | None]], Tensor | None]:
+        """Like `_parts` for sums of losses and of their squares, about a level; weights rise linearly above it."""
+        spec = self.spec
+        l = l if spec.about == 0.0 else l.sub_(spec.about)
+        l = self.members_(l, tile) if alive is None else l.mul_(alive)
+        parts: list[tuple[int, Tensor | None]] = [(TOTAL, l), (SECOND, torch.mul(l, l, out=self._buffer("more", tile)))]
+        if not spec.first:  # a sweep for the sums alone
+            return parts, None
+        raw = self._buffer("raw", tile)
+        if alive is None:
+            return parts, self.members_(torch.mul(l, spec.second, out=raw).add_(spec.first), tile)
+        return parts, torch.mul(alive, spec.first, out=raw).add_(l, alpha=spec.second)
+
+    def _rise_(self, l: Tensor, s: Tensor, tile: Tile) -> Tensor:
+        """The largest loss of each row's members, 0 where it has none, float64."""
+        free = self._buffer("free", tile).copy_(l)
+        self.members_(free, tile, -math.inf)
+        if self.spec.drop:
+            torch.threshold_(free, 0.0, -math.inf)
+        if self.floor is not None:
+            free.masked_fill_(self._buffer("keep 0", tile) == 0, -math.inf)
+        top = free.amax(dim=1).double()
+        return torch.where(top == -math.inf, 0.0, top)
+
+    def _least(self, l: Tensor, tile: Tile) -> Tensor:
+        """The least loss of the tile's members above the level; a number above all losses without one."""
+        level, most = self.spec.level, torch.finfo(l.dtype).max / 4
+        if level <= -FAR:
+            return self.members_(self._buffer("free", tile).copy_(l), tile, most).amin().double()
+        there = torch.sub(l, level, out=self._buffer("free", tile)).clamp_min_(0.0).sign_()
+        return self.members_(there, tile).mul_(-most).add_(most).add_(l).amin().double()
+
+    def _slope(
+        self, raw: Tensor | None, s: Tensor, tile: Tile, keep: tuple[Tensor | None, Tensor | None], coef: Tensor | None
+    ) -> tuple[Tensor, float]:
+        """dF/ds [t, u] and a factor of it, from dF/dt of each row over its norm; coef None: 1 for all rows."""
+        g, factor = self._raw_slope(raw, s, tile)
+        mine, theirs = keep
+        if mine is None:
+            if coef is not None:
+                g.mul_(self._coef(coef, tile))
+            elif tile.mirrored:
+                factor *= 2
+            return self._weighed_(g, tile), factor
+        if coef is not None:
+            mine.mul_(coef[tile.rows, None])
+        if theirs is not None:
+            mine.add_(theirs if coef is None else theirs.mul_(coef[None, tile.cols]))
+        return self._weighed_(g.mul_(mine), tile), factor
+
+    def _raw_slope(self, raw: Tensor | None, s: Tensor, tile: Tile) -> tuple[Tensor, float]:
+        """Weights times dl/ds [t, u], and a factor of it; entries that are no members are 0."""
+        slope, factor = self.slopes(s, tile)
+        if raw is not None:
+            return raw if slope is None else raw.mul_(slope), factor
+        return self.members_(self._buffer("free", tile).fill_(1.0) if slope is None else slope, tile), factor
+
+    def _weighed_(self, g: Tensor, tile: Tile) -> Tensor:
+        """Multiply g [t, u] by the weights of its pairs, in place."""
+        if self.weights is not None:
+            rows, cols = self.weights[0][tile.rows], self.weights[1][tile.cols]
+            g.mul_(rows[:, None].to(g.dtype)).mul_(cols.to(g.dtype))
+        return g
+
+    def _unit_slope(self, raw: Tensor | None, s: Tensor, tile: Tile, keep: Tensor | None) -> Tensor:
+        """dF/d⟨x, y⟩ [t, u] where dF/dt of each row over its norm is 1."""
+        g, factor = self._raw_slope(raw, s, tile)
+        g = g if keep is None else g.mul_(keep)
+        g = self._weighed_(g, tile)
+        return _descend_(g if factor == 1.0 else g.mul_(factor), s, self.spec.similarity)
+
+    def _coef(self, coef: Tensor, tile: Tile) -> Tensor:
+        """Coefficients [t, u] of pairs, or [t, 1], from those of the rows."""
+        if not tile.mirrored:
+            return coef[tile.rows, None]
+        return torch.add(coef[tile.rows, None], coef[None, tile.cols], out=self._buffer("coef", tile))
+
+    def _finish(self, sums: Tensor) -> list[Tensor]:
+        """The results of a fold from the sums of each row."""
+        spec, (total, second, held, size, seen, level) = self.spec, sums
+        number = None
+        if not self.selects and self.floor is None:
+            size, number = self.count()
+        elif self.floor is None:
+            number = self.count()[1]
+        seen = seen if number is None else number
+        zero = torch.zeros_like(total)
+        if spec.exp == 0:
+            return [total, size, seen, zero, torch.ones_like(total), zero]
+        if spec.exp == 3:
+            return [spec.first * total + 0.5 * spec.second * second, size, seen, level, total, second]
+        empty = size == 0
+        level = torch.where(empty, 0.0, level)
+        norm = torch.where(second > -0.5 * size, size + second, total) if spec.flat and not spec.held else total
+        mean = torch.where(empty, 1.0, over(norm, size))
+        t = torch.where(empty, 0.0, level + spec.gamma * mean.log())
+        value = torch.where(empty, 0.0, level + spec.gamma * over(held, norm)) if spec.held else zero
+        return [t, size, seen, level, norm, value]
+
+    # ------------------------------------------------------------------------------------ largest losses
+
+    def _ranked(self, tile: Tile) -> tuple[Tensor, Tensor | None]:
+        """Losses [t, u] of a tile for its rows, -inf where there is no member; and for its columns where pairs turn."""
+        s = self.scores(tile)
+        keep = self.keep(s, tile)
+        l = self.members_(self.losses(s, tile), tile, -math.inf)
+        if self.spec.half == 2 and tile.rows == tile.cols:
+            l.masked_fill_(torch.ones_like(l, dtype=torch.bool).tril_(), -math.inf)
+        if self.floor is None:
+            return l, l if tile.mirrored else None
+        both = [x if x is None else l.masked_fill(x == 0, -math.inf) for x in keep]
+        assert both[0] is not None  # noqa: S101
+        return both[0], both[1]
+
+    def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest loss of each row, -inf where it has no member, its column, and how many are tied at it."""
+        best = self.x.new_full((self.n,), -math.inf)
+        place, ties = torch.zeros(2, self.n, dtype=torch.int64, device=best.device).unbind()
+        for tile in self.tiles(full=bool(self.spec.full)):
+            mine, theirs = self._ranked(tile)
+            turned = () if theirs is None else ((theirs.T, tile.cols, tile.rows),)
+            for l, rows, cols in ((mine, tile.rows, tile.cols), *turned):
+                before, top = best[rows], l.amax(dim=1)
+                if not self.spec.whole:
+                    ties[rows] += (top == before) & (top > -math.inf)
+                    hit = (top > before).nonzero()[:, 0]
+                    found = l[hit] == top[hit, None]
+                    row = hit + rows.start
+                    place[row], ties[row] = found.to(torch.uint8).argmax(dim=1) + cols.start, found.sum(dim=1)
+                best[rows] = torch.maximum(before, top)
+        return best, place, ties
+
+    def candidates(self, count: int) -> Tensor:
+        """Places row·m + col of all losses that reach a level which at least `count` of them reach (or all of them)."""
+        level, held = -math.inf, 0
+        found = list[tuple[Tensor, Tensor]]()
+        for tile in self.tiles():
+            l = self._ranked(tile)[0]
+            tops = blocks(l)
+            row, block = (tops >= max(level, torch.finfo(l.dtype).min)).nonzero(as_tuple=True)
+            col = block[:, None] * BLOCK + torch.arange(BLOCK, device=l.device)
+            inside = col < l.shape[1]
+            col = col.clamp(max=l.shape[1] - 1)
+            near = l[row[:, None], col]
+            kept = inside & (near >= max(level, torch.finfo(l.dtype).min))
+            place = (row[:, None] + tile.rows.start) * self.m + col + tile.cols.start
+            found.append((near[kept], place[kept]))
+            held += len(found[-1][0])
+            if held > 2 * count:
+                found, level = [_largest(found, count)], 0.0
+                level, held = float(found[0][0].amin()), len(found[0][0])
+        found = [_largest(found, count)] if held > count else found
+        return torch.cat([place for _, place in found]) if found else torch.zeros(0, dtype=torch.int64)
+
+    def ranks(self, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` largest losses [n, count] of each row, -inf where it has fewer, and their columns."""
+        values, places = [], []
+        for tile in self.tiles(full=True):
+            found = self._ranked(tile)[0].topk(min(count, self.m), dim=1)
+            values.append(found.values)
+            places.append(found.indices)
+        return torch.cat(values), torch.cat(places)
+
+    def draw(self, chance: Callable[[Tensor], Tensor], spots: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw columns [n, K] of each row's members, with replacement, and whether it has any [n].
+
+        Args:
+            chance: log-odds [t, u] from scores; it may overwrite them.
+            spots: [n, K] uniform numbers, float64.
+        """
+        places, there = [], []
+        for tile in self.tiles(full=True):
+            odds = self.members_(chance(self.scores(tile)), tile, -math.inf)
+            top = odds.amax(dim=1, keepdim=True)
+            weight = odds.sub_(torch.where(top > -math.inf, top, 0.0)).exp_()
+            if self.weights is not None:
+                weight.mul_(self.weights[1].to(weight.dtype))
+            heights = over(weight, weight.sum(dim=1, keepdim=True)).double().cumsum(dim=1)
+            end = heights[:, -1:]
+            places.append(torch.searchsorted(heights, spots[tile.rows] * end, right=True).clamp(max=self.m - 1))
+            there.append(end[:, 0] > 0)
+        return torch.cat(places), torch.cat(there)
+
+    # ------------------------------------------------------------------------------------ triplets
+
+    def triplets(self, near: Tensor, real: Tensor) -> list[Tensor]:
+        """Σ l, Σ w and number of negatives of each row, Σ dl/ds [n, P] of each positive; then gradients."""
+        spec, number = self.spec, near.shape[1]
+        total, size = self.x.new_zeros(2, self.n, dtype=torch.float64)
+        by_near = torch.zeros_like(near, dtype=self.x.dtype)
+        pulls = Gradients(self) if spec.whole else None
+        weight, seen = self.count()
+        for tile in self.tiles(full=True):
+            s, g, here = self.scores(tile), self._buffer("sum", tile).zero_(), tile.rows
+            for p in range(number):
+                there = real[here, p].double()
+                z = torch.sub(s, near[here, p, None].to(s.dtype), out=self._buffer("z", tile))
+                l = self.losses(z, tile)
+                slope, factor = self.slopes(z, tile) if spec.shape != 1 or spec.power != 1.0 else (None, spec.a)
+                alive = self._counted(z, l, tile)
+                l = self.members_(l, tile) if alive is None else l.mul_(alive)
+                total[here] += torch.where(there > 0, there * self._sums(l, None, tile, 1), 0.0)
+                mine = weight[here] if alive is None else self._sums(alive, None, tile, 1)
+                size[here] += there * mine
+                if spec.shape == 1 and spec.power == 1.0:  # a hinge's slope is the same wherever there is a loss
+                    slope = alive if alive is not None and spec.drop else l.sign_()
+                    factor = spec.scale * spec.a
+                elif slope is None:
+                    slope = self.members_(self._buffer("free", tile).fill_(1.0), tile) if alive is None else alive
+                else:
+                    slope = self.members_(slope, tile) if alive is None else slope.mul_(alive)
+                pull = mine if slope is alive else self._sums(slope, None, tile, 1)
+                by_near[here, p] = torch.where(there > 0, there * pull * factor, 0.0).to(s.dtype)
+                g.addcmul_(slope, (there * factor).to(s.dtype)[:, None])
+            if pulls is not None:
+                pulls.add(tile, s, self._weighed_(g, tile), 1.0)
+        none = self.x.new_empty(0)
+        return [total, size, seen, by_near, *((none, none) if pulls is None else pulls.found()[:2])]
+
+    def _counted(self, z: Tensor, l: Tensor, tile: Tile) -> Tensor | None:
+        """1 where a triplet counts by its score and loss, 0 elsewhere; None if all do."""
+        if not self.spec.band and not self.spec.drop:
+            return None
+        alive = self._buffer("alive", tile)
+        if self.spec.drop:
+            torch.sign(l, out=alive).clamp_min_(0.0)
+        if self.spec.band:  # arithmetic: comparisons take three times as long
+            above = torch.sub(z, self.spec.low, out=self._buffer("coef", tile)).clamp_min_(0.0).sign_()
+            above.mul_(torch.rsub(z, self.spec.high).clamp_min_(0.0).sign_())
+            alive = alive.mul_(above) if self.spec.drop else above
+        return self.members_(alive, tile)
+
+    # ------------------------------------------------------------------------------------ single pairs
+
+    def near(self, place: Tensor) -> Tensor:
+        """Scores [n, P] of each row with the columns `place` [n, P] of its own."""
+        found = self.x.new_empty(place.shape)
+        for here, cols, at in self._bands(place):
+            if cols is None:
+                found[here] = (self.right[at] * self.left[here, None]).sum(dim=2)
             else:
-                total[there] += part
+                found[here] = (self.left[here] @ self.right[cols].T).gather(1, at)
+        if self.spec.similarity == 2:
+            found.clamp_max_(0.0).neg_().sqrt_().neg_()
+        return found
 
-    def note(self, value: Tensor, leaf: ScoredPairs) -> None:
-        """Accumulate d value / d scores of `leaf` for `through`, and add the gradients in columns and parameters."""
-        slope, *rest = gradient(value, (leaf.scores, leaf.cols, *self.params), retain=True)
-        if slope is not None:
-            self._slope = slope if self._slope is None else self._slope + slope
-        self.add((EVERYTHING, EVERYTHING), (None, *rest))
+    def near_back(self, place: Tensor, found: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of rows and columns from those of the scores that `near` found."""
+        slope = _descend_(slope.clone(), found.clone(), self.spec.similarity)
+        pulls = Gradients(self)
+        for here, cols, at in self._bands(place):
+            if cols is None:
+                tile = slope[here]
+                pulls.few(here, at, tile)
+            else:
+                tile = slope.new_zeros(here.stop - here.start, cols.stop - cols.start).scatter_add_(1, at, slope[here])
+                pulls.product(here, cols, tile, 1.0)
+        return pulls.found()[:2]
 
-    def through(self, here: slice, pairs: ScoredPairs) -> None:
-        """Back-propagate this strip's dF/dscore [t, m] to the rows, columns and parameters of the similarity."""
-        slope, self._slope = self._slope, None
-        if slope is None:
-            return
-        if self._form is None:
-            found = gradient(pairs.scores, (pairs.rows, pairs.cols, *self.params), slope, retain=True)
-            self.add((here, EVERYTHING), found)
-            return
-        # contiguous: the slope may be an expanded scalar; clone: another `Slopes` may need the scores
-        scores = pairs.scores.clone() if self._form.spends else pairs.scores
-        slope = self._form.descend_(slope.contiguous(), scores)
-        if self.sums[0] is not None:
-            self._form.pull_(self.sums[0][here], slope, self.strips.rows[here], self.strips.cols)
-        if self.sums[1] is not None:
-            self._form.pull_(self.sums[1], slope.T, self.strips.cols, self.strips.rows[here])
-
-    def scaled(self, by: Tensor) -> list[Tensor | None]:
-        """The accumulated gradients times a scalar."""
-        return [None if x is None else x * by.to(x.dtype) for x in self.sums]
-
-
-def gradient(
-    value: Tensor, inputs: tuple[Tensor, ...], cotangent: Tensor | None = None, *, retain: bool = False
-) -> tuple[Tensor | None, ...]:
-    """Gradient of `value` in the inputs that require one; None for the others."""
-    leaves = [x for x in inputs if x.requires_grad]
-    if not leaves or not value.requires_grad:
-        return (None,) * len(inputs)
-    found = iter(torch.autograd.grad(value, leaves, cotangent, retain_graph=retain, allow_unused=True))
-    return tuple(next(found) if x.requires_grad else None for x in inputs)
+    def _bands(self, place: Tensor) -> Iterator[tuple[slice, slice | None, Tensor]]:
+        """Rows with the range of their columns, and where the places lie in it; no range where gathering is cheaper."""
+        number, tall = place.shape[1], 64
+        step = max(1, GATHER // max(1, number * self.x.shape[1]))
+        for r0 in range(0, self.n, step if number <= FEW else tall):
+            here = slice(r0, min(r0 + (step if number <= FEW else tall), self.n))
+            at = place[here]
+            low, high = (int(x) for x in at.aminmax()) if number > FEW else (0, self.m)
+            if number > FEW and high - low < max(4 * tall, 16 * number):
+                yield here, slice(low, high + 1), at - low
+                continue
+            for first in range(here.start, here.stop, step):
+                some = slice(first, min(first + step, here.stop))
+                yield some, None, place[some]
 
 
-def cut(pairs: ScoredPairs) -> ScoredPairs:
-    """The same pairs with detached scores that require a gradient, so that back-propagation stops there."""
-    return replace(pairs, scores=pairs.scores.detach().requires_grad_())
+TOTAL, SECOND, HELD, SIZE, SEEN = range(5)
+"""The sums of a fold; the sixth row is the level."""
+
+
+class Gradients:
+    """Gradients of rows and columns, summed over tiles, and of a learned offset."""
+
+    def __init__(self, work: Strips) -> None:
+        self.work = work
+        self.rows = torch.zeros_like(work.x)
+        self.cols = self.rows if work.square else torch.zeros_like(work.y)
+        self.learned = work.x.new_zeros((), dtype=torch.float64)
+
+    def add(self, tile: Tile, s: Tensor, g: Tensor, factor: float) -> None:
+        """Back-propagate factor·g, with g = dF/ds [t, u] of a tile; overwrites both."""
+        if self.work.spec.by_offset:
+            self.learned += g.sum(dtype=torch.float64) * factor
+        self.product(tile.rows, tile.cols, _descend_(g, s, self.work.spec.similarity), factor)
+
+    def product(self, rows: slice, cols: slice, g: Tensor, factor: float) -> None:
+        """Back-propagate factor·g, with g = dF/d⟨x, y⟩ [t, u]."""
+        x, y = self.work.x[rows], self.work.y[cols]
+        self.rows[rows].addmm_(g, y, alpha=factor)
+        self.cols[cols].addmm_(g.T, x, alpha=factor)
+        if self.work.spec.similarity:  # along y - x: independent of the origin
+            self.rows[rows].addcmul_(x, g.sum(dim=1, keepdim=True), value=-factor)
+            self.cols[cols].addcmul_(y, g.sum(dim=0)[:, None], value=-factor)
+
+    def few(self, rows: slice, place: Tensor, g: Tensor) -> None:
+        """Back-propagate g = dF/d⟨x, y⟩ [t, P] of the columns `place` [t, P]."""
+        x, y = self.work.x[rows, None], self.work.y[place]
+        by_row = (y - x if self.work.spec.similarity else y) * g[:, :, None]
+        by_col = -by_row if self.work.spec.similarity else x * g[:, :, None]
+        self.rows[rows] += by_row.sum(dim=1)
+        self.cols.index_add_(0, place.reshape(-1), by_col.reshape(-1, by_col.shape[-1]))
+
+    def found(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of rows, of columns (empty where they are the rows) and of the offset."""
+        spec = self.work.spec
+        learned = self.learned * (spec.by_offset / spec.a) if spec.by_offset else self.learned
+        return self.rows, self.rows.new_empty(0) if self.work.square else self.cols, learned.to(self.rows.dtype)
+
+
+def _descend_(g: Tensor, s: Tensor, similarity: int) -> Tensor:
+    """Turn dF/ds into dF/d⟨x, y⟩, in place; overwrites the scores of distances."""
+    if similarity == 1:
+        return g.mul_(2.0)
+    if similarity == 2:  # ds/d⟨x, y⟩ = 1/|x - y|, and 0 at distance 0: the clamp keeps the quotient finite
+        g.mul_(s < 0)
+        return g.div_(s.clamp_max_(-1e-30).neg_())
+    return g
+
+
+def _extend(x: Tensor, times: float) -> Tensor:
+    """Rows (2x, -1, -|x|²), or columns (y, |y|², 1), whose product is -|x - y|²."""
+    norm, one = (x * x).sum(dim=1, keepdim=True), torch.ones_like(x[:, :1])
+    return torch.cat([times * x, -one, -norm] if times == 2.0 else [x, norm, one], dim=1)
+
+
+def blocks(l: Tensor) -> Tensor:
+    """The largest of every `BLOCK` entries of a row [t, ceil(u/BLOCK)]."""
+    t, u = l.shape
+    whole = u - u % BLOCK
+    found = [l[:, :whole].reshape(t, -1, BLOCK).amax(dim=2)] if whole else []
+    return torch.cat([*found, l[:, whole:].amax(dim=1, keepdim=True)], dim=1) if u > whole else found[0]
+
+
+def _largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of these losses, and all that equal the least of them, with their places."""
+    losses, places = (torch.cat(x) for x in zip(*found, strict=True))
+    kept = losses >= losses.topk(count).values[-1]
+    return losses[kept], places[kept]

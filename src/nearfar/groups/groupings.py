@@ -89,8 +89,8 @@ class Problem:
         """First dual variable [g] of each group."""
         return self.over.dual(self.losses, self.measure, orders=self.orders, cap=self.cap)[0]
 
-    def stream(self, cap: Cap | None = None) -> Stream | None:
-        """A solver for these groups if their members arrive chunk by chunk; None if their set has none."""
+    def stream(self, cap: Cap | None = None) -> Stream:
+        """A solver for these groups if their members arrive chunk by chunk."""
         return self.over.stream(len(self.losses), self.losses.detach(), self.orders, cap)
 
     def taken(self) -> Tensor:
@@ -191,7 +191,7 @@ class Grouping(Part, ABC):
         """The problems of a strip, in parts of at most `most` entries if a pair has several members (triplets)."""
         yield self.split(product, pairs)
 
-    def streams(self, problems: Problems) -> tuple[Stream | None, ...]:
+    def streams(self, problems: Problems) -> tuple[Stream, ...]:
         """One stream per problem, for groups that span the whole batch."""
         return tuple(problem.stream() for problem in problems)
 
@@ -259,9 +259,9 @@ class Balanced(Grouping, swift=True):
         positive, negative = _by_sign(product, pairs)
         return positive, replace(negative, cap=positive.taken())
 
-    def streams(self, problems: Problems) -> tuple[Stream | None, ...]:  # noqa: D102
+    def streams(self, problems: Problems) -> tuple[Stream, ...]:  # noqa: D102
         positive = problems[0].stream()
-        return positive, problems[1].stream(None if positive is None else positive.taken)
+        return positive, problems[1].stream(positive.taken)
 
     def merge(self, values: Values, solved: Sequence[Taking]) -> Tensor:  # noqa: D102
         positive, negative = (side.taken() for side in solved)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from torch import Tensor, nn
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.shortcuts import Part, check_part
+from nearfar.engines.plan import Plan, make_plan
 from nearfar.groups.groupings import REDUCTIONS, Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Reduction, Sign
 from nearfar.groups.triplets import Positive, Triplets
 from nearfar.links import Link
@@ -28,6 +29,8 @@ GROUPS: dict[str, Grouping] = {
     "positive": Positive(),
     "triplets": Triplets(),
 }
+PLANS = 64
+"""Plans that a loss keeps."""
 ENGINES = ("auto", "dense", "tiled", "fused")
 Engine = Literal["auto", "dense", "tiled", "fused"]
 Members = Literal["negative", "all"]
@@ -108,6 +111,18 @@ class CachedProduct:
 
     product: Product
     learned: bool
+    plans: dict[tuple[int, int], tuple[Product, Plan]] = field(default_factory=dict)
+    """By the changes that parts have seen and by rows: the product of such a batch, and its plan."""
+
+    def plan(self, rows: int) -> tuple[Product, Plan]:
+        """The product for a batch of so many rows, and its plan."""
+        key = Part.changes, rows
+        if key not in self.plans:
+            if len(self.plans) >= PLANS:
+                self.plans.clear()
+            product = self.product.at(rows)
+            self.plans[key] = product, make_plan(product)
+        return self.plans[key]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy leaves out what is part of a graph."""

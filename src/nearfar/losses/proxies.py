@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar._utils.tensors import check_labels, readable
+from nearfar.engines import plain_parts
 from nearfar.links import Add, PerPositive
 from nearfar.losses.composed import Composed
 from nearfar.losses.factors import Factors, Pairs
@@ -163,7 +164,7 @@ class ClassSoftmax(Proxies, ABC):
         few = self.engine == "auto" and 0 < len(call.embeddings) * self.classes <= FEW and self.classes > 1
         if not few or not isinstance(labels, Tensor) or call.indices is not None or call.ranks is not None:
             return super()._value(call)
-        if not readable(labels) or product.similarity.shifts or not self._plain():
+        if not readable(labels) or product.similarity.shifts or not plain_parts(product):
             return super()._value(call)
         rows, cols = product.similarity.prepared(*raw_rows(self._inner(call)))
         scores, own = product.similarity.scores(rows, cols), labels.long()

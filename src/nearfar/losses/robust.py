@@ -22,15 +22,14 @@ from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.settings import MISSING, Settings
 from nearfar._utils.shortcuts import Part
 from nearfar._utils.tensors import check_embeddings, check_labels, check_placed, check_reference, check_reference_rows
-from nearfar.engines import check_tiled, dense_pairs, dense_value, lift, plain_parts
+from nearfar.engines import Plan, by_list, by_other_engine, check_strips, dense_pairs, dense_value, make_plan
+from nearfar.engines.recordings import DEVICES, Replays, replayed
 from nearfar.groups.groupings import AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
 from nearfar.losses.arguments import check_relation
-from nearfar.losses.choice import by_list, by_other_engine
 from nearfar.losses.degenerate import Had
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets
-from nearfar.losses.replays import DEVICES, Replays, replayed
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
 from nearfar.relations.index_tuples import check_apart, check_indices
@@ -40,6 +39,9 @@ from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Cosine, Similarity, called
 
 __all__ = ["Call", "Labels", "Loss", "RobustLoss"]
+
+PLANNED = 64
+"""Rows of the batch for which a plan is printed: counts such as "8B" follow the batch."""
 
 Labels = Tensor | Relation | None
 
@@ -255,9 +257,13 @@ class RobustLoss(Loss):
     def _remake(self) -> None:
         found = CachedProduct.of(self, self._cached)
         if self.engine == "tiled":
-            lifted = lift(found.product)
-            check_tiled(self.owner, found.product if lifted is None else lifted.product)
+            check_strips(self.owner, found.product)
         self._cached = found
+
+    @property
+    def plan(self) -> Plan:
+        """How the loss is computed, in symbols; `loss.plan.refused` says what keeps it from the operators."""
+        return make_plan(self.product.at(PLANNED))
 
     @property
     def product(self) -> Product:
@@ -307,12 +313,14 @@ class RobustLoss(Loss):
         if 0 in call.shape:
             self._warn(call, relation, product, None)
             return _zero(call).expand(len(call.embeddings)) if product.reduction == "none" else _zero(call)
-        product = product.at(len(call.embeddings))
+        product, plan = self._planned(product, len(call.embeddings))
         x, y = raw_rows(call)
         if (value := None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))) is not None:
             return value
         rows = product.similarity.prepared(x, y)
-        found = None if self.engine == "dense" else by_other_engine(self, call, relation, product, (x, y), rows)
+        found = None
+        if self.engine != "dense":
+            found = by_other_engine(self, call, relation, product, plan, (x, y), rows)
         if found is not None:
             self._warn(call, relation, product, Had(*found[1:]))
             return found[0].to(x.dtype)
@@ -341,9 +349,13 @@ class RobustLoss(Loss):
         return call.relation().projected(self.anchors, among=self.among_representatives)
 
     @constant_when_compiled
-    def _plain(self) -> bool:
-        """Whether the parts allow shortcuts; a compiled call takes the answer of its first one."""
-        return plain_parts(self.product)
+    def _planned(self, product: Product, rows: int) -> tuple[Product, Plan]:
+        """The product for a batch of so many rows and its plan, kept until a setting of the loss or a part changes."""
+        kept = self._cached
+        if kept is None or kept.learned or product is not kept.product:
+            product = product.at(rows)
+            return product, make_plan(product)
+        return kept.plan(rows)
 
     def _warn(self, call: Call, relation: Relation, product: Product, had: Had | None) -> None:
         """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""

@@ -1,167 +1,325 @@
-"""`Layout`: a relation of labels as vectors, from which an engine tells any pair without a mask of all of them.
+"""`Layout`: a relation as vectors, from which an engine tells any pair without a mask of all pairs.
 
-Rows and columns that form no pair (ignored, or not asked for) are left out. Among those that stay,
-
-    another label           a negative pair
-    the same label          a positive pair, unless the column is the row's own sample or is held `apart`
-
-Relations that no labels tell have a list of the pairs that are not negative instead (see `Near`), where it is short.
+A pair is positive where the labels of its row and column agree, and negative where they differ. It is absent where a
+flag of its row or column says so, where both are the same sample, or where its weight is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nearfar.relations.near import Near, Weights
-from nearfar.relations.representatives import RepresentativeMask
+from nearfar.relations.near import Near
 
-__all__ = ["Layout", "consistent", "kept"]
+__all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Narrow", "Sorted",
+           "list_own"]  # fmt: skip
 
-Itself = Callable[[Tensor, Tensor], Tensor]
-"""Whether a row and a column are the same sample, for broadcastable indices of the relation."""
+NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
+"""How a row and a column are known to be the same sample."""
+POSITIVE, NEGATIVE = 1, 2
+"""Bits of a flag: the row, or column, may be part of a positive, or negative, pair."""
+Both = tuple[Tensor, Tensor]
+"""Of rows and of columns."""
+Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Where the pairs of each row begin [n + 1], their rows [k] and columns [k], and which are positive [k]."""
+
+
+class Narrow(NamedTuple):
+    """The positive pairs of each row, gathered: columns [n, P], and the measure [n, P] of those that are real."""
+
+    place: Tensor
+    measure: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The rows and columns of a relation that form pairs, and what decides about each pair.
+    """What is known of n rows and m columns.
 
     Args:
-        rows: [n] indices of the rows that stay; None for all.
-        cols: [m] indices of the columns that stay; None for all.
-        row_labels: [n] labels of those rows.
-        col_labels: [m] labels of those columns.
-        square: whether the columns are the rows.
-        orders: see `Relation`.
-        itself: tells the row's own sample, by indices of the relation; None where no column is one.
-        own: how many columns are the row's own sample: the same number for all rows, or None where it differs.
-        apart: [m] columns that are nobody's positive (representatives among themselves); None for none.
-        weights: weights of the rows [n] and columns [m], whose product is that of a pair, or one matrix [n, m] of them;
-            None where each pair counts once.
-        near: the pairs that are not negative, where labels do not tell; rows and columns then have their positions as
-            labels.
+        labels: of rows and columns: small integers after `code`, any before.
+        square: the columns are the rows.
+        orders: how often each unordered pair occurs, see `Relation`.
+        flags: bits (int8) of rows and columns, or None where all may be paired.
+        ids: which sample each row and column is, or None.
+        weights: sample weights, whose product is the weight of a pair; None where each pair counts once.
+        itself: how a row and a column are known to be the same sample.
+        symmetric: the pair (j, i) is what (i, j) is.
+        width: the largest number of positive columns of a row, if the caller knows it.
+        near: the pairs that are not negative, as a list, where labels do not tell them (strips alone take it).
+        groups: [n] which group of an outer problem each row belongs to, such as its sample; None where not asked for.
+    """
+
+    labels: Both
+    square: bool
+    orders: int | Tensor = 1
+    flags: Both | None = None
+    ids: Both | None = None
+    weights: Both | None = None
+    itself: int = NOWHERE
+    symmetric: bool = False
+    width: int | None = None
+    near: Near | None = None
+    groups: Tensor | None = None
+
+    def code(self) -> Layout:
+        """The same with labels and ids as int32 ranks and float32 weights, which kernels take; reads nothing."""
+        found = {"labels": rank(*self.labels), "ids": None if self.ids is None else rank(*self.ids)}
+        weights = None if self.weights is None else tuple(x.detach().float() for x in self.weights)
+        return self._with(**found, weights=weights)
+
+    def turn(self) -> Layout:
+        """The same with rows and columns exchanged; a sample must not be known by its position among others."""
+        both = ((name, getattr(self, name)) for name in ("labels", "flags", "ids", "weights"))
+        return self._with(**{name: None if pair is None else pair[::-1] for name, pair in both})
+
+    def _with(self, **changes: Any) -> Layout:
+        # not `dataclasses.replace`, which torch.compile of torch 2.11 cannot trace
+        return Layout(**{**{name: getattr(self, name) for name in Layout.__dataclass_fields__}, **changes})
+
+    def tensors(self) -> list[Tensor]:
+        """Labels, flags, ids and weights, each of rows, then of columns; those that are present."""
+        return [x for pair in (self.labels, self.flags, self.ids, self.weights) if pair is not None for x in pair]
+
+    @property
+    def given(self) -> int:
+        """Which of `tensors` are present beside labels: bits 1 flags, 2 ids, 4 weights."""
+        return sum(bit for bit, pair in ((1, self.flags), (2, self.ids), (4, self.weights)) if pair is not None)
+
+    def has_negative(self) -> Tensor:
+        """Which rows [n] have a negative column.
+
+        A sample that comes twice, under two labels, counts as its own negative here, and nowhere else.
+        """
+        return self.count(NEGATIVE) > 0
+
+    def count(self, bit: int, *, own: bool = False, weighed: bool = False) -> Tensor:
+        """The number of each row's members of one sign, or with `weighed` their weights' sum, [n] float64.
+
+        Args:
+            bit: POSITIVE or NEGATIVE.
+            own: a row is the column of its position, which is not its own positive.
+            weighed: Σ w instead of their number.
+        """
+        (row, col), able = self.labels, []
+        for side, codes in enumerate(self.labels):
+            x = torch.ones(len(codes), dtype=torch.float64, device=codes.device)
+            x = x if self.flags is None else x * ((self.flags[side] & bit) != 0)
+            if self.weights is not None:
+                x = x * (self.weights[side] if weighed else self.weights[side] > 0)
+            able.append(x)
+        mine, others = able
+        same = torch.zeros(len(row) + len(col), dtype=torch.float64, device=row.device).index_add_(0, col, others)[row]
+        if bit == NEGATIVE:
+            return mine * (others.sum() - same)
+        if own:
+            same = same - torch.where(row == col[: len(row)], others[: len(row)], 0.0)
+        return mine * same
+
+    def runs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns sorted by label [m], and where each row's label begins and ends among them, [n] and [n]."""
+        row, col = self.labels
+        ranked, order = col.sort(stable=True)
+        start, end = torch.searchsorted(ranked, row), torch.searchsorted(ranked, row, right=True)
+        if self.flags is not None:  # a row without positive pairs must not widen the others'
+            end = torch.where((self.flags[0] & POSITIVE) != 0, end, start)
+        return order, start, end
+
+    def narrow(self, runs: tuple[Tensor, Tensor, Tensor], width: int) -> Narrow:
+        """Gather the positive pairs, with room for `width` columns of a row's label."""
+        order, start, end = runs
+        rows = torch.arange(len(start), device=start.device)[:, None]
+        if self.itself == POSITION:  # one of them is the row itself, over which the others step
+            width -= 1
+        spots = start[:, None] + torch.arange(max(1, width), device=start.device)
+        if self.itself == POSITION:
+            every = torch.arange(len(order), device=order.device)
+            own = torch.empty_like(order).scatter_(0, order, every)[: len(start)]
+            own = torch.where((own >= start) & (own < end), own, len(order))
+            spots = spots + (spots >= own[:, None])
+        real = spots < end[:, None]
+        place = order[spots.clamp(max=len(order) - 1)]
+        if self.ids is not None:
+            same = self.ids[0][:, None] == self.ids[1][place]
+            if self.itself == POSITION_THEN_ID:
+                same = torch.where(place < len(start), place == rows, same)
+            real = real & ~same
+        if self.flags is not None:
+            real = real & ((self.flags[0][:, None] & self.flags[1][place] & POSITIVE) != 0)
+        if self.weights is None:
+            return Narrow(place, real)
+        return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
+
+    def sort(self, *, by_label: bool = True) -> Sorted:
+        """The rows and columns that form pairs, sorted by label or as they are, with the runs of equal labels."""
+        (rows, row), (cols, col) = (self._chosen(side, by_label=by_label) for side in (0, 1))
+        listed = None
+        if self.near is not None:
+            edges = torch.arange(len(row) + 1, device=row.device) * len(col)
+            edges = torch.searchsorted(self.near.keys, edges)
+            start, end = edges[:-1], edges[1:]
+            listed = self.near.keys % max(1, len(col)), self.near.positive
+        else:
+            if not by_label:
+                col, order = col.sort(stable=True)
+                listed = order, torch.ones_like(order, dtype=torch.bool)
+            start, end = torch.searchsorted(col, row), torch.searchsorted(col, row, right=True)
+        weights = None
+        if self.weights is not None:
+            left, right = (x if at is None else x[at] for x, at in zip(self.weights, (rows, cols), strict=True))
+            weights = left.detach().contiguous(), right.detach().contiguous()
+        symmetric = self.symmetric and (self.near is None or self.near.symmetric)
+        samples = None if self.near is not None else self._samples(rows, cols)
+        return Sorted(rows, cols, start, end, listed, samples, weights, symmetric, len(col))
+
+    def _chosen(self, side: int, *, by_label: bool) -> tuple[Tensor | None, Tensor]:
+        """Which rows (0) or columns (1) form pairs, in their order (None: all, as they are), and their labels."""
+        labels, keep = self.labels[side], None
+        if self.near is not None:
+            return None, labels
+        if self.flags is not None:
+            keep = self.flags[side] != 0
+        if self.weights is not None:
+            keep = self.weights[side] > 0 if keep is None else keep & (self.weights[side] > 0)
+        chosen = None if keep is None else keep.nonzero()[:, 0]
+        labels = labels if chosen is None else labels[chosen]
+        if not by_label:
+            return chosen, labels
+        ranked, order = labels.sort(stable=True)
+        return order if chosen is None else chosen[order], ranked
+
+    def _samples(self, rows: Tensor | None, cols: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Codes [n, c] of the rows and [m] of the columns that are equal where both are the same sample."""
+        n, m = (len(x) for x in self.labels)
+        device, found = self.labels[0].device, None
+        row, col = torch.arange(n, device=device), torch.arange(m, device=device)
+        if self.itself == POSITION:
+            found = row[:, None], torch.where(col < n, col, -1)
+        elif self.ids is not None:
+            mine, theirs = (x.long() for x in rank(*self.ids))
+            found = mine[:, None], theirs
+            if self.itself == POSITION_THEN_ID:
+                found = torch.stack([row, n + mine], dim=1), torch.where(col < n, col, n + theirs)
+        apart = None if self.flags is None else self.flags[1] & POSITIVE == 0
+        if apart is not None and bool(apart.any()):
+            found = found or (row.new_full((n, 1), -2), col.new_full((m,), -1))
+            found = found[0], torch.where(apart, APART, found[1])
+        if found is None:
+            return None
+        mine, theirs = found
+        return mine if rows is None else mine[rows], theirs if cols is None else theirs[cols]
+
+
+LISTED = 2**22
+"""Most pairs that are listed at once; more are listed strip by strip."""
+APART = -3
+"""The code of a column that is the positive of no row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sorted:
+    """A layout for engines that sweep strips: positive pairs lie near each other, and most strips hold none.
+
+    Args:
+        rows: [n] indices of the rows that form pairs, by label; None for all, as they are.
+        cols: [m] likewise of the columns.
+        start: [n] where the columns begin that are not negatives of a row: places among the columns, or in `listed`.
+        end: [n] where they end.
+        listed: their columns [k], and which of them are positive [k]; None where they are a run of sorted columns.
+        samples: codes [n, c] and [m] that are equal for the same sample, which is no pair; `APART`: no row's positive.
+        weights: of rows [n] and columns [m], or None.
+        symmetric: the pair (j, i) is what (i, j) is.
+        size: m.
     """
 
     rows: Tensor | None
     cols: Tensor | None
-    row_labels: Tensor
-    col_labels: Tensor
-    square: bool
-    orders: int | Tensor
-    itself: Itself | None = None
-    own: int | None = 0
-    apart: Tensor | None = None
-    weights: Weights | None = None
-    near: Near | None = None
+    start: Tensor
+    end: Tensor
+    listed: tuple[Tensor, Tensor] | None
+    samples: tuple[Tensor, Tensor] | None
+    weights: Both | None
+    symmetric: bool
+    size: int
+    _flat: list[Pairs | None] = field(default_factory=list)
 
-    @staticmethod
-    def listed(
-        near: Near, shape: tuple[int, int], square: bool, orders: int | Tensor, weights: Weights | None
-    ) -> Layout:
-        """The layout of a list of pairs of n rows and m columns."""
-        n, m = (torch.arange(size, device=near.keys.device) for size in shape)
-        same = square and near.symmetric and not isinstance(weights, Tensor)
-        return Layout(None, None, n, m, same, orders, own=int(square), weights=weights, near=near)
-
-    @staticmethod
-    def of(
-        labels: tuple[Tensor, Tensor],
-        keep: tuple[Tensor | None, Tensor | None],
-        square: bool,
-        orders: int | Tensor,
-        itself: tuple[Itself | None, int | None],
-        apart: Tensor | None = None,
-        weights: tuple[Tensor, Tensor] | None = None,
-    ) -> Layout:
-        """Leave out the rows and columns that `keep` ([n] and [m] masks, None for all) does not name."""
-        rows, cols = (None if mask is None else mask.nonzero()[:, 0] for mask in keep)
-        row, col = (x if at is None else x[at] for x, at in zip(labels, (rows, cols), strict=True))
-        same = square and (keep[0] is keep[1])
-        tells, own = itself
-        if own and cols is not None and not same:
-            own = None  # some rows meet their own sample among the columns that stay, others do not
-        apart = apart if cols is None or apart is None else apart[cols]
-        if weights is not None:
-            u, v = (x if at is None else x[at] for x, at in zip(weights, (rows, cols), strict=True))
-            weights = u, v
-        return Layout(rows, cols, row, col, same, orders, tells, own, apart, weights)
+    def take(self, share: slice | Tensor) -> Sorted:
+        """The same for some of the rows, which may come several times."""
+        samples = None if self.samples is None else (self.samples[0][share], self.samples[1])
+        weights = None if self.weights is None else (self.weights[0][share], self.weights[1])
+        rows = None if self.rows is None else self.rows[share]
+        return Sorted(
+            rows, self.cols, self.start[share], self.end[share], self.listed, samples, weights, False, self.size
+        )
 
     @property
-    def empty(self) -> bool:
-        """Whether no row or no column forms a pair."""
-        return not len(self.row_labels) or not len(self.col_labels)
+    def flat(self) -> Pairs | None:
+        """Where each row's pairs that are not negative begin [n + 1], and these pairs as `list_own`; None if many."""
+        if not self._flat:
+            count = self.end - self.start
+            found: Pairs | None = None
+            if len(count) and int(count.amax()) * len(count) <= LISTED:
+                edges = torch.cat([count.new_zeros(1), count.cumsum(0)])
+                found = (edges, *list_own(self.start, self.end, self.listed, self.samples))
+            self._flat.append(found)
+        return self._flat[0]
 
-    def taken(self, x: Tensor, side: int) -> Tensor:
-        """The entries of x [n, ...] that stay; side 0 for rows, 1 for columns."""
-        at = (self.rows, self.cols)[side]
-        return x if at is None else x[at]
+    def narrow(self, most: int) -> Narrow | None:
+        """The positive pairs of each row, gathered; None for more than `most` of them with their padding."""
+        n, own = len(self.start), self.end - self.start
+        if not n or int(own.amax()) * n > most:
+            return None
+        flat = self.flat
+        row, col, positive = flat[1:] if flat else list_own(self.start, self.end, self.listed, self.samples)
+        row, col = row[positive], col[positive]
+        count = torch.zeros_like(own).index_add_(0, row, torch.ones_like(row))
+        within = torch.arange(len(row), device=own.device) - (count.cumsum(0) - count)[row]
+        width = max(1, int(count.amax()))
+        # padding repeats the row's first column, so that it lies near the others
+        place = self.start.clamp(max=max(0, self.size - 1)) if self.listed is None else torch.zeros_like(own)
+        place = place[:, None].repeat(1, width)
+        place[row, within] = col
+        real = torch.zeros_like(place, dtype=torch.bool)
+        real[row, within] = True
+        if self.weights is None:
+            return Narrow(place, real)
+        return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
 
-    def back(self, x: Tensor, side: int, size: int) -> Tensor:
-        """The reverse of `taken`: x of all rows or columns, 0 for those that were left out."""
-        at = (self.rows, self.cols)[side]
-        return x if at is None else x.new_zeros(size, *x.shape[1:]).index_copy_(0, at, x)
+    def tensors(self) -> list[Tensor]:
+        """What `flat` gives, or start and end; then what `given` says."""
+        more = (None, None, self.weights) if self.flat else (self.listed, self.samples, self.weights)
+        first = self.flat or (self.start, self.end)
+        return [*first, *(x for pair in more if pair is not None for x in pair)]
 
-    def same(self, row: Tensor, col: Tensor) -> Tensor:
-        """Which pairs are of one label, for indices [k] and [k]; of a list, which are positive."""
-        if self.near is not None:
-            return self.near.tells(row * len(self.col_labels) + col)
-        return self.row_labels[row] == self.col_labels[col]
-
-    def counts(self, row: Tensor, col: Tensor) -> Tensor | None:
-        """Which pairs of equal label are positive, for broadcastable indices [n] and [m]; None for all."""
-        found = None
-        if self.itself is not None:
-            here, there = (x if at is None else at[x] for x, at in ((row, self.rows), (col, self.cols)))
-            found = ~self.itself(here, there)
-        if self.apart is not None:
-            found = ~self.apart[col] if found is None else found & ~self.apart[col]
-        return found
-
-
-def consistent(ids: Tensor | None, ref_ids: Tensor | None, labels: tuple[Tensor, Tensor]) -> bool:
-    """Whether rows of equal id always have equal labels, as the same sample has; reads the device."""
-    if ids is None or ref_ids is None:
-        return True
-    ids, order = torch.cat([ids, ref_ids]).sort(stable=True)
-    found = torch.cat(labels)[order]
-    return not bool(((ids[1:] == ids[:-1]) & (found[1:] != found[:-1])).any())
-
-
-Masks = tuple[Tensor | None, Tensor | None]
+    @property
+    def given(self) -> int:
+        """Which of `tensors` are present: bits 1 listed, 2 samples, 4 weights, 8 flat."""
+        if self.flat:
+            return 8 + 4 * (self.weights is not None)
+        more = (self.listed, self.samples, self.weights)
+        return sum(bit for bit, pair in zip((1, 2, 4), more, strict=True) if pair is not None)
 
 
-def kept(
-    labels: tuple[Tensor, Tensor],
-    square: bool,
-    ignore: int | None,
-    projection: RepresentativeMask | None,
-    among: tuple[Tensor, Tensor] | None,
-    weights: tuple[Tensor, Tensor] | None,
-) -> tuple[Masks, Tensor | None]:
-    """Masks [n] and [m] of the rows and columns that form pairs (None: all), and the columns held apart.
+def list_own(start: Tensor, end: Tensor, listed: Both | None, samples: Both | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The pairs that are not negative: rows [k], columns [k], and which are positive [k]; arguments as of `Sorted`."""
+    count = end - start
+    row = torch.repeat_interleave(torch.arange(len(start), device=start.device), count)
+    col = torch.arange(len(row), device=start.device) - (count.cumsum(0) - count - start)[row]
+    positive = torch.ones_like(col, dtype=torch.bool)
+    if listed is not None:
+        col, positive = listed[0][col], listed[1][col]
+    if samples is not None:
+        mine, theirs = samples[0][row], samples[1][col]
+        positive = positive & (theirs != APART) & (mine != theirs[:, None]).all(dim=1)
+    return row, col, positive
 
-    Args:
-        labels: labels of the rows [n] and of the columns [m].
-        square: whether the columns are the rows.
-        ignore: rows and columns with this label form no pairs.
-        projection: class representatives.
-        among: masks of the rows and columns between which pairs are formed.
-        weights: weights of the rows [n] and columns [m]; those of weight 0 form no pairs.
-    """
-    apart, sides = None, (list[Tensor](), list[Tensor]())
-    for side, masks in enumerate(sides):
-        if ignore is not None:
-            masks.append(labels[side] != ignore)
-        if weights is not None:
-            masks.append(weights[side] > 0)
-        if among is not None:
-            masks.append(among[side])
-    if projection is not None:
-        row, col, apart = projection.kept()
-        sides[0].append(row)
-        sides[1].extend([] if col is None else [col])
-    left, right = (None if not masks else torch.stack(masks).all(dim=0) for masks in sides)
-    return (left, left if square and projection is None and among is None else right), apart
+
+def rank(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
+    """Ranks (int32) of the distinct numbers of both, equal where these are; reads nothing from the device."""
+    both = row if col is row else torch.cat([row, col])
+    ranked, order = both.sort()
+    new = torch.cat([torch.zeros_like(order[:1]), (ranked[1:] != ranked[:-1]).to(order.dtype)])
+    both = torch.empty_like(order).scatter_(0, order, new.cumsum(0)).to(torch.int32)
+    return (both, both) if col is row else (both[: len(row)].contiguous(), both[len(row) :].contiguous())

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Near", "Weights", "entries", "listed", "meetings", "once", "own_pairs", "together"]
+__all__ = ["Near", "Weights", "consistent", "entries", "listed", "meetings", "once", "own_pairs", "together"]
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
@@ -44,6 +44,15 @@ class Near:
             return torch.zeros_like(keys, dtype=torch.bool)
         at = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
         return (self.keys[at] == keys) & self.positive[at]
+
+
+def consistent(ids: Tensor | None, ref_ids: Tensor | None, labels: tuple[Tensor, Tensor]) -> bool:
+    """Whether rows of equal id always have equal labels, as the same sample has; reads the device."""
+    if ids is None or ref_ids is None:
+        return True
+    ids, order = torch.cat([ids, ref_ids]).sort(stable=True)
+    found = torch.cat(labels)[order]
+    return not bool(((ids[1:] == ids[:-1]) & (found[1:] != found[:-1])).any())
 
 
 def together(rows: Tensor | None, cols: Tensor | None) -> Weights | None:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_whole
 from nearfar._utils.tensors import check_class_numbers, readable
-from nearfar.relations.layout import Layout, consistent, kept
-from nearfar.relations.near import entries, listed, meetings, once, own_pairs, together
+from nearfar.relations.layout import ID, NEGATIVE, NOWHERE, POSITION, POSITION_THEN_ID, POSITIVE, Layout
+from nearfar.relations.near import consistent, entries, listed, meetings, once, own_pairs, together
 from nearfar.relations.one_a_class import first_of_each
 from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_matrix, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
@@ -224,16 +224,25 @@ class Relation(ABC):
         return None
 
     def layout(self) -> Layout | None:
-        """The relation as vectors, or as a list of the pairs that are not negative; None where masks alone tell it."""
+        """The relation as vectors; None where a matrix or several labels of a row say which pairs there are."""
+        return None
+
+    def sorted_layout(self) -> Layout | None:
+        """Like `layout`, or a list of the pairs that are not negative where that is short; reads values."""
         self._kept, found = once(self._kept, [x for x in vars(self).values() if isinstance(x, Tensor)], self._listed)
         return found
 
     def _listed(self) -> Layout | None:
+        if self._weights is not None and self._ref_weights is None:
+            return None  # weights [n, m] of pairs
         same, ids = self._same_pairs(), (self._ids, self._ref_ids)
         met = own_pairs(self.shape, self.device, ids, self.square or self.reference_starts_with_batch, self._is_itself)
         weights = together(self._weights, self._ref_weights)
         near = listed(self.shape, same, met, self._known(EVERYTHING, EVERYTHING), weights)
-        return None if near is None else Layout.listed(near, self.shape, self.square, self.orders, weights)
+        if near is None:
+            return None
+        labels = tuple(torch.arange(size, device=self.device) for size in self.shape)
+        return Layout(labels, self.square, self.orders, weights=weights, symmetric=self.square, near=near)  # type: ignore[arg-type]
 
     def _same_pairs(self) -> Tensor | None:
         """Flat indices i·m + j of the pairs of one label, in any order; None where they are too many to list."""
@@ -321,14 +330,51 @@ class _Labels(Relation):
         return (self._row, self._col) if all(x is None for x in more) else None
 
     def layout(self) -> Layout | None:
-        labels, ids = (self._row, self._col), self._ids is not None
         weights = together(self._weights, self._ref_weights)
-        if isinstance(weights, Tensor) or not consistent(self._ids, self._ref_ids, labels):
-            return super().layout()  # weights [n, m] of pairs, or one sample under two labels
-        keep, apart = kept(labels, self.square, self._ignore, self._projection, self._among, weights)
-        met = self.square or self.reference_starts_with_batch
-        itself = self._is_itself if met or ids else None
-        return Layout.of(labels, keep, self.square, self.orders, (itself, None if ids else int(met)), apart, weights)
+        if isinstance(weights, Tensor):
+            return None  # of pairs, [n, m]
+        itself, ids = POSITION if self.square or self.reference_starts_with_batch else NOWHERE, None
+        if self._ids is not None and self._ref_ids is not None:
+            ids = self._ids, self._ref_ids
+            itself = POSITION_THEN_ID if self.reference_starts_with_batch else ID
+        return Layout(
+            (self._row, self._col),
+            self.square,
+            self.orders,
+            flags=self._flags(),
+            ids=ids,
+            weights=weights,
+            itself=itself,
+            symmetric=self.square and self._projection is None and self._among is None,
+            width=self._width if ids is None else None,
+            groups=self._given.ids,
+        )
+
+    def sorted_layout(self) -> Layout | None:
+        found = self.layout()
+        if found is None or not consistent(self._ids, self._ref_ids, (self._row, self._col)):
+            return super().sorted_layout()  # weights [n, m] of pairs, or one sample under two labels
+        return found
+
+    def _flags(self) -> tuple[Tensor, Tensor] | None:
+        """Bits of rows and of columns: which pairs they may be part of; None where they may be in all."""
+        ignore, projection, among = self._ignore, self._projection, self._among
+        if ignore is None and projection is None and among is None:
+            return None
+        rows, cols = (
+            torch.full(x.shape, POSITIVE | NEGATIVE, dtype=torch.int8, device=x.device) for x in (self._row, self._col)
+        )
+        if ignore is not None:
+            rows, cols = rows * (self._row != ignore), cols * (self._col != ignore)
+        if projection is not None:
+            others = projection.anchors == "others"
+            rows = rows * (projection.rows != others)
+            # with `among`, a representative may be the column of a negative pair
+            kept = torch.where(projection.cols, NEGATIVE if projection.among else 0, POSITIVE | NEGATIVE).to(torch.int8)
+            cols = cols * projection.cols if others else cols & kept
+        if among is not None:
+            rows, cols = rows * among[0], cols * among[1]
+        return rows, cols
 
     def _same_pairs(self) -> Tensor | None:
         if self._projection is not None or self._among is not None:

@@ -9,8 +9,7 @@ from nearfar.sets.entropic import KL
 from nearfar.sets.kl_ball import KLBall
 from nearfar.sets.linear import Mean, Worst
 from nearfar.sets.stream import Dual
-from nearfar.sets.top_k import TopK
-from nearfar.sets.trimmed import Trimmed
+from nearfar.sets.top_k import TopK, Trimmed
 from nearfar.sets.wrapped import CalibratedKL, DetachedWeights, PowerWeights, Sampled
 
 __all__ = [

@@ -3,26 +3,20 @@
     F(l) = max over p in U of  Σ pᵢ lᵢ  (- penalty)          one such problem per group (row)
 
 Losses are l [g, n], one group per row, with a base measure w [g, n]: a boolean mask, or weights, where an integer
-weight k means that the pair counts k times. Members with w = 0 are absent. An empty group has value 0 and weights 0.
+weight k means that the pair counts k times. Members with w = 0 are absent. An empty group has value 0 and weights 0; a
+group is empty by its measure, never by a comparison of losses, which NaN makes false.
 
 A set implements three methods. Their `l` and `w` include the zero member and exclude dropped members; absent members
-have l = 0.
+have l = 0. Groups too large for memory are reduced chunk by chunk, by its `stream`.
 
     dual(l, w)              a few numbers per group that determine the weights, no gradient
     weights(l, w, dual)     p* elementwise, no gradient
     value(l, w)             F [g], whose gradient in l is p* (Danskin), twice differentiable where F is
-
-Groups too large for memory are reduced by a `stream` (stream.py), which receives their members chunk by chunk.
-
-Whether a group is empty is decided by the measure, never by comparing losses: a comparison with NaN is false and would
-hide it.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Literal
@@ -34,80 +28,35 @@ from torch.nn.functional import pad
 from nearfar._utils.checks import check_choice
 from nearfar._utils.shortcuts import Part
 from nearfar._utils.tensors import hidden, total
-from nearfar.sets.stream import Cap, Dual, Orders, Stream
+from nearfar.sets.stream import Cap, Collected, Dual, Orders, Stream
 
-__all__ = ["Fold", "Solved", "UncertaintySet", "in_blocks", "sums"]
-
-
-@dataclass(frozen=True, eq=False)
-class Solved:
-    """Result of `solve_`: the value of each group, and how to read the weights off the overwritten losses.
-
-        p* = scale · (what the losses were overwritten with)
-
-    Args:
-        value: [g] F.
-        scale: [g], 0 for an empty group.
-        place: [g] column of the one member that has all the weight, or None. If given, the losses are unchanged.
-    """
-
-    value: Tensor
-    scale: Tensor
-    place: Tensor | None = None
-
-
-BLOCK = 2**18
-"""Entries of the groups that are solved at a time where it takes several passes: they stay in the processor's cache."""
-Solver = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-
-
-def in_blocks(solve: Solver, l: Tensor, zero: str, size: Tensor, w: Tensor | None) -> Solved:
-    """Solve groups a few at a time; arguments as in `UncertaintySet.solve_`.
-
-    Args:
-        solve: gives value and scale of some groups, and overwrites their losses.
-        l: [g, n].
-        zero: "drop" leaves members without loss out first.
-        size: [g].
-        w: [g, n], or None.
-    """
-    values, scales, tall = list[Tensor](), list[Tensor](), max(1, BLOCK // max(1, l.shape[1]))
-    for first in range(0, len(l), tall):
-        here = slice(first, first + tall)
-        some, mass, weights = l[here], size[here], None if w is None else w[here]
-        if zero == "drop":
-            alive = torch.sign(some).clamp_min_(0.0)
-            weights = None if weights is None else alive.mul_(weights)
-            mass = alive.sum(dim=1)
-            torch.threshold_(some, 0.0, -math.inf)
-        value, scale = solve(some, mass, weights)
-        values.append(value)
-        scales.append(scale)
-    return Solved(torch.cat(values), torch.cat(scales))
-
-
-def sums(x: Tensor, w: Tensor | None) -> Tensor:
-    """Sums Σ wᵢxᵢ [g] of groups x [g, n], as float64."""
-    return (x if w is None else x * w).sum(dim=1).double()
+__all__ = ["Fold", "UncertaintySet"]
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """How the members of a group come down to a few numbers, for engines that make weights by hand.
+    """How the members of a group are reduced to a few numbers, for engines with kernels.
+
+        exp       weights w·e^{l/γ}: Σ w·e^{l/γ}
+        sum       weights w: Σ wl and Σ w
+        max       all weight on the largest loss: that loss
+        top       weight on the largest losses alone: these losses
+        moments   the measure, mean, energy and least loss above a level: `ChiSquare.solve_moments`
 
     Args:
-        kind: "exp": weights w·e^{l/γ}; "sum": w; "max": all at the largest loss; "top": the K largest.
-        gamma: γ of "exp".
-        normalized: whether γ·log Σw is taken off the value of "exp".
-        held: the value is Σ p*l with p* held constant.
-        most: K of "top", where it is a number of members.
+        gamma: of "exp": γ.
+        normalized: of "exp": whether γ·log Σw is subtracted from the value.
+        held: whether the value is Σ p*l with p* held constant.
+        most, fraction: of "top": most·orders + fraction·(measure of the group) of its largest members may carry weight.
+            `UncertaintySet._value` of these alone, with the `_limit` of the whole group, is the value of the group.
     """
 
-    kind: Literal["exp", "sum", "max", "top"]
+    kind: Literal["exp", "sum", "max", "top", "moments"]
     gamma: float = 1.0
     normalized: bool = True
     held: bool = False
-    most: float | None = None
+    most: float = 0.0
+    fraction: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +74,7 @@ class UncertaintySet(Part, ABC):
     zero: Literal["keep", "drop"] = field(default="keep", kw_only=True)
     zero_member: bool = field(default=False, kw_only=True)
 
-    shortcuts = ("stream", "solve_", "fold", "per")
+    shortcuts = ("stream", "fold", "per")
     exact_gradient = True
     """False if the value is not the antiderivative of the gradient (weights held constant, or drawn at random)."""
     draws = False
@@ -183,35 +132,11 @@ class UncertaintySet(Part, ABC):
         """Total measure [g] of each group that may carry weight."""
         with torch.no_grad():
             l, w = self._members(losses, measure)
-            return self._mass(l, w, orders, cap)
+            return self._carried(self._mass(l, w, orders, cap))
 
-    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream | None:
-        """A solver for groups whose members arrive chunk by chunk; None if this set has none."""
-        return None
-
-    def solve_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved | None:
-        """Value and weights of groups in one pass, overwriting the losses; None if their stream is to solve them.
-
-        Args:
-            l: [g, n] losses, -inf for absent members; overwritten with unscaled weights.
-            size: [g] measure of the members present.
-            w: [g, n] weights of the members, 0 for absent ones; None if every member counts once.
-        """
-        return None
-
-    def solves(self) -> bool:
-        """Whether whole groups can be solved in place: by `solve_`, or by a stream that gets them as one chunk."""
-        one = torch.ones(1)
-        return self.solve_(one[None].clone(), one) is not None or self.stream(1, one) is not None
-
-    def solved_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> Solved:
-        """Like `solve_`, for every set that `solves`."""
-        found, stream = self.solve_(l, size, w), None
-        if found is None:
-            stream = self.stream(len(l), l)
-            assert stream is not None  # noqa: S101 - checked by `solves`
-            found = Solved(*stream.alone_(l, size, w))
-        return found
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:
+        """A solver for groups whose members arrive chunk by chunk: one that keeps them all, if a set has no other."""
+        return Collected(self, groups, like, orders, cap)
 
     def fold(self) -> Fold | None:
         """How members are reduced, apart from `zero` and `zero_member`; None if it is none of the kinds of `Fold`."""
@@ -226,8 +151,12 @@ class UncertaintySet(Part, ABC):
         return self._limit(total(w, l), orders, cap)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """Measure that may carry weight, out of a group's measure `size` [g]."""
+        """Measure that may carry weight, out of a group's measure `size` [g]; in any shape that `_dual` takes."""
         return size
+
+    def _carried(self, mass: Tensor) -> Tensor:
+        """Measure [g] that may carry weight, out of what `_limit` returns."""
+        return mass
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
         """Losses and measure [g, n] with `zero` and `zero_member` applied; absent members have l = 0."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from types import MethodType
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.shortcuts import Part, method_names
 from nearfar.sets.stream import Orders
 
-__all__ = ["Count", "changed", "check_count", "most_of", "of_batch", "scaled", "unread"]
+__all__ = ["Count", "amount", "changed", "check_amount", "check_count", "of_batch", "scaled", "unread"]
 
 Count = float | str
 """A number, or a multiple of the batch size B: "8B", "0.5B", "B/2", "3B/4"."""
@@ -54,6 +55,27 @@ def check_count(owner: str, name: str, count: object, *, zero: bool = False) -> 
         )
 
 
+def check_amount(owner: str, part: object, name: str, share: str, *, zero: bool = False) -> None:
+    """Require either a count or a share of the measure, in (0, 1]; with `zero`, which may be zero, in [0, 1)."""
+    count, fraction = getattr(part, name), getattr(part, share)
+    if (count is None) == (fraction is None):
+        raise ValueError(
+            f"{owner}: give {name} or {share}, exactly one of them, but {name}={count!r} and {share}={fraction!r} came."
+        )
+    if count is not None:
+        check_count(owner, name, count, zero=zero)
+    elif not (0 <= fraction < 1 if zero else 0 < fraction <= 1):
+        allowed = "[0, 1)" if zero else "(0, 1]"
+        raise ValueError(f"{owner}: {share} must lie in {allowed}, but came as {fraction!r}.")
+
+
+def amount(owner: str, name: str, count: Count | None, share: float | None, size: Tensor, orders: Orders) -> Tensor:
+    """Measure [g] of a count of unordered pairs, or of a share of the groups' measure `size` [g]; at most that."""
+    if count is None:
+        return size * float(share or 0)
+    return torch.minimum(torch.full_like(size, unread(owner, name, count)) * orders, size)
+
+
 def scaled(count: Count, factor: float) -> Count:
     """A checked count times a number, of the same kind.
 
@@ -67,8 +89,7 @@ def scaled(count: Count, factor: float) -> Count:
 
 def of_batch(part: Kind, rows: int, *names: str) -> Kind:
     """A part whose counts of these names are numbers: those of a batch of so many rows."""
-    given = {name: getattr(part, name) for name in names}
-    found = {name: _times(count, rows) for name, count in given.items() if isinstance(count, str)}
+    found = {name: _times(count, rows) for name in names if isinstance(count := getattr(part, name), str)}
     return changed(part, rows, **found) if found else part
 
 
@@ -97,18 +118,11 @@ def changed(part: Kind, rows: int, **fields: Any) -> Kind:
 
 def _in_batch(rows: int, method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **more: Any) -> Any:
-        before = ROWS.set(rows)
-        try:
-            return method(*args, **more)
-        finally:
-            ROWS.reset(before)
+        context = copy_context()
+        context.run(ROWS.set, rows)
+        return context.run(method, *args, **more)
 
     return call
-
-
-def most_of(k: Count | None, orders: Orders) -> int | None:
-    """The most members that K entries for each of at most two orders of a pair can be; None if K is no number."""
-    return math.ceil(k * (orders if isinstance(orders, int) else 2)) if isinstance(k, int | float) else None
 
 
 def unread(owner: str, name: str, count: Count) -> float:

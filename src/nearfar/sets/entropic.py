@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ from torch import Tensor
 from nearfar._utils.checks import check_positive
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.settings import Number
-from nearfar._utils.tensors import centered, hidden, log_of, over, readable, total, weighted
+from nearfar._utils.tensors import centered, hidden, log_of, over, weighted
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.stream import Cap, Dual, Orders, Stream
 
-__all__ = ["KL", "LOWEST", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
+__all__ = ["KL", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
 
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
 """Smallest exponents: below, exp gives subnormal numbers, on which a processor is thirty times slower."""
@@ -30,37 +30,13 @@ def gentle(z: Tensor) -> Tensor:
 def log_mean(log: Tensor, rise: Tensor, size: Tensor) -> Tensor:
     """Logarithm of a mean of exponentials, accurate also if the mean is near 1.
 
-        log (Σ w eᶻ / Σ w)  =  log1p(rise / size)
+        log (Σ w eᶻ / Σ w)  =  log1p(rise / size),    log = log Σ w eᶻ,  rise = Σ w(eᶻ - 1),  size = Σ w
 
     If γ is large compared with the losses, the mean is near 1, and log Σ w eᶻ - log Σ w would cancel all its digits.
-
-    Args:
-        log: log Σ w eᶻ.
-        rise: Σ w(eᶻ - 1).
-        size: Σ w.
     """
     above = over(rise, size)
     flat = above > -0.5
     return torch.where(flat, torch.log1p(torch.where(flat, above, 0.0)), log - log_of(size))
-
-
-def _flat_rise(z: Tensor, members: Tensor, w: Tensor | None = None) -> Tensor | None:
-    """Sum of eᶻ - 1 over the members of each group, for `log_mean`; None if no group needs it.
-
-    No group needs it if the mean of z is below -1 in all: the plain logarithm is then accurate.
-
-    Args:
-        z: [g, n] exponents <= 0, clamped at `LOWEST`, which is also the value of absent members.
-        members: [g] measure of the members present.
-        w: [g, n] weights of the members, 0 for absent ones; None if every member counts once.
-    """
-    lowest = LOWEST[z.dtype]
-    if w is not None:
-        return (torch.expm1(z) * w).sum(dim=1)
-    if readable(z) and not bool((z.sum(dim=1) - lowest * (z.shape[1] - members) > -members).any()):
-        return None
-    inside = z > lowest
-    return torch.expm1(z).mul_(inside).sum(dim=1) - (members - inside.sum(dim=1))
 
 
 def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
@@ -123,7 +99,7 @@ class KL(UncertaintySet, swift=True):
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         gamma = cast("float", self.gamma)  # strips leave a learned one to autograd
-        return KLStream(self, groups, like, orders, cap, gamma, normalized=self.normalized)
+        return KLStream(self, groups, like, orders, cap, gamma=gamma)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top, z = centered(l, w, mass)
@@ -142,71 +118,41 @@ class KL(UncertaintySet, swift=True):
 
 
 class KLStream(Stream):
-    """Stream of `KL`: a running log-sum-exp, relative to the largest loss so far.
+    """Stream of `KL`: Σ w e^{(l - top)/γ} and Σ w (e^{(l - top)/γ} - 1), relative to the largest loss so far, `top`."""
 
-    Accumulates Σ w e^{(l - largest)/γ} and, for the normalized value, Σ w (e^{(l - largest)/γ} - 1) and Σ w.
-    """
-
-    single = True
-
-    def __init__(
-        self,
-        over: UncertaintySet,
-        groups: int,
-        like: Tensor,
-        orders: Orders,
-        cap: Cap | None,
-        gamma: float,
-        *,
-        normalized: bool = True,
-    ) -> None:
-        super().__init__(over, groups, like, orders, cap)
-        self._gamma, self._normalized, self.vanishes = gamma, normalized, over.zero == "drop"
+    def __init__(self, *args: Any, gamma: float) -> None:
+        super().__init__(*args)
+        self._gamma = gamma
 
     def _start(self) -> None:
-        self._top = self._full(-math.inf)
-        self._sum, self._rise, self._seen = (self._full(0.0, wide=True) for _ in range(3))
+        self._top, self._sum = self.like.new_full(self.size.shape, -math.inf), torch.zeros_like(self.size)
+        self._rise = self._sum
 
-    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
-        self._weigh_(hidden(l, w), total(w, self._seen), None if w.dtype == torch.bool else w)
+    def _add(self, l: Tensor, w: Tensor) -> None:
+        l = hidden(l, w)
+        z = (l - self._lift(torch.maximum(self._top, l.amax(dim=1)))[:, None]) / self._gamma
+        self._sum = self._sum + weighted(gentle(z), w).sum(dim=1)
+        self._rise = self._rise + weighted(torch.expm1(z), w).sum(dim=1)
 
-    def _weigh_(self, l: Tensor, size: Tensor, w: Tensor | None) -> Tensor:
-        level, shrink = self._lift(torch.maximum(self._top, l.amax(dim=1)))
-        l.sub_(level[:, None])
-        if self._gamma != 1:
-            l.mul_(1 / self._gamma)
-        l.clamp_min_(LOWEST[l.dtype])
-        rise = _flat_rise(l, size.to(l.dtype), w) if self._normalized and not self.constant else None
-        raw = (l.exp_() if w is None else l.exp_().mul_(w)).sum(dim=1)
-        self._sum = self._sum + raw
-        self._rise = self._rise + (raw - size if rise is None else rise)
-        self._seen = self._seen + size
-        return shrink
+    def _merge(self, ranks: ProcessGroup) -> None:
+        self._lift(ranks.largest(self._top))
+        self._sum, self._rise = ranks.sum(torch.stack([self._sum, self._rise])).unbind()
 
-    def _merge(self, ranks: ProcessGroup) -> Tensor:
-        _, shrink = self._lift(ranks.largest(self._top))
-        self._sum, self._rise, self._seen = ranks.sum(torch.stack([self._sum, self._rise, self._seen])).unbind()
-        return shrink
-
-    def _lift(self, top: Tensor) -> tuple[Tensor, Tensor]:
-        """Rescale the sums to a new maximum `top` [g]; gives it, 0 for groups without members, and the factor."""
-        level = torch.where(top == -math.inf, 0.0, top)  # no members yet: any finite level will do
+    def _lift(self, top: Tensor) -> Tensor:
+        """Make the sums relative to a new maximum [g]; returns it, or 0 for groups without members."""
+        level = torch.where(top == -math.inf, 0.0, top)
         down = (self._top.double() - level.double()) / self._gamma
-        shrink, self._top = torch.exp(down), top
-        self._sum = self._sum * shrink
-        self._rise = self._rise * shrink + self._seen * torch.expm1(down)
-        return level, shrink
+        self._top, self._sum = top, self._sum * torch.exp(down)
+        self._rise = self._rise * torch.exp(down) + self.size * torch.expm1(down)
+        return level
 
     def _turn(self) -> bool:
-        level = torch.where(self._top == -math.inf, 0.0, self._top)
+        level = self._narrow(self._top)
         self.dual = level + (self._gamma * log_of(self._sum)).to(level.dtype), level, self._sum.to(level.dtype)
         return False
 
     def value(self) -> Tensor:
         """F [g]: γ·log of the mean, or of the sum, of e^{l/γ}."""
-        log = (self._sum * self.times).log()
-        log = log_mean(self._sum.log(), self._rise, self.size) if self._normalized else log
+        log = self._sum.log()
+        log = log_mean(log, self._rise, self.size) if self.over.normalized else log
         return self._narrow(self._top.double() + self._gamma * log)
-
-    def _scale(self) -> Tensor:
-        return over((self.size > 0).double(), self._sum)

@@ -1,17 +1,14 @@
 """Streams: reduce groups chunk by chunk, so that their members are never in memory all at once.
 
-    stream = over.stream(groups, like)
-    wanted = True
-    while wanted:                              one or more sweeps over all chunks, as the set needs
+    stream, again = over.stream(groups, like), True
+    while again:                               one or more sweeps over all chunks, as the set needs
         for l, w in chunks:
             stream.add(l, w)
-        wanted = stream.turn()
+        again = stream.turn()
     p = stream.weights(l, w)                   elementwise: any chunk, in any order
 
-With several processes (`ranks`), each adds its own chunks, and `turn` merges the results, so that all have the same.
-
-Chunks are l [g, c] with a measure w [g, c]: c members of each of g groups. Sums are accumulated in float64: a float32
-running sum over 16 million pairs loses five digits.
+A chunk is l [g, c] with a measure w [g, c]: c members of each of g groups. With several processes (`ranks`), each adds
+its own chunks, and `turn` merges the results. Sums over chunks are float64: float32 loses five digits of 16 million.
 """
 
 from __future__ import annotations
@@ -19,16 +16,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nearfar._utils.process_group import ALONE, ProcessGroup
-from nearfar._utils.tensors import hidden, total
+from nearfar._utils.tensors import hidden, over, total, weighted
 
-__all__ = ["Cap", "Dual", "Orders", "Stream", "Support", "Weighing"]
+__all__ = ["Cap", "Collected", "Dual", "Moments", "Orders", "Stream"]
 
 Orders = Tensor | int
 Cap = Callable[[], Tensor]
@@ -37,211 +34,78 @@ Dual = tuple[Tensor, ...]
 """Dual variables, tensors [g]; the first is the one that `explain` shows."""
 
 
-class Weighing(Protocol):
-    """What a stream asks of its set, an `UncertaintySet`."""
-
-    @property
-    def zero(self) -> str: ...  # noqa: D102
-
-    @property
-    def zero_member(self) -> bool: ...  # noqa: D102
-
-    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor: ...
-
-    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Support:
-    """The few members of a group [1, n] that carry all its weight: their indices and weights.
-
-    Args:
-        place: [k] index in order of arrival.
-        weights: [k] p*.
-        tag: [k] the tag passed to `Stream.add` with each member.
-    """
-
-    place: Tensor
-    weights: Tensor
-    tag: Tensor
-
-
 class Stream(ABC):
     """Base class: reduces g groups whose members arrive chunk by chunk, in one or more sweeps over all chunks.
 
-    A set's stream writes `_start`, `_add`, `_merge`, `_turn`, `value` and `_weights`. Engines that may overwrite their
-    chunks call `look` for `add` and `weigh_` for `weights`: absent members are marked in the losses, without a mask.
+    A set's stream writes `_start`, `_add`, `_merge` and `_turn`, and `value` or `_weights` if they are not those below.
 
     Args:
-        over: the set.
+        over: the set, an `UncertaintySet`.
         groups: g.
         like: a tensor of the losses' dtype and device.
-        orders: see `UncertaintySet.value`.
-        cap: see `UncertaintySet.value`; a function, because the limit may depend on another stream.
+        orders: as in `UncertaintySet.value`.
+        cap: as there, but a function, because the limit may depend on another stream.
+
+    Attributes:
+        sweep: number of sweeps that have ended.
+        size: [g] measure of the members. In the first sweep it grows after each chunk, and is merged after `_merge`.
+        dual: the set's dual variables, from which its `_weights` computes p*.
     """
 
     constant = False
-    """Whether the value is Σ p*l with p* held constant, which the caller sums in one more sweep."""
-    single = False
-    """Whether `weigh_` also adds: weights are known up to one factor while members still arrive, in a single sweep."""
-    absent = -math.inf
-    """The loss that marks an absent member for `look` and `weigh_`."""
-    even = False
-    """Whether the weights are the measure times a factor, in which case `weigh_` does not write them."""
-    vanishes = False
-    """Whether members without loss have a negligible weight."""
-    floor = -math.inf
-    """Members whose loss does not exceed this one need no weight: their slope is 0. Set by the engine."""
-    times = 1
-    """How often each member counts: 2 if one of the two orders of each pair is swept. Set by the engine."""
+    """Whether the value is Σ p*l with p* held constant; the caller then sums `held` in one more sweep."""
     ranks: ProcessGroup = ALONE
     """The processes that hold other members of the same groups."""
-    merged: Tensor | None = None
-    """[g] factor of all that `weigh_` wrote before the last `turn`; None for 1."""
     dual: Dual = ()
-    """The set's dual variables, if `_weights` is to be that of the set."""
 
-    def __init__(self, over: Weighing, groups: int, like: Tensor, orders: Orders, cap: Cap | None) -> None:
-        self.over = over
-        self.like = like
-        self.sweep = 0
+    def __init__(self, over: Any, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> None:
+        self.over, self.like, self.sweep = over, like, 0
         self.size = torch.zeros(groups, dtype=torch.float64, device=like.device)
-        self._orders = orders
-        self._cap = cap
-        self._fresh = True
-        self._held = torch.zeros_like(self.size)
+        self._orders, self._cap, self._fresh = orders, cap, True
 
-    def add(self, losses: Tensor, measure: Tensor, tag: Tensor | None = None) -> None:
-        """Add a chunk [g, c] of members; `tag` [g, c] is returned with those in `support`."""
-        self._begin(measure.dtype)
-        l, w = self._members(losses, measure)
-        self.size += 0 if self.sweep else total(w, self.size)
-        self._add(l, w, tag)
-
-    def look(self, l: Tensor, size: Tensor | float, w: Tensor | None = None, free: Tensor | None = None) -> None:
-        """Add a chunk [g, c] in which absent members are marked.
-
-        Args:
-            l: [g, c] losses, `absent` for absent members; also written there where the set drops members.
-            size: [g] measure of the members present.
-            w: [g, c] weights of the members, 0 for absent ones; None if every member counts once.
-            free: an unused buffer of the shape of the losses, or None.
-        """
-        self._begin(torch.bool if w is None else w.dtype)
-        size, w = self._alive_(l, size, w, free)
-        self.size += 0 if self.sweep else size
-        self._look(l, size, w)
+    def add(self, losses: Tensor, measure: Tensor) -> None:
+        """Add a chunk [g, c] of members."""
+        l, w = self.over._members(losses, measure)
+        if self.over.zero_member and not (self._fresh and self.ranks.rank == 0):
+            l, w = l[:, :-1], w[:, :-1]  # once is enough
+        if self._fresh:
+            self._fresh = False
+            self._start()
+        self._add(l, w)
+        if not self.sweep:
+            self.size += total(w, self.size)
 
     def turn(self) -> bool:
         """End a sweep, merge over processes, and return whether another sweep is needed."""
         if self.ranks.world > 1:
-            if not self.sweep:
-                self.size.copy_(self.ranks.sum(self.size))
-            self.merged = self._merge(self.ranks)
+            self._merge(self.ranks)
+            self.size = self.size if self.sweep else self.ranks.sum(self.size)
         self._fresh = True
         self.sweep += 1
         return self._turn()
 
+    def value(self) -> Tensor:
+        """Worst-case value F [g], after the last sweep; not if it is `constant`."""
+        return self._narrow(self.dual[0])
+
     def weights(self, losses: Tensor, measure: Tensor) -> Tensor:
         """Weights p* [g, c] of a chunk, after the last sweep."""
-        return self._weights(*self._members(losses, measure))
+        l, w = (x[:, : losses.shape[1]] for x in self.over._members(losses, measure))  # without the zero member
+        return self._weights(l, w)
 
     def held(self, losses: Tensor, measure: Tensor) -> Tensor:
         """Weighted sum Σ p*l [g] of a chunk, after the last sweep, with p* held constant."""
         # absent members are 0; the NaN of a present one propagates even if its weight is 0
         return (self.weights(losses.detach(), measure) * hidden(losses, measure, 0.0)).sum(dim=1)
 
-    def weigh_(
-        self, l: Tensor, size: Tensor | float, w: Tensor | None = None, free: Tensor | None = None
-    ) -> Tensor | None:
-        """Overwrite a chunk with its weights, up to the factor of `finish`; arguments as in `look`.
-
-        Returns:
-            The factor [g] of all that was written before, or None for 1.
-        """
-        if self.single:
-            self._begin(torch.bool if w is None else w.dtype)
-        size, w = self._alive_(l, size, w, free)
-        if self.single:
-            self.size += size
-        before = torch.nan_to_num(l, nan=math.nan, posinf=math.inf, neginf=0.0) if self.constant else None
-        shrink = self._weigh_(l, size, w)
-        if before is not None:
-            held = self._held if shrink is None else self._held * shrink
-            self._held = held + before.mul_(l).sum(dim=1)
-        return shrink
-
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """The value F [g], and the factor [g] that turns what `weigh_` wrote into p*; after the last chunk."""
-        scale = self._scale()
-        if not self.constant:
-            return self.value(), scale
-        held = self._held if self.merged is None else self._held * self.merged
-        return (self.ranks.sum(held) * scale).to(self.like.dtype), scale
-
-    def alone_(self, l: Tensor, size: Tensor, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Value and factor, as `finish`, of groups that are one chunk, overwritten with weights; -inf is absent."""
-        there = None
-        if self.absent > -math.inf:
-            there = l > (0.0 if self.over.zero == "drop" else -math.inf)
-            l.masked_fill_(~there, self.absent)
-        wanted = not self.single
-        while wanted:
-            self.look(l, size, w)
-            wanted = self.turn()
-        self.weigh_(l, size, w)
-        if there is not None:
-            l.copy_(there if w is None else w * there) if self.even else l.mul_(there)
-        value, scale = self.finish()
-        return value, scale.to(l.dtype)
-
     def taken(self) -> Tensor:
         """Total measure [g] that may carry weight; known after the first sweep."""
-        return self.over._limit(self.size.to(self.like.dtype), self._orders, None if self._cap is None else self._cap())
+        return self.over._carried(self._mass())  # type: ignore[no-any-return]
 
-    def support(self) -> Support | None:
-        """The members that carry all the weight; None if they are many or unknown."""
-        return None
-
-    def _begin(self, dtype: torch.dtype) -> None:
-        """Start a sweep if none is under way; the first process adds the zero member, with a measure of this dtype."""
-        if not self._fresh:
-            return
-        self._fresh = False
-        self._start()
-        if self.over.zero_member and self.ranks.rank == 0:
-            alone = torch.ones(len(self.size), 1, dtype=dtype, device=self.size.device)
-            self.size += 0 if self.sweep else 1
-            self._add(torch.zeros_like(alone, dtype=self.like.dtype), alone, None)
-
-    def _members(self, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses and measure [g, c] of a chunk with `zero` applied; absent members have l = 0."""
-        if self.over.zero == "drop":
-            alive = ~(losses <= 0)  # NaN stays a member and propagates
-            measure = measure & alive if measure.dtype == torch.bool else measure * alive
-        return hidden(losses, measure, 0.0), measure
-
-    def _alive_(
-        self, l: Tensor, size: Tensor | float, w: Tensor | None, free: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Mark members without loss as absent if the set drops them; gives the measure [g] and weights of the rest."""
-        if self.over.zero == "drop":
-            alive = torch.sign(l, out=free).clamp_min_(0.0)
-            w = None if w is None else alive.mul_(w)
-            size = alive.sum(dim=1)
-            if self.absent < 0:
-                torch.threshold_(l, 0.0, self.absent)  # keeps NaN
-        return torch.as_tensor(size, dtype=torch.float64, device=l.device).expand(len(l)), w
-
-    def _there(self, l: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Losses and measure as `_add` takes them, of a chunk in which absent members are marked."""
-        there = l != self.absent if w is None else w
-        return hidden(l, there, 0.0), there
-
-    def _full(self, value: float, *, wide: bool = False) -> Tensor:
-        """A constant tensor [g], in the dtype of the losses, or in float64 if `wide`."""
-        dtype = torch.float64 if wide else self.like.dtype
-        return torch.full((len(self.size),), value, dtype=dtype, device=self.like.device)
+    def _mass(self) -> Tensor:
+        """The limit that the set puts on the measure; as `UncertaintySet._mass`."""
+        cap = None if self._cap is None else self._cap()
+        return self.over._limit(self.size.to(self.like.dtype), self._orders, cap)  # type: ignore[no-any-return]
 
     def _narrow(self, x: Tensor) -> Tensor:
         """Cast a result [g] to the dtype of the losses, with 0 for empty groups."""
@@ -252,34 +116,122 @@ class Stream(ABC):
         """Reset the accumulators at the beginning of a sweep."""
 
     @abstractmethod
-    def _add(self, l: Tensor, w: Tensor, tag: Tensor | None) -> None:
+    def _add(self, l: Tensor, w: Tensor) -> None:
         """Accumulate a chunk; absent members have l = 0 and w = 0."""
 
-    def _look(self, l: Tensor, size: Tensor, w: Tensor | None) -> None:
-        """Accumulate a chunk in which absent members are marked."""
-        self._add(*self._there(l, w), None)
-
     @abstractmethod
-    def _merge(self, ranks: ProcessGroup) -> Tensor | None:
-        """Merge the accumulators of all processes; gives the factor of what `weigh_` wrote here, or None for 1."""
+    def _merge(self, ranks: ProcessGroup) -> None:
+        """Merge the accumulators of all processes."""
 
     def _turn(self) -> bool:
         """Update the solution after a sweep; returns whether another sweep is needed."""
         return False
 
-    def value(self) -> Tensor:
-        """Worst-case value F [g], after the last sweep."""
-        return self._narrow(self.dual[0])
-
     def _weights(self, l: Tensor, w: Tensor) -> Tensor:
         """Weights p* [g, c] of a prepared chunk, elementwise."""
-        return self.over._weights(l, w, self.dual)
+        return self.over._weights(l, w, self.dual)  # type: ignore[no-any-return]
 
-    def _weigh_(self, l: Tensor, size: Tensor, w: Tensor | None) -> Tensor | None:
-        """Overwrite a chunk in which absent members are marked with its weights; returns as `weigh_`."""
-        l.copy_(self._weights(*self._there(l, w)))
-        return None
 
-    def _scale(self) -> Tensor:
-        """The factor [g] that turns what `weigh_` wrote into p*."""
-        return self._full(1.0, wide=True)
+class Collected(Stream):
+    """Stream of a set that has none: keeps the losses of all members, n·m numbers, and differentiates the set's value.
+
+    Chunks must come in the same order in every sweep: weights are handed out in the order in which members came.
+    """
+
+    def __init__(self, over: Any, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> None:
+        super().__init__(over, groups, like, orders, cap)
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._starts: list[int] = []
+        self._next = self._mine = 0
+
+    def _start(self) -> None:
+        pass
+
+    def _add(self, l: Tensor, w: Tensor) -> None:
+        if len(l) == 1:
+            there = w[0] > 0
+            l, w = l[:, there], w[:, there]
+        self._starts.append(self._mine)
+        self._mine += l.shape[1]
+        self._kept.append((l, w))
+
+    def _merge(self, ranks: ProcessGroup) -> None:
+        l, w = (torch.cat(x, dim=1) for x in zip(*self._kept, strict=True))
+        most = int(ranks.largest(torch.tensor(l.shape[1], device=l.device)))
+        wider = (0, most - l.shape[1])
+        l, w = (ranks.gather(pad(x.to(l.dtype), wider)) for x in (l, w))
+        self._kept = list(zip(l, w, strict=True))
+        self._starts = [start + most * ranks.rank for start in self._starts]
+
+    def _turn(self) -> bool:
+        l, w = (torch.cat(x, dim=1) for x in zip(*self._kept, strict=True))
+        self._kept, mass = [], self.taken()
+        self.dual = self.over._dual(l, w, mass)
+        with torch.enable_grad():
+            leaf = l.detach().requires_grad_()
+            value: Tensor = self.over._value(leaf, w, mass)
+            self._p = torch.autograd.grad(value.sum(), leaf)[0]
+        self._found = value.detach()
+        return False
+
+    def value(self) -> Tensor:  # noqa: D102
+        return self._narrow(self._found)
+
+    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
+        start, self._next = self._starts[self._next], (self._next + 1) % len(self._starts)
+        if len(l) > 1:
+            return self._p[:, start : start + l.shape[1]]
+        there = w[0] > 0
+        p = torch.zeros_like(l)
+        p[:, there] = self._p[:, start : start + int(there.sum())]
+        return p
+
+
+class Moments:
+    """Running moments of g groups, relative to one of the members, so that the energy of equal members is exactly 0.
+
+    Attributes:
+        size: [g] Σ w; float64, like all moments.
+        energy: [g] Σ w(l - mean)².
+        top: [g] largest member.
+        ties: [g] measure of the members equal to it.
+        least: [g] smallest member.
+    """
+
+    def __init__(self, groups: int, like: Tensor) -> None:
+        self.size = self.energy = self.ties = self._start = self._mean = like.new_zeros(groups, dtype=torch.float64)
+        self.top, self.least = self.size - math.inf, self.size + math.inf
+
+    def mean(self, level: Tensor) -> Tensor:
+        """Mean minus `level` [g], without cancellation if the level is a member close to the others."""
+        return self._start - level + self._mean
+
+    def add(self, l: Tensor, w: Tensor) -> None:
+        """Add a chunk [g, c]."""
+        size, l = total(w, self.size), l.double()
+        top = hidden(l, w).amax(dim=1)
+        about = hidden(l - top[:, None], w, 0.0)
+        mean = over(weighted(about, w).sum(dim=1), size)
+        energy = weighted((about - mean[:, None]) ** 2, w).sum(dim=1)
+        least, ties = hidden(l, w, math.inf).amin(dim=1), total(w * (about == 0), size)
+        self._join(size, energy, ties, top, mean, top, least)
+
+    def merge(self, ranks: ProcessGroup) -> Moments:
+        """The moments of the members of all processes; the same on each."""
+        mine = (self.size, self.energy, self.ties, self._start, self._mean, self.top, self.least)
+        found = Moments(len(self.size), self.size)
+        for each in ranks.gather(torch.stack(mine)):
+            found._join(*each)
+        return found
+
+    def _join(
+        self, size: Tensor, energy: Tensor, ties: Tensor, start: Tensor, mean: Tensor, top: Tensor, least: Tensor
+    ) -> None:
+        """Merge the moments of other members, whose mean is relative to `start`."""
+        self._start = torch.where(self.size == 0, start, self._start)
+        apart = torch.where(size == 0, 0.0, start - self._start + mean - self._mean)
+        both = self.size + size
+        self.energy = self.energy + energy + apart * apart * over(self.size * size, both)
+        self._mean, self.size = self._mean + apart * over(size, both), both
+        before, self.top, self.least = self.top, torch.maximum(self.top, top), torch.minimum(self.least, least)
+        self.ties = torch.where(before == self.top, self.ties, 0.0) + torch.where(top == self.top, ties, 0.0)

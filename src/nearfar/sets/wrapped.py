@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +20,36 @@ __all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "draw"]
 
 
 @dataclass(frozen=True, eq=False)
-class DetachedWeights(UncertaintySet, swift=True):
+class _Wrapped(UncertaintySet):
+    """Base class: a value of its own, with the members and weights of another set, `of`."""
+
+    of: UncertaintySet
+
+    exact_gradient = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_part(type(self).__name__, "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
+
+    def at(self, rows: int) -> UncertaintySet:
+        of = self.of.at(rows)
+        return self if of is self.of else changed(self, rows, of=of)
+
+    def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.of._members(*super()._members(losses, measure))
+
+    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
+        return self.of._limit(size, orders, cap)
+
+    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
+        return self.of._dual(l, w, mass)
+
+    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
+        return self.of._weights(l, w, dual)
+
+
+@dataclass(frozen=True, eq=False)
+class DetachedWeights(_Wrapped, swift=True):
     """Detached weights: the weights of another set, held constant in the value (HAP2S reports this value).
 
         F = Σ pᵢlᵢ    with p = weights of `of`, without gradient
@@ -33,89 +61,44 @@ class DetachedWeights(UncertaintySet, swift=True):
         of: the set that determines the weights.
     """
 
-    of: UncertaintySet
-
-    exact_gradient = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_part("DetachedWeights", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
-
-    def at(self, rows: int) -> UncertaintySet:  # noqa: D102
-        of = self.of.at(rows)
-        return self if of is self.of else changed(self, rows, of=of)
-
     def fold(self) -> Fold | None:  # noqa: D102
         found = None if (self.of.zero, self.of.zero_member) != (self.zero, self.zero_member) else self.of.fold()
         return None if found is None else replace(found, held=True)
 
-    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream | None:  # noqa: D102
+    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         zero: Literal["keep", "drop"] = "drop" if "drop" in (self.zero, self.of.zero) else "keep"
         both = replace(self.of, zero=zero, zero_member=self.zero_member or self.of.zero_member)
         stream = both.stream(groups, like, orders, cap)
-        if stream is not None:
-            stream.constant = True
+        stream.constant = True
         return stream
-
-    def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.of._members(*super()._members(losses, measure))
-
-    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        return self.of._limit(size, orders, cap)
-
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        return self.of._dual(l, w, mass)
-
-    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        return self.of._weights(l, w, dual)
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled(UncertaintySet, swift=True):
+class Sampled(_Wrapped, swift=True):
     """Sampled weights: the mean loss of members drawn with replacement from the weights of another set.
 
         F̂ = Σ p̂ᵢlᵢ,    p̂ = counts of the draws / samples,    draws ~ p* of `of`
         E[F̂] = Σ p*ᵢlᵢ,    E[Σ p̂ᵢ dlᵢ] = Σ p*ᵢ dlᵢ
 
-    The gradient is unbiased (without replacement it would not be). Qi et al. 2020 sample from DRO-KL in this way.
-    Draws use torch's generator of the losses' device, so `torch.manual_seed` fixes them.
+    The gradient is unbiased (without replacement it would not be). Qi et al. 2020 sample from DRO-KL in this way. Draws
+    use torch's generator of the losses' device.
 
     Args:
         of: the set that determines the weights.
         samples: number of draws per group.
     """
 
-    of: UncertaintySet
     samples: int
 
-    exact_gradient = False
     draws = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_part("Sampled", "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
         check_whole("Sampled", "samples", self.samples)
-
-    def at(self, rows: int) -> UncertaintySet:  # noqa: D102
-        of = self.of.at(rows)
-        return self if of is self.of else changed(self, rows, of=of)
-
-    def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.of._members(*super()._members(losses, measure))
-
-    def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        return self.of._limit(size, orders, cap)
-
-    def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
-        return self.of._dual(l, w, mass)
-
-    def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
-        return self.of._weights(l, w, dual)
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
         with torch.no_grad():
-            p = self.of._weights(l, w, self.of._dual(l, w, mass))
-            p = draw(p, self.samples) / self.samples
+            p = draw(self._weights(l, w, self._dual(l, w, mass)), self.samples) / self.samples
         return (p * l).sum(dim=1)
 
 
@@ -124,18 +107,15 @@ def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
 
     Inverts the cumulative sum of p: `torch.multinomial` is limited to 2²⁴ members, the pairs of a batch of 4,096.
 
-    Args:
-        p: [g, n] weights; a row of zeros gives no draws.
-        samples: number of draws per row.
-        wanted: [g, 1] number of a row's draws that count, if rows differ; None for all.
+    Of the `samples` draws of a row, `wanted` [g, 1] count, or all; a row of zeros gives none.
     """
     heights = p.to(torch.float64).cumsum(dim=1)
     end = heights[:, -1:]
     spots = torch.rand(p.shape[0], samples, dtype=torch.float64, device=p.device) * end
     hit = torch.searchsorted(heights, spots, right=True).clamp(max=p.shape[1] - 1)
     place = torch.arange(samples, device=p.device)[None, :]
-    counted = end > 0 if wanted is None else (place < wanted) & (end > 0)
-    return torch.zeros_like(p).scatter_add_(1, hit, counted.expand(hit.shape).to(p.dtype))
+    counted = (end > 0) & (place < (samples if wanted is None else wanted))
+    return torch.zeros_like(p).scatter_add_(1, hit, counted.to(p.dtype))
 
 
 SOFTMAX = KL(1.0)
@@ -144,11 +124,9 @@ SOFTMAX = KL(1.0)
 
 @dataclass(frozen=True, eq=False)
 class PowerWeights(UncertaintySet, swift=True):
-    """Power weights: weights that are a power of the loss, the polynomial weighting of HAP2S.
+    """Power weights: weights that are a power of the loss, the polynomial weighting of HAP2S; no worst case.
 
         pᵢ ∝ wᵢ (1 + lᵢ/a)^b,    F = Σ pᵢlᵢ with p held constant
-
-    This is no worst case over a set: only the weights are defined.
 
     Args:
         shift: a; 1 for distances, -1 for negated distances.
@@ -161,7 +139,7 @@ class PowerWeights(UncertaintySet, swift=True):
     exact_gradient = False
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return _PowerStream(self, groups, like, orders, cap, 1.0)
+        return _PowerStream(self, groups, like, orders, cap, gamma=1.0)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return SOFTMAX._dual(self._height(l), w, mass)
@@ -180,12 +158,8 @@ class _PowerStream(KLStream):
     over: PowerWeights
     constant = True
 
-    def _weigh_(self, l: Tensor, size: Tensor, w: Tensor | None) -> Tensor:
-        height = torch.nan_to_num(l, nan=math.nan, posinf=math.inf, neginf=0.0)
-        height.div_(self.over.shift).log1p_().mul_(self.over.power)
-        least = torch.finfo(l.dtype).min
-        l.clamp_max_(least).sub_(least)  # 0 for members, -inf for absent ones; a mask would take ten times as long
-        return super()._weigh_(l.add_(height), size, w)
+    def _add(self, l: Tensor, w: Tensor) -> None:
+        super()._add(self.over._height(l), w)
 
 
 @dataclass(frozen=True, eq=False)

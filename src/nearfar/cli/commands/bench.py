@@ -1,4 +1,4 @@
-"""`nearfar bench`: measure time and memory of the losses on this machine, or calibrate `engine="auto"` for it."""
+"""`nearfar bench`: measure time and memory of the losses on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearfar._utils.console import say
-from nearfar._utils.files import write_text
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.completion import loss_names
 from nearfar.cli.commands.shared import one_sentence
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["bench", "numbers", "planned", "register"]
 
 SIZES = {"cpu": (128, 512, 2048, 8192), "cuda": (128, 512, 2048, 8192, 32768, 131072, 262144, 1048576)}
-CALIBRATED = {"cpu": (128, 256, 512, 1024, 2048, 4096), "cuda": (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)}
 QUICK = (128, 1024)
 
 
@@ -48,19 +46,20 @@ def bench(
     quick: Annotated[bool, typer.Option(help="Small sizes and few rounds: seconds in place of minutes.")] = False,
     seconds: Annotated[float | None, typer.Option(help="Begin nothing that would end after this.", min=0)] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the bench.json in the folder.")] = False,
-    calibrate: Annotated[bool, typer.Option(help="Measure from how many pairs each engine is the fastest.")] = False,
 ) -> None:
     """Time the losses, and measure their memory, beside pytorch-metric-learning and the two-product limit."""
+    from nearfar.bench import write
+
     with one_sentence("bench"):
         plan = planned(
             tuple(loss or ()), sizes, width, threads, device, quick=quick, engines=engines, precision=precision,
-            seconds=seconds, calibrate=calibrate,
+            seconds=seconds,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
-        rows = _measured(plan, out / ("calibration.json" if calibrate else "bench.json"), resume=resume)
+        rows = _measured(plan, out / "bench.json", resume=resume)
         if not rows:
             raise ValueError("nothing was measured in the time that there was; give more --seconds.")
-        for file in _calibration(out, rows, plan) if calibrate else _pages(out, rows, plan):
+        for file in write(out, rows, plan):
             say(f"written: {file}")
 
 
@@ -87,28 +86,6 @@ def _measured(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
     return rows
 
 
-def _pages(out: Path, rows: list[Row], plan: Plan) -> list[Path]:
-    from nearfar.bench import write
-
-    return write(out, rows, plan)
-
-
-def _calibration(out: Path, rows: list[Row], plan: Plan) -> list[Path]:
-    """Fit the thresholds, say them, and write the table."""
-    from nearfar.bench.calibration import BAR, calibrated, table_text
-    from nearfar.engines import thresholds
-
-    fit = calibrated(rows, plan)
-    for scope, engines in fit.thresholds.scopes.items():
-        told = ", ".join(f"{engine} from {pairs:,} pairs" for engine, pairs in engines.items()) or "not measured"
-        ratio, loss, size = fit.worst.get(scope, (1.0, "", 0))
-        worst = f"; at worst {ratio:.2f} of the best engine's time ({loss}, {size:,} rows)" if ratio > BAR else ""
-        say(f"{scope:<9} {told}{worst}")
-    file = out / thresholds.FILE
-    write_text(file, table_text(fit, plan.device, thresholds.read()))
-    return [out / "calibration.json", file]
-
-
 def planned(
     losses: tuple[str, ...],
     sizes: str | None,
@@ -120,14 +97,12 @@ def planned(
     engines: str | None = None,
     precision: str | None = None,
     seconds: float | None = None,
-    calibrate: bool = False,
 ) -> Plan:
     """Build the plan from the options."""
     from nearfar.bench import Limits, Patience, Plan, offered
-    from nearfar.bench.calibration import contestants, representatives
 
     gpu = device == "cuda"
-    usual = QUICK if quick else (CALIBRATED if calibrate else SIZES).get(device, QUICK)
+    usual = QUICK if quick else SIZES.get(device, QUICK)
     plan = Plan(
         losses=losses,
         sizes=usual if sizes is None else numbers(sizes),
@@ -137,16 +112,11 @@ def planned(
         engines=words(engines) or ("auto",),
         patience=Patience(3, 0.5) if quick else Patience(25, 1.0) if gpu else Patience(9, 4.0),
         limits=Limits(4096, 1) if quick else Limits(4096, 30 if gpu else 10),
-        precisions=words(precision) or (("float32", "bf16") if gpu and not calibrate else ("float32",)),
+        precisions=words(precision) or (("float32", "bf16") if gpu else ("float32",)),
         launches=8192 if gpu else 2048,
         seconds=seconds,
     )
-    if calibrate:
-        few = Patience(3, 0.5) if quick else Patience(7, 1.0)
-        plan = replace(plan, losses=losses or representatives(), patience=few, peers=False, memory=False, launches=0)
-    if engines is None and (gpu or calibrate):
-        plan = replace(plan, engines=contestants(device) if calibrate else offered(device))
-    return plan
+    return replace(plan, engines=offered(device)) if engines is None and gpu else plan
 
 
 def words(text: str | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import check_embeddings
 from nearfar.engines import dense_value
-from nearfar.engines.dense import kept
+from nearfar.engines.dense import keep
 from nearfar.groups.groupings import Product
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
@@ -86,7 +86,7 @@ class Native:
     @property
     def robust(self) -> RobustLoss:
         """Our loss with the present settings; `loss.robust.explain(...)` shows the weights behind a value."""
-        found = self._kept()
+        found = self._keep()
         if found is None:
             raise ValueError(  # an AttributeError would be replaced by torch's own
                 f"{type(self).__name__}: PML computes this loss with these settings; ours has none of them to explain."
@@ -124,7 +124,7 @@ class Native:
         columns = len(embeddings if ref_emb is None else ref_emb)
         if len(embeddings) * columns <= 4 or (indices is not None and not _several(indices)):
             return None
-        loss = self._kept()
+        loss = self._keep()
         if loss is None:
             return None
         try:
@@ -140,7 +140,7 @@ class Native:
         penalty: Tensor = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
         return penalty
 
-    def _kept(self) -> RobustLoss | None:
+    def _keep(self) -> RobustLoss | None:
         """Our loss under the present settings, made anew where one of them has changed."""
         if not is_ours(self):
             return None
@@ -180,7 +180,7 @@ class Native:
             a, p, b, n = as_pairs(call.indices)
             near, far = product.positive(scores[a, p], +1), product.negative(scores[b, n], -1)
             return (product.over_positive.value(near[None]) + product.over_negative.value(far[None]))[0]
-        return dense_value(product, kept(product, self._pairs(loss, product, call, scores)))
+        return dense_value(product, keep(product, self._pairs(loss, product, call, scores)))
 
     def _scores(self, call: Call) -> Tensor:
         """The scores [n, m] by PML's distance."""

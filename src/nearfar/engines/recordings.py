@@ -27,8 +27,9 @@ from nearfar._utils.checks import RECENT, capturing
 from nearfar._utils.cuda_graph import record
 from nearfar._utils.shortcuts import HOOKS, Part, hooked, hooked_globally
 from nearfar._utils.tensors import uses_tf32
+from nearfar.engines.auto import fuses
+from nearfar.engines.plan import Plan
 from nearfar.groups.groupings import Product
-from nearfar.losses.choice import fuses
 from nearfar.sets.base import UncertaintySet
 
 __all__ = ["DEVICES", "Replays", "replayed", "settings", "widest"]
@@ -73,8 +74,8 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     device = call.embeddings.device
     if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or _watched():
         return None
-    product = product.at(len(call.embeddings))
-    large = _large(loss, core, call, product)
+    product, plan = core._planned(product, len(call.embeddings))
+    large = _large(loss, core, call, product, plan)
     told = None if large is None else settings(loss, product.parts, device)
     if told is None:
         return None
@@ -96,7 +97,7 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     return value
 
 
-def _large(loss: Any, core: Any, call: Any, product: Product) -> bool | None:
+def _large(loss: Any, core: Any, call: Any, product: Product, plan: Plan) -> bool | None:
     """Whether a call must know its widest row before it is recorded; None where it is not recorded."""
     n, m = len(call.embeddings), max([len(call.reference), *(len(x) for x in loss.parameters() if x.ndim)])
     if product.draws or core.engine not in ("auto", "fused") or not n * m:
@@ -111,7 +112,7 @@ def _large(loss: Any, core: Any, call: Any, product: Product) -> bool | None:
         or any(reads_device(x) for x in (product.over_positive, product.over_negative))
     ):
         return None
-    return True if fuses(core, call, core._relation(call), product) else None
+    return True if fuses(core, call, core._relation(call), product, plan) else None
 
 
 def reads_device(of: UncertaintySet) -> bool:

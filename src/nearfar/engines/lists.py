@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nearfar._utils.shortcuts import swift, touched
 from nearfar._utils.tensors import over
-from nearfar.engines.dense import dense_value, kept
+from nearfar.engines.dense import dense_value, keep
 from nearfar.engines.listed_scores import ListedScores, cheapest
 from nearfar.groups.groupings import Problem, Product, halves, reduce, sides_of, tally
 from nearfar.miners import ScoredPairs, present
@@ -91,12 +91,12 @@ def listed_value(
     scores = ListedScores.of(product.similarity, x, y, how)
     whole = _narrow(scores, relation, listing)
     if product.wants_columns:
-        return _with_columns(product, kept(product, whole()), listing)
+        return _with_columns(product, keep(product, whole()), listing)
     if listing.shape[0] * listing.shape[1] > max(LARGE, WASTE * (len(listing.rows) + listing.shape[0])):
         value = _by_size(product, listing, whole)
         if value is not None:
             return value
-    return dense_value(product, kept(product, whole()))
+    return dense_value(product, keep(product, whole()))
 
 
 def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
@@ -210,7 +210,7 @@ def _parts(listing: Listing) -> Iterator[Part]:
 def _by_size(product: Product, listing: Listing, whole: Narrow) -> Tensor | None:
     """The loss from anchors with few pairs and anchors with many, apart; None if groups cannot be put together."""
     groups, parts = product.groups, list(_parts(listing))
-    pairs = [kept(product, whole(part)) for part in parts]
+    pairs = [keep(product, whole(part)) for part in parts]
     problems = [groups.split(product, each) for each in pairs]
     if not groups.per_anchor:
         if any(problem.cap is not None for problem in problems[0]):

@@ -1,0 +1,492 @@
+"""The operators in Triton: launches of kernels over tiles, and what is joined of the numbers that tiles leave behind.
+
+A strip of G = dF/d⟨x, y⟩ is written in the dtype of the products, and two matrix products turn it into gradients; the
+n x m matrix is never held. On a CPU the kernels run under Triton's interpreter (TRITON_INTERPRET=1), which tests use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.tensors import over, uses_tf32
+from nearfar.engines.spec import LOW, SIDES, Spec
+from nearfar.relations.layout import NEGATIVE, POSITION, POSITIVE, Layout
+
+__all__ = ["Kernels"]
+
+STATES = 2**23
+"""Numbers that a strip of tiles leaves behind when it is folded."""
+STEP = 4
+"""Positives whose triplets a kernel does without a loop: each such number is a kernel of its own."""
+STRIP = 2**25
+"""Entries of a strip of gradients."""
+MANY = 8
+"""Room for so many times the K pairs that are asked for; where more lie above the level, another engine serves."""
+PAIRS = {"BM": 16, "BK": 64}
+"""Rows and entries of a program that computes single pairs."""
+TALL = 1024
+"""Least rows of a strip of gradients: each adds to the gradients of all columns."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Some rows and columns: where they begin, how many they are, and how many tiles they fill."""
+
+    r0: int
+    c0: int
+    high: int
+    width: int
+    tall: int
+    wide: int
+
+    @property
+    def where(self) -> tuple[int, int, int, int]:
+        """First row and column, and numbers of rows and columns."""
+        return self.r0, self.c0, self.high, self.width
+
+
+class Kernels:
+    """One call of the kernels on rows [n, d] and columns [m, d] (None: the rows)."""
+
+    def __init__(
+        self, spec: Spec, rows: Tensor, cols: Tensor | None, pairs: Sequence[Tensor], floor: Any, offset: Any
+    ) -> None:
+        self.spec, self.square = spec, cols is None
+        self.rows, self.type = rows, LOW[spec.dtype]
+        self.blocks = _blocks(rows, self.type)
+        self.n, self.m = len(rows), len(rows if cols is None else cols)
+        self.x = self._filled(rows)
+        self.y = self.x if cols is None else self._filled(cols)
+        self.floor = None if floor is None else floor.detach().float().contiguous()
+        self.offset = None if offset is None else offset.detach().float()
+        left = iter(pairs)
+        there = [True, *(bool(spec.given & bit) for bit in (1, 2, 4))]
+        self.pairs = [next(left).contiguous() if here else None for here in there for _ in range(2)]
+        self.norms: tuple[Tensor | None, Tensor | None] = (None, None)
+        if spec.similarity:
+            by_row = self.x.float().square().sum(dim=1)
+            self.norms = (by_row, by_row if self.square else self.y.float().square().sum(dim=1))
+
+    def _filled(self, x: Tensor) -> Tensor:
+        """Rows in the type of the products, filled up with zeros to whole tiles."""
+        tall, wide = (-size % self.blocks[name] for size, name in zip(x.shape, ("BM", "BK"), strict=True))
+        x = x.detach().to(self.type)
+        return torch.nn.functional.pad(x, (0, wide, 0, tall)) if tall or wide else x.contiguous()
+
+    def _given(self) -> tuple[Any, ...]:
+        return (self.x, self.y, *self.norms, *self.pairs, self.floor, self.offset)
+
+    def choices(self) -> dict[str, Any]:
+        """What chooses code in every kernel."""
+        spec = self.spec
+        power = int(spec.power) if spec.power in (1.0, 2.0) else -1
+        # a sample has its own label, so that it is no negative of itself
+        apart = spec.itself == 1 and spec.side == 0 and self.square
+        return {
+            "D": self.x.shape[1], "SIM": spec.similarity, "PREC": _precision(self.x), "SHAPE": spec.shape,
+            "POWER": power, "ITSELF": 0 if apart else spec.itself, "FLAGS": int(self.pairs[2] is not None),
+            "WEIGHTS": int(self.pairs[6] is not None), "EVEN": int(self.even), "LEARNED": int(self.offset is not None),
+            **self.blocks, "GROUP": 8,
+        }  # fmt: skip
+
+    @property
+    def even(self) -> bool:
+        """Whether rows and columns fill their tiles."""
+        return len(self.x) == self.n and len(self.y) == self.m
+
+    @property
+    def far(self) -> bool:
+        """Whether gradients need the sums of dF/d⟨x, y⟩ over rows and columns: scores are distances."""
+        return bool(self.spec.similarity)
+
+    @property
+    def counted(self) -> bool:
+        """Whether members must be counted pair by pair: labels, flags and weights do not tell their number."""
+        return self.floor is not None or self.spec.itself >= 2
+
+    def members(self) -> tuple[Tensor, Tensor]:
+        """Σ w of each row's members, and their number (of all pairs: of the negative ones), by labels alone."""
+        labels, flags, _, weights = ((self.pairs[at], self.pairs[at + 1]) for at in (0, 2, 4, 6))
+        layout: Any = Layout(
+            labels,  # type: ignore[arg-type]
+            self.square,
+            flags=None if flags[0] is None else flags,  # type: ignore[arg-type]
+            weights=None if weights[0] is None else weights,  # type: ignore[arg-type]
+        )
+        own, side = self.spec.itself == POSITION, SIDES[self.spec.side]
+        bits = {"negative": (NEGATIVE,), "positive": (POSITIVE,), "all": (NEGATIVE, POSITIVE)}[side]
+        sizes = [layout.count(bit, own=own, weighed=True) for bit in bits]
+        size = sizes[0] if len(sizes) == 1 else sizes[0] + sizes[1]
+        if layout.weights is None and len(bits) == 1:
+            return size, size.clone()
+        return size, layout.count(bits[0], own=own)
+
+    def numbers(self) -> tuple[float, ...]:
+        """The numbers of the pair loss, in the order of the kernels."""
+        spec = self.spec
+        return spec.a, spec.b, spec.by_offset, spec.scale, spec.center, spec.power
+
+    def strips(self, entries: int, *, half: bool, least: int = 0) -> Iterator[Strip]:
+        """Strips of whole tiles with about so many pairs each, and `least` rows; half: those from the diagonal on."""
+        tall, wide, block = len(self.x), len(self.y), self.blocks["BM"]
+        r0 = 0
+        while r0 < tall:
+            c0 = r0 if half else 0
+            high = min(tall - r0, max(block, least // block * block, entries // (wide - c0) // block * block))
+            yield Strip(r0, c0, high, wide - c0, high // block, (wide - c0) // self.blocks["BN"])
+            r0 += high
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor beside the rows."""
+        return torch.empty(shape, dtype=dtype, device=self.x.device)
+
+    def start(self, kernel: Any, strip: Strip, *more: Any, **choices: Any) -> None:
+        """Start a kernel, one program a tile of the strip."""
+        with on_device(self.x):
+            kernel[(strip.tall * strip.wide,)](*self._given(), *more, **(self.choices() | choices))
+
+    def fold(self) -> list[Tensor]:
+        """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row, all float64; no gradients yet."""
+        from nearfar.engines._kernels import fold
+
+        spec, states = self.spec, States(self)
+        for strip in self.strips(STATES * self.blocks["BM"] // (2 * states.number), half=bool(spec.half)):
+            rows, cols = states.empty(strip)
+            self.start(
+                fold, strip, rows, cols, self.n, self.m, *strip.where, *self.numbers(), spec.high, spec.level,
+                1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half, DROP=spec.drop,
+                EXP=spec.exp, **states.kept,
+            )  # fmt: skip
+            states.add(rows, strip.r0)
+            if spec.half:
+                states.add(cols, strip.c0)
+        none = self.empty(0)
+        return [*states.totals(), none, none, none]
+
+    def weigh(self, level: Tensor, norm: Tensor, pull: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of rows, columns and offset from dF/dt [n], t with this level and norm of weights."""
+        from nearfar.engines._kernels import weigh
+
+        spec, unit = self.spec, self._unit(pull)
+        level = level.float().contiguous()
+        coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
+        learned = self.rows.new_zeros((), dtype=torch.float64)
+        gradients = Gradients(self)
+        for strip in self.strips(STRIP, half=bool(spec.half), least=TALL):
+            g, rows, cols = gradients.empty(strip)
+            learn = self.empty(strip.wide, strip.high if self.offset is not None else 0).zero_()
+            self.start(
+                weigh, strip, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self.numbers(),
+                spec.high, spec.level, 1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None),
+                HALF=spec.half, DROP=spec.drop, EXP=spec.exp, FAR=int(self.far),
+            )  # fmt: skip
+            gradients.add(strip, g, rows, cols)
+            learned = learned + learn.sum(dtype=torch.float64) if self.offset is not None else learned
+        by_row, by_col = gradients.found(unit)
+        return by_row, by_col, (learned * unit * (spec.by_offset / spec.a)).to(self.rows.dtype)
+
+    def maxima(self) -> Iterator[tuple[Strip, Tensor, Tensor, Tensor, Tensor]]:
+        """By strips: largest loss of each row in each tile and its column, then those of each column if pairs turn."""
+        from nearfar.engines._kernels import hardest
+
+        spec = self.spec
+        for strip in self.strips(STATES * self.blocks["BM"] // 4, half=bool(spec.half)):
+            shapes = (strip.wide, strip.high), (strip.tall, strip.width if spec.half == 1 else 0)
+            tops, turned = (self.empty(*shape) for shape in shapes)
+            if spec.half:  # tiles below the diagonal are not written
+                tops, turned = tops.fill_(-torch.inf), turned.fill_(-torch.inf)
+            places, turned_places = (self.empty(*shape, dtype=torch.int32) for shape in shapes)
+            self.start(
+                hardest, strip, tops, places, turned, turned_places, self.n, self.m, *strip.where, *self.numbers(),
+                spec.high, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half,
+            )  # fmt: skip
+            yield strip, tops, places, turned, turned_places
+
+    def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest loss of each row, -inf where it has no pair, and its column; of ties, one is taken."""
+        best = self.empty(len(self.x)).fill_(-torch.inf)
+        place = self.empty(len(self.x), dtype=torch.int64).zero_()
+        for strip, mine, at_mine, turned, at_turned in self.maxima():
+            for tops, places, first in ((mine, at_mine, strip.r0), (turned, at_turned, strip.c0)):
+                if not tops.numel():
+                    continue
+                here = slice(first, first + tops.shape[1])
+                top, tile = tops.max(dim=0)
+                at = places.gather(0, tile[None])[0].long()
+                place[here] = torch.where(top > best[here], at, place[here])
+                best[here] = torch.maximum(best[here], top)
+        best = best[: self.n].clone()
+        return best, place[: self.n].clone(), (best > -torch.inf).long()
+
+    def candidates(self, count: int) -> Tensor:
+        """Places row·m + col of the losses that reach a level which `count` of them reach; those above it come first.
+
+        -1 ends the list; reads how many there are. Empty where more than `MANY` times as many lie above the level.
+        """
+        most = min(MANY * count, self.n * self.m)
+        best, tops = self.empty(0), []
+        for strip, top, *_ in self.maxima():
+            every = torch.cat([best, top.reshape(-1)])
+            best = every.topk(min(count, len(every))).values
+            tops.append((strip, top.view(strip.wide, strip.tall, -1).amax(dim=2).T.contiguous()))
+        # with fewer of them than pairs are asked for, the level is below everything
+        level = best.amin() if len(best) == count else best.new_full((), -torch.inf)
+        level = level.clamp_min(torch.finfo(level.dtype).min)
+        number = self.empty(2, dtype=torch.int32).zero_()
+        places = self.empty(most + count, dtype=torch.int64).fill_(-1)
+        for strip, top in tops:
+            self.collect(strip, level, top, (number, places[:most], places[most:]), (most, count))
+        above, equal = number.tolist()
+        if above > most:
+            return places[:0].clone()
+        # the order of writing is not that of the pairs
+        return places.sort(descending=True).values[: above + min(equal, count)].clone()
+
+    def collect(self, strip: Strip, level: Tensor, tops: Tensor, into: Sequence[Tensor], most: Sequence[int]) -> None:
+        """Write down the places of all losses of a strip that reach a level; see the kernel."""
+        from nearfar.engines._kernels_top import collect
+
+        self.start(
+            collect, strip, level, tops, *into, self.n, self.m, *strip.where, *most, *self.numbers(),
+            SIDE=self.spec.side, HALF=self.spec.half,
+        )  # fmt: skip
+
+    def triplets(self, near: Tensor, real: Tensor) -> list[Tensor]:
+        """Σ l, Σ w and number of negatives of each row, Σ dl/ds [n, P] of each positive; no gradients yet."""
+        from nearfar.engines._kernels_triplets import fold_triplets
+
+        spec, many = self.spec, near.shape[1]
+        scores, real, step = pad_steps(near, real)
+        found = self.empty(scores.shape[1] + 3, len(self.x), dtype=torch.float64)
+        for strip in self.strips(STATES * self.blocks["BM"] // len(found), half=False):
+            states = self.empty(len(found), strip.wide, strip.high)
+            self.start(
+                fold_triplets, strip, scores, real, states, self.n, self.m, scores.shape[1], *strip.where,
+                *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop, STEP=step,
+            )  # fmt: skip
+            found[:, strip.r0 : strip.r0 + strip.high] = states.sum(dim=1, dtype=torch.float64)
+        found, none = found[: 3 + many, : self.n], self.empty(0)
+        pulls = found[3:].T.to(torch.float32).contiguous()
+        return [found[0].clone(), found[1].clone(), found[2].clone(), pulls, none, none]
+
+    def weigh_triplets(self, near: Tensor, real: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of rows and columns through the scores of the negatives."""
+        from nearfar.engines._kernels_triplets import weigh_triplets
+
+        spec, unit, gradients = self.spec, self._unit(pull), Gradients(self)
+        coef = (pull / unit).float().contiguous()
+        scores, real, step = pad_steps(near, real)
+        for strip in self.strips(STRIP, half=False, least=TALL):
+            g, rows, cols = gradients.empty(strip)
+            self.start(
+                weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
+                *strip.where, *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
+                FAR=int(self.far), STEP=step,
+            )  # fmt: skip
+            gradients.add(strip, g, rows, cols)
+        return gradients.found(unit)
+
+    def _unit(self, pull: Tensor) -> Tensor:
+        """A power of two that these numbers are divided by, so that their products keep their digits in 16 bits."""
+        if self.type == torch.float32:
+            return pull.new_ones(())
+        most = pull.abs().amax()
+        return torch.where(most == 0, 1.0, torch.exp2(most.log2().ceil()))
+
+
+def near(rows: Tensor, cols: Tensor | None, place: Tensor, rest: Sequence[Tensor], far: bool) -> Tensor:
+    """Products [n, P] of rows with the columns `place`, or squared distances; [n, P, d] is never held."""
+    from nearfar.engines._kernels_pairs import near as kernel
+
+    found, given, more = rows.new_empty(place.shape), *_pairs(rows, cols, rest)
+    with on_device(rows):
+        kernel[(-(-len(rows) // 16),)](
+            *given, place.contiguous(), found, len(rows), place.shape[1], rows.shape[1], FAR=int(far), **more
+        )
+    return found
+
+
+def near_back(
+    rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor, rest: Sequence[Tensor], far: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and columns (empty where they are the rows) from those of what `near` found."""
+    from nearfar.engines._kernels_pairs import near_back as kernel
+
+    given, more = _pairs(rows, cols, rest)
+    by_row = rows.new_zeros(rows.shape)
+    by_col = by_row if cols is None else cols.new_zeros(cols.shape)
+    (n, width), grid = rows.shape, (-(-len(rows) // 16), -(-rows.shape[1] // 64))
+    with on_device(rows):
+        kernel[grid](
+            *given, place.contiguous(), slope.contiguous(), by_row, by_col, n, place.shape[1], width, FAR=int(far),
+            **more,
+        )  # fmt: skip
+    return by_row, rows.new_empty(0) if cols is None else by_col
+
+
+def _pairs(rows: Tensor, cols: Tensor | None, rest: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, int]]:
+    """Rows and columns, what they lack, and what chooses code."""
+    both = [rows.contiguous(), (rows if cols is None else cols).contiguous()]
+    lost = [x.contiguous() for x in (rest[0], rest[-1])] if rest else both
+    return [*both, *lost], {"REST": int(bool(rest)), **PAIRS}
+
+
+def pad_steps(scores: Tensor, real: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Scores of positives and their measure [n, P] in float32, filled up to whole steps, and how many a step takes."""
+    step = min(STEP, scores.shape[1])
+    more = (0, -scores.shape[1] % step)
+    first, second = (torch.nn.functional.pad(x.detach().float(), more).contiguous() for x in (scores, real))
+    return first, second, step
+
+
+def _precision(x: Tensor) -> str:
+    """How products of float32 are taken: as torch's own setting says; three TF32 products are as exact as one."""
+    if not x.is_cuda:
+        return "ieee"
+    return "tf32" if uses_tf32() else "tf32x3"
+
+
+def _blocks(x: Tensor, kind: torch.dtype) -> dict[str, int]:
+    """Sizes of a tile, measured on an H200."""
+    if not x.is_cuda:
+        return {"BM": 32, "BN": 32, "BK": 32}
+    if kind == torch.float32:
+        return {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
+    # with no more registers two programs share a processor, and one's product hides the other's reduction
+    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3, "maxnreg": 128}
+
+
+def on_device(x: Tensor) -> Any:
+    """The device of x as the current one."""
+    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()
+
+
+class States:
+    """States [states, n] of all rows, float64, to which tiles are added; the kernel `fold` says which there are."""
+
+    def __init__(self, work: Kernels) -> None:
+        spec = work.spec
+        self.work, self.tops = work, spec.exp == 2
+        self.kept = {
+            "FLAT": int(spec.exp > 0 and spec.flat),
+            "HOLD": int(spec.exp > 0 and spec.held),
+            "SIZED": int(spec.drop or work.counted),
+            "COUNTED": int(work.counted),
+        }
+        self.number = 1 + self.tops + sum(self.kept.values())
+        self.found = self._nothing(work.empty(self.number, len(work.x), dtype=torch.float64))
+
+    def _nothing(self, state: Tensor) -> Tensor:
+        state.zero_()
+        if self.tops:
+            state[1].fill_(-torch.inf)
+        return state
+
+    def empty(self, strip: Strip) -> tuple[Tensor, Tensor]:
+        """Room for the states of a strip: of its rows [states, tiles, rows], and of its columns where pairs turn."""
+        rows = self.work.empty(self.number, strip.wide, strip.high)
+        if not self.work.spec.half:
+            return rows, rows
+        # tiles below the diagonal are not written
+        return self._nothing(rows), self._nothing(self.work.empty(self.number, strip.tall, strip.width))
+
+    def add(self, state: Tensor, first: int) -> None:
+        """Join the states [states, tiles, rows] of the rows from `first` on with those that are there."""
+        here = self.found[:, first : first + state.shape[2]]
+        if not self.tops:
+            here += state.sum(dim=1, dtype=torch.float64)
+            return
+        every = torch.cat([here[:, None], state.double()], dim=1)
+        top = every[1].amax(dim=0)
+        gap = torch.where(every[1] == -torch.inf, 0.0, (every[1] - top) / self.work.spec.gamma)
+        shrink = torch.exp(gap)
+        total, place = every[0], 2
+        here[0], here[1] = (shrink * total).sum(dim=0), top
+        if self.kept["FLAT"]:  # Σ w(e^{z + gap} - 1), with Σ w = Σ w·e^z - Σ w(e^z - 1)
+            here[place] = (shrink * every[place] + (total - every[place]) * torch.expm1(gap)).sum(dim=0)
+            place += 1
+        if self.kept["HOLD"]:
+            here[place] = (shrink * (every[place] + gap * total)).sum(dim=0)
+            place += 1
+        here[place:] = every[place:].sum(dim=1)
+
+    def totals(self) -> tuple[Tensor, ...]:
+        """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row."""
+        work, spec = self.work, self.work.spec
+        found = [x[: work.n].clone() for x in self.found]  # an operator's results share no memory
+        size, seen = (found[-2], found[-1]) if work.counted else work.members()
+        size = found[-1] if spec.drop and not work.counted else size
+        if not spec.exp:
+            sums = found[0]
+            return sums, size, seen, torch.zeros_like(sums), torch.ones_like(sums), torch.zeros_like(sums)
+        empty = size == 0
+        norm, place = found[0], 1 + self.tops
+        level = torch.where(empty, 0.0, found[1]) if self.tops else torch.full_like(norm, spec.level)
+        if spec.flat:
+            norm = torch.where(found[place] > -0.5 * size, size + found[place], norm)
+            place += 1
+        mean = torch.where(empty, 1.0, over(norm, size))
+        t = torch.where(empty, 0.0, level + spec.gamma * mean.log())
+        value = torch.zeros_like(t)
+        if spec.held:
+            value = torch.where(empty, 0.0, level + spec.gamma * found[place] / torch.where(empty, 1.0, norm))
+        return t, size, seen, level, norm, value
+
+
+class Gradients:
+    """Gradients of rows and columns, summed over strips; one for both where the columns are the rows."""
+
+    def __init__(self, work: Kernels) -> None:
+        self.work = work
+        self.rows = torch.zeros(work.x.shape, dtype=torch.float32, device=work.x.device)
+        self.cols = self.rows if work.square else torch.zeros(work.y.shape, dtype=torch.float32, device=work.x.device)
+        self.buffer = work.empty(0, dtype=work.type)
+        self.far = work.far
+        self.row_sums = work.empty(len(work.x) if self.far else 0).zero_()
+        self.col_sums = self.row_sums if work.square else work.empty(len(work.y) if self.far else 0).zero_()
+
+    def empty(self, strip: Strip) -> tuple[Tensor, Tensor, Tensor]:
+        """Room for a strip of G, and for the sums of its rows and columns by tiles."""
+        entries = strip.high * strip.width
+        if self.buffer.numel() < entries:
+            self.buffer = self.work.empty(entries, dtype=self.work.type)
+        sums = (self.work.empty(strip.wide, strip.high * self.far), self.work.empty(strip.tall, strip.width * self.far))
+        if self.work.spec.half:
+            sums = (sums[0].zero_(), sums[1].zero_())
+        return self.buffer[:entries].view(strip.high, strip.width), *sums
+
+    def add(self, strip: Strip, g: Tensor, row_sums: Tensor, col_sums: Tensor) -> None:
+        """Back-propagate a strip of dF/d⟨x, y⟩."""
+        rows, cols = slice(strip.r0, strip.r0 + strip.high), slice(strip.c0, None)
+        _add_product(self.rows[rows], g, self.work.y[cols])
+        _add_product(self.cols[cols], g.T, self.work.x[rows])
+        if self.far:
+            self.row_sums[rows] += row_sums.sum(dim=0)
+            self.col_sums[cols] += col_sums.sum(dim=0)
+
+    def found(self, unit: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums times a factor, in the dtype of the rows; no columns where they are the rows."""
+        rows = self._finished(self.rows, self.row_sums, self.work.x, unit)[: self.work.n]
+        if self.work.square:
+            return rows, rows.new_empty(0)
+        return rows, self._finished(self.cols, self.col_sums, self.work.y, unit)[: self.work.m]
+
+    def _finished(self, sums: Tensor, far: Tensor, x: Tensor, unit: Tensor) -> Tensor:
+        if self.far:
+            sums.addcmul_(far[:, None], x.float(), value=-1)
+        return sums.mul_(unit.float())[:, : self.work.rows.shape[1]].to(self.work.rows.dtype)
+
+
+def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to sums, in float32; half precision goes to the tensor cores as it is."""
+    if a.dtype == torch.float32:
+        torch.addmm(sums, a, b, out=sums)
+    elif a.is_cuda:
+        torch.addmm(sums, a, b, out_dtype=torch.float32, out=sums)
+    else:
+        sums += a.float() @ b.float()

@@ -1,0 +1,375 @@
+"""Losses in strips of rows, by the plain definitions of their parts: for parts of a user's own and for any relation.
+
+A strip holds all pairs of its anchors, so that miners and groups of an anchor work on one strip. Groups that reach over
+the batch are solved by the stream of their set, or by `Collected`. Autograd makes the gradient strip by strip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.process_group import ALONE, ProcessGroup, cuts
+from nearfar._utils.rng import State, set_states, states
+from nearfar._utils.shortcuts import learned_tensors
+from nearfar._utils.tensors import over
+from nearfar.engines.dense import keep, score
+from nearfar.groups.groupings import Problem, Product, halves, sides_of, tally
+from nearfar.miners import ScoredPairs, present
+from nearfar.relations.relation import EVERYTHING, Relation
+from nearfar.sets.stream import Stream
+
+__all__ = ["Strips", "evaluate"]
+
+ENTRIES = 2**18
+"""Entries of a strip: 1 MB of float32, of which about forty exist at a time."""
+WIDER = 2**4
+"""Factor by which strips are larger on a GPU, where starting kernels takes the time otherwise."""
+
+Made = tuple[Tensor, list[Tensor | None], Tensor, Tensor]
+"""Value; gradients of rows, columns and parameters; which rows [n] had a positive and a negative pair."""
+Counted = list[tuple[Tensor, Tensor]]
+"""Numerator and denominator of each term of a loss."""
+
+
+@dataclass
+class Strips:
+    """The strips of one call; iterating over it is one sweep.
+
+    Args:
+        product: the factors of the loss.
+        relation: which pairs are positive and which are negative.
+        rows: [n, d] prepared queries, detached.
+        cols: [m, d] prepared references, detached.
+        wants: which gradients are needed: of the rows, of the columns, and of each parameter.
+        tile: rows of a strip, or None for a height that suits the device.
+        ranks: the processes that share the strips.
+    """
+
+    product: Product
+    relation: Relation
+    rows: Tensor
+    cols: Tensor
+    wants: tuple[bool, ...]
+    tile: int | None = None
+    ranks: ProcessGroup = ALONE
+
+    def __post_init__(self) -> None:
+        self.params = learned_tensors(self.product.parts)
+        wide = ENTRIES * (WIDER if self.rows.is_cuda else 1)
+        tall = self.tile or min(512, max(16, wide // max(1, len(self.cols))))
+        self.cuts = cuts(len(self.rows), tall, self.ranks)
+        self.most = tall * len(self.cols)
+        self.had = torch.zeros(2, len(self.rows), dtype=torch.bool, device=self.rows.device)
+        inputs = (self.rows, self.cols, *self.params)
+        self.sums = [torch.zeros_like(x) if wanted else None for x, wanted in zip(inputs, self.wants, strict=True)]
+        self._state: State | None = None
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient is needed."""
+        return any(self.wants)
+
+    def __iter__(self) -> Iterator[slice]:
+        """The row slices of one sweep; resets the random state, so that a miner draws the same in every sweep."""
+        if self.product.miner is not None:
+            self._state = self._state or states(self.rows.device)
+            set_states(self._state, self.rows.device)
+        return iter(self.cuts)
+
+    def pairs(self, here: slice, *, leaf: bool = False) -> ScoredPairs:
+        """The pairs of a strip after mining; with `leaf` in a graph that begins with its rows and the columns."""
+        rows, cols = self.rows[here], self.cols
+        if leaf:
+            rows, cols = rows.detach().requires_grad_(self.wants[0]), cols.detach().requires_grad_(self.wants[1])
+        pairs = score(self.product, rows, cols, self.relation, self.relation.tile(here, EVERYTHING), strip=True)
+        self.had[0, here], self.had[1, here] = pairs.had_positive, pairs.had_negative
+        return keep(self.product, pairs)
+
+    def add(self, here: slice, found: tuple[Tensor | None, ...]) -> None:
+        """Add partial gradients of the rows `here`, of all columns and of the parameters."""
+        _add(self.sums, found, here)
+
+    def whole(self, parts: list[Tensor]) -> Tensor:
+        """Values [n] of all rows, from those of this process's strips."""
+        if self.ranks.world == 1:
+            return torch.cat(parts)
+        found = parts[0].new_zeros(len(self.rows))
+        for here, part in zip(self.cuts, parts, strict=True):
+            found[here] = part
+        return self.ranks.sum(found)
+
+
+@torch.no_grad()
+def evaluate(strips: Strips, grad_output: Tensor | None = None) -> Made:
+    """Value and gradient of a loss.
+
+    Args:
+        strips: the strips of the call.
+        grad_output: [n] gradient of unreduced values; without it, they get no gradient.
+    """
+    groups, columns = strips.product.groups, strips.product.wants_columns
+    if not groups.per_anchor:
+        value = _by_streams(strips)
+    elif columns and groups.scope == "anchor_sign":
+        value = _by_columns(strips, grad_output)
+    else:
+        value = _by_rows(strips, grad_output)
+    ranks, slopes = strips.ranks, strips.sums
+    if ranks.world > 1:
+        strips.had = ranks.any(strips.had)
+        if strips.relation.square and slopes[0] is not None and slopes[1] is not None:
+            slopes = [slopes[0] + slopes[1], None, *slopes[2:]]  # rows and columns are one tensor: communicate once
+        slopes = [None if slope is None else ranks.sum(slope) for slope in slopes]
+    return value, slopes, *strips.had
+
+
+# ---------------------------------------------------------------- groups of a row
+
+
+def _by_rows(strips: Strips, grad_output: Tensor | None) -> Tensor:
+    """Groups within one row, in one sweep: each term's gradient is known up to its denominator."""
+    single, values = strips.product.reduction == "none", list[Tensor]()
+    so_far, slopes = Counted(), list[list[Tensor | None]]()
+    for here in strips:
+        with torch.set_grad_enabled(strips.learns and (not single or grad_output is not None)):
+            counted, found = _strip_terms(strips, here, grad_output)
+        slopes = slopes or [[None if x is None else torch.zeros_like(x) for x in strips.sums] for _ in counted]
+        for total, part in zip(slopes, found, strict=False):
+            _add(total, part, here)
+        if single:
+            values.append(torch.stack([over(*x) for x in counted]).sum(dim=0))
+        else:
+            so_far = _sum(so_far, [(top.double(), bottom.double()) for top, bottom in counted])
+    whole = [(torch.zeros(()), torch.ones(()))] * len(slopes) if single else [_share(strips, *x) for x in so_far]
+    for slope, (_, share) in zip(slopes, whole, strict=True):
+        strips.add(EVERYTHING, tuple(x if x is None else x * share.to(x.dtype) for x in slope))
+    if single:
+        return strips.whole(values)
+    return torch.stack([value for value, _ in whole]).sum(dim=0).to(strips.rows.dtype)
+
+
+def _strip_terms(
+    strips: Strips, here: slice, grad_output: Tensor | None
+) -> tuple[Counted, list[tuple[Tensor | None, ...]]]:
+    """Numerator and denominator of each term of a strip, and gradients of rows, columns and parameters.
+
+    The gradients are of the numerators, or of unreduced values with their `grad_output`.
+    """
+    pairs = strips.pairs(here, leaf=True)
+    if not torch.is_grad_enabled():
+        return _total(_parts(strips, pairs)), []
+    leaf, counted = _cut(pairs), Counted()
+    share = None if grad_output is None else over(grad_output[here], _bottom(strips, pairs))
+    found = list[list[Tensor | None]]()  # of scores, columns and parameters
+    for part in _parts(strips, leaf):
+        counted = _sum(counted, [(top.detach(), bottom) for top, bottom in part])
+        aims = [top if share is None else (top * share).sum() for top, _ in part]
+        inputs = leaf.scores, leaf.cols, *strips.params
+        slopes = [list(_gradient(aim, inputs, retain=True)) for aim in aims]
+        if found:
+            slopes = [[_plus(x, y) for x, y in zip(*both, strict=True)] for both in zip(found, slopes, strict=True)]
+        found = slopes
+    gradients = list[tuple[Tensor | None, ...]]()
+    for by_score, *rest in found:
+        through: tuple[Tensor | None, ...] = (None,) * (2 + len(strips.params))
+        if by_score is not None:
+            through = _gradient(pairs.scores, (pairs.rows, pairs.cols, *strips.params), by_score, retain=True)
+        gradients.append((through[0], *(_plus(x, y) for x, y in zip(through[1:], rest, strict=True))))
+    return counted, gradients
+
+
+def _add(sums: list[Tensor | None], found: tuple[Tensor | None, ...], here: slice) -> None:
+    for place, (total, part) in enumerate(zip(sums, found, strict=True)):
+        if total is not None and part is not None:
+            (total[here] if place == 0 else total).add_(part)
+
+
+def _plus(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    return x if y is None else y if x is None else x + y
+
+
+def _share(strips: Strips, top: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
+    """Value of the whole batch from a numerator and a denominator of this process, and its derivative in the former."""
+    top, bottom = strips.ranks.sum(torch.stack([top.sum(), bottom.sum()]).double()).unbind()
+    share = torch.ones_like(top) if strips.product.reduction == "sum" else over(torch.ones_like(top), bottom)
+    return top * share, share
+
+
+def _parts(strips: Strips, pairs: ScoredPairs) -> Iterator[Counted]:
+    """Numerators and denominators of the terms of a strip, in parts that fit the memory of a strip."""
+    product = strips.product
+    for problems in product.groups.blocks(product, pairs, strips.most):
+        values = tuple(problem.value() for problem in problems)
+        yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
+
+
+def _bottom(strips: Strips, pairs: ScoredPairs) -> Tensor:
+    """Denominators [t] of unreduced values, which their gradient needs in advance."""
+    with torch.no_grad():
+        return _total(_parts(strips, pairs))[0][1]
+
+
+def _total(parts: Iterator[Counted]) -> Counted:
+    """Numerators and denominators, over all parts."""
+    counted = Counted()
+    for part in parts:
+        counted = _sum(counted, part)
+    return counted
+
+
+def _sum(so_far: Counted, part: Counted) -> Counted:
+    """Add numerators and denominators, term by term."""
+    return [(a + c, b + d) for (a, b), (c, d) in zip(so_far, part, strict=True)] if so_far else part
+
+
+# ---------------------------------------------------------------- groups of the batch
+
+
+def _by_streams(strips: Strips) -> Tensor:
+    """Groups of the whole batch: sweeps until every stream has converged, and one that applies the weights."""
+    product, groups = strips.product, strips.product.groups
+    next(iter(strips))  # keeps the state of the generators, which every sweep begins with
+    first = next(iter(groups.blocks(product, strips.pairs(slice(0, 1)), strips.most)))
+    streams = groups.streams(first)
+    for stream in streams:
+        stream.ranks = strips.ranks
+    wanted = list(range(len(streams)))
+    while wanted:
+        for here in strips:
+            for problems in groups.blocks(product, strips.pairs(here), strips.most):
+                for k in wanted:
+                    streams[k].add(problems[k].losses, problems[k].measure)
+        wanted = [k for k in wanted if streams[k].turn()]
+    # merging is linear: its derivatives are its values at units
+    units = torch.eye(len(streams), dtype=strips.rows.dtype, device=strips.rows.device)
+    factors = [groups.merge(unit.split(1), streams)[None] for unit in units]
+    held = [k for k, stream in enumerate(streams) if stream.constant]
+    sums = _weigh(strips, streams, factors) if strips.learns or held else []
+    found = tuple(
+        strips.ranks.sum(sums[k]).to(strips.rows.dtype) if k in held else stream.value()
+        for k, stream in enumerate(streams)
+    )
+    return groups.merge(found, streams).to(strips.rows.dtype)
+
+
+def _weigh(strips: Strips, streams: tuple[Stream, ...], factors: list[Tensor]) -> list[Tensor]:
+    """Sweep once and add the gradient of all groups, each times its factor; gives Σ p·l of each."""
+    product = strips.product
+    sums = [torch.zeros(1, dtype=torch.float64, device=strips.rows.device) for _ in streams]
+    for here in strips:
+        with torch.set_grad_enabled(strips.learns):
+            pairs = strips.pairs(here, leaf=True)
+            leaf, by_score = _cut(pairs) if strips.learns else pairs, None
+            for problems in product.groups.blocks(product, leaf, strips.most):
+                parts = [stream.held(x.losses, x.measure) for stream, x in zip(streams, problems, strict=True)]
+                for total, part in zip(sums, parts, strict=True):
+                    total += part.detach()
+                if strips.learns:
+                    aim = torch.stack([part * by for part, by in zip(parts, factors, strict=True)]).sum()
+                    slope, *rest = _gradient(aim, (leaf.scores, leaf.cols, *strips.params), retain=True)
+                    by_score = _plus(by_score, slope)
+                    strips.add(here, (None, *rest))
+            if by_score is not None:
+                strips.add(here, _gradient(pairs.scores, (pairs.rows, pairs.cols, *strips.params), by_score))
+    return sums
+
+
+# ---------------------------------------------------------------- links that read columns
+
+
+def _by_columns(strips: Strips, grad_output: Tensor | None) -> Tensor:
+    """A link that also reads the negative value of each column: v of rows and u of columns, the link, then back.
+
+    Columns are swept as rows are, in strips of columns with all rows. The link must give one term.
+    """
+    product, single = strips.product, strips.product.reduction == "none"
+    with torch.no_grad():
+        rows = strips.whole([halves(product, strips.pairs(here))[1].value() for here in strips])
+        found = [_column_problem(strips, here, False)[0] for here in _column_cuts(strips)]
+        cols, has_cols = torch.cat([x.value() for x in found]), torch.cat([present(x.measure) for x in found])
+    at_rows, at_cols, counted, so_far = torch.zeros_like(rows), torch.zeros_like(cols), Counted(), Counted()
+    for here in strips:
+        with torch.set_grad_enabled(strips.learns):
+            mine, theirs = rows[here].clone().requires_grad_(), cols.clone().requires_grad_()
+            pairs = strips.pairs(here, leaf=True)
+            positive = halves(product, pairs)[0]
+            (terms,) = product.joined(sides_of(pairs, positive, (positive.value(), mine, theirs), has_cols))
+            top, bottom = tally(terms, product.reduction)
+            if strips.learns and (not single or grad_output is not None):
+                aim = top if grad_output is None else (over(top, bottom) * grad_output[here]).sum()
+                inputs = (pairs.rows, pairs.cols, *strips.params, mine, theirs)
+                *slopes, by_row, by_col = _gradient(aim, inputs)
+                strips.add(here, tuple(slopes))
+                at_rows[here] = 0.0 if by_row is None else by_row
+                at_cols += 0.0 if by_col is None else by_col
+        counted.append((top.detach(), bottom))
+        so_far = so_far if single else _sum(so_far, [(top.detach().double(), bottom.double())])
+    if single:
+        value, share = strips.whole([over(*x) for x in counted]), torch.ones(())
+    else:
+        value, share = _share(strips, *so_far[0])
+    if strips.learns and (not single or grad_output is not None):
+        _pull_ends(strips, at_rows, strips.ranks.sum(at_cols))
+        for total in strips.sums:
+            if total is not None:
+                total *= share.to(total.dtype)
+    return value.to(strips.rows.dtype)
+
+
+def _column_cuts(strips: Strips) -> list[slice]:
+    """Strips of columns; every process has all of them, as it has all rows."""
+    tall = strips.tile or min(512, max(16, ENTRIES // max(1, len(strips.rows))))
+    return [slice(j, min(j + tall, len(strips.cols))) for j in range(0, len(strips.cols), tall)]
+
+
+def _column_problem(strips: Strips, here: slice, leaf: bool) -> tuple[Problem, Tensor, Tensor]:
+    """The problem of the negative pairs of some columns, one group a column; and the leaves of its graph."""
+    rows, cols = strips.rows.detach().requires_grad_(leaf), strips.cols[here].detach().requires_grad_(leaf)
+    tile = strips.relation.tile(EVERYTHING, here)
+    pairs = score(strips.product, rows, cols, strips.relation, tile, strip=True)
+    if strips.product.miner is not None:  # miners look at whole rows
+        mined = [(x.positive[:, here], x.negative[:, here]) for x in map(strips.pairs, strips)]
+        positive, negative = (torch.cat(side) for side in zip(*mined, strict=True))
+        pairs = replace(pairs, positive=positive, negative=negative)
+    wide = halves(strips.product, pairs)[1]
+    turned = Problem(wide.over, wide.losses.T, wide.measure.T, (wide.losses.shape[1], wide.losses.shape[0]))
+    return turned, rows, cols
+
+
+def _pull_ends(strips: Strips, at_rows: Tensor, at_cols: Tensor) -> None:
+    """Add the gradient in the embeddings through the negative values of rows and of columns."""
+    for here in strips:
+        with torch.enable_grad():
+            pairs = strips.pairs(here, leaf=True)
+            aim = (halves(strips.product, pairs)[1].value() * at_rows[here]).sum()
+            strips.add(here, _gradient(aim, (pairs.rows, pairs.cols, *strips.params)))
+    for here in _column_cuts(strips) if strips.ranks.rank == 0 else []:
+        with torch.enable_grad():
+            problem, rows, cols = _column_problem(strips, here, True)
+            by_row, by_col, *rest = _gradient((problem.value() * at_cols[here]).sum(), (rows, cols, *strips.params))
+            strips.add(EVERYTHING, (by_row, None, *rest))
+            if strips.sums[1] is not None and by_col is not None:
+                strips.sums[1][here] += by_col
+
+
+# ---------------------------------------------------------------- autograd
+
+
+def _gradient(
+    value: Tensor, inputs: tuple[Tensor, ...], cotangent: Tensor | None = None, *, retain: bool = False
+) -> tuple[Tensor | None, ...]:
+    """Gradient of `value` in the inputs that require one; None for the others."""
+    leaves = [x for x in inputs if x.requires_grad]
+    if not leaves or not value.requires_grad:
+        return (None,) * len(inputs)
+    found = iter(torch.autograd.grad(value, leaves, cotangent, retain_graph=retain, allow_unused=True))
+    return tuple(next(found) if x.requires_grad else None for x in inputs)
+
+
+def _cut(pairs: ScoredPairs) -> ScoredPairs:
+    """The same pairs with detached scores that require a gradient, so that back-propagation stops there."""
+    return replace(pairs, scores=pairs.scores.detach().requires_grad_())

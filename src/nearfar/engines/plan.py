@@ -1,0 +1,244 @@
+"""`Plan`: how a loss is computed, made once for its factors and kept until one of them changes.
+
+    fold      scores -> pair losses -> one number of each row's many pairs (negative, or all)
+    finish    plain autograd on [n] and [n, P]: the few positive pairs, set, link, reduction
+    weigh     back from that number: weight x slope of each pair -> gradients of the rows
+
+A loss that can be folded runs on the operators (operators.py), any other in strips by its plain definition
+(generic.py), and where strips cannot serve, dense. A part says what it can do; nothing here asks what its type is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nearfar._utils.shortcuts import learned_tensors, nested, swift, touched
+from nearfar.groups.groupings import Product
+from nearfar.groups.triplets import difference
+from nearfar.miners import Miner, Window
+from nearfar.sets.base import Fold
+
+__all__ = ["Plan", "make_plan", "plain_parts", "window_of"]
+
+MOST = 2**20
+"""Largest K of the hardest pairs for the kernels."""
+SCOPES = ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets", "positive")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a loss is computed; printed in symbols.
+
+    Args:
+        text: the factors in symbols, line by line.
+        refused: the part that keeps the loss from the operators, and why; None where they serve.
+        kernels: why the operators' kernels on a GPU do not serve; None where they do.
+        strips: why it cannot be computed in strips either, and is always dense; None where it can.
+    """
+
+    text: tuple[str, ...]
+    refused: str | None
+    kernels: str | None
+    strips: str | None
+
+    def __str__(self) -> str:
+        way = "operators: tiles of the product are reduced where they are made"
+        if self.refused is not None:
+            way = f"strips of rows by the plain definitions, because {self.refused}"
+        if self.refused is not None and self.strips is not None:
+            way = f"dense at every size, because {self.strips}"
+        lines = [*self.text, f"way       {way}"]
+        if self.kernels is not None and self.refused is None:
+            lines.append(f"on a GPU  PyTorch, because {self.kernels}")
+        return "\n".join(f"  {line}" for line in lines)
+
+
+def plain_parts(product: Product) -> bool:
+    """Whether all parts allow shortcuts, and nothing was changed on their objects."""
+    return swift(product.parts) and touched(product.parts) is None
+
+
+def make_plan(product: Product) -> Plan:
+    """The plan of a product."""
+    refused = _refuse(product)
+    return Plan(_describe(product), refused, refused or _refuse_kernels(product), _refuse_strips(product))
+
+
+def window_of(miner: Miner | None) -> Window | None:
+    """The window that a miner gives to one pair, which tells its kind; None if it gives none, or there is no miner."""
+    one = torch.ones(1, 1)
+    return None if miner is None else miner.window(one, one > 0, one[0])
+
+
+def _refuse(product: Product) -> str | None:
+    """The part that keeps a loss from the operators, and why; None where they serve."""
+    for part in product.parts:
+        if part is not None and not swift((part,)):
+            return f"{type(part).__name__} allows no shortcut"
+    if product.similarity.form is None:
+        return f"{type(product.similarity).__name__} has no form"
+    if product.groups.scope not in SCOPES:
+        return f"{type(product.groups).__name__} is no built-in grouping"
+    miner = product.miner
+    if miner is not None and miner.log_odds(torch.ones(1, 1), 3) is not None:
+        wide = product.groups.scope in ("positive", "triplets") or product.wants_columns
+        return f"{type(miner).__name__} draws pairs, which these groups do not take" if wide else None
+    if any(x.draws for x in (product.over_positive, product.over_negative)):
+        return "a set draws members"
+    if product.negative.form(-1) is None:
+        return f"{type(product.negative).__name__} has no form"
+    if miner is not None and (product.everyone or product.groups.scope == "triplets" or window_of(miner) is None):
+        return f"{type(miner).__name__} keeps no interval of scores, or its interval is not asked for"
+    return _refuse_fold(product, product.over_wide.fold())
+
+
+def _refuse_fold(product: Product, fold: Fold | None) -> str | None:
+    """Why the wide side of each row cannot be folded, or None."""
+    scope, wide = product.groups.scope, product.over_wide
+    name = type(wide).__name__
+    if fold is None:
+        return f"{name} has no fold"
+    if fold.kind in ("top", "moments"):
+        if product.groups.per_anchor or product.miner is not None or scope == "triplets":
+            return f"{name} is folded over the batch, without a miner"
+        if wide.zero_member or product.over_positive.fold() is None:
+            return f"{name} has a zero member, or the positive pairs have no fold"
+    if fold.held and (scope != "anchor_sign" or wide.zero_member or fold.kind != "exp"):
+        return f"{name} holds its weights constant"
+    if product.wants_columns and scope == "anchor_sign" and (fold.kind == "max" or product.miner is not None):
+        return f"{type(product.link).__name__} reads columns, of which no maximum is kept, nor any after mining"
+    return _refuse_triplets(product, fold) if scope in ("positive", "triplets") else None
+
+
+def _refuse_triplets(product: Product, fold: Fold) -> str | None:
+    """Why triplets, or values of positive pairs, cannot be folded, or None."""
+    rule: Any = getattr(product.groups, "rule", None)
+    form, name = product.negative.form(-1), type(product.groups).__name__
+    assert form is not None  # noqa: S101 - checked by the caller
+    if product.groups.scope == "positive":
+        angles = rule.angle is not None and rule.keep is None and not rule.balanced
+        plain = product.similarity.form == "dot" and form.shape == "line" and form.offset is None
+        every = product.miner is None and product.over_negative.zero != "drop"
+        folds = fold.kind == "exp" and not fold.held
+        return None if angles and plain and every and folds else f"{name} gives values that are no angles"
+    if rule.compare is not difference or (rule.keep is not None and rule.band is None):
+        return f"{name} compares or selects triplets by a function of its own"
+    if rule.balanced:
+        return (
+            None
+            if fold.kind == "sum" and rule.keep is None and not product.over_negative.zero_member
+            else (f"{name} is balanced, which only a mean is")
+        )
+    if fold.kind == "max":
+        rises = form.shape in ("line", "power", "softplus") and form.a > 0 and form.scale > 0
+        plain = rises and rule.keep is None and product.over_negative.zero == "keep"
+        return None if plain and not product.over_negative.zero_member else f"{name} has no largest score"
+    return None if fold.kind == "sum" else f"{name} does not average triplets"
+
+
+def _refuse_kernels(product: Product) -> str | None:
+    """Why the kernels on a GPU do not serve a loss that the operators can compute, or None."""
+    fold, rule, window = product.over_wide.fold(), getattr(product.groups, "rule", None), window_of(product.miner)
+    if product.draws:
+        return "pairs are drawn"
+    if fold is None or fold.kind == "moments" or (fold.kind == "top" and (fold.fraction or fold.most > MOST)):
+        return f"{type(product.over_wide).__name__} counts members or sums squares"
+    if window is not None and (window.closed or window.most is not None):
+        return f"{type(product.miner).__name__} keeps no open interval of scores"
+    if product.groups.scope == "triplets" and (fold.kind != "sum" or (rule is not None and rule.balanced)):
+        return "triplets are ranked"
+    return None
+
+
+def _refuse_strips(product: Product) -> str | None:
+    """Why a loss cannot be computed in strips by its plain definitions, or None."""
+    done = touched(product.parts)
+    if done is not None:
+        return done
+    for part in (*nested(product.groups), product.link):
+        if part is not None and not getattr(part, "strips", part.swift):
+            return f"{type(part).__name__} does not say (strips = True) that it may be met strip by strip"
+    columns = product.wants_columns and product.groups.scope == "anchor_sign"
+    if product.wants_columns and not columns and not product.groups.swift:
+        return f"{type(product.groups).__name__} has no columns to give to {type(product.link).__name__}"
+    if product.groups.per_anchor:
+        return None
+    for over in (product.over_positive, product.over_negative):
+        if learned_tensors((over,)):
+            return f"{type(over).__name__} has a number that is learned, and groups that reach over the batch"
+    return None
+
+
+FOLDS = {
+    "exp": "γ·log mean exp(l/γ), γ = {gamma:g}",
+    "sum": "mean of l",
+    "max": "max of l",
+    "top": "mean of the K largest l",
+    "moments": "mean of l + root of its variance",
+}
+WEIGHTS = {
+    "exp": "exp((l - t)/γ)",
+    "sum": "1 / number of pairs",
+    "max": "1 at the largest",
+    "top": "1/K for the K largest",
+    "moments": "rises linearly with l",
+}
+
+
+def _describe(product: Product) -> tuple[str, ...]:
+    """Similarity, pair losses, miner, fold, finish and weigh in symbols."""
+    kinds = {"dot": "⟨x, y⟩", "squared": "-|x - y|²", "distance": "-|x - y|", None: type(product.similarity).__name__}
+    unit = " of unit rows" if product.similarity.normalize else ""
+    lines = [f"score     s = {kinds[product.similarity.form]}{unit}"]
+    for name, pair, sign in (("positive", product.positive, +1), ("negative", product.negative, -1)):
+        lines.append(f"{name}  l = {_pair(pair, sign)}")
+    if product.miner is not None:
+        lines.append(f"miner     {product.miner!r}")
+    wide, scope = product.over_wide, product.groups.scope or type(product.groups).__name__
+    fold, joined = wide.fold(), scope in ("batch", "anchor")
+    who = "the batch" if scope in ("batch", "sign", "balanced") else "each row"
+    members = "all pairs" if product.everyone or joined else "negative pairs"
+    folded = repr(wide) if fold is None else FOLDS[fold.kind].format(gamma=fold.gamma)
+    lines.append(f"fold      t = {folded}, over the {members} of {who}")
+    link = "positive + negative value" if product.link is None else repr(product.link)
+    sides = f"{wide!r} of all pairs" if joined else f"{product.over_positive!r} of positive pairs, {link}"
+    lines.append(f"finish    {scope}: {sides}, {product.reduction}")
+    if fold is not None:
+        lines.append(f"weigh     p ∝ {WEIGHTS[fold.kind]}, gradient Σ p·dl/ds")
+    return tuple(lines)
+
+
+def _pair(pair: Any, sign: int) -> str:
+    """A pair loss in symbols, or its repr if it has no form."""
+    form = pair.form(sign)
+    if form is None:
+        return repr(pair)
+    z = f"{_factor(form.a)}s" + _term(form.b) + ("" if form.offset is None else f" + {_factor(form.by_offset)}λ")
+    power = "" if form.power == 1 else f"^{_number(form.power)}"
+    shapes = {
+        "line": f"({z})",
+        "power": f"[{z}]₊{power}",
+        "softplus": f"log(1 + exp({z}))",
+        "pace": f"[{z}]₊·(s{_term(form.center, -1)})",
+    }
+    return _factor(form.scale) + shapes[form.shape]
+
+
+def _factor(x: Any) -> str:
+    """A number in front of another one: nothing for 1."""
+    return "" if not isinstance(x, torch.Tensor) and x == 1 else f"{_number(x)}·"
+
+
+def _term(x: Any, sign: int = 1) -> str:
+    """A number that is added, with its sign: nothing for 0."""
+    if isinstance(x, torch.Tensor):
+        return " + (learned)" if sign > 0 else " - (learned)"
+    x = sign * x
+    return "" if x == 0 else f" {'+' if x > 0 else '-'} {abs(x):g}"
+
+
+def _number(x: Any) -> str:
+    return "(learned)" if isinstance(x, torch.Tensor) else f"{x:g}"

@@ -1,0 +1,115 @@
+"""`Spec`: the numbers of one operator call, as two lists that torch.library takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from nearfar.pairs import PairForm
+
+__all__ = ["ALL", "LOW", "NEGATIVE", "POSITIVE", "REACH", "SHAPES", "SIDES", "SIMILARITIES", "Spec"]
+
+SIMILARITIES = ("dot", "squared", "distance")
+SHAPES = ("line", "power", "softplus", "pace")
+SIDES = ("negative", "positive", "all")
+NEGATIVE, POSITIVE, ALL = range(3)
+LOW = (torch.float32, torch.bfloat16, torch.float16)
+"""Types that kernels take products in."""
+REACH = 68.0
+"""Exponents within ±REACH of a level need no largest loss: their sums over 2^20 pairs fit into float32."""
+FLOATS = 13
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The numbers of one operator call; those above `FLOATS` are floats, the others choose code.
+
+    Args:
+        a: see `PairForm`, as all up to `by_offset`.
+        gamma: temperature of an exponential fold.
+        low: scores of triplets that count lie above it, with `band`.
+        high: and below this one; mined pairs lie between their row's floor and it.
+        level: exponentials are of (l - level)/γ, with `exp` 1; losses above it count, with `exp` 3.
+        about: moments are of l - about.
+        first: their weights are first + second·(l - about).
+        second: see `first`.
+        similarity: index in `SIMILARITIES`.
+        shape: index in `SHAPES`.
+        side: index in `SIDES`: the pairs that are folded.
+        itself: see `Layout`.
+        half: pairs are symmetric, and those above the diagonal stand for both orders (2: for one).
+        drop: members without loss are absent.
+        exp: 0 fold sums; 1 exponentials around a level that is known; 2 around the largest loss; 3 moments.
+        flat: keep Σ w(e^z - 1) too, for means of exponentials near 1.
+        held: keep Σ w·z·e^z too, for values with weights held constant.
+        band: triplets count by their score.
+        dtype: index in `LOW`.
+        given: which vectors of the pairs came, see `Layout.given` and `Sorted.given`.
+        strips: in PyTorch (strips.py), else in Triton (cuda.py).
+        tile: rows of a strip; 0 for a height that suits the device.
+        full: tiles of whole rows: a row's largest losses are needed first.
+        keep: the gradient will be asked for: unscaled weights are kept for it where they are few.
+        whole: all rows are one group, so that the gradient is known up to a factor while members are folded.
+    """
+
+    a: float
+    b: float
+    scale: float = 1.0
+    power: float = 1.0
+    center: float = 0.0
+    by_offset: float = 0.0
+    gamma: float = 1.0
+    low: float = 0.0
+    high: float = math.inf
+    level: float = 0.0
+    about: float = 0.0
+    first: float = 0.0
+    second: float = 0.0
+    similarity: int = 0
+    shape: int = 0
+    side: int = 0
+    itself: int = 0
+    half: int = 0
+    drop: int = 0
+    exp: int = 0
+    flat: int = 0
+    held: int = 0
+    band: int = 0
+    dtype: int = 0
+    given: int = 0
+    strips: int = 0
+    tile: int = 0
+    full: int = 0
+    keep: int = 0
+    whole: int = 0
+
+    @staticmethod
+    def of(form: PairForm, **more: Any) -> Spec:
+        """The numbers of a pair loss, and `more`."""
+        numbers: dict[str, Any] = {
+            name: float(getattr(form, name)) for name in ("a", "b", "scale", "power", "center", "by_offset")
+        }
+        if form.shape == "line":  # one number less to multiply with
+            scale, numbers["scale"] = numbers["scale"], 1.0
+            numbers |= {name: scale * numbers[name] for name in ("a", "b", "by_offset")}
+        return Spec(**numbers, shape=SHAPES.index(form.shape), **more)
+
+    def lists(self) -> tuple[list[float], list[int]]:
+        """As two lists, which an operator takes."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return [float(x) for x in values[:FLOATS]], [int(x) for x in values[FLOATS:]]
+
+    @staticmethod
+    def place(name: str) -> int:
+        """Where a code stands in the second list of `lists`."""
+        return [field.name for field in fields(Spec)].index(name) - FLOATS
+
+    @staticmethod
+    def read(numbers: Sequence[float], codes: Sequence[int]) -> Spec:
+        """From the two lists of `lists`."""
+        values: list[Any] = [*numbers, *codes]
+        return Spec(*values)
