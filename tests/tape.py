@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from nearfar.losses import replays, robust
+from nearfar.engines import recordings as replays
+from nearfar.losses import robust
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
 

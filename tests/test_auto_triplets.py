@@ -9,8 +9,9 @@ import torch
 from test_tiled import CLOSE, largest, measured, on
 
 import nearfar as nf
-from nearfar.engines import tiled, worth_tiling
+from nearfar.engines import auto, strips
 from nearfar.groups.triplets import widest
+from nearfar.relations import layout
 
 L = nf.losses
 LOSSES = {
@@ -30,14 +31,14 @@ class TakenError(Exception):
 def engines(monkeypatch):
     """Calls end where an engine would begin: 2,048 rows cost nothing."""
 
-    def end(module, name):
+    def end(name):
         def spy(*args, **kwargs):
-            raise TakenError(name)
+            raise TakenError(name.rpartition(".")[2])
 
-        monkeypatch.setattr(f"nearfar.losses.{module}.{name}", spy)
+        monkeypatch.setattr(f"nearfar.{name}", spy)
 
-    end("choice", "tiled_value")
-    end("robust", "dense_pairs")
+    end("engines.auto._apply")
+    end("losses.robust.dense_pairs")
 
 
 def taken(loss, labels, **told):
@@ -48,7 +49,7 @@ def taken(loss, labels, **told):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_2048_rows_of_large_classes_are_tiled(name, engines):
-    assert taken(LOSSES[name](), torch.arange(2048) % 16) == "tiled_value"
+    assert taken(LOSSES[name](), torch.arange(2048) % 16) == "_apply"
 
 
 def test_what_the_table_decides_is_not_counted(engines, monkeypatch):
@@ -58,7 +59,7 @@ def test_what_the_table_decides_is_not_counted(engines, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr("nearfar.groups.triplets.widest", counted)
-    assert taken(L.Triplet(margin=0.3), torch.arange(2048) // 4) == "tiled_value"
+    assert taken(L.Triplet(margin=0.3), torch.arange(2048) // 4) == "_apply"
 
 
 @pytest.mark.parametrize("name", ["swap", "mined"])
@@ -71,7 +72,7 @@ def test_2048_rows_of_small_classes_are_dense(name, engines):
 
 def test_losses_of_pairs_are_not_counted_as_triplets(engines):
     loss = nf.RobustLoss(pair=nf.pairs.Hinge(), over=nf.sets.PowerWeights(1.0, 3.0), groups="anchor_sign")
-    assert not tiled.too_large(loss.product, nf.Relation.from_labels(torch.zeros(2048, dtype=torch.int64)))
+    assert not auto._too_large(loss.product, nf.Relation.from_labels(torch.zeros(2048, dtype=torch.int64)))
 
 
 def test_where_values_cannot_be_read_the_width_counts_or_else_every_column():
@@ -86,7 +87,7 @@ def test_where_values_cannot_be_read_the_width_counts_or_else_every_column():
     ):
         relation = nf.Relation.from_labels(torch.empty(n, dtype=torch.int64, device="meta"), width=width)
         assert widest(relation) == (width or n)
-        assert worth_tiling(product, relation) == wanted
+        assert auto._too_large(product, relation) == wanted
 
 
 @pytest.mark.parametrize("told", [{}, {"ignore": 1}, {"weights": torch.linspace(0.0, 1.0, 90)}])
@@ -104,8 +105,9 @@ def test_no_tensor_of_all_triplets_is_made(name, monkeypatch):
     rows, labels = torch.randn(n, 4, dtype=torch.float64), torch.arange(n) % classes
     triplets = n * (n // classes - 1) * n
     assert largest(on(LOSSES[name](), "dense"), rows, labels) >= triplets
-    monkeypatch.setattr(tiled, "MOST", triplets)
-    monkeypatch.setattr(tiled, "ENTRIES", triplets // 8)
+    monkeypatch.setattr(auto, "MOST", triplets)
+    monkeypatch.setattr(strips, "FULL", triplets // 8)
+    monkeypatch.setattr(layout, "LISTED", 0)
     assert largest(LOSSES[name](), rows, labels) < triplets / 4
     for a, b in zip(
         measured(LOSSES[name](), rows, labels), measured(on(LOSSES[name](), "dense"), rows, labels), strict=True
@@ -117,6 +119,6 @@ def test_more_than_half_of_a_gpus_memory_is_not_dense(monkeypatch):
     """Measured or not: 32,768 rows would take 69 GB."""
     cuda = SimpleNamespace(type="cuda")
     product = L.SupCon().product
-    monkeypatch.setattr(tiled, "memory_of", lambda device: 80 * 10**9)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))
     for rows, wanted in ((16384, False), (32768, True)):
-        assert tiled.too_large(product, SimpleNamespace(device=cuda, shape=(rows, rows))) == wanted
+        assert auto._too_large(product, SimpleNamespace(device=cuda, shape=(rows, rows))) == wanted

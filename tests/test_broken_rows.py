@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from table import CLASSES, DIM, IDS, ROWS
-from thresholds_cases import table_of
+from ways import lower_thresholds
 
 import nearfar as nf
 
@@ -40,7 +40,7 @@ KINDS = ("all NaN", "one NaN", "one infinity", "overflow", "one overflow")
 def _unchecked(monkeypatch):
     """As on a device whose values are not read, and with "auto" in strips from the first pair on."""
     monkeypatch.setattr("nearfar._utils.tensors._check_finite", lambda *given: None)
-    monkeypatch.setattr("nearfar.engines.thresholds.TABLE", table_of(1, 1))
+    lower_thresholds(monkeypatch, 1, 1)
 
 
 def values(make, embeddings, labels, **more):
@@ -116,7 +116,7 @@ def test_what_is_drawn_is_refused_by_strips_before_it_breaks(kind):
         loss = make()
         labels = torch.arange(N) % CLASSES
         assert not torch.isfinite(loss(broken(kind), labels)) or "overflow" in kind
-        with pytest.raises(ValueError, match=r'engine="tiled" cannot serve this loss, because Sampled has no stream'):
+        with pytest.raises(ValueError, match=r'engine="tiled" cannot serve this loss, because Sampled draws members'):
             loss.engine = "tiled"
 
 

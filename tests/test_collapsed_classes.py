@@ -6,11 +6,12 @@ import pytest
 import torch
 from collapsed import KINDS, LOSSES, L, collapsed, holds, off, slope
 from processes import interpreted, together
+from ways import lower_thresholds
 
 import nearfar as nf
 from nearfar._utils.checks import RECENT
 from nearfar.engines import distances
-from nearfar.engines.fused import INSTALLED
+from nearfar.engines.auto import INSTALLED
 
 FEW = ["Contrastive", "Margin", "Triplet", "Triplet-semihard", "Triplet-hard", "LiftedStructure", "GeneralizedLifted"]
 few = pytest.mark.parametrize("name", FEW)
@@ -59,7 +60,7 @@ def test_other_relations(name, engine, arrange):
 @pytest.mark.parametrize("how", ["rows", "strips"])
 def test_index_tuples(name, how, monkeypatch):
     """Pairs and triplets, scored from their own rows or from strips of the matrix."""
-    monkeypatch.setattr("nearfar.engines.listed.cheapest", lambda *given, **more: how)
+    monkeypatch.setattr("nearfar.engines.lists.cheapest", lambda *given, **more: how)
     # each row with the next of its class, and with that of the next class
     a = torch.arange(24)
     listed = (a, a + 8, (a + 1) % 32)
@@ -108,7 +109,8 @@ def test_a_class_of_one_point_and_two_classes_at_one_point(kind, engine):
 @engines
 def test_second_derivatives_stay_those_of_float64(engine, monkeypatch):
     """Those of `auto`, which has strips for the first and the dense engine for the second."""
-    monkeypatch.setattr("nearfar.losses.choice.worth_tiling", lambda *given: engine == "tiled")
+    monkeypatch.setattr("nearfar.engines.auto._worth", lambda *given: engine == "tiled")
+    lower_thresholds(monkeypatch, 1, 1)
     seconds = []
     for dtype in (torch.float64, torch.float32):
         rows, labels = collapsed(1e-3, 0.6)

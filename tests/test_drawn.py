@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_layout import cases
 from test_tiled import measured, on
+from ways import takes_operators
 
 import nearfar as nf
-from nearfar.engines.tiled import lean_way
 
 L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 anyway = pytest.mark.filterwarnings("ignore::nearfar.DegenerateBatchWarning")
@@ -52,8 +52,8 @@ def test_every_engine_draws_the_same(make, name):
 @pytest.mark.parametrize("make", MAKES)
 def test_a_miner_that_draws_takes_the_fast_path(make):
     relation = nf.Relation.from_labels(Y)
-    assert lean_way(MAKES[make](M.DistanceWeighted()).product, relation) is not None
-    assert lean_way(MAKES[make](M.DistanceWeighted(sample=False)).product, relation) is None
+    assert takes_operators(MAKES[make](M.DistanceWeighted()).product, relation)
+    assert not takes_operators(MAKES[make](M.DistanceWeighted(sample=False)).product, relation)
 
 
 @anyway
@@ -72,4 +72,4 @@ def test_a_drawing_miner_of_ones_own_is_not_taken_for_another():
         def probabilities(self, pairs):
             return super().probabilities(pairs).flip(1) * pairs.negative
 
-    assert lean_way(L.Margin(miner=Mine()).product, nf.Relation.from_labels(Y)) is None
+    assert not takes_operators(L.Margin(miner=Mine()).product, nf.Relation.from_labels(Y))

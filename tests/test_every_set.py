@@ -20,9 +20,9 @@ from test_own_parts import check, on
 from test_own_parts import measured as of_engine
 from test_scale_gathered import same
 from test_tiled import larger
+from ways import untiled
 
 import nearfar as nf
-from nearfar.engines import untiled
 
 S = nf.sets
 KINDS = {name: getattr(S, name) for name in S.__all__ if inspect.isclass(getattr(S, name))}

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
-from nearfar.engines import listed, listed_scores
+from nearfar.engines import listed_scores, lists
 from nearfar.groups import groupings
 from nearfar.links import Add
 from nearfar.losses import choice, robust
@@ -68,7 +68,7 @@ def served(monkeypatch):
 
     def counting(*arguments, **more):
         calls.append(arguments)
-        return listed.listed_value(*arguments, **more)
+        return lists.listed_value(*arguments, **more)
 
     monkeypatch.setattr(choice, "listed_value", counting)
     return calls
@@ -201,7 +201,7 @@ def test_which_rows_had_pairs_is_what_the_masks_say():
         nf.Relation.from_matrix(torch.rand(5, 5) > 0.7, torch.rand(5, 5) > 0.5),
     ):
         tile = relation.dense()
-        for found, measure in zip(listed.valid_rows(relation), (tile.positive, tile.negative), strict=True):
+        for found, measure in zip(lists.valid_rows(relation), (tile.positive, tile.negative), strict=True):
             assert torch.equal(found, present(measure)), relation
 
 

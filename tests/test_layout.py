@@ -1,13 +1,13 @@
-"""A layout tells every pair as the relation's masks do, and lets relations that are not plain take the fast paths."""
+"""A layout tells every pair as the relation's masks do, and lets relations that are not plain take the operators."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from ways import takes_operators
 
 import nearfar as nf
-from nearfar.engines.runs import columns
-from nearfar.engines.tiled import lean_way
+from nearfar.relations.layout import list_own
 
 R = nf.Relation
 Y = torch.tensor([0, 2, 1, 0, 3, 1, 2, 0, 4, 1, 0, 2])
@@ -64,25 +64,26 @@ LISTS = {
 
 
 def rebuilt(relation):
-    """The masks of positive and negative pairs [n, m] that a layout stands for."""
-    layout = relation.layout()
+    """The masks of positive and negative pairs [n, m] that a sorted layout stands for."""
+    found = relation.sorted_layout().sort()
     n, m = relation.shape
-    rows = torch.arange(n) if layout.rows is None else layout.rows
-    cols = torch.arange(m) if layout.cols is None else layout.cols
-    runs = columns(layout, torch.float32)
-    narrow = runs.narrow(slice(0, len(rows)))
-    assert (narrow.place.sort(dim=1).values.diff(dim=1) > 0).all()  # all different within a row
-    run, kept = torch.zeros(2, len(rows), len(cols)).bool()
-    here = torch.arange(len(rows))[:, None]
-    run[here, runs.order[narrow.place]], kept[here, runs.order[narrow.place]] = narrow.run, narrow.positive
+    rows = torch.arange(n) if found.rows is None else found.rows
+    cols = torch.arange(m) if found.cols is None else found.cols
+    row, col, real = list_own(found.start, found.end, found.listed, found.samples)
+    own, kept = torch.zeros(2, len(rows), len(cols)).bool()
+    own[row, col], kept[row, col] = True, real
+    assert int(own.sum()) == len(row)  # all different within a row
     weight = torch.ones(len(rows), len(cols))
-    if runs.weights is not None:
-        weight[:, runs.order] = runs.weigh_(torch.empty_like(weight), slice(0, len(rows)))
-        at = torch.where(narrow.positive, weight[here, runs.order[narrow.place]], 0.0)
-        assert torch.equal(at, narrow.weight)
+    if found.weights is not None:
+        weight = found.weights[0][:, None] * found.weights[1].float()
+    narrow = found.narrow(n * m)
+    if narrow is not None:
+        gathered = torch.zeros(len(rows), len(cols))
+        gathered.scatter_add_(1, narrow.place, narrow.measure.float())
+        assert torch.equal(gathered, kept * weight)
     positive, negative = torch.zeros(2, n, m)
     positive[rows[:, None], cols[None, :]] = kept * weight
-    negative[rows[:, None], cols[None, :]] = ~run * weight
+    negative[rows[:, None], cols[None, :]] = ~own * weight
     return positive, negative
 
 
@@ -96,33 +97,38 @@ def test_a_layout_tells_what_the_masks_tell(name):
 
 
 @pytest.mark.parametrize("name", cases())
-@pytest.mark.parametrize(
-    "loss", ["MultiSimilarity", "SupCon", "Contrastive", "DroKL", "Triplet", "Angular", "LiftedStructure"]
-)
-def test_what_is_not_plain_takes_the_fast_path_too(name, loss):
-    assert lean_way(getattr(nf.losses, loss)().product, cases()[name]) is not None
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_layout_counts_and_gathers_what_the_masks_tell(name, coded):
+    """What the kernels read, in their order: that of the batch."""
+    relation, whole = cases()[name], cases()[name].dense()
+    layout = relation.layout()
+    if layout is None:  # kernels take labels alone
+        assert name in LISTS
+        return
+    layout = layout.code() if coded else layout
+    if "two labels" not in name:
+        assert torch.equal(layout.has_negative(), (whole.negative > 0).any(dim=1))
+    runs = layout.runs()
+    narrow = layout.narrow(runs, int((runs[2] - runs[1]).amax()))
+    gathered = torch.zeros(relation.shape).scatter_add_(1, narrow.place, narrow.measure.float())
+    assert torch.equal(gathered, whole.positive.float())
 
 
 @pytest.mark.parametrize("name", cases())
-def test_rows_with_a_positive_column_are_those_of_the_masks(name):
-    relation = cases()[name]
-    layout, whole = relation.layout(), relation.dense()
-    runs = columns(layout, torch.float64)
-    assert torch.equal(layout.back(runs.has_positive(), 0, 12), (whole.positive > 0).any(dim=1))
-    assert torch.equal(layout.back(runs.has_negative(), 0, 12), (whole.negative > 0).any(dim=1))
-
-
-def test_a_layout_says_how_many_columns_are_the_row_itself():
-    assert [cases()[name].layout().own for name in ("plain", "reference", "memory", "ids")] == [1, 0, 1, None]
+@pytest.mark.parametrize(
+    "loss", ["MultiSimilarity", "SupCon", "Contrastive", "DroKL", "Triplet", "Angular", "LiftedStructure"]
+)
+def test_what_is_not_plain_takes_the_operators_too(name, loss):
+    assert takes_operators(getattr(nf.losses, loss)().product, cases()[name])
 
 
 def test_relations_that_no_labels_tell_are_lists():
-    lists = {name for name, relation in cases().items() if relation.layout().near is not None}
+    lists = {name for name, relation in cases().items() if relation.sorted_layout().near is not None}
     assert lists == set(LISTS)
 
 
 def test_a_list_is_symmetric_where_pairs_in_both_orders_are_alike():
-    square = {name for name in LISTS if cases()[name].layout().square}
+    square = {name for name in LISTS if cases()[name].sorted_layout().sort().symmetric}
     assert square == {"several labels", "several labels, weights", "matrix, marks"}
 
 
@@ -140,4 +146,4 @@ def test_long_lists_are_left_to_the_masks(kind):
         relation = R.from_matrix(
             same, valid, weights=torch.where(torch.arange(n) == 5, 0.0, 1.0) if kind == "weights" else None
         )
-    assert relation.layout() is None
+    assert relation.sorted_layout() is None

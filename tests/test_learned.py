@@ -8,11 +8,11 @@ import torch
 from learned_cases import CASES, IDS, RECIPES, learnable
 from processes import interpreted
 from settings_cases import batch, same
-from thresholds_cases import table_of
+from ways import lower_thresholds, untiled
 
 import nearfar as nf
-from nearfar.engines import lift, untiled
-from nearfar.engines.fused import INSTALLED
+from nearfar.engines.auto import INSTALLED
+from nearfar.engines.learned import lift
 
 L, P, S = nf.losses, nf.pairs, nf.sets
 STEP = 1e-6
@@ -42,8 +42,7 @@ def test_a_learned_number_has_the_gradient_of_finite_differences(case, monkeypat
     else:
         with pytest.raises(ValueError, match='engine="tiled" cannot serve this loss, because'):
             loss.engine = "tiled"
-    monkeypatch.setattr("nearfar.engines.thresholds.TABLE", table_of(1, NEVER))
-    monkeypatch.setattr("nearfar.losses.choice.SMALL", 1)
+    lower_thresholds(monkeypatch, 1, NEVER)
     same(gradients(loss, number, "auto"), wanted, 1e-8)
 
 

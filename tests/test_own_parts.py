@@ -11,13 +11,14 @@ import pytest
 import torch
 from own_parts import ANCHORS, CASES, DRAWN, EXAMPLES, Case, family, leaves, other, robust
 from processes import interpreted
-from thresholds_cases import table_of
+from ways import lower_thresholds, takes_operators
 
 import nearfar as nf
 from nearfar import links
 from nearfar._utils.shortcuts import Part, swift, touched
-from nearfar.engines.fused import INSTALLED
+from nearfar.engines.auto import INSTALLED
 from nearfar.engines.learned import Carried, Formed
+from nearfar.sets.stream import Collected
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 CLOSE = {"atol": 1e-9, "rtol": 1e-9, "equal_nan": True}
@@ -45,16 +46,12 @@ def on(loss, engine, tile=None):
     return loss
 
 
-def thresholds(monkeypatch, few, many):
-    monkeypatch.setattr("nearfar.engines.thresholds.TABLE", table_of(few, many))
-
-
 def check(loss, monkeypatch, given=None, more=()):
     """The loss on every engine, below and above both thresholds of "auto", against dense; whether "tiled" serves it."""
     given = batch() if given is None else given
     wanted = measured(on(loss.double(), "dense"), *given, more)
     for few, many in ((1, NEVER), (1, 1)):
-        thresholds(monkeypatch, few, many)
+        lower_thresholds(monkeypatch, few, many)
         same(measured(on(loss, "auto", 7), *given, more), wanted)
     try:
         found = measured(on(loss, "tiled", 7), *given, more)
@@ -129,8 +126,8 @@ def test_a_subclass_has_no_shortcuts_but_its_own():
     assert S.KL.swift
     assert not Twice.swift
     assert Told.swift
-    assert Twice(0.1).stream(1, torch.zeros(1)) is None
-    assert Told(0.1).stream(1, torch.zeros(1)) is not None
+    assert isinstance(Twice(0.1).stream(1, torch.zeros(1)), Collected)
+    assert not isinstance(Told(0.1).stream(1, torch.zeros(1)), Collected)
     assert Told(0.1).fold() is None
     assert nf.similarity.Cosine.norms is False
     assert type("Own", (nf.similarity.Cosine,), {}).norms is True
@@ -138,22 +135,20 @@ def test_a_subclass_has_no_shortcuts_but_its_own():
 
 
 def test_a_pair_loss_may_say_that_it_is_swift(monkeypatch):
-    """One that writes its slope beside its losses keeps the lean way, and its numbers."""
+    """One that writes its form beside its losses takes the operators, and keeps its numbers."""
 
     class Steep(P.PairLoss, swift=True):
         def forward(self, s, sign):
             return -3.0 * sign * s
 
-        def slope(self, s, sign):
-            return -3.0 * sign
+        def form(self, sign):
+            return P.PairForm("line", -3.0 * sign, 0.0)
 
     _, served = check(L.MultiSimilarity(pair=Steep()), monkeypatch)
     assert served
     relation = nf.Relation.from_labels(batch()[1])
-    from nearfar.engines.tiled import lean_way
-
-    assert lean_way(L.MultiSimilarity(pair=Steep()).product, relation) is not None
-    assert lean_way(L.MultiSimilarity(pair=type("Own", (Steep,), {})()).product, relation) is None
+    assert takes_operators(L.MultiSimilarity(pair=Steep()).product, relation)
+    assert not takes_operators(L.MultiSimilarity(pair=type("Own", (Steep,), {})()).product, relation)
 
 
 @pytest.mark.skipif(not INSTALLED, reason="the kernels need Triton, which is built for Linux on x86, and PyTorch 2.11")
@@ -338,12 +333,10 @@ def test_a_part_of_ones_own_keeps_its_value_across_512_rows(name):
         same(measured(on(loss, "auto"), *given), measured(on(loss, "dense"), *given))
 
 
-def test_built_in_parts_still_take_the_lean_way():
+def test_built_in_parts_take_the_operators():
     """The gate costs nobody their speed: every loss of the table with plain labels goes where it went."""
-    from nearfar.engines.tiled import lean_way
-
     relation = nf.Relation.from_labels(batch()[1])
-    lean = {name: lean_way(getattr(L, name)(**more).product, relation) is not None for name, more in {
+    lean = {name: takes_operators(getattr(L, name)(**more).product.at(64), relation) for name, more in {
         "Contrastive": {}, "Margin": {}, "BinomialDeviance": {}, "DroWorst": {}, "DroTopK": {"k": 5},
         "DroTopKPN": {"k": 6}, "DroKL": {}, "DroKLGrouped": {}, "DroChiSquare": {"rho": 1.0}, "LiftedStructure": {},
         "DroTrimmed": {"top": 2, "k": 6},

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nearfar as nf
 from nearfar._utils.checks import RECENT
-from nearfar.losses import replays
+from nearfar.engines import recordings as replays
 
 L, P, S = nf.losses, nf.pairs, nf.sets
 N, D = 12, 6

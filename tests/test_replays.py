@@ -19,7 +19,7 @@ from tape import tape_calls
 import nearfar as nf
 from nearfar._utils.checks import RECENT
 from nearfar._utils.tensors import uses_tf32
-from nearfar.losses import replays
+from nearfar.engines import recordings as replays
 from nearfar.losses.annealing import advance
 
 L = nf.losses

@@ -11,11 +11,11 @@ import settings_cases as cases
 import torch
 from processes import interpreted
 from settings_cases import CASES, FIXED, IDS, given, make, measured, other, part, same
+from ways import untiled
 
 import nearfar as nf
 from nearfar._utils.checks import RECENT
-from nearfar.engines import untiled
-from nearfar.engines.fused import INSTALLED
+from nearfar.engines.auto import INSTALLED
 
 L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 every = pytest.mark.parametrize(("kind", "name"), CASES, ids=IDS)

@@ -76,18 +76,6 @@ class PairForm:
             return self.scale * torch.relu(z) * (s - self.center)
         return self.scale * _raised(torch.relu(z), self.power)
 
-    def slope(self, s: Tensor) -> Tensor:
-        """dl/ds of scores s."""
-        z = self._inside(s)
-        if self.shape == "line":
-            return torch.full_like(s, self.scale * self.a)
-        if self.shape == "softplus":
-            return self.scale * self.a * torch.sigmoid(z)
-        if self.shape == "pace":
-            return self.scale * torch.relu(z)
-        rise = (z > 0).to(s.dtype) if self.power == 1 else self.power * torch.relu(z) ** (self.power - 1)
-        return self.scale * self.a * rise
-
 
 def _form(shape: str, *numbers: Any, **more: Any) -> PairForm:
     """A form whose numbers may still be learned ones, which engines/learned.py takes out."""
@@ -105,17 +93,13 @@ class PairLoss(Part, Settings, ABC):
     Its numbers may be learned: an `nn.Parameter` without dimensions in place of a number.
     """
 
-    shortcuts = ("slope", "form")
+    shortcuts = ("form",)
     exact_gradient: ClassVar[bool] = True
     """False where part of the loss is held constant on purpose, so that value and gradient do not match."""
 
     @abstractmethod
     def forward(self, s: Tensor, sign: int) -> Tensor:
         """Losses of scores s (any shape) that all carry the same sign: +1 positive, -1 negative."""
-
-    def slope(self, s: Tensor, sign: int) -> Tensor | float | None:
-        """dl/ds in closed form: a tensor like s, a float where it is constant, None to leave it to autograd."""
-        return None
 
     def form(self, sign: int) -> PairForm | None:
         """The loss of one sign as numbers; None where it has no such form."""
@@ -176,10 +160,6 @@ class Hinge(PairLoss, swift=True):
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return smooth_hinge(self._excess(s, sign), self.smooth)
 
-    def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        x = self._excess(s, sign)
-        return -sign * ((x > 0).to(s.dtype) if is_zero(self.smooth) else torch.sigmoid(x / self.smooth))
-
     def form(self, sign: int) -> PairForm:  # noqa: D102
         plain, b = is_zero(self.smooth), self.margin + sign * self.start
         c, shape = (1.0, "power") if plain else (self.smooth, "softplus")
@@ -224,9 +204,6 @@ class Logistic(PairLoss, swift=True):
         c = self._steepness(sign)
         return (2 / c) * softplus(-sign * c * (s - self.threshold), threshold=40.0)
 
-    def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        return -2 * sign * torch.sigmoid(-sign * self._steepness(sign) * (s - self.threshold))
-
     def form(self, sign: int) -> PairForm:  # noqa: D102
         c = self._steepness(sign)
         return _form("softplus", -sign * c, sign * c * self.threshold, 2 / c)
@@ -255,10 +232,6 @@ class Squared(PairLoss, swift=True):
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return _raised(self._excess(s, sign), self.power)
 
-    def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        x = self._excess(s, sign)
-        return -sign * ((x > 0).to(s.dtype) if is_zero(self.power - 1) else self.power * x ** (self.power - 1))
-
     def form(self, sign: int) -> PairForm | None:  # noqa: D102
         if isinstance(self.power, Tensor) or self.power < 1:  # below 1 the slope is infinite where the loss begins
             return None
@@ -284,9 +257,6 @@ class Linear(PairLoss, swift=True):
         # two passes over the scores instead of four (one, `torch.add` with an alpha, torch.compile gets wrong)
         return s * (-sign * self.scale) + self.scale * (self.margin + sign * self.threshold)
 
-    def slope(self, s: Tensor, sign: int) -> Number:  # noqa: D102
-        return -sign * self.scale
-
     def form(self, sign: int) -> PairForm:  # noqa: D102
         return _form("line", -sign * self.scale, self.scale * (self.margin + sign * self.threshold))
 
@@ -298,9 +268,6 @@ class Identity(PairLoss, swift=True):
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return self.scale * s
-
-    def slope(self, s: Tensor, sign: int) -> Number:  # noqa: D102
-        return self.scale
 
     def form(self, sign: int) -> PairForm:  # noqa: D102
         return _form("line", self.scale, 0.0)
@@ -330,9 +297,6 @@ class CircleScore(PairLoss, swift=True):
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         center = 1 - self.margin if sign > 0 else self.margin
         return -sign * self.scale * self._pace(s, sign) * (s - center)
-
-    def slope(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        return -sign * self.scale * self._pace(s, sign)
 
     def form(self, sign: int) -> PairForm:  # noqa: D102
         m = self.margin
@@ -369,9 +333,6 @@ class AngularMargin(PairLoss, swift=True):
             return -self.scale * turned
         below = s >= -cosine if not isinstance(m, Tensor) else (s >= -cosine) | (m < 0)
         return -self.scale * torch.where(below, turned, s - m * turn)
-
-    def slope(self, s: Tensor, sign: int) -> Number | None:  # noqa: D102
-        return self.scale if sign < 0 else None
 
     def form(self, sign: int) -> PairForm | None:  # noqa: D102
         return _form("line", self.scale, 0.0) if sign < 0 else None

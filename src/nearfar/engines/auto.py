@@ -281,16 +281,22 @@ def _choose(
     if engine == "tiled" and strips is not None and (changed or plan.refused):
         why = f'because {strips}; use engine="dense".'
         raise ValueError(f'{loss.owner}: engine="tiled" cannot serve this loss, {why}')
-    least, pairs = LEAST.get(device.type), _pairs(relation, product)
-    least = least if engine == "auto" and ranks.world == 1 and not _too_large(product, relation) else Least(0, 0)
-    if least is None:
-        return None
-    if device.type == "cuda" and engine == "auto":
-        pairs //= 4  # strips in PyTorch pay later than kernels
     layout = relation.sorted_layout() if changed is None and plan.refused is None else None
-    if layout is not None and min(relation.shape) and pairs >= least.operators:
+    least = LEAST.get(device.type)
+
+    def large(enough: int | None) -> bool:
+        """Whether strips are asked for, are faster, or are needed for want of memory."""
+        if engine != "auto" or ranks.world > 1:
+            return True
+        # strips in PyTorch pay later on a GPU than kernels
+        pairs = _pairs(relation, product) // (4 if device.type == "cuda" else 1)
+        return (enough is not None and pairs >= enough) or _too_large(product, relation)
+
+    if layout is not None and min(relation.shape) and large(least and least.operators):
         return way(layout, None)
-    return way(None, None) if pairs >= least.generic and strips is None else None
+    if (plan.refused is None and product.draws) or strips is not None:
+        return None  # strips would draw other pairs than the dense engine
+    return way(None, None) if large(least and least.generic) else None
 
 
 def _for_kernels(loss: Any, relation: Relation, product: Product, low: torch.dtype) -> Layout | None:

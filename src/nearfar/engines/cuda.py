@@ -256,7 +256,7 @@ class Kernels:
             SIDE=self.spec.side, HALF=self.spec.half,
         )  # fmt: skip
 
-    def triplets(self, near: Tensor, real: Tensor) -> list[Tensor]:
+    def triplets(self, near: Tensor, place: Tensor, real: Tensor) -> list[Tensor]:
         """Σ l, Σ w and number of negatives of each row, Σ dl/ds [n, P] of each positive; no gradients yet."""
         from nearfar.engines._kernels_triplets import fold_triplets
 
@@ -274,7 +274,7 @@ class Kernels:
         pulls = found[3:].T.to(torch.float32).contiguous()
         return [found[0].clone(), found[1].clone(), found[2].clone(), pulls, none, none]
 
-    def weigh_triplets(self, near: Tensor, real: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh_triplets(self, near: Tensor, place: Tensor, real: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of rows and columns through the scores of the negatives."""
         from nearfar.engines._kernels_triplets import weigh_triplets
 

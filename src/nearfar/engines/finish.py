@@ -158,7 +158,7 @@ class Call:
             self.share = slice(0, len(x))
         self.rows, self.cols, self.square = x, y, square
         self.sorted, self.pairs, self.given, self.itself = found, found.tensors(), found.given, NOWHERE
-        self.narrow = found.narrow(GATHERED[1] if self.foldable else GATHERED[0])
+        self.narrow = self._gathered(found.narrow(GATHERED[1] if self.foldable else GATHERED[0]))
 
     def _narrow_type(self, layout: Layout, rows: Tensor, cols: Tensor, low: torch.dtype) -> None:
         """Take float32 rows, and keep what they lack."""
@@ -170,7 +170,7 @@ class Call:
         self.rest = [(wide - x).detach().float() for wide, x in both if wide.dtype == torch.float64]
         self.dtype, self.total = LOW.index(low), len(rows)
         self.pairs, self.given, self.itself = layout.tensors(), layout.given, layout.itself
-        self.narrow = self._gather(layout)
+        self.narrow = self._gathered(self._gather(layout))
 
     def _gather(self, layout: Layout) -> Narrow | None:
         """The positive pairs of each row, gathered for kernels; None where they are to be folded."""
@@ -184,6 +184,12 @@ class Call:
         if len(self.rows) * width > GATHERED[0] and self.foldable:
             return None
         return layout.narrow(runs, width)
+
+    def _gathered(self, found: Narrow | None) -> Narrow | None:
+        """Positive pairs with weights in the type of the rows, as the dense engine has them."""
+        if found is None or found.measure.dtype == torch.bool:
+            return found
+        return Narrow(found.place, found.measure.to(self.rows.dtype))
 
     @property
     def foldable(self) -> bool:
@@ -824,7 +830,7 @@ def _triplets(call: Call) -> Found:
     spec, form = call.spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
     measure = call.narrow.measure.to(call.rows.dtype)
     total, size, seen, *_ = operators.triplets(
-        call.rows, call._columns, call.pairs, form.offset, call.near, measure, *spec.lists()
+        call.rows, call._columns, call.pairs, form.offset, call.near, call.narrow.place, measure, *spec.lists()
     )
     value = over(call.whole(total).sum(), call.whole(size).sum() + float(of.zero_member))
     return value, call.had_positive, seen > 0
@@ -936,7 +942,7 @@ def _drawn(call: Call) -> Found:
     if narrow is None or miner is None or call.ranks.world > 1 or product.reduction == "none":
         raise RefusalError
     wanted = narrow.measure.to(call.rows.dtype).sum(dim=1, keepdim=True)
-    most = min(len(call.cols), max(1, math.ceil(float(wanted.amax()))))
+    most = min(len(call.layout.labels[1]), max(1, math.ceil(float(wanted.amax()))))
     # one draw for every row of the batch, as the dense engine draws
     spots = torch.rand(call.size, most, dtype=torch.float64, device=call.rows.device)
     spots = spots if call.at is None else spots[call.at]

@@ -75,10 +75,6 @@ class Formed(PairLoss, swift=True):
     def forward(self, s: Tensor, sign: int) -> Tensor:
         return self.numbers.value(s)
 
-    def slope(self, s: Tensor, sign: int) -> Tensor | float:
-        form = self.numbers
-        return form.scale * form.a if form.shape == "line" else form.slope(s)
-
     def form(self, sign: int) -> PairForm:
         return self.numbers
 

@@ -249,12 +249,19 @@ def _triplets(
     pairs: Sequence[Tensor],
     offset: Tensor | None,
     scores: Tensor,
+    place: Tensor,
     real: Tensor,
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> Six:
-    """Σ l, Σ w and number of negatives of each row; Σ dl/ds of each positive, as scores and real [n, P]; gradients."""
-    return _apart(_work(numbers, codes, rows, cols, pairs, None, offset).triplets(scores, real))  # type: ignore[return-value]
+    """Σ l, Σ w and number of negatives of each row; Σ dl/ds of each positive [n, P]; gradients.
+
+    Args:
+        scores: [n, P] of the positive pairs.
+        place: [n, P] their columns; strips take the scores from the tile, so that equal ones are equal to the last bit.
+        real: [n, P] their measure.
+    """
+    return _apart(_work(numbers, codes, rows, cols, pairs, None, offset).triplets(scores, place, real))  # type: ignore[return-value]
 
 
 @_triplets.register_fake
@@ -270,15 +277,15 @@ def _weigh_triplets(
     pairs: Sequence[Tensor],
     offset: Tensor | None,
     scores: Tensor,
+    place: Tensor,
     real: Tensor,
     coef: Tensor,
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Gradients of rows and columns through the scores of the negatives."""
-    found: tuple[Tensor, Tensor] = _work(numbers, codes, rows, cols, pairs, None, offset).weigh_triplets(
-        scores, real, coef
-    )
+    work = _work(numbers, codes, rows, cols, pairs, None, offset)
+    found: tuple[Tensor, Tensor] = work.weigh_triplets(scores, place, real, coef)
     return found
 
 
@@ -291,27 +298,27 @@ weigh_triplets = Operator(_weigh_triplets)
 
 
 def _keep_triplets(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    rows, cols, pairs, offset, scores, real, ctx.numbers, ctx.codes = inputs
+    rows, cols, pairs, offset, scores, place, real, ctx.numbers, ctx.codes = inputs
     ctx.whole = bool(Spec.read(ctx.numbers, ctx.codes).whole)
     kept = output[4:] if ctx.whole else ()
-    ctx.save_for_backward(rows, cols, offset, scores, real, output[3], *(kept or pairs))
+    ctx.save_for_backward(rows, cols, offset, scores, place, real, output[3], *(kept or pairs))
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _pull_triplets(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     _check_once()
-    rows, cols, offset, scores, real, pull, *more = ctx.saved_tensors
+    rows, cols, offset, scores, place, real, pull, *more = ctx.saved_tensors
     spec, grad = Spec.read(ctx.numbers, ctx.codes), grads[0]
     if ctx.whole:
         by_row, by_col = (x * grad[0].to(x.dtype) for x in more)
         pairs = (4 if spec.given & 8 else 2) + 2 * (spec.given & 7).bit_count()
     else:
-        by_row, by_col = weigh_triplets(rows, cols, more, offset, scores, real, grad, ctx.numbers, ctx.codes)
+        by_row, by_col = weigh_triplets(rows, cols, more, offset, scores, place, real, grad, ctx.numbers, ctx.codes)
         pairs = len(more)
     by_score = -grad[:, None].to(pull.dtype) * pull
     learned = None if offset is None else (-by_score.sum() * spec.by_offset / spec.a).to(offset.dtype)
     none = [None] * pairs
-    return by_row, None if cols is None else by_col, none, learned, by_score.to(scores.dtype), None, None, None
+    return by_row, None if cols is None else by_col, none, learned, by_score.to(scores.dtype), None, None, None, None
 
 
 triplets = Operator(_triplets, _keep_triplets, _pull_triplets)

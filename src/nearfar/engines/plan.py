@@ -169,6 +169,8 @@ def _refuse_strips(product: Product) -> str | None:
     for over in (product.over_positive, product.over_negative):
         if learned_tensors((over,)):
             return f"{type(over).__name__} has a number that is learned, and groups that reach over the batch"
+        if over.draws:
+            return f"{type(over).__name__} draws members at random, and groups reach over the batch"
     return None
 
 

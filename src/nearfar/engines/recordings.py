@@ -357,8 +357,8 @@ def _plain(value: Any, told: list[Any]) -> bool:
     """Append one attribute, or what a part holds; False if it is not plain. Modules and parameters come otherwise."""
     if type(value) in PLAIN:
         told.append(value)
-    elif isinstance(value, Part) and not isinstance(value, nn.Module):
-        return _ours(type(value)) and _told(value, told)
+    elif _ours(type(value)) and not isinstance(value, nn.Module):
+        return _told(value, told)
     elif not isinstance(value, nn.Module | nn.Parameter):
         if isinstance(value, Tensor) or type(value).__hash__ is None:  # a tensor may be part of another graph
             return False

@@ -426,9 +426,13 @@ class Strips:
             return [spec.first * total + 0.5 * spec.second * second, size, seen, level, total, second]
         empty = size == 0
         level = torch.where(empty, 0.0, level)
-        norm = torch.where(second > -0.5 * size, size + second, total) if spec.flat and not spec.held else total
-        mean = torch.where(empty, 1.0, over(norm, size))
-        t = torch.where(empty, 0.0, level + spec.gamma * mean.log())
+        norm, log = total, torch.where(empty, 1.0, over(total, size)).log()
+        if spec.flat and not spec.held:  # a mean of exponentials near 1
+            rise = over(second, size)
+            flat = rise > -0.5
+            norm = torch.where(flat, size + second, total)
+            log = torch.where(flat, torch.log1p(torch.where(flat, rise, 0.0)), log)
+        t = torch.where(empty, 0.0, level + spec.gamma * log)
         value = torch.where(empty, 0.0, level + spec.gamma * over(held, norm)) if spec.held else zero
         return [t, size, seen, level, norm, value]
 
@@ -518,7 +522,7 @@ class Strips:
 
     # ------------------------------------------------------------------------------------ triplets
 
-    def triplets(self, near: Tensor, real: Tensor) -> list[Tensor]:
+    def triplets(self, near: Tensor, place: Tensor, real: Tensor) -> list[Tensor]:
         """Σ l, Σ w and number of negatives of each row, Σ dl/ds [n, P] of each positive; then gradients."""
         spec, number = self.spec, near.shape[1]
         total, size = self.x.new_zeros(2, self.n, dtype=torch.float64)
@@ -527,9 +531,10 @@ class Strips:
         weight, seen = self.count()
         for tile in self.tiles(full=True):
             s, g, here = self.scores(tile), self._buffer("sum", tile).zero_(), tile.rows
+            near = s.gather(1, place[here])
             for p in range(number):
                 there = real[here, p].double()
-                z = torch.sub(s, near[here, p, None].to(s.dtype), out=self._buffer("z", tile))
+                z = torch.sub(s, near[:, p, None], out=self._buffer("z", tile))
                 l = self.losses(z, tile)
                 slope, factor = self.slopes(z, tile) if spec.shape != 1 or spec.power != 1.0 else (None, spec.a)
                 alive = self._counted(z, l, tile)

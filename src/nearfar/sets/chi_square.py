@@ -158,7 +158,8 @@ class _ChiSquareStream(Stream):
         if self.sweep == 1:
             self._top, self._eta = found.top.to(self.like.dtype), torch.full_like(self.size, -torch.inf)
         mean, least = found.mean(self._top), found.least - self._top
-        value, eta, slope = self.over.solve_moments(found.size, self.size, mean, found.energy, least)
+        energy = found.energy.to(self.like.dtype).double()  # what overflows in the losses' type stays infinite
+        value, eta, slope = self.over.solve_moments(found.size, self.size, mean, energy, least)
         self._eta, self._value = torch.maximum(eta, self._eta), self._top + value
         duals = eta + self._top, torch.maximum(eta, least), mean, over(torch.ones_like(eta), found.size), slope
         self.dual = *(x.to(self.like.dtype) for x in duals), self._top

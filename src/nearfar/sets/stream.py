@@ -140,49 +140,56 @@ class Collected(Stream):
 
     def __init__(self, over: Any, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> None:
         super().__init__(over, groups, like, orders, cap)
-        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._chunks: list[tuple[Tensor, Tensor]] = []
         self._starts: list[int] = []
-        self._next = self._mine = 0
+        self._next = self._count = 0
 
-    def _start(self) -> None:
-        pass
+    def add(self, losses: Tensor, measure: Tensor) -> None:  # noqa: D102
+        self._add(*self._present(losses.detach(), measure))
+
+    def _present(self, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
+        """The members that are present, where there is one group and so nothing to pad."""
+        if len(losses) > 1:
+            return losses, measure
+        there = measure[0] > 0
+        return losses[:, there], measure[:, there]
+
+    def _start(self) -> None: ...
 
     def _add(self, l: Tensor, w: Tensor) -> None:
-        if len(l) == 1:
-            there = w[0] > 0
-            l, w = l[:, there], w[:, there]
-        self._starts.append(self._mine)
-        self._mine += l.shape[1]
-        self._kept.append((l, w))
+        self._starts.append(self._count)
+        self._count += l.shape[1]
+        self._chunks.append((l, w))
 
     def _merge(self, ranks: ProcessGroup) -> None:
-        l, w = (torch.cat(x, dim=1) for x in zip(*self._kept, strict=True))
+        l, w = (torch.cat(x, dim=1) for x in zip(*self._chunks, strict=True))
         most = int(ranks.largest(torch.tensor(l.shape[1], device=l.device)))
         wider = (0, most - l.shape[1])
         l, w = (ranks.gather(pad(x.to(l.dtype), wider)) for x in (l, w))
-        self._kept = list(zip(l, w, strict=True))
+        self._chunks = list(zip(l, w, strict=True))
         self._starts = [start + most * ranks.rank for start in self._starts]
 
     def _turn(self) -> bool:
-        l, w = (torch.cat(x, dim=1) for x in zip(*self._kept, strict=True))
-        self._kept, mass = [], self.taken()
-        self.dual = self.over._dual(l, w, mass)
+        l, w = (torch.cat(x, dim=1) for x in zip(*self._chunks, strict=True))
+        limit: dict[str, Any] = {"orders": self._orders, "cap": None if self._cap is None else self._cap()}
         with torch.enable_grad():
-            leaf = l.detach().requires_grad_()
-            value: Tensor = self.over._value(leaf, w, mass)
+            leaf = l.requires_grad_()
+            value: Tensor = self.over.value(leaf, w, **limit)
             self._p = torch.autograd.grad(value.sum(), leaf)[0]
-        self._found = value.detach()
+        self._value, self._taken, self._chunks = value.detach(), self.over.taken(l.detach(), w, **limit), []
         return False
 
     def value(self) -> Tensor:  # noqa: D102
-        return self._narrow(self._found)
+        return self._value
 
-    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
+    def taken(self) -> Tensor:  # noqa: D102
+        return self._taken
+
+    def weights(self, losses: Tensor, measure: Tensor) -> Tensor:  # noqa: D102
         start, self._next = self._starts[self._next], (self._next + 1) % len(self._starts)
-        if len(l) > 1:
-            return self._p[:, start : start + l.shape[1]]
-        there = w[0] > 0
-        p = torch.zeros_like(l)
+        if len(losses) > 1:
+            return self._p[:, start : start + losses.shape[1]]
+        there, p = measure[0] > 0, torch.zeros_like(losses)
         p[:, there] = self._p[:, start : start + int(there.sum())]
         return p
 
