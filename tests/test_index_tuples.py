@@ -12,7 +12,8 @@ import nearfar as nf
 from nearfar.engines import listed_scores, lists
 from nearfar.groups import groupings
 from nearfar.links import Add
-from nearfar.losses import choice, robust
+from nearfar.engines import auto
+from nearfar.losses import robust
 from nearfar.miners import present
 from nearfar.relations.index_tuples import indexed, listed_pairs
 
@@ -70,7 +71,7 @@ def served(monkeypatch):
         calls.append(arguments)
         return lists.listed_value(*arguments, **more)
 
-    monkeypatch.setattr(choice, "listed_value", counting)
+    monkeypatch.setattr(auto, "listed_value", counting)
     return calls
 
 
@@ -149,7 +150,7 @@ def test_rules_and_miners_equal_dense(name, way, monkeypatch, served):
 def test_anchors_with_few_and_with_many_pairs_equal_dense(row, monkeypatch, served):
     """Parts of like anchors, where one matrix of all would be mostly empty."""
     for name in ("WASTE", "LARGE"):
-        monkeypatch.setattr(listed, name, 0)
+        monkeypatch.setattr(lists, name, 0)
     monkeypatch.setattr(listed_scores, "DEAR", 0)
     e, y = tensors(*random_batch(), grad=False)
     many, few = torch.arange(1, 10), torch.tensor([2, 5, 7, 7])

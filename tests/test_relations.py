@@ -279,7 +279,7 @@ def test_no_other_method_returns_the_whole_matrix():
     public = {name for name in dir(relation) if not name.startswith("_")}
     wanted = """
         anchors counts dense device from_labels from_matrix from_multilabel gathered layout one_a_class orders
-        plain_labels projected reference_starts_with_batch shape square tile weighted width
+        plain_labels projected reference_starts_with_batch shape sorted_layout square tile weighted width
     """
     assert public == set(wanted.split())
     assert list(inspect.signature(R.tile).parameters) == ["self", "rows", "cols"]

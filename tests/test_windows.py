@@ -61,12 +61,13 @@ def test_a_window_keeps_what_the_miner_keeps(name, weighted, seed):
 
 
 def test_every_miner_but_the_one_without_an_interval_takes_the_operators():
-    """Unless all pairs share a group: operators do not fold the positive pairs that are kept."""
+    """Unless all pairs share a group, or columns are read: operators do not fold the pairs of these that are kept."""
     L = nf.losses
     for make in (L.MultiSimilarity, L.SupCon, L.Contrastive, L.Margin, L.LiftedStructure):
         for name, miner in MINERS.items():
             loss = make(miner=miner)
-            assert (loss.plan.refused is not None) == (name == "expected" or loss.product.everyone), (make, name)
+            refused = name == "expected" or loss.product.everyone or (loss.product.wants_columns and miner is not None)
+            assert (loss.plan.refused is not None) == refused, (make, name)
 
 
 @pytest.mark.parametrize("mining", ["all", "semihard", "balanced", "hard", "hardest"])

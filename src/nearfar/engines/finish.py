@@ -149,16 +149,19 @@ class Call:
         if not len(x) or not len(y):
             raise RefusalError  # no row, or no column, forms a pair
         self.layout, self.total = layout, len(x)
+        # of all rows, so that every process has a matrix of the same width, or none
+        narrow = found.narrow(GATHERED[1] if self.foldable else GATHERED[0])
         if self.ranks.world > 1:
             ends = [len(x) * rank // self.ranks.world for rank in (self.ranks.rank, self.ranks.rank + 1)]
             self.share = slice(*ends)
             x, found = x[self.share], found.take(self.share)
+            narrow = None if narrow is None else Narrow(*(part[self.share] for part in narrow))
             self.symmetric = False
         else:
             self.share = slice(0, len(x))
         self.rows, self.cols, self.square = x, y, square
         self.sorted, self.pairs, self.given, self.itself = found, found.tensors(), found.given, NOWHERE
-        self.narrow = self._gathered(found.narrow(GATHERED[1] if self.foldable else GATHERED[0]))
+        self.narrow = self._gathered(narrow)
 
     def _narrow_type(self, layout: Layout, rows: Tensor, cols: Tensor, low: torch.dtype) -> None:
         """Take float32 rows, and keep what they lack."""
@@ -589,7 +592,8 @@ def _anchor_sign(call: Call) -> Found:
 def _fold_side(call: Call, side: str, of: UncertaintySet, *, turned: bool = False) -> tuple[Tensor, Tensor]:
     """Value [n] of one side of each row, and which rows have a member."""
     fold = _fold_of(of)
-    if side == "all" and call.rest:
+    apart = call.rest or (call.strips and call.similarity and call.rows.dtype == torch.float64)
+    if side == "all" and apart and not (turned or fold.held or call.product.wants_columns):
         return _fold_apart(call, of, fold)
     t, size, seen, _, _, held = call.fold(side, of, fold, turned=turned)
     value = group_value(of, fold, None, None, t[:, None], size[:, None])
@@ -602,7 +606,7 @@ def _fold_side(call: Call, side: str, of: UncertaintySet, *, turned: bool = Fals
 
 
 def _fold_apart(call: Call, of: UncertaintySet, fold: Fold) -> tuple[Tensor, Tensor]:
-    """Like `_fold_side` for all pairs of each row, some of them near: the kernels fold the negative pairs alone."""
+    """Like `_fold_side` for all pairs of each row, some of them near: the negative pairs alone are folded."""
     t, size, seen, *_ = call.fold("negative", of, fold)
     t, size, losses = t[:, None], size[:, None], None
     if call.measure is None:

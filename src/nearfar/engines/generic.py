@@ -61,7 +61,7 @@ class Strips:
         self.params = learned_tensors(self.product.parts)
         wide = ENTRIES * (WIDER if self.rows.is_cuda else 1)
         tall = self.tile or min(512, max(16, wide // max(1, len(self.cols))))
-        self.cuts = cuts(len(self.rows), tall, self.ranks)
+        self.cuts, self.all_cuts = (cuts(len(self.rows), tall, ranks) for ranks in (self.ranks, ALONE))
         self.most = tall * len(self.cols)
         self.had = torch.zeros(2, len(self.rows), dtype=torch.bool, device=self.rows.device)
         inputs = (self.rows, self.cols, *self.params)
@@ -74,11 +74,15 @@ class Strips:
         return any(self.wants)
 
     def __iter__(self) -> Iterator[slice]:
-        """The row slices of one sweep; resets the random state, so that a miner draws the same in every sweep."""
+        """The row slices of one sweep over this process's rows."""
+        return self.sweep(self.cuts)
+
+    def sweep(self, cuts: list[slice]) -> Iterator[slice]:
+        """Row slices; resets the random state first, so that a miner draws the same in every sweep."""
         if self.product.miner is not None:
             self._state = self._state or states(self.rows.device)
             set_states(self._state, self.rows.device)
-        return iter(self.cuts)
+        return iter(cuts)
 
     def pairs(self, here: slice, *, leaf: bool = False) -> ScoredPairs:
         """The pairs of a strip after mining; with `leaf` in a graph that begins with its rows and the columns."""
@@ -331,8 +335,8 @@ def _column_problem(strips: Strips, here: slice, leaf: bool) -> tuple[Problem, T
     rows, cols = strips.rows.detach().requires_grad_(leaf), strips.cols[here].detach().requires_grad_(leaf)
     tile = strips.relation.tile(EVERYTHING, here)
     pairs = score(strips.product, rows, cols, strips.relation, tile, strip=True)
-    if strips.product.miner is not None:  # miners look at whole rows
-        mined = [(x.positive[:, here], x.negative[:, here]) for x in map(strips.pairs, strips)]
+    if strips.product.miner is not None:  # miners look at whole rows, and a column has pairs with all of them
+        mined = [(x.positive[:, here], x.negative[:, here]) for x in map(strips.pairs, strips.sweep(strips.all_cuts))]
         positive, negative = (torch.cat(side) for side in zip(*mined, strict=True))
         pairs = replace(pairs, positive=positive, negative=negative)
     wide = halves(strips.product, pairs)[1]

@@ -576,8 +576,10 @@ class Strips:
         """Scores [n, P] of each row with the columns `place` [n, P] of its own."""
         found = self.x.new_empty(place.shape)
         for here, cols, at in self._bands(place):
-            if cols is None:
-                found[here] = (self.right[at] * self.left[here, None]).sum(dim=2)
+            if cols is None and self.spec.similarity:
+                found[here] = (self.y[at] - self.x[here, None]).square_().sum(dim=2).neg_()
+            elif cols is None:
+                found[here] = (self.y[at] * self.x[here, None]).sum(dim=2)
             else:
                 found[here] = (self.left[here] @ self.right[cols].T).gather(1, at)
         if self.spec.similarity == 2:
@@ -598,14 +600,18 @@ class Strips:
         return pulls.found()[:2]
 
     def _bands(self, place: Tensor) -> Iterator[tuple[slice, slice | None, Tensor]]:
-        """Rows with the range of their columns, and where the places lie in it; no range where gathering is cheaper."""
+        """Rows with the range of their columns, and where the places lie in it; no range where rows are gathered.
+
+        Gathering is cheaper for few places. Distances of near rows, which come in float64, need differences of rows.
+        """
         number, tall = place.shape[1], 64
+        few = number <= FEW or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
         step = max(1, GATHER // max(1, number * self.x.shape[1]))
-        for r0 in range(0, self.n, step if number <= FEW else tall):
-            here = slice(r0, min(r0 + (step if number <= FEW else tall), self.n))
+        for r0 in range(0, self.n, step if few else tall):
+            here = slice(r0, min(r0 + (step if few else tall), self.n))
             at = place[here]
-            low, high = (int(x) for x in at.aminmax()) if number > FEW else (0, self.m)
-            if number > FEW and high - low < max(4 * tall, 16 * number):
+            low, high = (0, self.m) if few else (int(x) for x in at.aminmax())
+            if not few and high - low < max(4 * tall, 16 * number):
                 yield here, slice(low, high + 1), at - low
                 continue
             for first in range(here.start, here.stop, step):

@@ -325,7 +325,7 @@ class RobustLoss(Loss):
             self._warn(call, relation, product, Had(*found[1:]))
             return found[0].to(x.dtype)
         # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
-        ranks = call.ranks if product.draws else None
+        ranks = None if call.ranks is None or not product.draws else call.ranks
         with nullcontext() if ranks is None else ranks.same_draws(x.device):
             more: Any = {"once": self.listed_once, "raw": (x, y), "ranks": call.ranks}
             pairs = dense_pairs(product, *rows, relation, call.indices, **more)
@@ -349,8 +349,14 @@ class RobustLoss(Loss):
         return call.relation().projected(self.anchors, among=self.among_representatives)
 
     @constant_when_compiled
+    def _plan_once(self, rows: int) -> Plan:
+        """The plan for a batch of so many rows; a compiled call keeps that of its first one."""
+        return make_plan(self.product.at(rows))
+
     def _planned(self, product: Product, rows: int) -> tuple[Product, Plan]:
         """The product for a batch of so many rows and its plan, kept until a setting of the loss or a part changes."""
+        if torch.compiler.is_compiling():
+            return product.at(rows), self._plan_once(rows)
         kept = self._cached
         if kept is None or kept.learned or product is not kept.product:
             product = product.at(rows)

@@ -89,7 +89,8 @@ def scaled(count: Count, factor: float) -> Count:
 
 def of_batch(part: Kind, rows: int, *names: str) -> Kind:
     """A part whose counts of these names are numbers: those of a batch of so many rows."""
-    found = {name: _times(count, rows) for name in names if isinstance(count := getattr(part, name), str)}
+    counts = {name: getattr(part, name) for name in names}
+    found = {name: _times(count, rows) for name, count in counts.items() if isinstance(count, str)}
     return changed(part, rows, **found) if found else part
 
 
