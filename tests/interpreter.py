@@ -21,8 +21,11 @@ def unfused(product: Any, relation: Any) -> str | None:
     """Why the kernels do not serve a loss of this relation, or None if they do."""
     if not plain_parts(product):
         return "a part allows no shortcut"
-    if relation.layout() is None:
+    layout, fold = relation.layout(), product.over_wide.fold()
+    if layout is None:
         return "pairs are given by a matrix"
+    if layout.weights is not None and fold is not None and fold.kind == "top":
+        return "K counts weights"
     return make_plan(product).kernels
 
 

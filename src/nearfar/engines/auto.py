@@ -347,5 +347,5 @@ def _warn(owner: str, device: torch.device) -> None:
         f'{owner}: engine="fused" needs a CUDA device, Triton and PyTorch 2.11 or newer, but {why}; '
         'engine="tiled" serves instead.',
         UserWarning,
-        stacklevel=11,  # the caller of the module
+        stacklevel=10,  # the caller of the module
     )

@@ -108,7 +108,7 @@ class Call:
         low: torch.dtype | None,
         tile: int | None,
         ranks: ProcessGroup,
-        dual: Callable[[Tensor], Tensor] | None,
+        dual: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.dual = dual
         self.product, self.strips, self.tile, self.ranks = product, low is None, tile or 0, ranks
