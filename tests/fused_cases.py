@@ -15,7 +15,8 @@ import nearfar as nf
 from nearfar._utils.process_group import ALONE
 from nearfar.engines import auto, cuda, operators
 from nearfar.engines.dense import dense_pairs, dense_value
-from nearfar.engines.finish import Call, finish
+from nearfar.engines.finish import finish
+from nearfar.engines.operator_call import OperatorCall
 
 assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once
 quicken()
@@ -143,7 +144,7 @@ def both(loss, given, low=torch.float32):
 
 
 def called(product, given, rows, cols):
-    return Call(product, given.relation.layout(), rows, cols, torch.float32, None, ALONE)
+    return OperatorCall(product, given.relation.layout(), rows, cols, torch.float32, None, ALONE)
 
 
 def same(loss, given, low=torch.float32, close=CLOSE):
@@ -234,7 +235,7 @@ def test_half_precision_products(name):
 @pytest.mark.parametrize("name", ["MultiSimilarity", "SupCon", "DroKL", "Contrastive-nonzero", "anchor", "learned"])
 def test_positive_pairs_may_be_folded(name, monkeypatch):
     """As where a compiler does not know how many there are."""
-    monkeypatch.setattr("nearfar.engines.finish.GATHERED", (0, 0))
+    monkeypatch.setattr("nearfar.engines.rows.GATHERED", (0, 0))
     loss, given = LOSSES[name](), everything() if name in ("SupCon", "DroKL", "learned") else plain()
     rows, cols = loss.product.similarity.prepared(given.rows, given.cols)
     assert called(loss.product, given, rows, cols).narrow is None
@@ -409,7 +410,7 @@ def test_operators_are_registered_soundly():
     for operator, args in (
         (operators.fold, (rows, cols, pairs, None, None, *spec.lists())),
         (operators.hardest, (rows.detach(), cols.detach(), pairs, None, None, *spec.lists())),
-        (operators.triplets, (rows, cols, pairs, None, near, real, *spec.lists())),
+        (operators.triplets, (rows, cols, pairs, None, near, call.narrow.place, real, *spec.lists())),
         (operators.near, (rows, cols, call.narrow.place, [], *spec.lists())),
         (operators.near, (rows, cols, call.narrow.place, [torch.zeros_like(x) for x in (rows, cols)], *far)),
     ):

@@ -12,7 +12,8 @@ from test_near_collapse import EUCLIDEAN, crowd, stated
 
 import nearfar as nf
 from nearfar._utils.process_group import ALONE
-from nearfar.engines.finish import Call, finish
+from nearfar.engines.finish import finish
+from nearfar.engines.operator_call import OperatorCall
 
 assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once
 quicken()
@@ -30,14 +31,14 @@ def test_the_gradient_stays_that_of_float64(name):
 def test_near_rows_have_kernels(name):
     loss, (rows, labels) = LOSSES[name](), collapsed(1e-4, 0.6)
     relation, wide = nf.Relation.from_labels(labels), loss.similarity.prepared(rows.double())
-    assert Call(loss.product, relation.layout(), *wide, torch.float32, None, ALONE).rest
+    assert OperatorCall(loss.product, relation.layout(), *wide, torch.float32, None, ALONE).rest
     assert finish(loss.product, relation.layout(), *wide, low=torch.float32) is not None
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDED if name != "LiftedStructure"])
 def test_positive_pairs_may_be_folded(name, monkeypatch):
     """Around a row of their class; also if the first row of a class lies far from the others."""
-    monkeypatch.setattr("nearfar.engines.finish.GATHERED", (0, 0))
+    monkeypatch.setattr("nearfar.engines.rows.GATHERED", (0, 0))
     # at right angles the pull of SupCon's positives is that of its softmax: float32 weights cancel
     apart = APART[1:] if "SupCon" in name else APART
     holds(LOSSES[name], "fused", apart=apart)

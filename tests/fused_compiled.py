@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nearfar.engines import _kernels, _kernels_pairs, _kernels_top, _kernels_triplets, cuda
+from nearfar.engines import _kernels, _kernels_pairs, _kernels_top, _kernels_triplets, cuda, launch
 from nearfar.engines.spec import LOW, Spec
 
 ROWS, COLS, WIDTH = 40, 50, 96
@@ -72,7 +72,7 @@ def main() -> None:
     for module in (_kernels, _kernels_triplets, _kernels_top, _kernels_pairs):
         for name in module.__all__:
             setattr(module, name, Caught(getattr(module, name)))
-    cuda._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
+    launch._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
     numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
     work(torch.bfloat16, itself=1, half=1).fold()
     work(torch.bfloat16, itself=1, half=1, exp=1).fold()

@@ -86,7 +86,7 @@ def test_a_product(name, groups, more):
 def test_an_anchor_that_rests_does_not_count(name, folded, monkeypatch):
     """Some anchors rest and others do not; also where positive pairs are folded, and where a miner chooses."""
     if folded:
-        monkeypatch.setattr("nearfar.engines.finish.GATHERED", (0, 0))
+        monkeypatch.setattr("nearfar.engines.rows.GATHERED", (0, 0))
     for miner in (None,) if folded else (None, M.SemiHard(2.0, None)):
         more = {"pair": P.Hinge(0.1, 0.5), "over": SETS[name](), "groups": "anchor_sign", "miner": miner}
         given = resting(4)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.engines import auto, cuda
+from nearfar.engines import auto, cuda, launch
 from nearfar.engines.spec import LOW
 
 ENGINES = ("dense", "tiled", "auto", "operators", "generic")
@@ -24,7 +24,7 @@ batch, so that strips of the plain definitions serve."""
 KERNELS = ("dense", "tiled", "fused", "fused auto")
 """Engines where kernels are to be had, and "auto" that takes them from the first pair on."""
 SMALL = {
-    (cuda, "_blocks"): lambda x, kind: {"BM": 16, "BN": 16, "BK": 16},
+    (launch, "_blocks"): lambda x, kind: {"BM": 16, "BN": 16, "BK": 16},
     (cuda, "STATES"): 64,
     (cuda, "STRIP"): 16 * 8,
     (cuda, "TALL"): 16,

@@ -9,7 +9,7 @@ import torch
 from test_tiled import CLOSE, largest, measured, on
 
 import nearfar as nf
-from nearfar.engines import auto, strips
+from nearfar.engines import auto, tiles
 from nearfar.groups.triplets import widest
 from nearfar.relations import layout
 
@@ -106,7 +106,7 @@ def test_no_tensor_of_all_triplets_is_made(name, monkeypatch):
     triplets = n * (n // classes - 1) * n
     assert largest(on(LOSSES[name](), "dense"), rows, labels) >= triplets
     monkeypatch.setattr(auto, "MOST", triplets)
-    monkeypatch.setattr(strips, "FULL", triplets // 8)
+    monkeypatch.setattr(tiles, "FULL", triplets // 8)
     monkeypatch.setattr(layout, "LISTED", 0)
     assert largest(LOSSES[name](), rows, labels) < triplets / 4
     for a, b in zip(

@@ -53,14 +53,30 @@ LISTS = {
     "matrix, marks": lambda: R.from_matrix(SAME | SAME.T, MARKS[:, None] | MARKS[None, :]),
     "matrix, reference": lambda: R.from_matrix(SAME[:, :5], square=False),
     "matrix without positives": lambda: R.from_matrix(torch.zeros(12, 7, dtype=torch.bool), square=False),
+    "a sample of two labels": lambda: R.from_labels(Y, Z, ids=IDS, ref_ids=torch.tensor([20, 3, 21, 6, 7, 8, 22])),
+}  # fmt: skip
+"""Relations that no labels tell; 8 has label 4 among the rows and 1 among the columns."""
+
+
+WEIGHTS_OF_PAIRS = {
     "weights of pairs": lambda: R.from_labels(Y, weights=torch.where(SAME, torch.arange(12.0), 1.0), ignore=2),
     "weights of pairs, memory": lambda: R.from_labels(
         Y, BEHIND, ids=IDS, ref_ids=torch.cat([IDS, REF_IDS]), weights=torch.arange(12.0 * 19).view(12, 19) % 5,
         reference_starts_with_batch=True,
     ),
-    "a sample of two labels": lambda: R.from_labels(Y, Z, ids=IDS, ref_ids=torch.tensor([20, 3, 21, 6, 7, 8, 22])),
 }  # fmt: skip
-"""Relations that no labels tell; 8 has label 4 among the rows and 1 among the columns."""
+
+
+@pytest.mark.parametrize("name", WEIGHTS_OF_PAIRS)
+def test_weights_of_pairs_have_no_layout_and_equal_dense(name):
+    relation = WEIGHTS_OF_PAIRS[name]()
+    assert relation.sorted_layout() is None
+    n, m = relation.shape
+    x = torch.randn(m, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    more = {} if relation.square else {"ref_emb": x}
+    for make in (nf.losses.MultiSimilarity, nf.losses.Contrastive, nf.losses.Triplet, nf.losses.LiftedStructure):
+        tiled, dense = (make(engine=engine)(x[:n], relation, **more) for engine in ("tiled", "dense"))
+        torch.testing.assert_close(tiled, dense, atol=1e-10, rtol=1e-10)
 
 
 def rebuilt(relation):

@@ -11,7 +11,7 @@ from oracles import pairs as oracle
 from table import random_batch, tensors
 
 import nearfar as nf
-from nearfar.engines.finish import bounds
+from nearfar.engines.operator_call import bounds
 from nearfar.losses.factors import GROUPS
 from nearfar.pairs import PairForm, smooth_hinge
 

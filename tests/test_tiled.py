@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
-from nearfar.engines import auto, finish, strips
+from nearfar.engines import auto, operator_call, strips
 
 L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
@@ -282,7 +282,7 @@ def test_no_matrix_of_all_pairs_is_made(row, monkeypatch):
     """Of more pairs than those whose weights, or largest losses, are kept."""
     n, tile = 512, 64
     monkeypatch.setattr(strips, "KEPT", n * n - 1)
-    monkeypatch.setattr(finish, "HELD", tile * n)
+    monkeypatch.setattr(operator_call, "HELD", tile * n)
     torch.manual_seed(0)
     embeddings, labels = torch.randn(n, DIM), torch.arange(n) // 4
     loss = row.make()

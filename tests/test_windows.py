@@ -8,7 +8,8 @@ from test_tiled import MINERS, measured, on
 
 import nearfar as nf
 from nearfar._utils.process_group import ALONE
-from nearfar.engines.finish import Call, RefusalError
+from nearfar.engines.operator_call import OperatorCall
+from nearfar.engines.rows import RefusalError
 from nearfar.engines.strips import Strips
 from nearfar.miners import ScoredPairs, Window, present
 from nearfar.similarity import Cosine
@@ -30,7 +31,7 @@ def scored(seed, measure=None):
 def windowed(miner, relation, pairs):
     """The measures [n, m] of positive and negative pairs that the operators keep by a miner's window."""
     product = nf.losses.Contrastive(miner=miner, similarity=pairs.similarity).product
-    call = Call(product, relation.sorted_layout(), pairs.rows, pairs.rows, None, 4, ALONE, None)
+    call = OperatorCall(product, relation.sorted_layout(), pairs.rows, pairs.rows, None, 4, ALONE, None)
     spec, _ = call.spec(product.negative, "negative", high=call.high)
     work, kept = Strips(spec, call.rows, None, call.pairs, call.floor), torch.zeros_like(pairs.scores)
     for tile in work.tiles():

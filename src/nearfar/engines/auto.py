@@ -26,10 +26,11 @@ from nearfar._utils.tensors import readable
 from nearfar.engines import generic
 from nearfar.engines.dense import dense_pairs, dense_value
 from nearfar.engines.distances import distance_rows, widen
-from nearfar.engines.finish import Found, finish
+from nearfar.engines.finish import finish
 from nearfar.engines.learned import lift
 from nearfar.engines.lists import listed_value, takes_lists
 from nearfar.engines.plan import Plan, make_plan
+from nearfar.engines.rows import Found
 from nearfar.engines.spec import LOW
 from nearfar.groups.groupings import Product
 from nearfar.relations.layout import Layout
@@ -273,30 +274,28 @@ def _choose(
         layout = _for_kernels(loss, relation, product, low)
         if layout is not None:
             return way(layout, low)
-    if torch.compiler.is_compiling() or capturing():
+    # each rank gets some rows, and no draw depends on which
+    few = call.ranks is not None and (product.draws or relation.shape[0] < ranks.world)
+    if few or torch.compiler.is_compiling() or capturing():
         return None
-    if call.ranks is not None and (product.draws or relation.shape[0] < ranks.world):
-        return None  # each rank gets some rows, and no draw depends on which
     strips = changed or plan.strips
     if engine == "tiled" and strips is not None and (changed or plan.refused):
         why = f'because {strips}; use engine="dense".'
         raise ValueError(f'{loss.owner}: engine="tiled" cannot serve this loss, {why}')
     layout = relation.sorted_layout() if changed is None and plan.refused is None else None
-    least = LEAST.get(device.type)
-
-    def large(enough: int | None) -> bool:
-        """Whether strips are asked for, are faster, or are needed for want of memory."""
-        if engine != "auto" or ranks.world > 1:
-            return True
-        # strips in PyTorch pay later on a GPU than kernels
-        pairs = _pairs(relation, product) // (4 if device.type == "cuda" else 1)
-        return (enough is not None and pairs >= enough) or _too_large(product, relation)
-
-    if layout is not None and min(relation.shape) and large(least and least.operators):
+    asked, least = engine != "auto" or ranks.world > 1, LEAST.get(device.type)
+    if layout is not None and min(relation.shape) and (asked or _large(product, relation, least and least.operators)):
         return way(layout, None)
     if (plan.refused is None and product.draws) or strips is not None:
         return None  # strips would draw other pairs than the dense engine
-    return way(None, None) if large(least and least.generic) else None
+    return way(None, None) if asked or _large(product, relation, least and least.generic) else None
+
+
+def _large(product: Product, relation: Relation, least: int | None) -> bool:
+    """Whether strips in PyTorch beat the dense engine, from `least` pairs on, or that engine needs too much memory."""
+    # strips in PyTorch pay later on a GPU than kernels
+    pairs = _pairs(relation, product) // (4 if relation.device.type == "cuda" else 1)
+    return (least is not None and pairs >= least) or _too_large(product, relation)
 
 
 def _for_kernels(loss: Any, relation: Relation, product: Product, low: torch.dtype) -> Layout | None:

@@ -1,4 +1,4 @@
-"""The operators in Triton: launches of kernels over tiles, and what is joined of the numbers that tiles leave behind.
+"""The operators in Triton: kernels over tiles, and what is joined of the numbers that tiles leave behind.
 
 A strip of G = dF/d⟨x, y⟩ is written in the dtype of the products, and two matrix products turn it into gradients; the
 n x m matrix is never held. On a CPU the kernels run under Triton's interpreter (TRITON_INTERPRET=1), which tests use.
@@ -7,15 +7,12 @@ n x m matrix is never held. On a CPU the kernels run under Triton's interpreter 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nearfar._utils.tensors import over, uses_tf32
-from nearfar.engines.spec import LOW, SIDES, Spec
-from nearfar.relations.layout import NEGATIVE, POSITION, POSITIVE, Layout
+from nearfar._utils.tensors import over
+from nearfar.engines.launch import Launch, Strip, on_device
 
 __all__ = ["Kernels"]
 
@@ -33,122 +30,8 @@ TALL = 1024
 """Least rows of a strip of gradients: each adds to the gradients of all columns."""
 
 
-@dataclass(frozen=True)
-class Strip:
-    """Some rows and columns: where they begin, how many they are, and how many tiles they fill."""
-
-    r0: int
-    c0: int
-    high: int
-    width: int
-    tall: int
-    wide: int
-
-    @property
-    def where(self) -> tuple[int, int, int, int]:
-        """First row and column, and numbers of rows and columns."""
-        return self.r0, self.c0, self.high, self.width
-
-
-class Kernels:
-    """One call of the kernels on rows [n, d] and columns [m, d] (None: the rows)."""
-
-    def __init__(
-        self, spec: Spec, rows: Tensor, cols: Tensor | None, pairs: Sequence[Tensor], floor: Any, offset: Any
-    ) -> None:
-        self.spec, self.square = spec, cols is None
-        self.rows, self.type = rows, LOW[spec.dtype]
-        self.blocks = _blocks(rows, self.type)
-        self.n, self.m = len(rows), len(rows if cols is None else cols)
-        self.x = self._filled(rows)
-        self.y = self.x if cols is None else self._filled(cols)
-        self.floor = None if floor is None else floor.detach().float().contiguous()
-        self.offset = None if offset is None else offset.detach().float()
-        left = iter(pairs)
-        there = [True, *(bool(spec.given & bit) for bit in (1, 2, 4))]
-        self.pairs = [next(left).contiguous() if here else None for here in there for _ in range(2)]
-        self.norms: tuple[Tensor | None, Tensor | None] = (None, None)
-        if spec.similarity:
-            by_row = self.x.float().square().sum(dim=1)
-            self.norms = (by_row, by_row if self.square else self.y.float().square().sum(dim=1))
-
-    def _filled(self, x: Tensor) -> Tensor:
-        """Rows in the type of the products, filled up with zeros to whole tiles."""
-        tall, wide = (-size % self.blocks[name] for size, name in zip(x.shape, ("BM", "BK"), strict=True))
-        x = x.detach().to(self.type)
-        return torch.nn.functional.pad(x, (0, wide, 0, tall)) if tall or wide else x.contiguous()
-
-    def _given(self) -> tuple[Any, ...]:
-        return (self.x, self.y, *self.norms, *self.pairs, self.floor, self.offset)
-
-    def choices(self) -> dict[str, Any]:
-        """What chooses code in every kernel."""
-        spec = self.spec
-        power = int(spec.power) if spec.power in (1.0, 2.0) else -1
-        # a sample has its own label, so that it is no negative of itself
-        apart = spec.itself == 1 and spec.side == 0 and self.square
-        return {
-            "D": self.x.shape[1], "SIM": spec.similarity, "PREC": _precision(self.x), "SHAPE": spec.shape,
-            "POWER": power, "ITSELF": 0 if apart else spec.itself, "FLAGS": int(self.pairs[2] is not None),
-            "WEIGHTS": int(self.pairs[6] is not None), "EVEN": int(self.even), "LEARNED": int(self.offset is not None),
-            **self.blocks, "GROUP": 8,
-        }  # fmt: skip
-
-    @property
-    def even(self) -> bool:
-        """Whether rows and columns fill their tiles."""
-        return len(self.x) == self.n and len(self.y) == self.m
-
-    @property
-    def far(self) -> bool:
-        """Whether gradients need the sums of dF/d⟨x, y⟩ over rows and columns: scores are distances."""
-        return bool(self.spec.similarity)
-
-    @property
-    def counted(self) -> bool:
-        """Whether members must be counted pair by pair: labels, flags and weights do not tell their number."""
-        return self.floor is not None or self.spec.itself >= 2
-
-    def members(self) -> tuple[Tensor, Tensor]:
-        """Σ w of each row's members, and their number (of all pairs: of the negative ones), by labels alone."""
-        labels, flags, _, weights = ((self.pairs[at], self.pairs[at + 1]) for at in (0, 2, 4, 6))
-        layout: Any = Layout(
-            labels,  # type: ignore[arg-type]
-            self.square,
-            flags=None if flags[0] is None else flags,  # type: ignore[arg-type]
-            weights=None if weights[0] is None else weights,  # type: ignore[arg-type]
-        )
-        own, side = self.spec.itself == POSITION, SIDES[self.spec.side]
-        bits = {"negative": (NEGATIVE,), "positive": (POSITIVE,), "all": (NEGATIVE, POSITIVE)}[side]
-        sizes = [layout.count(bit, own=own, weighed=True) for bit in bits]
-        size = sizes[0] if len(sizes) == 1 else sizes[0] + sizes[1]
-        if layout.weights is None and len(bits) == 1:
-            return size, size.clone()
-        return size, layout.count(bits[0], own=own)
-
-    def numbers(self) -> tuple[float, ...]:
-        """The numbers of the pair loss, in the order of the kernels."""
-        spec = self.spec
-        return spec.a, spec.b, spec.by_offset, spec.scale, spec.center, spec.power
-
-    def strips(self, entries: int, *, half: bool, least: int = 0) -> Iterator[Strip]:
-        """Strips of whole tiles with about so many pairs each, and `least` rows; half: those from the diagonal on."""
-        tall, wide, block = len(self.x), len(self.y), self.blocks["BM"]
-        r0 = 0
-        while r0 < tall:
-            c0 = r0 if half else 0
-            high = min(tall - r0, max(block, least // block * block, entries // (wide - c0) // block * block))
-            yield Strip(r0, c0, high, wide - c0, high // block, (wide - c0) // self.blocks["BN"])
-            r0 += high
-
-    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor beside the rows."""
-        return torch.empty(shape, dtype=dtype, device=self.x.device)
-
-    def start(self, kernel: Any, strip: Strip, *more: Any, **choices: Any) -> None:
-        """Start a kernel, one program a tile of the strip."""
-        with on_device(self.x):
-            kernel[(strip.tall * strip.wide,)](*self._given(), *more, **(self.choices() | choices))
+class Kernels(Launch):
+    """One call of an operator; arguments as of `Launch`."""
 
     def fold(self) -> list[Tensor]:
         """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row, all float64; no gradients yet."""
@@ -342,28 +225,6 @@ def pad_steps(scores: Tensor, real: Tensor) -> tuple[Tensor, Tensor, int]:
     more = (0, -scores.shape[1] % step)
     first, second = (torch.nn.functional.pad(x.detach().float(), more).contiguous() for x in (scores, real))
     return first, second, step
-
-
-def _precision(x: Tensor) -> str:
-    """How products of float32 are taken: as torch's own setting says; three TF32 products are as exact as one."""
-    if not x.is_cuda:
-        return "ieee"
-    return "tf32" if uses_tf32() else "tf32x3"
-
-
-def _blocks(x: Tensor, kind: torch.dtype) -> dict[str, int]:
-    """Sizes of a tile, measured on an H200."""
-    if not x.is_cuda:
-        return {"BM": 32, "BN": 32, "BK": 32}
-    if kind == torch.float32:
-        return {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
-    # with no more registers two programs share a processor, and one's product hides the other's reduction
-    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3, "maxnreg": 128}
-
-
-def on_device(x: Tensor) -> Any:
-    """The device of x as the current one."""
-    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()
 
 
 class States:

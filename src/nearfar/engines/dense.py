@@ -17,7 +17,8 @@ from nearfar.engines.distances import Raw, distance_rows
 from nearfar.groups.groupings import Product
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import indexed
-from nearfar.relations.relation import Relation, Tile
+from nearfar.relations.relation import Relation
+from nearfar.relations.tile import Tile
 
 __all__ = ["dense_pairs", "dense_value", "keep", "score"]
 

@@ -256,10 +256,8 @@ def _triplets(
 ) -> Six:
     """Σ l, Σ w and number of negatives of each row; Σ dl/ds of each positive [n, P]; gradients.
 
-    Args:
-        scores: [n, P] of the positive pairs.
-        place: [n, P] their columns; strips take the scores from the tile, so that equal ones are equal to the last bit.
-        real: [n, P] their measure.
+    Positive pairs come as their scores, columns `place` and measure `real` [n, P]. Strips take the scores from the
+    tile, so that equal scores are equal to the last bit.
     """
     return _apart(_work(numbers, codes, rows, cols, pairs, None, offset).triplets(scores, place, real))  # type: ignore[return-value]
 

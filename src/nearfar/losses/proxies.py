@@ -18,7 +18,7 @@ from nearfar.engines import plain_parts
 from nearfar.links import Add, PerPositive
 from nearfar.losses.composed import Composed
 from nearfar.losses.factors import Factors, Pairs
-from nearfar.losses.robust import Call, raw_rows
+from nearfar.losses.loss import Call, raw_rows
 from nearfar.pairs import AngularMargin, Linear
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean

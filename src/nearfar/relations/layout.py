@@ -15,7 +15,7 @@ from torch import Tensor
 from nearfar.relations.near import Near
 
 __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Narrow", "Sorted",
-           "list_own"]  # fmt: skip
+           "flags_of", "list_own"]  # fmt: skip
 
 NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
 """How a row and a column are known to be the same sample."""
@@ -323,3 +323,28 @@ def rank(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
     new = torch.cat([torch.zeros_like(order[:1]), (ranked[1:] != ranked[:-1]).to(order.dtype)])
     both = torch.empty_like(order).scatter_(0, order, new.cumsum(0)).to(torch.int32)
     return (both, both) if col is row else (both[: len(row)].contiguous(), both[len(row) :].contiguous())
+
+
+def flags_of(labels: Both, ignore: int | None, projection: Any, among: Both | None) -> Both | None:
+    """Bits of rows and of columns: which pairs they may be part of; None where they may be in all.
+
+    Args:
+        labels: of rows and columns.
+        ignore: the label of samples that are in no pair.
+        projection: which rows and columns are representatives, see relations/representatives.py.
+        among: bits of rows and columns that a relation of one positive a class allows.
+    """
+    if ignore is None and projection is None and among is None:
+        return None
+    rows, cols = (torch.full(x.shape, POSITIVE | NEGATIVE, dtype=torch.int8, device=x.device) for x in labels)
+    if ignore is not None:
+        rows, cols = rows * (labels[0] != ignore), cols * (labels[1] != ignore)
+    if projection is not None:
+        others = projection.anchors == "others"
+        rows = rows * (projection.rows != others)
+        # with `among`, a representative may be the column of a negative pair
+        able = torch.where(projection.cols, NEGATIVE if projection.among else 0, POSITIVE | NEGATIVE).to(torch.int8)
+        cols = cols * projection.cols if others else cols & able
+    if among is not None:
+        rows, cols = rows * among[0], cols * among[1]
+    return rows, cols

@@ -10,49 +10,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
 from nearfar._utils.tensors import check_class_numbers, readable
-from nearfar.relations.layout import ID, NEGATIVE, NOWHERE, POSITION, POSITION_THEN_ID, POSITIVE, Layout
+from nearfar.relations.layout import ID, NOWHERE, POSITION, POSITION_THEN_ID, Layout, flags_of
 from nearfar.relations.near import consistent, entries, listed, meetings, once, own_pairs, together
 from nearfar.relations.one_a_class import first_of_each
 from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_matrix, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
+from nearfar.relations.tile import Tile
 
 __all__ = ["EVERYTHING", "Relation", "Tile"]
 EVERYTHING = slice(None)
-
-
-@dataclass(frozen=True, eq=False)
-class Tile:
-    """The masks of a relation for t rows and u columns.
-
-    Args:
-        same: [t, u] whether a pair is positive.
-        valid: [t, u] whether a pair counts at all (not a sample with itself, no ignored label).
-        weight: [t, u] pair weights, or None if every pair counts once.
-    """
-
-    same: Tensor
-    valid: Tensor
-    weight: Tensor | None = None
-
-    @property
-    def positive(self) -> Tensor:
-        """Base measure [t, u] of the positive pairs: a mask, or weights."""
-        return self._measure(self.same & self.valid)
-
-    @property
-    def negative(self) -> Tensor:
-        """Base measure [t, u] of the negative pairs: a mask, or weights."""
-        return self._measure(~self.same & self.valid)
-
-    def _measure(self, mask: Tensor) -> Tensor:
-        return mask if self.weight is None else torch.where(mask, self.weight, torch.zeros_like(self.weight))
 
 
 class Relation(ABC):
@@ -341,7 +314,7 @@ class _Labels(Relation):
             (self._row, self._col),
             self.square,
             self.orders,
-            flags=self._flags(),
+            flags=flags_of((self._row, self._col), self._ignore, self._projection, self._among),
             ids=ids,
             weights=weights,
             itself=itself,
@@ -355,26 +328,6 @@ class _Labels(Relation):
         if found is None or not consistent(self._ids, self._ref_ids, (self._row, self._col)):
             return super().sorted_layout()  # weights [n, m] of pairs, or one sample under two labels
         return found
-
-    def _flags(self) -> tuple[Tensor, Tensor] | None:
-        """Bits of rows and of columns: which pairs they may be part of; None where they may be in all."""
-        ignore, projection, among = self._ignore, self._projection, self._among
-        if ignore is None and projection is None and among is None:
-            return None
-        rows, cols = (
-            torch.full(x.shape, POSITIVE | NEGATIVE, dtype=torch.int8, device=x.device) for x in (self._row, self._col)
-        )
-        if ignore is not None:
-            rows, cols = rows * (self._row != ignore), cols * (self._col != ignore)
-        if projection is not None:
-            others = projection.anchors == "others"
-            rows = rows * (projection.rows != others)
-            # with `among`, a representative may be the column of a negative pair
-            kept = torch.where(projection.cols, NEGATIVE if projection.among else 0, POSITIVE | NEGATIVE).to(torch.int8)
-            cols = cols * projection.cols if others else cols & kept
-        if among is not None:
-            rows, cols = rows * among[0], cols * among[1]
-        return rows, cols
 
     def _same_pairs(self) -> Tensor | None:
         if self._projection is not None or self._among is not None:

@@ -183,7 +183,8 @@ class Collected(Stream):
         return self._value
 
     def taken(self) -> Tensor:  # noqa: D102
-        return self._taken
+        found: Tensor = self._taken
+        return found
 
     def weights(self, losses: Tensor, measure: Tensor) -> Tensor:  # noqa: D102
         start, self._next = self._starts[self._next], (self._next + 1) % len(self._starts)

@@ -1,0 +1,173 @@
+"""Finish triplets, angles and drawn pairs: from gathered positive pairs and the operators to the loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.tensors import over
+from nearfar.engines import operators
+from nearfar.engines.dense import dense_value
+from nearfar.engines.operator_call import SCORES, OperatorCall, bounds, fold_of, group_value
+from nearfar.engines.rows import Found, RefusalError
+from nearfar.engines.spec import REACH
+from nearfar.links import Terms
+from nearfar.miners import ScoredPairs
+from nearfar.pairs import PairForm
+from nearfar.relations.layout import ID, NOWHERE, POSITION_THEN_ID
+
+__all__ = ["balanced_triplets", "finish_angles", "finish_drawn", "finish_triplets", "hardest_triplet", "rule_of"]
+
+SUMS = 2**29
+"""Most numbers of the rows x_a + x_p that the angular loss makes."""
+
+
+def finish_triplets(call: OperatorCall) -> Found:
+    """The mean over all triplets."""
+    assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    of, rule = call.product.over_negative, rule_of(call)
+    band = {} if rule.keep is None else {"band": 1, "low": -rule.keep.margin, "high": 0.0}
+    if call.strips:
+        band |= {"half": 0, "full": 1, "whole": int(call.learns)}
+    spec, form = call.spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
+    measure = call.narrow.measure.to(call.rows.dtype)
+    total, size, seen, *_ = operators.triplets(
+        call.rows, call._columns, call.pairs, form.offset, call.near, call.narrow.place, measure, *spec.lists()
+    )
+    value = over(call.whole(total).sum(), call.whole(size).sum() + float(of.zero_member))
+    return value, call.had_positive, seen > 0
+
+
+def rule_of(call: OperatorCall) -> Any:
+    """How triplets are scored and chosen; a grouping of these scopes has one."""
+    return call.product.groups.rule  # type: ignore[attr-defined]
+
+
+def balanced_triplets(call: OperatorCall) -> Found:
+    """The mean over triplets of each positive pair with the negative of its own rank."""
+    assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    of, positive, width = call.product.over_negative, call.narrow.measure > 0, call.narrow.place.shape[1]
+    values, place = _ranked(call, width + 1)
+    if bool(((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -torch.inf)).any()):
+        raise RefusalError  # equally hard ones are ranked by their order in the batch
+    rank = (positive.cumsum(dim=1) - 1).clamp(0, place.shape[1] - 1)
+    real = positive & (positive.cumsum(dim=1) <= place.shape[1]) & (values.gather(1, rank) > -torch.inf)
+    losses = call.product.negative(call.scores(place.gather(1, rank)) - call.near, -1)
+    weight = call.narrow.measure.double() * real
+    weight = weight * ~(losses.detach() <= 0) if of.zero == "drop" else weight
+    top = torch.where(weight > 0, losses * weight, 0.0).sum(dim=1)
+    value = over(call.whole(top).sum(), call.whole(weight.sum(dim=1)).sum())
+    return value, call.had_positive, call.has_negative()
+
+
+def hardest_triplet(call: OperatorCall) -> Found:
+    """The one worst triplet: the largest s_an less the least s_ap of its anchor, over all anchors."""
+    assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    values, place = _ranked(call, 2)
+    if call.given & 4:
+        raise RefusalError  # ties share the weight by their measure
+    least = torch.where(call.narrow.measure > 0, call.near, torch.inf)
+    pair = least.detach().sort(dim=1)
+    score = call.whole(values[:, 0] - pair.values[:, 0])
+    best, row = score.max(dim=0)
+    empty = bool(best == -torch.inf)
+    twice = (values[:, -1] == values[:, 0]) & (values.shape[1] > 1)
+    twice |= (pair.values[:, min(1, least.shape[1] - 1)] == pair.values[:, 0]) & (least.shape[1] > 1)
+    tied = bool(call.whole(twice.to(score.dtype))[row] > 0) or int((score == best).sum()) > 1
+    form = call.product.negative.form(-1)
+    idle = form is not None and form.shape == "power" and float(call.product.negative(best, -1)) == 0
+    if tied and not empty and not idle:
+        raise RefusalError  # they share the weight
+    mine = call.scores(place[:, :1])[:, 0] - least.gather(1, pair.indices[:, :1])[:, 0]
+    there = torch.isfinite(mine.detach()) & (values[:, 0] > -torch.inf)
+    losses = call.product.negative(torch.where(there, mine, 0.0), -1)
+    value = call.whole(torch.where(there, losses, 0.0))[row]
+    return value * float(not empty), call.had_positive, call.has_negative()
+
+
+def _ranked(call: OperatorCall, count: int) -> tuple[Tensor, Tensor]:
+    """The largest scores [n, count] of the negatives of each row, and their columns."""
+    form = PairForm("line", 1.0, 0.0)
+    spec, _ = call.spec(call.product.negative, "negative", form=form, half=0, full=1)
+    return operators.rank(call.rows, call._columns, call.pairs, *spec.lists(), min(count, len(call.cols)))
+
+
+def finish_angles(call: OperatorCall) -> Found:
+    """The angular loss: a positive pair (a, p) is one row x_a + x_p, whose negatives are folded.
+
+    l_n = slope·(4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩) + zero            n·P rows of m products
+    """
+    assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    place, measure = call.narrow.place, call.narrow.measure
+    alone = call.strips or not (call.itself == POSITION_THEN_ID or call.given & 4)
+    if not alone or place.numel() * call.rows.shape[1] > SUMS:
+        raise RefusalError
+    of, tan2, form = call.product.over_negative, rule_of(call).angle, call.product.negative.form(-1)
+    fold = fold_of(of)
+    assert form is not None  # noqa: S101 - see plan.py
+    row = torch.arange(len(place), device=place.device).repeat_interleave(place.shape[1])
+    col, real = place.flatten(), measure.flatten()
+    if call.strips:  # padding costs a row of products
+        row, col, real = row[real > 0], col[real > 0], real[real > 0]
+    rows = call.rows[row] + call.cols[col]
+    more: dict[str, Any] = {"exp": 2, "flat": int(fold.normalized)}
+    sums = replace(form, a=4 * tan2 * form.a, b=0.0)
+    if call.strips:
+        pairs = call.sorted.take(row).tensors()
+        least, most = bounds(sums, *(2 * s for s in SCORES[0]))
+        if call.product.similarity.normalize and most - least <= 2 * REACH * fold.gamma:
+            more = {"exp": 1, "level": 0.5 * (least + most), "flat": int(fold.normalized)}
+        else:
+            more |= {"full": 1}
+    else:
+        more |= {"itself": ID if call.itself == ID else NOWHERE}
+        pairs = [x if at % 2 else x[row] for at, x in enumerate(call.pairs)]
+    spec, _ = call.spec(call.product.negative, "negative", form=sums, gamma=fold.gamma, half=0, **more)
+    t, size, seen, *_ = operators.fold(rows, call.cols, pairs, None, None, *spec.lists())
+    near = call.near.flatten()[measure.flatten() > 0] if call.strips else call.near.flatten()
+    shift = form.scale * (form.b - 2 * (1 + tan2) * form.a * near)
+    t = torch.where(size > 0, t + shift, t)
+    values = group_value(of, fold, None, None, t[:, None], size[:, None])
+    had_negative = torch.zeros(len(place), dtype=torch.bool, device=place.device)
+    had_negative = had_negative.index_fill(0, row[seen > 0], True) | call.has_negative()
+    if call.product.reduction == "none":
+        raise RefusalError  # a row's values are put together by the plain definition
+    return call.reduce(Terms(values, real)), call.had_positive, had_negative
+
+
+# ---------------------------------------------------------------- pairs that are drawn
+
+
+def finish_drawn(call: OperatorCall) -> Found:
+    """A miner that draws as many negative pairs as an anchor has positive ones: their narrow matrix [n, P + K]."""
+    product, miner, narrow = call.product, call.product.miner, call.narrow
+    if narrow is None or miner is None or call.ranks.world > 1 or product.reduction == "none":
+        raise RefusalError
+    wanted = narrow.measure.to(call.rows.dtype).sum(dim=1, keepdim=True)
+    most = min(len(call.layout.labels[1]), max(1, math.ceil(float(wanted.amax()))))
+    # one draw for every row of the batch, as the dense engine draws
+    spots = torch.rand(call.size, most, dtype=torch.float64, device=call.rows.device)
+    spots = spots if call.at is None else spots[call.at]
+
+    def chance(scores: Tensor) -> Tensor:
+        found = miner.log_odds(product.similarity.distance(scores), call.rows.shape[1])
+        assert found is not None  # noqa: S101 - see plan.py
+        return found
+
+    spec, _ = call.spec(product.negative, "negative", form=PairForm("line", 1.0, 0.0), half=0, full=1)
+    columns = None if call.square else call.cols.detach()
+    place, has = operators.draw(call.rows.detach(), columns, call.pairs, *spec.lists(), chance, spots)
+    counted = (torch.arange(most, device=spots.device) < wanted) & has[:, None]
+    scores = call.scores(torch.cat([narrow.place, place], dim=1))
+    measure = torch.cat([narrow.measure, torch.zeros_like(counted, dtype=narrow.measure.dtype)], dim=1)
+    drawn = torch.cat([torch.zeros_like(call.near), counted.to(scores.dtype)], dim=1)
+    had, relation = (call.had_positive, call.has_negative()), cast(Any, SimpleNamespace(orders=call.orders))
+    pairs = ScoredPairs(
+        scores, measure, drawn, *had, relation, product.similarity, call.rows, call.cols, strip=True, mined=True
+    )  # fmt: skip
+    return dense_value(product, pairs), *had

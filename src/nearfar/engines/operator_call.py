@@ -1,0 +1,309 @@
+"""`OperatorCall`: one call of the operators on `Rows`, with the numbers of the pair losses; values of folded groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.tensors import over
+from nearfar.engines import operators
+from nearfar.engines.listed_scores import ListedScores
+from nearfar.engines.rows import RefusalError, Rows, Whole
+from nearfar.engines.spec import REACH, SIDES, Spec
+from nearfar.miners import Miner
+from nearfar.pairs import PairForm, PairLoss
+from nearfar.relations.layout import POSITION_THEN_ID
+from nearfar.sets.base import Fold, UncertaintySet
+from nearfar.sets.entropic import KL
+
+__all__ = ["SCORES", "OperatorCall", "bounds", "fold_of", "group_value", "kind_of"]
+
+SCORES = (-1.01, 1.01), (-4.1, 0.1), (-2.1, 0.1)
+"""Between these lie the scores of unit rows, by similarity, in half precision too."""
+HELD = 2**20
+"""Most losses that a set of the largest ones holds in strips: 24 MB with their places."""
+
+
+class OperatorCall(Rows):
+    """The operators on the rows and columns of one call.
+
+    Args: see `finish`.
+    """
+
+    def __init__(self, *given: Any, dual: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__(*given)
+        self.dual = dual
+        self.measure = None if self.narrow is None else self.narrow.measure
+        self._near: Tensor | None = None
+        self.floor: Tensor | None = None
+        self.high, self.full = math.inf, 0
+        self.had_negative: Tensor | None = None
+        """Known before the fold where there is a miner."""
+        miner = self.product.miner
+        if miner is not None and not self.product.draws and self.narrow is not None:
+            self._mine(miner)
+
+    def _mine(self, miner: Miner) -> None:
+        """Keep the positive pairs that the miner keeps, and note between which scores it keeps negative ones."""
+        assert self.measure is not None  # noqa: S101
+        line, probe = PairForm("line", 1.0, 0.0), miner.window(torch.ones(1, 1), torch.ones(1, 1) > 0, torch.ones(1))
+        assert probe is not None  # noqa: S101 - see plan.py
+        self.full = int(probe.most is not None)
+        near = self.near.detach()
+        if probe.most is not None:
+            if self.given & 4:
+                raise RefusalError  # they are counted by their weights
+            spec, _ = self.spec(self.product.negative, "negative", form=line, half=0)
+            ranked, _ = operators.rank(self.rows, self._columns, self.pairs, *spec.lists(), near.shape[1])
+            top = ranked[:, 0]
+        else:
+            top = self.hardest("negative", line, values=True)[0]
+        self.had_negative = top > -torch.inf
+        window = miner.window(near, self.measure, top.to(near.dtype))
+        assert window is not None  # noqa: S101 - see plan.py
+        kept = window.positive | torch.isnan(near)  # NaN is kept and shows
+        self.measure = self.measure & kept if self.measure.dtype == torch.bool else self.measure * kept
+        low = -math.inf if window.low is None else window.low
+        if window.most is not None:
+            last = (window.most.ceil().long() - 1).clamp(0, ranked.shape[1] - 1)
+            low = torch.where(window.most > 0, ranked.gather(1, last[:, None])[:, 0], torch.inf)
+        floor = low if isinstance(low, Tensor) else torch.full_like(top, low)
+        floor = torch.where(self.had_negative, floor, torch.inf) if window.closed else floor
+        self.floor = torch.nextafter(floor, torch.full_like(floor, -torch.inf)) if window.closed else floor
+        self.high = math.inf if window.high is None else window.high
+
+    @property
+    def had_positive(self) -> Tensor:
+        """Which rows [n] had a positive pair before any mining."""
+        assert self.narrow is not None  # noqa: S101
+        return (self.narrow.measure > 0).any(dim=1)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient of rows or columns is asked for."""
+        return torch.is_grad_enabled() and (self.rows.requires_grad or self.cols.requires_grad)
+
+    def scores(self, place: Tensor) -> Tensor:
+        """Scores [n, P] of each row with the columns `place` [n, P], with their gradient."""
+        spec, _ = self.spec(self.product.negative, "negative", form=PairForm("line", 1.0, 0.0), given=0)
+        found: Tensor = operators.near(self.rows, self._columns, place, self.rest, *spec.lists())
+        if self.strips or not self.similarity:
+            return found
+        found = found.double() if self.rest else found  # a margin less a small distance keeps it
+        zero = found.new_zeros(())
+        return self.product.similarity.finish(zero, found, zero)
+
+    @property
+    def near(self) -> Tensor:
+        """Scores [n, P] of the positive pairs."""
+        assert self.narrow is not None  # noqa: S101
+        if self._near is None:  # not `cached_property`: before Python 3.12 it has a lock, which cannot be compiled
+            self._near = self.scores(self.narrow.place)
+        return self._near
+
+    def spec(
+        self, pair: PairLoss, side: str, *, sign: int = 0, form: PairForm | None = None, **more: Any
+    ) -> tuple[Spec, PairForm]:
+        """The numbers of an operator call on one side of the rows."""
+        form = form or pair.form(sign or (+1 if side == "positive" else -1))
+        assert form is not None  # noqa: S101 - see plan.py
+        given = {"itself": self.itself, "given": self.given, "half": int(self.symmetric and not self.full)}
+        given |= {"strips": 1, "tile": self.tile, "full": self.full} if self.strips else {"dtype": self.dtype}
+        return Spec.of(form, **{"side": SIDES.index(side), "similarity": self.similarity, **given, **more}), form
+
+    def fold(
+        self,
+        side: str,
+        of: UncertaintySet,
+        fold: Fold,
+        *,
+        turned: bool = False,
+        sign: int = 0,
+        whole: bool = False,
+        **more: Any,
+    ) -> list[Tensor]:
+        """Fold one side of each row (`turned`: of each column), by the pair loss of a sign if it is not that side's.
+
+        Args:
+            side: "negative", "positive" or "all".
+            of: the set.
+            fold: its fold.
+            turned: fold columns in place of rows.
+            sign: of the pair loss.
+            whole: all rows are one group.
+            more: further numbers of the `Spec`.
+
+        Returns: see `operators.fold`; t, Σ w, number of members, level, norm, Σ p·l.
+        """
+        sign = sign or (+1 if side == "positive" else -1)
+        pair = self.product.positive if sign > 0 else self.product.negative
+        drop, held = int(of.zero == "drop"), int(fold.held)
+        spec, form = self.spec(pair, side, sign=sign, high=self.high, gamma=fold.gamma, drop=drop, held=held, **more)
+        if fold.kind == "exp":
+            spec = replace(spec, **self._level(form, fold))
+            if self.strips and spec.exp == 2:
+                spec = replace(spec, half=0, full=1)
+        whole = whole and self.strips and spec.exp != 2 and self.ranks.world == 1
+        spec = replace(spec, whole=int(whole and self.learns), keep=int(self.strips and not whole and self.learns))
+        rows, cols, pairs = self.rows, self._columns, self.pairs
+        if side == "positive" and self.rest:
+            rows, cols = self._around_classes()
+        if turned:
+            rows, cols, pairs, given = self._turn()
+            spec = replace(spec, given=given)
+        found = operators.fold(rows, cols, pairs, self.floor, form.offset, *spec.lists())
+        return list(found[:6])
+
+    def _turn(self) -> tuple[Tensor, Tensor, list[Tensor], int]:
+        """Columns as rows, rows as columns, and the vectors of these pairs."""
+        if (self.layout.itself == POSITION_THEN_ID and not self.square) or self.layout.near is not None:
+            raise RefusalError  # a sample is known by its position among the columns
+        found = self.layout.turn()
+        if not self.strips:
+            return self.cols, self.rows, found.tensors(), found.given
+        turned = found.sort()
+        return self.cols, self.rows, turned.tensors(), turned.given
+
+    def _level(self, form: PairForm, fold: Fold) -> dict[str, Any]:
+        """The shift for exp: the midpoint of the loss range if the type holds it, else the largest loss of each row.
+
+        Sums of e^z - 1 are needed only where all z may be near 0, because γ is larger than what losses differ by. Where
+        values are compared with 0, a row of zeros must give exactly 0: its exponentials are then 1 around 0.
+        """
+        compared = self.product.reduction == "nonzero" and (self.product.link is None or not self.strips)
+        unbounded = form.offset is not None and not self.strips
+        if unbounded or not self.product.similarity.normalize or (compared and not self.strips):
+            return {"exp": 2, "flat": int(fold.normalized)}
+        least, most = bounds(form, *SCORES[self.similarity])
+        if form.offset is not None:
+            shift = abs(float(form.by_offset * form.offset.detach())) * form.scale
+            least, most = least - shift, most + shift
+        reach = REACH * fold.gamma
+        if compared and max(-least, most) <= reach and not self.given & 4:
+            return {"exp": 1, "level": 0.0, "flat": int(fold.normalized and most - least < fold.gamma)}
+        if compared or most - least > 2 * reach:
+            return {"exp": 2, "flat": int(compared and fold.normalized)}
+        return {"exp": 1, "level": 0.5 * (least + most), "flat": int(fold.normalized and most - least < fold.gamma)}
+
+    def hardest(self, side: str, pair: PairForm | None = None, *, values: bool = False) -> tuple[Tensor, Tensor]:
+        """Scores [n, 1] of the member with the largest loss of each row, and which rows [n] have one.
+
+        With `values`, the largest losses [n] alone, -inf where a row has none.
+        """
+        pair = pair or _order(self.product.negative)
+        spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, whole=int(values))
+        offset = None if form.offset is None else form.offset.detach()
+        columns = None if self.square else self.cols.detach()
+        top, place, ties = operators.hardest(self.rows.detach(), columns, self.pairs, self.floor, offset, *spec.lists())
+        if values and self.strips:
+            return top, top > -torch.inf
+        if self.strips and bool((ties > 1).any()):
+            raise RefusalError  # they share the weight, which the plain definition knows how to do
+        scores = self.scores(place[:, None])
+        there = top > -torch.inf
+        return (torch.where(there, scores.detach()[:, 0], -torch.inf), there) if values else (scores, there)
+
+    def top(self, fold: Fold, members: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses [1, c] of the hardest negative pairs of the batch, at least all that may count, and which are real.
+
+        Args:
+            fold: says how many of the group's members may carry weight.
+            members: measure of the group.
+        """
+        if torch.compiler.is_compiling() or self.given & 4:
+            raise RefusalError  # values are read; K counts weights
+        once, m = int(self.symmetric), len(self.cols)
+        spec, form = self.spec(self.product.negative, "negative", form=_order(self.product.negative), half=2 * once)
+        k = fold.most * float(self.orders) + fold.fraction * (float(members) if fold.fraction else 0.0)
+        if not self.strips and not once:
+            k = 2 * fold.most  # without reading `orders`
+        count = max(1, min(math.ceil(k / (1 + once)), len(self.rows) * m))
+        if self.strips and count > HELD:
+            raise RefusalError  # a radix search needs no memory
+        offset = None if form.offset is None else form.offset.detach()
+        columns = None if self.square else self.cols.detach()
+        place = operators.top(self.rows.detach(), columns, self.pairs, offset, *spec.lists(), count)
+        if not len(place) and not self.strips:
+            raise RefusalError  # too many lie close together
+        scores = ListedScores(self.product.similarity, self.rows, self.cols, "rows")[place // m, place % m]
+        losses = self.product.negative(scores, -1)[None].repeat(1, 1 + once)
+        there = torch.ones_like(losses, dtype=torch.bool)
+        if self.ranks.world == 1:
+            return losses, there
+        most = int(self.ranks.largest(torch.tensor(losses.shape[1], device=losses.device)))
+        wider = (0, most - losses.shape[1])
+        share = slice(self.ranks.rank * most, (self.ranks.rank + 1) * most)
+        both = (torch.nn.functional.pad(x[0], wider) for x in (losses, there.to(losses.dtype)))
+        losses, there = (Whole.apply(x, self.ranks, share, most * self.ranks.world)[None] for x in both)  # type: ignore[no-untyped-call]
+        return losses, there > 0
+
+
+def _order(pair: PairLoss) -> PairForm | None:
+    """What ranks negative pairs as their losses do: the score itself, where a loss never falls with it; else None.
+
+    Losses of 0 under a hinge are tied, and their scores are not.
+    """
+    form = pair.form(-1)
+    rises = form is not None and form.shape != "pace" and form.a * form.scale > 0
+    return PairForm("line", 1.0, 0.0) if rises else None
+
+
+def bounds(form: PairForm, least: float, most: float) -> tuple[float, float]:
+    """The least and the largest loss of scores between these two, without an offset."""
+    places = [least, most]
+    if form.shape == "pace":  # the others are monotone; this one has a corner and a vertex
+        corner = -form.b / form.a
+        places += [s for s in (corner, 0.5 * (form.center + corner)) if least <= s <= most]
+    losses = [_number(form, s) for s in places]
+    return min(losses), max(losses)
+
+
+def _number(form: PairForm, s: float) -> float:
+    """`PairForm.value` of one score, without an offset; a number, which `torch.compile` can know."""
+    z = form.a * s + form.b
+    if form.shape == "line":
+        return form.scale * z
+    if form.shape == "softplus":
+        return form.scale * (max(z, 0.0) + math.log1p(math.exp(-abs(z))))
+    if form.shape == "pace":
+        return form.scale * max(z, 0.0) * (s - form.center)
+    return float(form.scale * max(z, 0.0) ** form.power)
+
+
+def group_value(
+    of: UncertaintySet, fold: Fold, losses: Tensor | None, measure: Tensor | None, t: Tensor, size: Tensor
+) -> Tensor:
+    """Values [g] of groups made of single members [g, k] and of folded ones: t and Σ w [g, v]; float64.
+
+    Folded members of an exponential fold are one member of the loss t and the weight Σ w. `KL` then gives exactly 0
+    where all losses are 0, so that `reduction="nonzero"` leaves such a group out.
+    """
+    l, w = [over(t, size) if fold.kind == "sum" else t], [size]
+    if losses is not None and measure is not None:
+        weight = measure.to(t.dtype)
+        weight = weight * ~(losses.detach() <= 0) if of.zero == "drop" else weight
+        l, w = [*l, torch.where(weight > 0, losses.to(t.dtype), 0.0)], [*w, weight]
+    if of.zero_member:
+        l, w = [*l, torch.zeros_like(t[:, :1])], [*w, torch.ones_like(t[:, :1])]
+    members, weights = torch.cat(l, dim=1), torch.cat(w, dim=1)
+    if fold.kind == "sum":
+        return over((weights * members).sum(dim=1), weights.sum(dim=1))
+    return KL(fold.gamma, normalized=fold.normalized).value(members, weights)
+
+
+def fold_of(of: UncertaintySet) -> Fold:
+    """The fold of a set that has one."""
+    fold = of.fold()
+    assert fold is not None  # noqa: S101 - see plan.py
+    return fold
+
+
+def kind_of(of: UncertaintySet) -> str | None:
+    """The kind of a set's fold; None where it has none."""
+    fold = of.fold()
+    return None if fold is None else fold.kind

@@ -1,0 +1,342 @@
+"""`Tiles`: tiles of a product of rows and columns, in PyTorch, and gradients summed over them.
+
+Rows and columns come sorted by label (see `Sorted`), so that the columns of a row that are no negatives are a run, and
+most tiles hold none. Where pairs are symmetric, tiles below the diagonal are those above it turned. A tile fits the
+processor's cache: each pass over it costs a tenth of the product. All scores are computed again for the gradient, which
+is cheaper than to write them to memory and to read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar.engines.spec import ALL, NEGATIVE, POSITIVE, Spec
+from nearfar.relations.layout import list_own
+
+__all__ = ["FAR", "Gradients", "Tile", "Tiles", "descend_"]
+
+TALL, WIDE = 256, 1024
+"""Rows and columns of a tile: 1 MB of float32."""
+FULL = 2**19
+"""Entries of a tile with whole rows, where a row's largest loss is needed first."""
+ON_GPU = 8
+"""Factor by which sides of a tile are larger on a GPU, where starting kernels takes the time otherwise."""
+FAR = 1e30
+"""A score that no pair reaches."""
+GATHER = 2**20
+"""Numbers of gathered rows that are held at a time."""
+FEW = 8
+"""Pairs of a row up to which their rows are gathered; more lie in a narrow product."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some rows and columns, and whether the same pairs turned have no tile of their own."""
+
+    rows: slice
+    cols: slice
+    mirrored: bool
+    own: tuple[Tensor, Tensor] | None
+    """Places [k] in the flattened tile of pairs that are not negative, and which of them are positive [k]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and columns."""
+        return self.rows.stop - self.rows.start, self.cols.stop - self.cols.start
+
+
+class Tiles:
+    """One call of an operator on rows [n, d] and columns [m, d] (None: the rows)."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        rows: Tensor,
+        cols: Tensor | None,
+        pairs: list[Tensor],
+        floor: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> None:
+        self.spec, self.square = spec, cols is None
+        self.x = rows.detach()
+        self.y = self.x if cols is None else cols.detach()
+        self.n, self.m = len(self.x), len(self.y)
+        left = iter(pairs)
+        self.flat = [next(left) for _ in range(4)] if spec.given & 8 else None
+        self.edges = self.flat[0].tolist() if self.flat else []
+        self.start, self.end = (next(left), next(left)) if self.flat is None else (rows, rows)
+        given = [(next(left), next(left)) if spec.given & bit else None for bit in (1, 2, 4)]
+        self.listed, self.samples, self.weights = given
+        self.floor = None if floor is None else floor.detach().to(self.x.dtype).clamp(-FAR, FAR)
+        # in float64: a float32 offset must not round the constant under float64 scores
+        self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
+        self.left, self.right = self.x, self.y
+        if spec.similarity:  # -|x - y|² as one product of rows (2x, -1, -|x|²) and columns (y, |y|², 1)
+            self.left, self.right = _extend(self.x, 2.0), _extend(self.y, 1.0)
+        self._buffers = dict[str, Tensor]()
+
+    # ------------------------------------------------------------------------------------ tiles
+
+    def tiles(self, *, full: bool = False) -> Iterator[Tile]:
+        """All tiles that hold members; `full`: whole rows."""
+        spec, times = self.spec, ON_GPU if self.x.is_cuda else 1
+        half = bool(spec.half) and not full and spec.side != POSITIVE
+        tall = spec.tile or TALL * times
+        wide = WIDE * times
+        if full:
+            tall = spec.tile or max(16, min(2 * TALL, FULL // max(1, self.m))) * times
+            wide = self.m
+        for r0 in range(0, self.n, tall):
+            rows = slice(r0, min(r0 + tall, self.n))
+            own = self.own(rows)
+            reach = tuple(int(x) for x in own[1].aminmax()) if len(own[1]) else (0, -1)
+            reach = reach[0], reach[1] + 1
+            low, high = (0, self.m) if spec.side != POSITIVE else reach
+            if half:
+                yield self._tile(rows, rows, False, own, reach)  # a tile on the diagonal holds both orders
+                low = rows.stop
+            for c0 in range(low, high, max(1, wide)):
+                yield self._tile(rows, slice(c0, min(c0 + wide, high)), half, own, reach)
+
+    def own(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [k] (from 0), columns [k] of the pairs of these rows that are not negative, and which are positive."""
+        if self.flat is not None:
+            here = slice(self.edges[rows.start], self.edges[rows.stop])
+            _, row, col, positive = self.flat
+            return row[here] - rows.start, col[here], positive[here]
+        samples = None if self.samples is None else (self.samples[0][rows], self.samples[1])
+        return list_own(self.start[rows], self.end[rows], self.listed, samples)
+
+    def _tile(
+        self, rows: slice, cols: slice, mirrored: bool, own: tuple[Tensor, Tensor, Tensor], reach: tuple[int, int]
+    ) -> Tile:
+        row, col, positive = own
+        if reach[1] <= cols.start or reach[0] >= cols.stop:
+            return Tile(rows, cols, mirrored, None)
+        inside = (col >= cols.start) & (col < cols.stop)
+        place = (row * (cols.stop - cols.start) + col - cols.start)[inside]
+        return Tile(rows, cols, mirrored, (place, positive[inside]) if len(place) else None)
+
+    def buffer(self, name: str, tile: Tile) -> Tensor:
+        """Memory [t, u] that is used again for every tile."""
+        t, u = tile.shape
+        held = self._buffers.get(name)
+        if held is None or held.numel() < t * u:
+            held = self._buffers[name] = self.x.new_empty(t * u)
+        return held[: t * u].view(t, u)
+
+    def scores(self, tile: Tile) -> Tensor:
+        """Scores [t, u] of a tile."""
+        out = torch.mm(self.left[tile.rows], self.right[tile.cols].T, out=self.buffer("scores", tile))
+        if self.spec.similarity == 2:
+            out.clamp_max_(0.0).neg_().sqrt_().neg_()
+        return out
+
+    def losses(self, s: Tensor, tile: Tile) -> Tensor:
+        """Pair losses [t, u]; see `PairForm`."""
+        spec, out = self.spec, self.buffer("losses", tile)
+        if spec.a == 1.0:
+            torch.add(s, self.b, out=out)
+        else:
+            torch.mul(s, spec.a, out=out)
+            if self.b:
+                out.add_(self.b)
+        if spec.shape == 0:
+            return out
+        if spec.shape == 2:
+            torch._C._nn.softplus(out, 1, 40, out=out)  # type: ignore[call-arg]
+        else:
+            out.clamp_min_(0.0)
+        if spec.shape == 3:
+            out.mul_(torch.sub(s, spec.center, out=self.buffer("free", tile)))
+        elif spec.shape == 1 and spec.power == 2.0:
+            out.mul_(out)
+        elif spec.shape == 1 and spec.power != 1.0:
+            out.pow_(spec.power)
+        return out if spec.scale == 1.0 else out.mul_(spec.scale)
+
+    def slopes(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, float]:
+        """dl/ds [t, u] and a factor of it; None for 1."""
+        spec = self.spec
+        if spec.shape == 0:
+            return None, spec.a
+        z = torch.mul(s, spec.a, out=self.buffer("free", tile)).add_(self.b)
+        if spec.shape == 2:
+            return z.sigmoid_(), spec.scale * spec.a
+        z.clamp_min_(0.0)
+        if spec.shape == 3:
+            return z, spec.scale
+        if spec.power == 1.0:
+            return z.sign_(), spec.scale * spec.a
+        return (z if spec.power == 2.0 else z.pow_(spec.power - 1)), spec.scale * spec.a * spec.power
+
+    # ------------------------------------------------------------------------------------ members
+
+    def members_(self, x: Tensor, tile: Tile, absent: float = 0.0) -> Tensor:
+        """Overwrite the entries of x [t, u] that are no members of the side with `absent`."""
+        if self.spec.side != POSITIVE:
+            if tile.own is not None:
+                place, positive = tile.own
+                x.view(-1).index_fill_(0, place if self.spec.side == NEGATIVE else place[~positive], absent)
+            return x
+        if tile.own is None:
+            return x.fill_(absent)
+        place, positive = tile.own
+        kept = x.view(-1)[place[positive]]
+        x.fill_(absent).view(-1)[place[positive]] = kept
+        return x
+
+    def keep(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, Tensor | None]:
+        """Which scores [t, u] the miner keeps for the rows, and where pairs turn for the columns: 1, else 0."""
+        if self.floor is None:
+            return None, None
+        found = [self.floor[tile.rows, None], *([self.floor[None, tile.cols]] if tile.mirrored else [])]
+        for axis, floor in enumerate(found):
+            out = torch.sub(s, floor, out=self.buffer(f"keep {axis}", tile))
+            torch.threshold_(out, 0.0, 0.0).sign_()
+            if self.spec.high != math.inf:
+                out.mul_(s < self.spec.high)
+            found[axis] = self.members_(out, tile)
+        return found[0], found[1] if tile.mirrored else None
+
+    def sum(self, x: Tensor | None, keep: Tensor | None, tile: Tile, axis: int, *, weighed: bool = True) -> Tensor:
+        """Σ w·x over the columns (axis 1) or rows (0) of a tile where a miner keeps them, float64; x None: 1."""
+        if x is None or keep is None:
+            x = keep if x is None else x
+            assert x is not None  # noqa: S101 - without a miner members are counted by labels
+        else:
+            x = torch.mul(x, keep, out=self.buffer("free", tile))
+        if self.weights is None or not weighed:
+            return x.sum(dim=axis).double()
+        rows, cols = self.weights[0][tile.rows].to(x.dtype), self.weights[1][tile.cols].to(x.dtype)
+        found = (x @ cols) * rows if axis else (rows @ x) * cols
+        return found.double()
+
+    def count(self) -> tuple[Tensor, Tensor]:
+        """Σ w and number of each row's members [n], float64; of all pairs the number of the negative ones."""
+        one = torch.ones(self.m, dtype=torch.float64, device=self.x.device)
+        each = one if self.weights is None else self.weights[1].double()
+        found = torch.zeros(4, self.n, dtype=torch.float64, device=self.x.device)
+        tall = TALL if self.flat is None else self.n
+        for r0 in range(0, self.n, max(1, tall)):
+            row, col, positive = self.own(slice(r0, min(r0 + tall, self.n)))
+            here = found[:, r0 : r0 + tall]
+            for place, by in enumerate((each[col], one[col], each[col] * positive, one[col] * positive)):
+                here[place].index_add_(0, row, by)
+        own, owns, positive, positives = found
+        mine = 1.0 if self.weights is None else self.weights[0].double()
+        size = {NEGATIVE: each.sum() - own, POSITIVE: positive, ALL: each.sum() - own + positive}[self.spec.side]
+        return size * mine, positives if self.spec.side == POSITIVE else self.m - owns
+
+    @property
+    def selects(self) -> bool:
+        """Whether losses decide which members count."""
+        return bool(self.spec.drop) or (self.spec.exp == 3 and self.spec.level > -FAR)
+
+    # ------------------------------------------------------------------------------------ single pairs
+
+    def near(self, place: Tensor) -> Tensor:
+        """Scores [n, P] of each row with the columns `place` [n, P] of its own."""
+        found = self.x.new_empty(place.shape)
+        for here, cols, at in self._bands(place):
+            if cols is None and self.spec.similarity:
+                found[here] = (self.y[at] - self.x[here, None]).square_().sum(dim=2).neg_()
+            elif cols is None:
+                found[here] = (self.y[at] * self.x[here, None]).sum(dim=2)
+            else:
+                found[here] = (self.left[here] @ self.right[cols].T).gather(1, at)
+        if self.spec.similarity == 2:
+            found.clamp_max_(0.0).neg_().sqrt_().neg_()
+        return found
+
+    def near_back(self, place: Tensor, found: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of rows and columns from those of the scores that `near` found."""
+        slope = descend_(slope.clone(), found.clone(), self.spec.similarity)
+        pulls = Gradients(self)
+        for here, cols, at in self._bands(place):
+            if cols is None:
+                tile = slope[here]
+                pulls.few(here, at, tile)
+            else:
+                tile = slope.new_zeros(here.stop - here.start, cols.stop - cols.start).scatter_add_(1, at, slope[here])
+                pulls.product(here, cols, tile, 1.0)
+        return pulls.found()[:2]
+
+    def _bands(self, place: Tensor) -> Iterator[tuple[slice, slice | None, Tensor]]:
+        """Rows with the range of their columns, and where the places lie in it; no range where rows are gathered.
+
+        Gathering is cheaper for few places. Distances of near rows, which come in float64, need differences of rows.
+        """
+        number, tall = place.shape[1], 64
+        few = number <= FEW or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
+        step = max(1, GATHER // max(1, number * self.x.shape[1]))
+        for r0 in range(0, self.n, step if few else tall):
+            here = slice(r0, min(r0 + (step if few else tall), self.n))
+            at = place[here]
+            low, high = (0, self.m) if few else (int(x) for x in at.aminmax())
+            if not few and high - low < max(4 * tall, 16 * number):
+                yield here, slice(low, high + 1), at - low
+                continue
+            for first in range(here.start, here.stop, step):
+                some = slice(first, min(first + step, here.stop))
+                yield some, None, place[some]
+
+
+class Gradients:
+    """Gradients of rows and columns, summed over tiles, and of a learned offset."""
+
+    def __init__(self, work: Tiles) -> None:
+        self.work = work
+        self.rows = torch.zeros_like(work.x)
+        self.cols = self.rows if work.square else torch.zeros_like(work.y)
+        self.learned = work.x.new_zeros((), dtype=torch.float64)
+
+    def add(self, tile: Tile, s: Tensor, g: Tensor, factor: float) -> None:
+        """Back-propagate factor·g, with g = dF/ds [t, u] of a tile; overwrites both."""
+        if self.work.spec.by_offset:
+            self.learned += g.sum(dtype=torch.float64) * factor
+        self.product(tile.rows, tile.cols, descend_(g, s, self.work.spec.similarity), factor)
+
+    def product(self, rows: slice, cols: slice, g: Tensor, factor: float) -> None:
+        """Back-propagate factor·g, with g = dF/d⟨x, y⟩ [t, u]."""
+        x, y = self.work.x[rows], self.work.y[cols]
+        self.rows[rows].addmm_(g, y, alpha=factor)
+        self.cols[cols].addmm_(g.T, x, alpha=factor)
+        if self.work.spec.similarity:  # along y - x: independent of the origin
+            self.rows[rows].addcmul_(x, g.sum(dim=1, keepdim=True), value=-factor)
+            self.cols[cols].addcmul_(y, g.sum(dim=0)[:, None], value=-factor)
+
+    def few(self, rows: slice, place: Tensor, g: Tensor) -> None:
+        """Back-propagate g = dF/d⟨x, y⟩ [t, P] of the columns `place` [t, P]."""
+        x, y = self.work.x[rows, None], self.work.y[place]
+        by_row = (y - x if self.work.spec.similarity else y) * g[:, :, None]
+        by_col = -by_row if self.work.spec.similarity else x * g[:, :, None]
+        self.rows[rows] += by_row.sum(dim=1)
+        self.cols.index_add_(0, place.reshape(-1), by_col.reshape(-1, by_col.shape[-1]))
+
+    def found(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of rows, of columns (empty where they are the rows) and of the offset."""
+        spec = self.work.spec
+        learned = self.learned * (spec.by_offset / spec.a) if spec.by_offset else self.learned
+        return self.rows, self.rows.new_empty(0) if self.work.square else self.cols, learned.to(self.rows.dtype)
+
+
+def descend_(g: Tensor, s: Tensor, similarity: int) -> Tensor:
+    """Turn dF/ds into dF/d⟨x, y⟩, in place; overwrites the scores of distances."""
+    if similarity == 1:
+        return g.mul_(2.0)
+    if similarity == 2:  # ds/d⟨x, y⟩ = 1/|x - y|, and 0 at distance 0: the clamp keeps the quotient finite
+        g.mul_(s < 0)
+        return g.div_(s.clamp_max_(-1e-30).neg_())
+    return g
+
+
+def _extend(x: Tensor, times: float) -> Tensor:
+    """Rows (2x, -1, -|x|²), or columns (y, |y|², 1), whose product is -|x - y|²."""
+    norm, one = (x * x).sum(dim=1, keepdim=True), torch.ones_like(x[:, :1])
+    return torch.cat([times * x, -one, -norm] if times == 2.0 else [x, norm, one], dim=1)
