@@ -31,7 +31,7 @@ def scored(seed, measure=None):
 def windowed(miner, relation, pairs):
     """The measures [n, m] of positive and negative pairs that the operators keep by a miner's window."""
     product = nf.losses.Contrastive(miner=miner, similarity=pairs.similarity).product
-    call = OperatorCall(product, relation.sorted_layout(), pairs.rows, pairs.rows, None, 4, ALONE, None)
+    call = OperatorCall(product, relation.sorted_layout(), pairs.rows, pairs.rows, None, 4, ALONE)
     spec, _ = call.spec(product.negative, "negative", high=call.high)
     work, kept = Strips(spec, call.rows, None, call.pairs, call.floor), torch.zeros_like(pairs.scores)
     for tile in work.tiles():
