@@ -12,7 +12,7 @@ import nearfar as nf
 from nearfar.engines import auto, listed_scores, lists
 from nearfar.groups import groupings
 from nearfar.links import Add
-from nearfar.losses import loss as base
+from nearfar.losses import robust
 from nearfar.miners import present
 from nearfar.relations.index_tuples import indexed, listed_pairs
 
@@ -308,5 +308,5 @@ def test_a_nan_of_a_listed_row_shows(similarity):
         for loss in (L.Contrastive(similarity=similarity), L.MultiSimilarity(similarity=similarity)):
             for engine in ("dense", "tiled"):
                 loss.engine = engine
-                value = loss._value(base.Call("Contrastive", e, y, tensor))
+                value = loss._value(robust.Call("Contrastive", e, y, tensor))
                 assert bool(value.isnan()) == broken, (indices, loss, engine)

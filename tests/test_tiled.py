@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
 from nearfar.engines import auto, operator_call, strips
+from nearfar.engines import tiles as tile_engine
 
 L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
@@ -82,7 +83,7 @@ SIZES = {"as they are": {}, "small": {"WIDE": 48, "FULL": 2**12, "KEPT": 0, "GAT
 def test_a_batch_of_hundreds_equals_dense(row, sizes, monkeypatch):
     """Large enough for the shortcuts that look at many pairs by the largest of them; and several tiles of columns."""
     for name, size in SIZES[sizes].items():
-        monkeypatch.setattr(strips, name, size)
+        monkeypatch.setattr(strips if hasattr(strips, name) else tile_engine, name, size)
     rng = torch.Generator().manual_seed(0)
     embeddings = torch.randn(301, 8, generator=rng, dtype=torch.float64)
     check(row.loss, (None, 100), embeddings, torch.randint(0, 60, (301,), generator=rng))

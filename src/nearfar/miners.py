@@ -118,7 +118,7 @@ class ScoredPairs:
 def present(measure: Tensor) -> Tensor:
     """Which rows [g] of a measure [g, n] have any member."""
     # bytes: torch's own `any` over a mask is thirty times slower
-    return (measure.to(torch.uint8) if measure.dtype == torch.bool else measure).amax(dim=1) > 0
+    return (measure.view(torch.uint8) if measure.dtype == torch.bool else measure).amax(dim=1) > 0
 
 
 def _narrow(measure: Tensor, by: Tensor) -> Tensor:

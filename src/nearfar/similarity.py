@@ -12,6 +12,7 @@ lie near each other, losses take float64 rows, or differences of rows (engines/d
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
@@ -55,13 +56,13 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        top = x.abs().amax(dim=1, keepdim=True)
-        scaled = x / (top + (top == 0))
+        tiny = torch.finfo(x.dtype).tiny
+        top = torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True).clamp_min_(tiny)
+        scaled = x / top
         norm = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-        zero = norm == 0
-        norm = norm + zero
-        found: Tensor = scaled / norm
-        ctx.save_for_backward(x, found, torch.where(zero, 0.0, 1 / (norm * top)))
+        least = norm.clamp_min(tiny)
+        found: Tensor = scaled / least
+        ctx.save_for_backward(x, found, (norm / least).div_(least).div_(top))  # 1/|x|, and 0 for a zero row
         return found
 
     @staticmethod

@@ -130,10 +130,18 @@ def check_class_numbers(owner: str, name: str, labels: Tensor) -> None:
         )
 
 
+def widen(x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Rows and references in the wider type of both, and at least in float32: half precision loses the sums."""
+    dtype = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+    if y is not None:
+        dtype = torch.promote_types(dtype, y.dtype)
+    return x.to(dtype), None if y is None else y.to(dtype)
+
+
 def total(w: Tensor, like: Tensor) -> Tensor:
     """The sum Σ w of each group [g], in the floating-point type of the losses."""
     # a mask is summed as bytes: torch would widen it to eight bytes an entry first
-    return (w.to(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
+    return (w.view(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
 
 
 def weighted(x: Tensor, w: Tensor) -> Tensor:
@@ -145,7 +153,7 @@ def weighted(x: Tensor, w: Tensor) -> Tensor:
 def over(x: Tensor, amount: Tensor) -> Tensor:
     """The quotient x / amount, and 0 where the amount is 0: this defines the value of an empty group."""
     empty = amount == 0
-    return torch.where(empty, 0.0, x / torch.where(empty, 1.0, amount))
+    return (x / amount.masked_fill(empty, 1)).masked_fill(empty, 0)
 
 
 def hidden(l: Tensor, w: Tensor, fill: float = -torch.inf) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.process_group import Group
-from nearfar.losses.loss import Call
+from nearfar.losses.robust import Call
 from nearfar.relations.relation import Relation
 
 __all__ = ["Looks", "Sizes", "agree", "sketch"]

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.process_group import in_touch, several
 from nearfar._utils.rng import State, set_states, states
-from nearfar.losses.loss import Labels
+from nearfar.losses.robust import Labels
 
 __all__ = ["Inputs", "cached_step"]
 

@@ -13,7 +13,7 @@ from nearfar._utils.memory import check_room
 from nearfar._utils.tensors import check_labels
 from nearfar.distributed.gather import Distributed
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.loss import Call, Loss
+from nearfar.losses.robust import Call, Loss
 from nearfar.relations.relation import Relation
 
 __all__ = ["CrossBatchMemory", "Staleness", "bytes_of"]

@@ -12,7 +12,7 @@ from nearfar._utils.process_group import Group, ProcessGroup, several
 from nearfar._utils.tensors import check_embeddings, check_placed
 from nearfar.distributed.agreement import Looks, agree
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.loss import Call, Loss
+from nearfar.losses.robust import Call, Loss
 from nearfar.relations.relation import Relation
 
 __all__ = ["Distributed", "JointRows"]

@@ -17,8 +17,7 @@ from nearfar.engines.distances import Raw, distance_rows
 from nearfar.groups.groupings import Product
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import indexed
-from nearfar.relations.relation import Relation
-from nearfar.relations.tile import Tile
+from nearfar.relations.relation import Relation, Tile
 
 __all__ = ["dense_pairs", "dense_value", "keep", "score"]
 
@@ -82,8 +81,9 @@ def score(
 
 def _measures(tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
     """Base measures of the positive and negative pairs: masks, or weights in the dtype of `like`."""
-    positive, negative = tile.positive, tile.negative
-    return (positive, negative) if positive.dtype == torch.bool else (positive.to(like.dtype), negative.to(like.dtype))
+    if tile.weight is None:
+        return tile.same & tile.valid, ~tile.same if tile.own_only else ~tile.same & tile.valid
+    return tile.positive.to(like.dtype), tile.negative.to(like.dtype)
 
 
 def keep(product: Product, pairs: ScoredPairs) -> ScoredPairs:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar.losses.arguments import check_relation
 from nearfar.losses.factors import Factors
-from nearfar.losses.loss import Call
 from nearfar.losses.proxies import Proxies, class_softmax
+from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, Linear
 from nearfar.relations.relation import Relation
 from nearfar.similarity import Centers

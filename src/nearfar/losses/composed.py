@@ -8,8 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.loss import Call
 from nearfar.losses.recipe import Recipe
+from nearfar.losses.robust import Call
 
 __all__ = ["Composed"]
 

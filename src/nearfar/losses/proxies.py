@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from nearfar._utils.settings import Number, Positive, Whole
-from nearfar._utils.tensors import check_labels, readable
+from nearfar._utils.tensors import check_labels, readable, widen
 from nearfar.engines import plain_parts
 from nearfar.links import Add, PerPositive
 from nearfar.losses.composed import Composed
 from nearfar.losses.factors import Factors, Pairs
-from nearfar.losses.loss import Call, raw_rows
+from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, Linear
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
@@ -166,7 +166,8 @@ class ClassSoftmax(Proxies, ABC):
             return super()._value(call)
         if not readable(labels) or product.similarity.shifts or not plain_parts(product):
             return super()._value(call)
-        rows, cols = product.similarity.prepared(*raw_rows(self._inner(call)))
+        inner = self._inner(call)
+        rows, cols = product.similarity.prepared(*widen(inner.embeddings, inner.ref_emb))
         scores, own = product.similarity.scores(rows, cols), labels.long()
         logit = -product.positive(scores.gather(1, own[:, None]), +1)
         return cross_entropy(product.negative(scores, -1).scatter(1, own[:, None], logit), own)

@@ -8,36 +8,185 @@ Named losses (nearfar.losses) are one-line recipes of it.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, cast, dataclass_transform
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import Deferred, DegenerateBatchWarning, constant_when_compiled
-from nearfar._utils.settings import MISSING
+from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.settings import MISSING, Settings
 from nearfar._utils.shortcuts import Part
-from nearfar.engines import Plan, by_list, by_other_engine, check_strips, dense_pairs, dense_value, make_plan
+from nearfar._utils.tensors import (
+    check_embeddings,
+    check_labels,
+    check_placed,
+    check_reference,
+    check_reference_rows,
+    widen,
+)
+from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, dense_pairs, dense_value, make_plan
+from nearfar.engines.recordings import DEVICES, Replays, replayed
 from nearfar.groups.groupings import AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
+from nearfar.losses.arguments import check_relation
 from nearfar.losses.degenerate import Had
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets
-from nearfar.losses.loss import Call, Loss, raw_rows, work_type
 from nearfar.miners import Miner
-from nearfar.pairs import PairLoss
-from nearfar.relations.index_tuples import check_apart
+from nearfar.relations.index_tuples import check_apart, check_indices
 from nearfar.relations.relation import Relation
 from nearfar.relations.representatives import Anchors
-from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Cosine, Similarity, called
 
-__all__ = ["RobustLoss"]
+__all__ = ["Call", "Labels", "Loss", "RobustLoss"]
 
-PLANNED = 64
-"""Rows of the batch for which a plan is printed: counts such as "8B" follow the batch."""
+
+Labels = Tensor | Relation | None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each holding all of it.
+
+    A recording knows more: the type that products may be taken in, and the most positives of a row.
+    """
+
+    owner: str
+    embeddings: Tensor
+    labels: Labels
+    indices: tuple[Tensor, ...] | None = None
+    ref_emb: Tensor | None = None
+    ref_labels: Tensor | None = None
+    ids: Tensor | None = None
+    ref_ids: Tensor | None = None
+    ranks: ProcessGroup | None = None
+    low: torch.dtype | None = None
+    width: int | None = None
+
+    @property
+    def reference(self) -> Tensor:
+        """The rows that are compared with: the batch itself, where no others came."""
+        return self.embeddings if self.ref_emb is None else self.ref_emb
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m), the size of the matrix of pairs."""
+        return len(self.embeddings), len(self.reference)
+
+    def relation(self) -> Relation:
+        """The checked relation: as given, from labels, or left open where an index tuple says which pairs there are."""
+        if self.ref_emb is not None:
+            check_reference_rows(self.owner, self.embeddings, self.ref_emb)
+        if self.indices is not None:
+            check_indices(self.owner, self.indices, self.shape)
+        if isinstance(self.labels, Relation):
+            check_relation(
+                self.owner, self.labels, self.embeddings, self.ref_emb, (self.ref_labels, self.ids, self.ref_ids)
+            )
+            return self.labels
+        ids: Any = {"ids": self.ids, "ref_ids": self.ref_ids}
+        if self.labels is None:
+            if self.indices is None:
+                raise ValueError(
+                    f"{self.owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
+                )
+            # no two rows are positives of each other, and no matrix has to say so
+            n, m = self.shape
+            each = torch.arange(n + m, device=self.embeddings.device)
+            return Relation.from_labels(each[:n], None if self.ref_emb is None else each[n:], **ids)
+        device = self.embeddings.device
+        check_labels(self.owner, "labels", self.labels, len(self.embeddings), device)
+        check_reference(self.owner, self.embeddings, self.ref_emb, self.ref_labels)
+        if self.ref_labels is not None:
+            check_labels(self.owner, "ref_labels", self.ref_labels, len(self.reference), device)
+        return Relation.from_labels(self.labels, self.ref_labels, **ids, width=self.width)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+class Loss(Settings, ABC):
+    """A metric-learning loss: called with embeddings and labels, and able to explain itself."""
+
+    keyword_only = True
+    owner = ""
+    """The name in messages; that of the class, unless the loss is part of another one."""
+
+    def _prepare(self) -> None:
+        self.owner = type(self).__name__
+        self._replays = Replays()
+
+    @abstractmethod
+    def _value(self, call: Call) -> Tensor: ...
+
+    @abstractmethod
+    def _explanation(self, call: Call) -> Explanation: ...
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Labels = None,
+        indices: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The loss, a differentiable scalar (or [n] with reduction="none").
+
+        Args:
+            embeddings: [n, d] floating. Half precision is computed in float32.
+            labels: [n] integers, or a `Relation`; may be left out where `indices` say everything.
+            indices: a miner's index tuple, (anchor, positive, negative) or (anchor, positive, anchor, negative).
+            ref_emb: [m, d] reference rows; without them the batch is its own reference and no row meets itself.
+            ref_labels: [m] integers of the reference rows.
+            ids: [n] which sample each row is; equal `ids` and `ref_ids` are the same sample and are not paired.
+            ref_ids: [m] likewise for the reference rows.
+
+        A batch with nothing to learn from gives a zero that keeps the graph, and one warning that says why.
+        """
+        return self._judged(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
+
+    def _judged(self, call: Call) -> Tensor:
+        """Validate the embeddings, switch autocast off, compute the value."""
+        check_embeddings(self.owner, "embeddings", call.embeddings)
+        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
+            recorded = call.embeddings.device.type in DEVICES and not torch.compiler.is_compiling()
+            core = self._core() if recorded else None
+            value = None if core is None else replayed(self, core, call)
+            if value is not None:
+                return value
+            check_placed(self.owner, self, call.embeddings.device)
+            return self._value(call)
+
+    def _core(self) -> Any:
+        """The product inside, if a call depends on its arguments, parameters and settings alone; else None."""
+        return None
+
+    def explain(
+        self,
+        embeddings: Tensor,
+        labels: Labels = None,
+        indices: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Explanation:
+        """The value, and the losses, weights p* and dual variables that produced it. Same arguments as the call."""
+        return self._examined(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
+
+    def _examined(self, call: Call) -> Explanation:
+        """Validate the embeddings, switch autocast off, explain the value."""
+        check_embeddings(self.owner, "embeddings", call.embeddings)
+        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
+            check_placed(self.owner, self, call.embeddings.device)
+            return self._explanation(call)
 
 
 class RobustLoss(Loss):
@@ -116,7 +265,7 @@ class RobustLoss(Loss):
     @property
     def plan(self) -> Plan:
         """How the loss is computed, in symbols; `loss.plan.refused` says what keeps it from the operators."""
-        return make_plan(self.product.at(PLANNED))
+        return make_plan(self.product.at(64))  # counts such as "8B" follow the batch
 
     @property
     def product(self) -> Product:
@@ -131,25 +280,10 @@ class RobustLoss(Loss):
     def _now(self, product: Product) -> Product:
         return product  # a loss may change it from step to step
 
-    @property
-    def pair_positive(self) -> PairLoss:
-        """The pair loss of positive pairs."""
-        return self.product.positive
-
-    @property
-    def pair_negative(self) -> PairLoss:
-        """The pair loss of negative pairs."""
-        return self.product.negative
-
-    @property
-    def over_positive(self) -> UncertaintySet:
-        """The set of positive pairs, or of all pairs of a group."""
-        return self.product.over_positive
-
-    @property
-    def over_negative(self) -> UncertaintySet:
-        """The set of negative pairs."""
-        return self.product.over_negative
+    pair_positive = property(lambda self: self.product.positive, doc="The pair loss of positive pairs.")
+    pair_negative = property(lambda self: self.product.negative, doc="The pair loss of negative pairs.")
+    over_positive = property(lambda self: self.product.over_positive, doc="The set of positive pairs, or of all.")
+    over_negative = property(lambda self: self.product.over_negative, doc="The set of negative pairs.")
 
     @property
     def exact_gradient(self) -> bool:
@@ -166,13 +300,13 @@ class RobustLoss(Loss):
         if 0 in call.shape:
             self._warn(call, relation, product, None)
             return _zero(call).expand(len(call.embeddings)) if product.reduction == "none" else _zero(call)
-        product, plan = self._planned(product, len(call.embeddings))
-        x, y = raw_rows(call)
-        if (value := None if self.engine == "dense" else by_list(self, call, relation, product, (x, y))) is not None:
+        dense, found = self.engine == "dense" or self._is_small(call), None
+        product, plan = (product.at(call.shape[0]), None) if dense else self._planned(product, call.shape[0])
+        x, y = widen(call.embeddings, call.ref_emb)
+        if (value := None if dense else by_list(self, call, relation, product, (x, y))) is not None:
             return value
         rows = product.similarity.prepared(x, y)
-        found = None
-        if self.engine != "dense":
+        if plan is not None:
             found = by_other_engine(self, call, relation, product, plan, (x, y), rows)
         if found is not None:
             self._warn(call, relation, product, Had(*found[1:]))
@@ -187,12 +321,18 @@ class RobustLoss(Loss):
             self._warn(call, relation, product, Had(pairs.had_positive, pairs.had_negative))
             return dense_value(product, pairs).to(x.dtype)
 
+    def _is_small(self, call: Call) -> bool:
+        """Whether "auto" is dense for so few pairs, whatever the loss: a decision that needs no plan."""
+        (n, m), least = call.shape, auto.LEAST.get(call.embeddings.device.type, auto.LEAST["cpu"])
+        small = n * m < min(least.operators, auto.SHARED) and n * m * m < auto.MOST
+        return small and self.engine == "auto" and call.indices is None
+
     def _explanation(self, call: Call) -> Explanation:
         relation, product = self._relation(call), self.product
         if 0 in call.shape:
             self._warn(call, relation, product, None)
             return unexplained(_zero(call))
-        product, raw = product.at(len(call.embeddings)), raw_rows(call)
+        product, raw = product.at(len(call.embeddings)), widen(call.embeddings, call.ref_emb)
         rows = product.similarity.prepared(*raw)
         pairs = dense_pairs(product, *rows, relation, call.indices, once=self.listed_once, raw=raw)
         self._warn(call, relation, product, Had(pairs.had_positive, pairs.had_negative))
@@ -256,4 +396,5 @@ def _teaching(product: Product, had: Had) -> Tensor:
 
 def _zero(call: Call) -> Tensor:
     """A zero that keeps the graph of a batch without rows."""
-    return (call.embeddings.sum() * 0 + call.reference.sum() * 0).to(work_type(call))
+    x, y = widen(call.embeddings, call.reference)
+    return x.sum() * 0 if y is None else x.sum() * 0 + y.sum() * 0

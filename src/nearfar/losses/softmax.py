@@ -12,8 +12,8 @@ from nearfar.groups.groupings import Reduction
 from nearfar.links import Add, PerPositive, ShareLink, SoftplusLink
 from nearfar.losses.composed import Composed
 from nearfar.losses.factors import Factors
-from nearfar.losses.loss import Call
 from nearfar.losses.recipe import Recipe
+from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean

@@ -11,7 +11,7 @@ from nearfar._utils.settings import Positive
 from nearfar._utils.shortcuts import check_part
 from nearfar.losses.annealing import advance
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.loss import Call, Loss
+from nearfar.losses.robust import Call, Loss
 
 __all__ = ["SpreadFloor", "spread"]
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.relations.near import Near
+from nearfar.relations.near import Near, Weights, listed
 
 __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Narrow", "Sorted",
-           "flags_of", "list_own"]  # fmt: skip
+           "flags_of", "list_own", "listed_layout"]  # fmt: skip
 
 NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
 """How a row and a column are known to be the same sample."""
@@ -348,3 +348,23 @@ def flags_of(labels: Both, ignore: int | None, projection: Any, among: Both | No
     if among is not None:
         rows, cols = rows * among[0], cols * among[1]
     return rows, cols
+
+
+def listed_layout(
+    shape: tuple[int, int], square: bool, orders: int | Tensor, near: tuple[Any, ...], weights: Weights | None
+) -> Layout | None:
+    """The layout of a relation whose pairs that are not negative are a short list; None where they are many.
+
+    Args:
+        shape: (n, m).
+        square: the columns are the rows.
+        orders: see `Layout`.
+        near: pairs of one label, of one sample, and known pairs, as `near.listed` takes them.
+        weights: of rows and columns, or of pairs.
+    """
+    found = None if isinstance(weights, Tensor) else listed(shape, near[0], near[1], near[2], weights)
+    if found is None:
+        return None
+    device = found.keys.device
+    rows, cols = (torch.arange(size, device=device) for size in shape)
+    return Layout((rows, cols), square, orders, weights=weights, symmetric=square, near=found)  # type: ignore[arg-type]

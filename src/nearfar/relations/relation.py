@@ -17,8 +17,8 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_whole
 from nearfar._utils.tensors import check_class_numbers, readable
-from nearfar.relations.layout import ID, NOWHERE, POSITION, POSITION_THEN_ID, Layout, flags_of
-from nearfar.relations.near import consistent, entries, listed, meetings, once, own_pairs, together
+from nearfar.relations.layout import ID, NOWHERE, POSITION, POSITION_THEN_ID, Layout, flags_of, listed_layout
+from nearfar.relations.near import consistent, entries, meetings, once, own_pairs, together
 from nearfar.relations.one_a_class import first_of_each
 from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_matrix, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
@@ -74,10 +74,7 @@ class Relation(ABC):
         """Which rows act as anchors when class representatives are marked."""
         return None if self._projection is None else self._projection.anchors
 
-    @property
-    def weighted(self) -> bool:
-        """Whether pairs or samples have weights."""
-        return self._weights is not None
+    weighted = property(lambda self: self._weights is not None, doc="Whether pairs or samples have weights.")
 
     def projected(self, anchors: Anchors, *, among: bool = False) -> Relation:
         """The relation with another choice of anchors; the same relation if there are no representatives.
@@ -206,16 +203,10 @@ class Relation(ABC):
         return found
 
     def _listed(self) -> Layout | None:
-        if self._weights is not None and self._ref_weights is None:
-            return None  # weights [n, m] of pairs
-        same, ids = self._same_pairs(), (self._ids, self._ref_ids)
-        met = own_pairs(self.shape, self.device, ids, self.square or self.reference_starts_with_batch, self._is_itself)
-        weights = together(self._weights, self._ref_weights)
-        near = listed(self.shape, same, met, self._known(EVERYTHING, EVERYTHING), weights)
-        if near is None:
-            return None
-        labels = tuple(torch.arange(size, device=self.device) for size in self.shape)
-        return Layout(labels, self.square, self.orders, weights=weights, symmetric=self.square, near=near)  # type: ignore[arg-type]
+        ids, own = (self._ids, self._ref_ids), self.square or self.reference_starts_with_batch
+        met = own_pairs(self.shape, self.device, ids, own, self._is_itself)
+        near, weights = (self._same_pairs(), met, self._known(EVERYTHING, EVERYTHING)), self._weights
+        return listed_layout(self.shape, self.square, self.orders, near, together(weights, self._ref_weights))
 
     def _same_pairs(self) -> Tensor | None:
         """Flat indices i·m + j of the pairs of one label, in any order; None where they are too many to list."""
@@ -229,7 +220,7 @@ class Relation(ABC):
             valid = valid & self._projection.allowed(rows, cols, same)
         if self._among is not None:
             valid = valid & self._among[0][rows, None] & self._among[1][None, cols]
-        return Tile(same, valid, self._weight(rows, cols))
+        return Tile(same, valid, self._weight(rows, cols), self.square and self.plain_labels() is not None)
 
     def dense(self) -> Tile:
         """The masks of all n x m pairs."""
@@ -238,11 +229,9 @@ class Relation(ABC):
     def counts(self) -> tuple[Tensor, Tensor]:
         """Total measure of the positive and of the negative pairs of each row, [n] and [n]; computed in strips."""
         n, tall = self.shape[0], max(1, 2**20 // max(self.shape[1], 1))
-        tiles = (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, n, tall))
-        strips = [(tile.positive.sum(dim=1), tile.negative.sum(dim=1)) for tile in tiles]
-        if not strips:
-            return (torch.zeros(0, dtype=torch.int64, device=self.device),) * 2
-        return torch.cat([positive for positive, _ in strips]), torch.cat([negative for _, negative in strips])
+        tiles = (self.tile(slice(i, min(i + tall, n)), EVERYTHING) for i in range(0, max(1, n), tall))
+        positive, negative = zip(*((tile.positive.sum(dim=1), tile.negative.sum(dim=1)) for tile in tiles), strict=True)
+        return torch.cat(positive), torch.cat(negative)
 
     def width(self, positive: Tensor) -> int:
         """Maximum number of positives per row of the measure `positive`: counted on a CPU, else `width`, else m."""
@@ -258,6 +247,8 @@ class Relation(ABC):
         return widest if self._width is None else limit
 
     def _itself(self, rows: slice, cols: slice) -> Tensor:
+        if self.square and rows == cols == EVERYTHING:
+            return torch.eye(self.shape[0], dtype=torch.bool, device=self.device)
         here, there = (torch.arange(count, device=self.device) for count in self.shape)
         return self._is_itself(here[rows, None], there[None, cols])
 

@@ -47,10 +47,10 @@ def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> 
     z = l / gamma
     if w.dtype != torch.bool:
         z = z + torch.where(w > 0, w, 1.0).log()
-    empty = size == 0
-    # the row of an empty group is set to zeros, so that its log-sum-exp, which is discarded, is finite
-    z = hidden(z, (w > 0 if w.dtype != torch.bool else w) | empty[:, None])
-    return torch.where(empty, 0.0, torch.logsumexp(z, dim=1))
+        w = w > 0
+    # absent members have a finite logarithm, so that the log-sum-exp of an empty group, which is discarded, is finite
+    z = z.masked_fill(~w, torch.finfo(z.dtype).min / 2)
+    return torch.logsumexp(z, dim=1).masked_fill(size == 0, 0)
 
 
 def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
@@ -111,10 +111,10 @@ class KL(UncertaintySet, swift=True):
         return over(weighted(gentle((l - top) / self.gamma), w), norm)
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
+        if not self.normalized:
+            return self.gamma * log_partition(l, w, self.gamma, mass)
         top, z = centered(l, w, mass)  # mass = total measure of the group
-        if self.normalized:
-            return top + self.gamma * log_average(z, w, self.gamma, mass)
-        return top + self.gamma * log_partition(z, w, self.gamma, mass)
+        return top + self.gamma * log_average(z, w, self.gamma, mass)
 
 
 class KLStream(Stream):

@@ -13,8 +13,7 @@ from nearfar.engines import dense_value
 from nearfar.engines.dense import keep
 from nearfar.groups.groupings import Product
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.loss import Call
-from nearfar.losses.robust import RobustLoss
+from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs
 from nearfar.pml._mined import Mined
 from nearfar.pml._native import SCALARS, Indices, Setup, is_ours, masks, setup, suit
