@@ -202,9 +202,9 @@ def _describe(product: Product) -> tuple[str, ...]:
     wide, scope = product.over_wide, product.groups.scope or type(product.groups).__name__
     fold, joined = wide.fold(), scope in ("batch", "anchor")
     who = "the batch" if scope in ("batch", "sign", "balanced") else "each row"
-    members = "all pairs" if product.everyone or joined else "negative pairs"
+    members = "all pairs" if product.everyone or joined else "the negative pairs"
     folded = repr(wide) if fold is None else FOLDS[fold.kind].format(gamma=fold.gamma)
-    lines.append(f"fold      t = {folded}, over the {members} of {who}")
+    lines.append(f"fold      t = {folded}, over {members} of {who}")
     link = "positive + negative value" if product.link is None else repr(product.link)
     sides = f"{wide!r} of all pairs" if joined else f"{product.over_positive!r} of positive pairs, {link}"
     lines.append(f"finish    {scope}: {sides}, {product.reduction}")
@@ -230,8 +230,9 @@ def _pair(pair: Any, sign: int) -> str:
 
 
 def _factor(x: Any) -> str:
-    """A number in front of another one: nothing for 1."""
-    return "" if not isinstance(x, torch.Tensor) and x == 1 else f"{_number(x)}·"
+    """A number in front of another one: nothing for 1, a sign for -1."""
+    signs = {1: "", -1: "-"}
+    return signs[x] if not isinstance(x, torch.Tensor) and x in signs else f"{_number(x)}·"
 
 
 def _term(x: Any, sign: int = 1) -> str:
