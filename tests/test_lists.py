@@ -74,7 +74,7 @@ def test_a_list_is_kept_for_one_call_unless_the_matrix_was_written_to():
     assert relation.sorted_layout().near.positive.sum() == 1
 
 
-@pytest.mark.parametrize("name", ["several labels", "matrix, marks", "weights of pairs, memory"])
+@pytest.mark.parametrize("name", ["several labels", "matrix, marks", "a sample of two labels"])
 def test_broken_rows_show(name):
     relation = LISTS[name]()
     x = rows(12)

@@ -323,7 +323,7 @@ class RobustLoss(Loss):
 
     def _is_small(self, call: Call) -> bool:
         """Whether "auto" is dense for so few pairs, whatever the loss: a decision that needs no plan."""
-        (n, m), least = call.shape, auto.LEAST.get(call.embeddings.device.type, auto.LEAST["cpu"])
+        (n, m), least = call.shape, auto.LEAST.get(call.embeddings.device.type, auto.Least(0, 0))
         small = n * m < min(least.operators, auto.SHARED) and n * m * m < auto.MOST
         return small and self.engine == "auto" and call.indices is None
 
