@@ -1,9 +1,8 @@
-"""What pytest leaves alone: doctests are collected from every module, and some cannot be imported everywhere.
+"""Settings of pytest for the whole project.
 
-Files that import a package of an extra are skipped where it is missing (tests/needs.py). A GPU is seen by tests marked
-`gpu`, and hidden from all others, which then compute what they compute elsewhere.
-
-And what the collector of garbage leaves alone: all that is there before the first test.
+- Files whose packages are not installed are skipped with the reason (tests/support/needs.py).
+- Only tests marked `gpu` see a GPU; it is hidden from all others, whose results then do not depend on the machine.
+- Garbage collection ignores objects that exist before the first test.
 """
 
 from __future__ import annotations
@@ -17,19 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "tests"))
 from needs import lacking
 
-collect_ignore = []
+collect_ignore = ["tests/support"]
 if os.environ.get("TRITON_INTERPRET") != "1":
     # other tests run these in a process of their own
-    collect_ignore += [f"tests/fused_{name}.py" for name in ("cases", "collapsed", "zeros")]
-    collect_ignore += [f"tests/{name}_fused.py" for name in ("learned", "own_parts", "settings")]
-    collect_ignore += ["tests/fuzz_cases.py"]
+    collect_ignore += ["tests/interpreted"]
 if importlib.util.find_spec("triton") is None:
     collect_ignore += [f"src/nearfar/engines/_kernels{name}.py" for name in ("", "_pairs", "_top", "_triplets")]
-    collect_ignore += ["tests/fused_compiled.py"]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,84 @@
+"""Real processes on loopback: each runs a function of a test module with gloo, and what it gives comes back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import forks
+import torch
+
+HERE = Path(__file__).parent
+START = """
+import os, sys
+sys.path[:0] = sys.argv[1].split(os.pathsep)
+from datetime import timedelta
+from importlib import import_module
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+module, name, out, seconds = sys.argv[2:6]
+dist.init_process_group("gloo", timeout=timedelta(seconds=float(seconds)))
+try:
+    found = getattr(import_module(module), name)(dist.get_rank(), dist.get_world_size())
+    torch.save(found, f"{out}/{dist.get_rank()}.pt")
+    dist.barrier()
+finally:  # also when it fails, so that what is seen of it is its error, and not that gloo's threads aborted it
+    dist.destroy_process_group()
+"""
+
+
+def environment(world: int, *, gpu: bool = False) -> dict[str, str]:
+    """What `world` processes need to find each other, but for their rank; they see no GPU unless asked."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+    } | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def start(code: str, *words: str, world: int, gpu: bool = False) -> list[forks.Fork | subprocess.Popen[bytes]]:
+    """The same code as rank 0, 1, ... of `world`; forks, but for those that use a GPU."""
+    shared = environment(world, gpu=gpu)
+    told = [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
+    if gpu:
+        real = [sys.executable, "-c", code, *words]
+        return [subprocess.Popen(real, env=env, stderr=subprocess.PIPE) for env in told]
+    return [forks.start(code, *words, env=env) for env in told]
+
+
+def together(module: str, name: str, world: int, folder: Path, seconds: float = 60, *, gpu: bool = False) -> list[Any]:
+    """What `module.name(rank, world)` gives on each rank."""
+    ranks = start(START, os.pathsep.join(forks.PATHS), module, name, str(folder), str(seconds), world=world, gpu=gpu)
+    errors = [process.communicate(timeout=400)[1].decode() for process in ranks]
+    codes = [process.returncode for process in ranks]
+    assert codes == [0] * world, "\n".join([f"exit codes {codes}", *errors])
+    return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world)]
+
+
+def plain_pytest(**more: str) -> dict[str, str]:
+    """The environment of a pytest that a test starts: no options and no plugins of the one that runs."""
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return {**outside, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
+
+
+def interpreted(file: str) -> str:
+    """Run a file of tests under Triton's interpreter, and return what it printed; they must pass.
+
+    Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own.
+    """
+    env = plain_pytest(TRITON_INTERPRET="1")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
