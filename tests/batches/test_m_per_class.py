@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tracemalloc
 from collections import Counter
 
@@ -11,15 +10,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samplers import labels_of, saved
 from torch.utils.data import DataLoader, TensorDataset
 
 from nearfar.batches import MPerClass, m_per_class
 from nearfar.batches.sampler import class_rounds
-
-
-def labels_of(sizes, seed=0):
-    y = np.repeat(np.arange(len(sizes)) * 3 - 2, sizes)
-    return np.random.default_rng(seed).permutation(y)
 
 
 @st.composite
@@ -129,14 +124,6 @@ def test_the_parts_of_the_ranks_are_the_batch(world):
             assert [row for share in shares for row in share] == batch
             sizes = [len(share) for share in shares]
             assert max(sizes) - min(sizes) <= 1
-
-
-def saved(state):
-    """Through a file that may hold nothing but plain things and tensors."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3, 7, 8, 11])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from oracles.similarity import scores
+from samplers import saved
 
 import nearfar as nf
 from nearfar.batches import Proximal, violations
-from tests.batches.test_m_per_class import saved
 
 
 def net():

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samplers import labels_of, saved
 
 from nearfar.batches import HardClasses, Proximal, Representatives
-from tests.batches.test_m_per_class import labels_of, saved
 
 SIZES = [4, 2, 5, 3, 1, 3]
 

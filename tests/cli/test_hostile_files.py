@@ -12,7 +12,7 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from bombs import bomb
+from hostile_files import Payload, bomb
 from PIL import Image
 from shell import Flat, run, saved
 from typer.testing import CliRunner
@@ -23,7 +23,6 @@ from nearfar.report.journal import read_journal
 from nearfar.runs.config import save
 from nearfar.train import checkpoint, parse
 from nearfar.train.folder import MARK
-from tests.models.test_trust_model import Payload
 
 torch.set_num_threads(1)
 X, Y = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32), np.repeat(np.arange(4), 3)

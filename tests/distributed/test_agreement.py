@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine_cases import larger
 from processes import together
 from torch import nn
 
 import nearfar as nf
-from tests.engines.test_tiled import larger
 
 L = nf.losses
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from engine_cases import larger
 from processes import together
 from table import ROWS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nearfar as nf
-from tests.engines.test_tiled import larger
 
 L = nf.losses
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}

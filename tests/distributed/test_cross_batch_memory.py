@@ -6,10 +6,10 @@ import io
 
 import pytest
 import torch
+from engine_cases import larger, on
 from table import ROWS
 
 import nearfar as nf
-from tests.engines.test_tiled import larger, on
 
 L, M = nf.losses, nf.miners
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}

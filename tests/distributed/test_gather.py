@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from gathered_cases import Share, cases
+from engine_cases import larger
+from gathered_cases import Share, cases, same
 from processes import together
 
 import nearfar as nf
 from nearfar._utils.process_group import ProcessGroup, cuts
-from tests.engines.test_tiled import larger
-
-CLOSE = {"atol": 1e-10, "rtol": 1e-10}
-
-
-def same(found: list[Any], wanted: Any, name: str) -> None:
-    """What all ranks found is what one process found; gradients of rows are put one behind the other."""
-    if isinstance(wanted, dict):
-        for key in wanted:
-            parts = [x[key] for x in found if key in x]
-            if key in ("rows", "refs"):
-                torch.testing.assert_close(torch.cat(parts), wanted[key], **CLOSE)
-            else:
-                same(parts, wanted[key], f"{name}, {key}")
-    elif isinstance(wanted, list):
-        for place, value in enumerate(wanted):
-            same([x[place] for x in found], value, name)
-    elif isinstance(wanted, torch.Tensor):
-        for part in found:
-            torch.testing.assert_close(part, wanted, **CLOSE)
-            assert torch.equal(part, found[0]), f"{name} differs between ranks"
-    else:
-        assert all(part == wanted for part in found), name
 
 
 @pytest.mark.filterwarnings("ignore::nearfar.DegenerateBatchWarning")

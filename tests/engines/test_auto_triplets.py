@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from engine_cases import CLOSE, largest, measured, on
 
 import nearfar as nf
 from nearfar.engines import tiled, worth_tiling
 from nearfar.groups.triplets import widest
-from tests.engines.test_tiled import CLOSE, largest, measured, on
 
 L = nf.losses
 LOSSES = {

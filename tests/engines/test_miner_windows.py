@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine_cases import MINERS, measured, on
 
 import nearfar as nf
 from nearfar._utils.process_group import ALONE
@@ -11,7 +12,6 @@ from nearfar.engines.finish import Call, RefusalError
 from nearfar.engines.strips import Strips
 from nearfar.miners import ScoredPairs, Window, present
 from nearfar.similarity import Cosine
-from tests.engines.test_tiled import MINERS, measured, on
 
 Y = torch.tensor([3, 0, 1, 0, 2, 1, 0, 1, 1, 4, 2])
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from engine_cases import MINERS, check, some
 from table import DIM
 
 import nearfar as nf
 from nearfar.engines.tiled import lean_way
-from tests.engines.test_tiled import MINERS, check, some
 from tests.relations.test_layout import LISTS
 
 L, P, R, S = nf.losses, nf.pairs, nf.Relation, nf.sets

@@ -11,9 +11,9 @@ import pytest
 import torch
 from needs import need
 from oracles import retrieval as oracle
+from retrieval_cases import PROBLEMS, judged, problem
 
 import nearfar as nf
-from tests.evaluation.test_retrieval import PROBLEMS, judged, problem
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 torch.set_num_threads(1)

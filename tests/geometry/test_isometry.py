@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from geometry_cases import TOY, TOY_LABELS, drawn, moved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import geometry as oracle
 
 import nearfar.geometry as G
-from tests.geometry.test_separation import TOY, TOY_LABELS, drawn, moved
 
 
 def circle(k):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from geometry_cases import TOY, TOY_LABELS, drawn, moved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import geometry as oracle
@@ -15,7 +16,6 @@ import nearfar.geometry as G
 from nearfar.geometry.constraints import Program, splits
 from nearfar.geometry.spaces import SPACES
 from nearfar.similarity import unit
-from tests.geometry.test_separation import TOY, TOY_LABELS, drawn, moved
 
 separation = sys.modules["nearfar.geometry.separation"]
 rungs = sys.modules["nearfar.geometry.ladder"]

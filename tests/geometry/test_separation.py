@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from geometry_cases import TOY, TOY_LABELS, drawn, moved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import geometry as oracle
@@ -19,22 +20,6 @@ from nearfar.similarity import unit
 
 separation = sys.modules["nearfar.geometry.separation"]
 flat = sys.modules["nearfar.geometry.thickness"]
-TOY = torch.tensor([(0, 0), (2, 0.3), (0.8, 1.5), (1.1, 0.2), (2.6, 1.6)], dtype=torch.float64)
-TOY_LABELS = torch.tensor([0, 0, 0, 1, 1])
-
-
-def drawn(seed, rows=9, width=3, classes=3):
-    noise = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, width, generator=noise, dtype=torch.float64), torch.arange(rows) % classes
-
-
-def moved(x, seed=0, scale=1.0):
-    """A rigid motion (with a reflection for odd seeds) of x, scaled."""
-    noise = torch.Generator().manual_seed(seed)
-    width = x.shape[1]
-    q, _ = torch.linalg.qr(torch.randn(width, width, generator=noise, dtype=torch.float64))
-    q[:, 0] *= -1 if seed % 2 else 1
-    return scale * (x.double() @ q) + 5 * torch.randn(width, generator=noise, dtype=torch.float64)
 
 
 def test_toy_hardness_and_its_triplet():

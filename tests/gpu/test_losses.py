@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from engine_cases import on
 from processes import together
 from table import IDS, ROWS, random_batch, tensors
 
 import nearfar as nf
-from tests.engines.test_tiled import on
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,13 +9,12 @@ import os
 
 import pytest
 import torch
-from collapsed import APART, LOSSES, collapsed, holds, off, slope
+from collapsed import APART, EUCLIDEAN, LOSSES, collapsed, crowd, holds, off, slope, stated
 from interpreter import quicken
 
 import nearfar as nf
 from nearfar._utils.process_group import ALONE
 from nearfar.engines.finish import Call, finish
-from tests.properties.test_close_rows import EUCLIDEAN, crowd, stated
 
 assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once
 quicken()

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreter import quicken
+from interpreter import counted, quicken
 from learned_cases import CASES
 from settings_cases import batch
 
-from nearfar.engines import auto
-
 quicken()
-
-
-def counted(monkeypatch):
-    """What the kernels found, in a list that grows; strips in PyTorch are not counted."""
-    plain, seen = auto.finish, []
-
-    def heard(*given, low, **more):
-        found = plain(*given, low=low, **more)
-        if low is not None:
-            seen.append(found)
-        return found
-
-    monkeypatch.setattr(auto, "finish", heard)
-    return seen
 
 
 def gradients(loss, number, engine):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreter import quicken
+from interpreter import counted, quicken
 from settings_cases import CASES, FIXED, given, make, measured, other, part, same
 
 import nearfar as nf
-from tests.interpreted.test_learned_numbers import counted
 
 quicken()
 NUMBERS = [

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from linear_problems import hessian, problem, problems
 from oracles import descent as oracle
 
 from nearfar.linear import TripletObjective, ccp, descend, psd_reference, safe_step
 from nearfar.linear.ccp import Subproblem, ccp_step, duality_gap, majorizer
 from nearfar.linear.descent import size
-from tests.linear.test_descent import problems
-from tests.linear.test_objective import hessian, problem
 
 
 @pytest.mark.parametrize(("margin", "mu"), [(0.0, 1.0), (0.5, 0.3)])

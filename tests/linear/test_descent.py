@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear_problems import hessian, problem, problems
 from oracles import descent as oracle
 
-from nearfar.linear import ContrastiveObjective, TripletObjective, descend, safe_step
+from nearfar.linear import TripletObjective, descend, safe_step
 from nearfar.linear.descent import exact_step, single_triplet_step, size
-from tests.linear.test_objective import hessian, problem
 
 E1, E2 = (torch.eye(2, dtype=torch.float64)[i : i + 1] for i in range(2))
 
@@ -268,23 +268,6 @@ def test_at_the_bottom_rounding_ends_the_run_and_raises_nothing():
             assert path.values == sorted(path.values, reverse=True)
             ended.add(path.reason)
     assert "rounding" in ended
-
-
-numbers = st.floats(-1e3, 1e3, allow_nan=False, allow_subnormal=False)
-
-
-@st.composite
-def problems(draw):
-    """Any finite rows: zeros, copies, huge and tiny ones, all μ, both losses."""
-    n, m, d = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    matrix = lambda rows: torch.tensor(  # noqa: E731
-        draw(st.lists(st.lists(numbers, min_size=m, max_size=m), min_size=rows, max_size=rows)), dtype=torch.float64
-    )
-    u, v, A = matrix(n), matrix(n), matrix(d)
-    mu = draw(st.sampled_from([0.0, 1e-3, 0.03, 1.0, 100.0]))
-    kind = draw(st.sampled_from([TripletObjective, ContrastiveObjective]))
-    ridge = draw(st.sampled_from([0.0, 0.1]))
-    return kind(u, v, margin=draw(st.sampled_from([0.0, 1.0, 50.0])), mu=mu, ridge=ridge), A
 
 
 @settings(max_examples=80, deadline=None)

@@ -7,25 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from linear_problems import hessian, problem
 from oracles import descent as oracle
 
 from nearfar.linear import ContrastiveObjective, TripletObjective
 
 SETTINGS = [(0.0, 1.0), (0.5, 0.1), (2.0, 3.0), (1.0, 0.03)]
-
-
-def problem(seed, n=7, m=4, d=2, kind="triplet", scale=1.0, **how):
-    generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    u, v, A = draw(n, m), 1.3 * draw(n + (kind == "contrastive"), m), draw(d, m)
-    objective = (TripletObjective if kind == "triplet" else ContrastiveObjective)(u, v, **how)
-    return objective, scale * A, u, v
-
-
-def hessian(objective, A):
-    """The full (dm x dm) matrix, a column a product."""
-    columns = [objective.hessian_vector(A, row.reshape(A.shape)).ravel() for row in torch.eye(A.numel()).to(A)]
-    return torch.stack(columns, dim=1)
 
 
 @pytest.mark.parametrize("kind", ["triplet", "contrastive"])

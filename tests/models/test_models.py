@@ -9,7 +9,6 @@ import pytest
 import torch
 from needs import need
 from torch import nn
-from vision import mend
 
 from nearfar.data import open_data
 from nearfar.data.transforms import Photograph
@@ -19,13 +18,6 @@ from nearfar.train.faster import faster
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def vision():
-    """timm and torchvision, which on a CPU build of torch import only once two operators are declared."""
-    mend()
-    return need("timm", "torchvision")
 
 
 # --------------------------------------------------------------------------------------- our own nets

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 
 import numpy as np
 import pytest
 import torch
+from hostile_files import Payload
 from shell import TRUST, Flat, run, saved
 
 from nearfar._utils.checks import RECENT
@@ -16,16 +16,6 @@ from nearfar.cli.commands.networks import load_model
 from nearfar.evaluation import Vectors
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
-
-
-class Payload:
-    """Leaves a file behind when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return (os.mkdir, (self.path,))  # an open file would be left to the garbage collector
 
 
 def with_payload(path, mark):

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from nearfar.data import transforms
 from nearfar.models import build, fetch, lite0
 from nearfar.train import fit, open_run, parse, suited
-from tests.models.test_models import vision  # noqa: F401  (a fixture)
 
 QUIET = Console(quiet=True)
 
@@ -27,7 +26,7 @@ def same(first, second):
 
 @pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped"])
 @pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18", "torchvision:mobilenet_v3_small"])
-def test_published_files_fit_less_their_classifier(vision, name, form, tmp_path):  # noqa: F811
+def test_published_files_fit_less_their_classifier(vision, name, form, tmp_path):
     from torchvision import models
 
     torch.manual_seed(0)
@@ -51,7 +50,7 @@ def test_published_files_fit_less_their_classifier(vision, name, form, tmp_path)
     )
 
 
-def test_files_that_do_not_fit_are_one_sentence(vision, tmp_path):  # noqa: F811
+def test_files_that_do_not_fit_are_one_sentence(vision, tmp_path):
     from torchvision import models
 
     torch.save(models.get_model("resnet34").state_dict(), tmp_path / "other.pth")
@@ -67,7 +66,7 @@ def test_files_that_do_not_fit_are_one_sentence(vision, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18"])
-def test_without_a_network_it_says_so_at_once_and_what_helps(vision, name, monkeypatch, tmp_path):  # noqa: F811
+def test_without_a_network_it_says_so_at_once_and_what_helps(vision, name, monkeypatch, tmp_path):
     monkeypatch.setattr(fetch, "reachable", lambda address: False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine_cases import measured, on
 
 import nearfar as nf
 from nearfar.engines.tiled import lean_way
-from tests.engines.test_tiled import measured, on
 from tests.relations.test_layout import cases
 
 L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets

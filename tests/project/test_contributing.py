@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-from processes import plain_pytest
+from processes import count_passed, run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -42,20 +41,8 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def ran(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    env = plain_pytest(**{"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", **more})
-    command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, encoding="utf-8", timeout=900, check=False)
-
-
 def tried(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return ran(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, **more)
-
-
-def passed(found: subprocess.CompletedProcess[str]) -> int:
-    """How many tests passed; none failed."""
-    assert found.returncode == 0, found.stdout[-3000:]
-    return int(re.findall(r"(\d+) passed", found.stdout)[-1])
+    return run_python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, **more)
 
 
 def add_the_set(folder: Path) -> None:
@@ -89,10 +76,12 @@ def test_six_edits_add_a_loss(tmp_path):
         "-k",
         "ontaminated or row_and_an or of_the_page",
     )
-    assert passed(done) >= 20
+    assert count_passed(done) >= 20
 
 
 WAYS = """
+from processes import count_passed, run_python
+
 import nearfar as nf
 from nearfar.engines import untiled
 
@@ -128,7 +117,7 @@ def test_one_class_adds_a_set_on_every_engine_and_on_two_ranks(tmp_path):
     everywhere = [f"tests/{name}.py" for name in named]
     told = {"TRITON_INTERPRET": "1", "ONLY_SETS": "Contaminated"}
     done = tried(folder, "-vv", *everywhere, "-k", "Contaminated or two_ranks or strips_of_the_batch", **told)
-    assert passed(done) >= 1 + 2 * 8 + 1 + 20
+    assert count_passed(done) >= 1 + 2 * 8 + 1 + 20
     assert done.stdout.count("tests/properties/test_every_set.py::test_the_fused_engine_equals_dense") == 2 * 4
     assert done.stdout.count("tests/properties/test_every_set.py::test_two_ranks") == 1
     assert done.stdout.count("test_ways.py::") == 1
@@ -145,7 +134,7 @@ def test_plugins_that_are_installed_break_nothing(tmp_path):
     (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n", encoding="utf-8")
     loaded = tried(tmp_path, "test_one.py", PYTHONPATH=str(tmp_path), PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
     assert "a plugin was loaded" in loaded.stdout + loaded.stderr
-    assert passed(tried(tmp_path, "test_one.py", PYTHONPATH=str(tmp_path))) == 1
+    assert count_passed(tried(tmp_path, "test_one.py", PYTHONPATH=str(tmp_path))) == 1
 
 
 def test_the_page_counts_six():

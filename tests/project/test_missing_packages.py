@@ -7,9 +7,7 @@ from pathlib import Path
 
 import needs
 import pytest
-from processes import plain_pytest
-
-from tests.project.test_contributing import passed, ran
+from processes import count_passed, plain_pytest, run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,8 +42,8 @@ FILES = ["test_plain.py", "test_direct.py", "test_beside.py", "test_inside.py", 
 
 
 def test_what_needs_a_missing_package_is_skipped_with_the_reason(bare):
-    done = ran(bare, "-m", "pytest", "-q", "-rs", *FILES, NEARFAR_PACKAGES="")
-    assert passed(done) == 2  # the test and its doctest
+    done = run_python(bare, "-m", "pytest", "-q", "-rs", *FILES, NEARFAR_PACKAGES="")
+    assert count_passed(done) == 2  # the test and its doctest
     assert "4 skipped" in done.stdout
     assert done.stdout.count("halved is not installed (the extra faiss)") == 2  # pytest joins those of one line
 
@@ -60,14 +58,16 @@ def test_imports_of_a_package_are_followed_beside_a_file_alone():
 
 
 def test_it_fails_where_all_packages_are_demanded(bare):
-    done = ran(bare, "-m", "pytest", "-q", *FILES, "--continue-on-collection-errors", NEARFAR_PACKAGES="required")
+    done = run_python(
+        bare, "-m", "pytest", "-q", *FILES, "--continue-on-collection-errors", NEARFAR_PACKAGES="required"
+    )
     assert done.returncode == 1
     assert "NEARFAR_PACKAGES=required demands it" in done.stdout
     assert "skipped" not in done.stdout.splitlines()[-1]
 
 
 def test_a_module_that_is_no_extra_is_an_error(bare):
-    done = ran(bare, "-m", "pytest", "-q", "test_broken.py", NEARFAR_PACKAGES="")
+    done = run_python(bare, "-m", "pytest", "-q", "test_broken.py", NEARFAR_PACKAGES="")
     assert done.returncode == 2
     assert "No module named 'unheard_of'" in done.stdout
 

@@ -6,26 +6,15 @@ puts the origin among such rows first. The bounds are those of the table in docs
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
-from table import ROWS
+from collapsed import EUCLIDEAN, crowd, stated
 
 import nearfar as nf
 from nearfar.similarity import NegEuclidean, NegSquaredEuclidean, origin
 
 SPREADS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 KINDS = (NegEuclidean, NegSquaredEuclidean)
-EUCLIDEAN = [row for row in ROWS if not row.proxies and isinstance(row.make().similarity, KINDS)]
-
-
-def crowd(spread, n=32, dim=16, seed=0):
-    """Rows around one point at distance 2 from 0, in float32, and labels."""
-    rng = torch.Generator().manual_seed(seed)
-    middle = 2 * torch.nn.functional.normalize(torch.ones(dim) + 0.3 * torch.randn(dim, generator=rng), dim=0)
-    return (middle + spread * torch.randn(48, dim, generator=rng)[:n]).float(), torch.arange(n) // 4
 
 
 def slope(loss, rows, labels, dtype, **more):
@@ -38,13 +27,6 @@ def slope(loss, rows, labels, dtype, **more):
 def off(found, wanted):
     """How far a gradient lies from another, beside that one's length."""
     return float((found - wanted).norm() / wanted.norm())
-
-
-def stated():
-    """The largest error that the documentation names for each spread."""
-    text = (Path(__file__).parents[2] / "docs" / "guides" / "precision.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\| (1e-\d) \| (\S+) \| [\d.]+ \| -?[\d.]+ \|$", text, re.MULTILINE)
-    return {float(spread): float(bound) for spread, bound in lines}
 
 
 @pytest.mark.parametrize("engine", ["dense", "tiled"])

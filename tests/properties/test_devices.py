@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine_cases import MINERS
 from table import IDS, ROWS
 
 import nearfar as nf
 from nearfar.engines.tiled import lean_way
-from tests.engines.test_tiled import MINERS
 from tests.relations.test_layout import cases
 
 L, P = nf.losses, nf.pairs

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from gathered_cases import Share, measured
+from engine_cases import larger
+from gathered_cases import Share, measured, same
 from own_parts import DRAWN, EXAMPLES
 from processes import together
 
 import nearfar as nf
 from nearfar.engines import untiled
-from tests.distributed.test_gather import same
-from tests.engines.test_tiled import larger
 from tests.parts.test_own_parts import check, on
 from tests.parts.test_own_parts import measured as of_engine
 

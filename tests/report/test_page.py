@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bombs import bomb
+from hostile_files import bomb
 from PIL import Image
 from runs import config, tiny
 

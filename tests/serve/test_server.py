@@ -11,8 +11,8 @@ import time
 
 import pytest
 import torch
-from bombs import bomb
 from browser import Browser
+from hostile_files import bomb
 from needs import need
 from PIL import Image
 from shell import run

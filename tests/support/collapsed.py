@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
+from pathlib import Path
 
 import torch
 from table import ROWS
@@ -96,3 +98,20 @@ def on_ranks(rank, world):
         nf.Distributed(L.LiftedStructure(engine=engine), averaged=False)(leaf, labels[here]).backward()
         found[engine] = off(leaf.grad.double(), wanted)
     return found
+
+
+EUCLIDEAN = [row for row in ROWS if not row.proxies and isinstance(row.make().similarity, KINDS)]
+
+
+def crowd(spread, n=32, dim=16, seed=0):
+    """Rows around one point at distance 2 from 0, in float32, and labels."""
+    rng = torch.Generator().manual_seed(seed)
+    middle = 2 * torch.nn.functional.normalize(torch.ones(dim) + 0.3 * torch.randn(dim, generator=rng), dim=0)
+    return (middle + spread * torch.randn(48, dim, generator=rng)[:n]).float(), torch.arange(n) // 4
+
+
+def stated():
+    """The largest error that the documentation names for each spread."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "precision.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (1e-\d) \| (\S+) \| [\d.]+ \| -?[\d.]+ \|$", text, re.MULTILINE)
+    return {float(spread): float(bound) for spread, bound in lines}

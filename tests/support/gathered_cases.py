@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from engine_cases import MINERS, PRODUCTS, SETS, larger, on, relations
 from gathered_pml import of_pml
 from table import CLASSES, ROWS, tensors, tied_batch
 from torch import Tensor
 
 import nearfar as nf
-from tests.engines.test_tiled import MINERS, PRODUCTS, SETS, larger, on, relations
 
 L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 SPLITS = {2: (0.62, 1.0), 3: (0.4, 0.43, 1.0)}
@@ -220,3 +220,26 @@ def all_cases(rank: int, world: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nf.DegenerateBatchWarning)
         return {name: case(Share(rank, world)) for name, case in cases(world).items()}
+
+
+CLOSE = {"atol": 1e-10, "rtol": 1e-10}
+
+
+def same(found: list[Any], wanted: Any, name: str) -> None:
+    """What all ranks found is what one process found; gradients of rows are put one behind the other."""
+    if isinstance(wanted, dict):
+        for key in wanted:
+            parts = [x[key] for x in found if key in x]
+            if key in ("rows", "refs"):
+                torch.testing.assert_close(torch.cat(parts), wanted[key], **CLOSE)
+            else:
+                same(parts, wanted[key], f"{name}, {key}")
+    elif isinstance(wanted, list):
+        for place, value in enumerate(wanted):
+            same([x[place] for x in found], value, name)
+    elif isinstance(wanted, torch.Tensor):
+        for part in found:
+            torch.testing.assert_close(part, wanted, **CLOSE)
+            assert torch.equal(part, found[0]), f"{name} differs between ranks"
+    else:
+        assert all(part == wanted for part in found), name

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from engine_cases import larger
 
 import nearfar as nf
 from nearfar.pml import losses, regularizers
-from tests.engines.test_tiled import larger
 
 Case = Callable[[Any], dict[str, Any]]
 LOSSES: dict[str, Callable[[], Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -82,3 +83,15 @@ def interpreted(file: str) -> str:
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
+
+
+def run_python(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    env = plain_pytest(**{"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", **more})
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, encoding="utf-8", timeout=900, check=False)
+
+
+def count_passed(found: subprocess.CompletedProcess[str]) -> int:
+    """How many tests passed; none failed."""
+    assert found.returncode == 0, found.stdout[-3000:]
+    return int(re.findall(r"(\d+) passed", found.stdout)[-1])

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from engine_cases import larger
 from runs import config, tiny
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +22,6 @@ import nearfar as nf
 from nearfar.distributed import agreement
 from nearfar.pml.losses import LiftedStructureLoss
 from nearfar.train import fit
-from tests.engines.test_tiled import larger
 
 L, G = nf.losses, nf.Distributed
 Try = Callable[[], Any]
