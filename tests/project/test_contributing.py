@@ -80,8 +80,6 @@ def test_six_edits_add_a_loss(tmp_path):
 
 
 WAYS = """
-from processes import count_passed, run_python
-
 import nearfar as nf
 from nearfar.engines import untiled
 
