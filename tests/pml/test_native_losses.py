@@ -1,4 +1,4 @@
-"""Native losses against PML's: the table of docs/start/from-pml.md."""
+"""Native losses against PML's, in value and gradient: the table of docs/start/from-pml.md, and what docstrings say."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 
 import pytest
 import torch
-from pytorch_metric_learning import losses
+from pytorch_metric_learning import distances, losses, miners, reducers
 
 import nearfar as nf
 
+L = nf.losses
 CLASSES, WIDTH = 5, 6
+SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
 def batch(seed, sizes=(2, 5, 1, 2, 3)):
@@ -23,7 +25,6 @@ def batch(seed, sizes=(2, 5, 1, 2, 3)):
     return (noise + pull).requires_grad_(), labels
 
 
-L = nf.losses
 NATIVE = {
     "ContrastiveLoss": lambda: L.Contrastive(pos_margin=0, neg_margin=1, power=1, reduction="nonzero"),
     "TripletMarginLoss": lambda: L.Triplet(margin=0.05, swap=False, reduction="nonzero"),
@@ -46,22 +47,91 @@ NATIVE = {
     "NCALoss": lambda: L.NCA(scale=1),
     "FastAPLoss": lambda: L.FastAP(bins=10),
 }
+"""Rows of the page: PML's loss without arguments, and what it is natively."""
+RAW_DOT = distances.DotProductSimilarity(normalize_embeddings=False)
+DOCSTRINGS = {
+    "contrastive": (lambda: L.Contrastive(power=1, reduction="nonzero"), losses.ContrastiveLoss, None),
+    "lifted": (L.LiftedStructure, losses.LiftedStructureLoss, None),
+    "generalized lifted": (L.GeneralizedLifted, losses.GeneralizedLiftedStructureLoss, None),
+    "multi-similarity": (lambda: L.MultiSimilarity(miner=None), losses.MultiSimilarityLoss, None),
+    "multi-similarity mined": (
+        L.MultiSimilarity,
+        losses.MultiSimilarityLoss,
+        lambda: miners.MultiSimilarityMiner(0.1),
+    ),
+    "triplet": (lambda: L.Triplet(reduction="nonzero"), losses.TripletMarginLoss, None),
+    "triplet hard": (
+        lambda: L.Triplet(mining="hard", reduction="nonzero"),
+        losses.TripletMarginLoss,
+        miners.BatchHardMiner,
+    ),
+    "triplet semi-hard": (
+        lambda: L.Triplet(mining="semihard", margin=0.3, reduction="nonzero"),
+        lambda: losses.TripletMarginLoss(0.3),
+        lambda: miners.TripletMarginMiner(0.3, "semihard"),
+    ),
+    "n-pair": (lambda: L.NPair(l2=0.0), lambda: losses.NPairsLoss(distance=RAW_DOT), None),
+    "angular": (L.Angular, losses.AngularLoss, None),
+    "nt-xent": (L.NTXent, losses.NTXentLoss, None),
+    "sup-con": (L.SupCon, losses.SupConLoss, None),
+    "circle": (L.Circle, losses.CircleLoss, None),
+    "proxy-nca": (lambda: L.ProxyNCA(CLASSES, WIDTH), lambda: losses.ProxyNCALoss(CLASSES, WIDTH), None),
+    "proxy-anchor": (lambda: L.ProxyAnchor(CLASSES, WIDTH), lambda: losses.ProxyAnchorLoss(CLASSES, WIDTH), None),
+    "arc-face": (
+        lambda: L.ArcFace(CLASSES, WIDTH, margin=math.radians(28.6)),
+        lambda: losses.ArcFaceLoss(CLASSES, WIDTH, margin=28.6),
+        None,
+    ),
+}
+"""Losses with the defaults of nearfar, or with a miner, whose docstring says that they equal PML's."""
 
 
-@pytest.mark.parametrize("name", NATIVE)
-def test_native_recipe(name):
-    """The table of docs/start/from-pml.md: what each name is without it."""
-    embeddings, labels = batch(22)
-    embeddings = torch.nn.functional.normalize(embeddings)  # PML does not normalize the negatives of its AngularLoss
-    native = NATIVE[name]().double()
-    vectors = {"num_classes": CLASSES, "embedding_size": WIDTH} if hasattr(native, "proxies") else {}
-    other = getattr(losses, name)(**vectors).double()
-    if hasattr(native, "proxies"):
+def check(ours, theirs, seed, miner=None):
+    """Compare value and gradient; PML's vectors of classes become ours."""
+    embeddings, labels = batch(seed)
+    angular = isinstance(theirs, losses.AngularLoss)
+    if angular:  # PML normalizes anchors and positives, but not negatives
+        embeddings = torch.nn.functional.normalize(embeddings).detach().requires_grad_()
+    if hasattr(ours, "proxies"):
         with torch.no_grad():
-            (vectors,) = other.parameters()
-            given = native.proxies.reshape(-1, WIDTH)
+            (vectors,) = theirs.parameters()
+            given = ours.proxies.reshape(-1, WIDTH)
             vectors.copy_(given if vectors.shape == given.shape else given.T)
-    assert other(embeddings, labels).item() == pytest.approx(native(embeddings, labels).item(), abs=1e-12)
+    value, wanted = ours(embeddings, labels), theirs(embeddings, labels, miner and miner()(embeddings, labels))
+    slope, expected = (torch.autograd.grad(x, embeddings)[0] for x in (value, wanted))
+    if angular:  # ... so its gradient of a negative has a part along the row
+        expected = expected - (expected * embeddings).sum(dim=1, keepdim=True) * embeddings
+    assert value.item() == pytest.approx(wanted.item(), rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(slope, expected, rtol=1e-7, atol=1e-9)
+    assert expected.abs().max() > 1e-4
+
+
+@SEEDS
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_recipe(name, seed):
+    ours = NATIVE[name]().double()
+    vectors = {"num_classes": CLASSES, "embedding_size": WIDTH} if hasattr(ours, "proxies") else {}
+    check(ours, getattr(losses, name)(**vectors).double(), seed)
+
+
+@SEEDS
+@pytest.mark.parametrize("name", DOCSTRINGS)
+def test_equals_pytorch_metric_learning(name, seed):
+    ours, theirs, miner = DOCSTRINGS[name]
+    check(ours().double(), theirs().double(), seed, miner)
+
+
+@SEEDS
+def test_margin_is_pytorch_metric_learnings_with_weights(seed):
+    """PML counts a positive pair once per negative pair of its anchor and the reverse: pair weights say the same."""
+    embeddings, labels = batch(seed, (3, 3, 4))
+    positive = labels[:, None] == labels
+    positives, negatives = positive.sum(dim=1, keepdim=True) - 1.0, (~positive).sum(dim=1, keepdim=True) * 1.0
+    weights = torch.where(positive, negatives, positives).double()
+    relation = nf.Relation.from_labels(labels, weights=weights)
+    value = L.Margin(learn=False)(embeddings, relation)
+    theirs = losses.MarginLoss(0.2, 1.2, reducer=reducers.MeanReducer())(embeddings, labels)
+    assert value.item() == pytest.approx(theirs.item() / 2, rel=1e-6)
 
 
 OWN_READING = ("LiftedStructureLoss", "AngularLoss")
