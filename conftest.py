@@ -20,15 +20,14 @@ from needs import lacking
 
 collect_ignore = ["tests/support"]
 if os.environ.get("TRITON_INTERPRET") != "1":
-    # other tests run these in a process of their own
-    collect_ignore += ["tests/interpreted"]
+    collect_ignore += ["tests/interpreted"]  # other tests run these files, each in its own process
 if importlib.util.find_spec("triton") is None:
     collect_ignore += [f"src/nearfar/engines/_kernels{name}.py" for name in ("", "_pairs", "_top", "_triplets")]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Search for no garbage among modules and tests, all of which stay: that would take as long as to import them."""
+    """Switch garbage collection off while tests are imported, then exclude them from it: all of them stay alive."""
     gc.disable()
     try:
         return (yield)
@@ -37,34 +36,39 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-class Lacking(pytest.File):
-    """A file that cannot be imported here."""
+class SkippedFile(pytest.File):
+    """A file that is skipped because it imports a package that is not installed."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Nothing: it is skipped whole."""
+        """Skip the file and name the package."""
         pytest.skip(lacking(self.path) or "", allow_module_level=True)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Generator[None, Any, Any]:
-    """Skip a file that imports a missing package, in place of an error."""
+    """Skip files that import a missing package instead of failing."""
     found = yield
-    return [Lacking.from_parent(parent, path=file_path)] if found and lacking(file_path) else found
+    return [SkippedFile.from_parent(parent, path=file_path)] if found and lacking(file_path) else found
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Hide GPUs from a test that is not of one, from its fixtures and from the processes that it starts."""
+    """Hide GPUs from tests without the marker `gpu`, from their fixtures, and from the processes that they start."""
     with pytest.MonkeyPatch.context() as patch:
-        seen = item.get_closest_marker("gpu") is not None
-        if not seen:
+        needs_gpu = item.get_closest_marker("gpu") is not None
+        if needs_gpu:
+            _forget_device()
+        else:
             patch.setattr("torch.cuda.is_available", lambda: False)
             patch.setattr("torch.cuda.device_count", lambda: 0)
             patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        accelerate = sys.modules.get("accelerate.state")
-        if seen and accelerate is not None:  # it keeps the device of its first use
-            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
         found = yield
-        if seen and (accelerate := sys.modules.get("accelerate.state")) is not None:
-            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+        if needs_gpu:
+            _forget_device()
         return found
+
+
+def _forget_device() -> None:
+    """Reset accelerate, which keeps the device of its first use."""
+    if (accelerate := sys.modules.get("accelerate.state")) is not None:
+        accelerate.AcceleratorState._reset_state(reset_partial_state=True)
