@@ -13,8 +13,8 @@ from collections import Counter
 import pytest
 import torch
 from fuzz import drawn
+from fuzz_calls import ASKS, KERNELS, CallOptions, call_options, engine
 from fuzz_kernels import counted, draws, served
-from fuzz_manners import ASKS, KERNELS, Manner, engine, manners
 from fuzz_run import check_kernels
 from interpreter import unfused
 
@@ -59,8 +59,10 @@ def test_the_seeds_reach_all_that_has_kernels():
     assert {"plain", "ignore", "samples", "representatives", "among", "ids against references"} <= set(seen)
 
 
-def test_the_seeds_reach_every_manner():
-    seen = Counter((manner.engine, manner.asks) for seed in range(200) for manner in manners(seed, kernels=True))
+def test_the_seeds_reach_all_options():
+    seen = Counter(
+        (options.engine, options.asks) for seed in range(200) for options in call_options(seed, kernels=True)
+    )
     assert set(seen) == {(engine, asks) for engine in KERNELS for asks in ASKS}
 
 
@@ -71,7 +73,7 @@ def test_a_case_that_goes_past_the_kernels_is_not_counted():
         assert not products
         L.SupCon(engine=name)(torch.randn(6, 3), torch.arange(6) // 2)
         assert products == [6]
-    assert Manner("fused").grad
+    assert CallOptions("fused").grad
 
 
 # ---------------------------------------------------------------- what longer runs of seeds have found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from fuzz_manners import SMALL, everywhere
+from fuzz_calls import SMALL, everywhere
 from interpreter import quicken, unfused
 from table import ROWS
 

@@ -12,8 +12,8 @@ from itertools import islice
 
 import pytest
 import torch
+from fuzz_calls import engine
 from fuzz_kernels import counted
-from fuzz_manners import engine
 from own_parts import CASES, EXAMPLES, Case, M, S, family, other, robust
 
 import nearfar as nf

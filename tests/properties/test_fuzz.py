@@ -1,4 +1,4 @@
-"""Five hundred random losses on random batches in random manners, against the slow oracle of the algebra.
+"""Five hundred random losses on random batches, called with random options, against the slow oracle of the algebra.
 
 A failure prints its seed and configuration; `pytest tests/properties/test_fuzz.py -k seed137` runs that one again.
 `make fuzz` runs ten thousand (tests/support/fuzz_run.py), and two thousand on the kernels of the fused engine.
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fuzz import Case, drawn
-from fuzz_manners import ASKS, ENGINES, LAYOUTS, Manner, laid, manners
+from fuzz_calls import ASKS, ENGINES, LAYOUTS, CallOptions, call_options, lay_out
 from fuzz_run import CLOSE, attempts, check, check_refused, far, found, main, settled, told
 from oracles import algebra
 from oracles.gradient import gradient
@@ -42,7 +42,7 @@ def test_a_random_loss_of_hundreds_of_rows_is_the_same_on_both_engines(seed):
     if case.refused:
         check_refused(case)
         return
-    apart = far(found(case, Manner("tiled")), found(case, Manner("dense")))
+    apart = far(found(case, CallOptions("tiled")), found(case, CallOptions("dense")))
     assert apart < CLOSE[case.dtype], f"tiled differs from dense by {apart:.2g}\n{case}"
 
 
@@ -107,12 +107,12 @@ def test_the_seeds_reach_every_factor_and_few_are_refused():
     assert len(seen) >= 75
 
 
-def test_the_seeds_reach_every_manner():
+def test_the_seeds_reach_all_options():
     seen = Counter()
     for seed in SEEDS:
-        for manner in manners(seed):
-            seen.update([f"engine {manner.engine}", f"asks {manner.asks}", f"{manner.engine} {manner.asks}"])
-            seen.update([f"rows {manner.rows}", f"references {manner.references}", f"told {manner.told}"])
+        for options in call_options(seed):
+            seen.update([f"engine {options.engine}", f"asks {options.asks}", f"{options.engine} {options.asks}"])
+            seen.update([f"rows {options.rows}", f"references {options.references}", f"relation {options.relation}"])
     assert len(seen) == len(ENGINES) + len(set(ASKS)) * (1 + len(ENGINES)) + 3 * len(LAYOUTS)
     assert min(seen.values()) >= 5, seen
     assert {drawn(seed).rounded for seed in SEEDS} == {torch.float64, torch.float32, torch.bfloat16, torch.float16}
@@ -121,19 +121,19 @@ def test_the_seeds_reach_every_manner():
 def test_every_layout_holds_the_same_numbers_in_another_way():
     x = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
     for how in LAYOUTS:
-        assert torch.equal(laid(x, how), x)
-    assert laid(x, "transposed").stride() == (1, 2)
-    assert laid(x, "strided").stride() == (12, 2)
-    assert laid(x, "offset").storage_offset() > 0
-    assert laid(x, "negated").is_neg()
-    assert laid(torch.ones(3, 2), "expanded").stride() == (0, 1)
-    assert laid(torch.tensor([7, 7, 7]), "expanded").stride() == (0,)
+        assert torch.equal(lay_out(x, how), x)
+    assert lay_out(x, "transposed").stride() == (1, 2)
+    assert lay_out(x, "strided").stride() == (12, 2)
+    assert lay_out(x, "offset").storage_offset() > 0
+    assert lay_out(x, "negated").is_neg()
+    assert lay_out(torch.ones(3, 2), "expanded").stride() == (0, 1)
+    assert lay_out(torch.tensor([7, 7, 7]), "expanded").stride() == (0,)
 
 
 def test_a_seed_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatch, capsys):
     true = fuzz_run.found
     monkeypatch.setattr(
-        fuzz_run, "found", lambda case, manner: [x if x is None else x + 1e-2 for x in true(case, manner)]
+        fuzz_run, "found", lambda case, options: [x if x is None else x + 1e-2 for x in true(case, options)]
     )
     seed = next(seed for seed in range(20) if not drawn(seed).refused)
     assert main(["--first", str(seed), "--count", "1"]) == 1

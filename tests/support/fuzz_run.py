@@ -1,4 +1,4 @@
-"""Random losses on random batches in random manners, against the slow oracle of the algebra.
+"""Random losses on random batches, called with random options, against the slow oracle of the algebra.
 
     python tests/support/fuzz_run.py --first 0 --count 10000      # seeds 0 ... 9999; --first goes on where one stopped
     python tests/support/fuzz_run.py --first 137 --count 1        # one of them again
@@ -23,8 +23,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))  # where the oracles are, also for a script
 from fuzz import Case, drawn, perturbed
+from fuzz_calls import ENGINES, KERNELS, CallOptions, call_options, engine, lay_out, mode
 from fuzz_kernels import counted, draws
-from fuzz_manners import ENGINES, KERNELS, Manner, engine, laid, manners, mode
 from oracles import algebra
 
 import nearfar as nf
@@ -59,28 +59,28 @@ def wanted(case: Case) -> list:
     return [found.value, rows, *references, *thresholds]
 
 
-def found(case: Case, manner: Manner) -> list:
+def found(case: Case, options: CallOptions) -> list:
     """The same by the package; None in place of what was not asked for."""
     batch = case.batch
-    with engine(manner.engine) as name, warnings.catch_warnings():
+    with engine(options.engine) as name, warnings.catch_warnings():
         warnings.simplefilter("ignore", nf.DegenerateBatchWarning)
         warnings.filterwarnings("ignore", '.* engine="fused" needs a CUDA device', UserWarning)
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of exponentials that kernels mask afterwards
         loss = case.make(name)
         loss.zero_grad()
-        with torch.inference_mode(manner.asks == "inside"):
-            rows = laid(torch.tensor(batch.rows, dtype=case.rounded), manner.rows).detach()
+        with torch.inference_mode(options.asks == "inside"):
+            rows = lay_out(torch.tensor(batch.rows, dtype=case.rounded), options.rows).detach()
             rows.requires_grad_(
-                manner.asks in ("all", "rows") or (manner.asks == "references" and batch.place is not None)
+                options.asks in ("all", "rows") or (options.asks == "references" and batch.place is not None)
             )
             references = None
             if batch.references is not None and batch.place is None:
-                references = laid(torch.tensor(batch.references, dtype=case.rounded), manner.references).detach()
-                references.requires_grad_(manner.asks in ("all", "references"))
-        with mode(manner.asks):
+                references = lay_out(torch.tensor(batch.references, dtype=case.rounded), options.references).detach()
+                references.requires_grad_(options.asks in ("all", "references"))
+        with mode(options.asks):
             if batch.place is not None:
                 references = rows[torch.tensor(batch.place)]
-            value = loss(rows, batch.relation(lambda x: laid(x, manner.told)), ref_emb=references)
+            value = loss(rows, batch.relation(lambda x: lay_out(x, options.relation)), ref_emb=references)
         if value.requires_grad:
             (value * torch.tensor(told(case), dtype=case.dtype)).sum().backward()
     more = [references.grad] if references is not None and batch.place is None else []
@@ -133,7 +133,7 @@ def check_refused(case: Case) -> None:
     """The package must refuse the case, in one sentence."""
     for name in ("dense", "tiled", "fused"):
         try:
-            found(case, Manner(name))
+            found(case, CallOptions(name))
         except ValueError as error:
             said = str(error)
         else:
@@ -143,35 +143,35 @@ def check_refused(case: Case) -> None:
         assert "\n" not in said, f"{said}\n{case}"
 
 
-def asked(case: Case, manner: Manner, got: list) -> None:
+def asked(case: Case, options: CallOptions, got: list) -> None:
     """Whoever asked for a gradient must have it, in its own type; nobody else."""
     references = case.batch.references is not None and case.batch.place is None
     for slope, wants in zip(got[1:], (("all", "rows"), ("all", "references") if references else ()), strict=False):
-        if wants and manner.asks in wants:
-            assert slope is not None, f"{manner} asked for a gradient and got none\n{case}"
-    if not manner.grad and manner.asks != "none":
-        assert all(slope is None for slope in got[1:]), f"{manner}: a gradient that nobody asked for\n{case}"
+        if wants and options.asks in wants:
+            assert slope is not None, f"{options} asked for a gradient and got none\n{case}"
+    if not options.grad and options.asks != "none":
+        assert all(slope is None for slope in got[1:]), f"{options}: a gradient that nobody asked for\n{case}"
 
 
-def tied(case: Case, manner: Manner) -> bool:
+def tied(case: Case, options: CallOptions) -> bool:
     """Whether several pairs may be the largest; kernels give one of them what dense shares out, with the same value."""
     chosen = {case.product.over_positive[0], case.product.over_negative[0]} & {"worst", "topk"}
-    return case.exact and manner.engine.startswith("fused") and bool(chosen)
+    return case.exact and options.engine.startswith("fused") and bool(chosen)
 
 
-def compare(case: Case, answer: list, ways: list[Manner]) -> None:
+def compare(case: Case, answer: list, ways: list[CallOptions]) -> None:
     """Fail with a sentence where the package and the oracle differ on a case."""
-    for manner in ways:
-        got = found(case, manner)
-        asked(case, manner, got)
-        if tied(case, manner):
+    for options in ways:
+        got = found(case, options)
+        asked(case, options, got)
+        if tied(case, options):
             got[1:] = [None] * len(got[1:])
-        half = case.rounded != case.dtype and manner.engine.startswith("fused")
+        half = case.rounded != case.dtype and options.engine.startswith("fused")
         close = HALF_PRODUCTS if half else CLOSE[case.dtype]
         apart = far(got[:1], answer[:1])
-        assert apart < close, f"{manner}: the value differs from the oracle's by {apart:.2g}\n{case}"
+        assert apart < close, f"{options}: the value differs from the oracle's by {apart:.2g}\n{case}"
         apart = far(got[1:], answer[1:])
-        assert apart < close + HALF.get(case.rounded, 0.0), f"{manner}: the gradient differs by {apart:.2g}\n{case}"
+        assert apart < close + HALF.get(case.rounded, 0.0), f"{options}: the gradient differs by {apart:.2g}\n{case}"
 
 
 def check(seed: int) -> bool:
@@ -180,7 +180,7 @@ def check(seed: int) -> bool:
     if first.refused:
         check_refused(first)
         return False
-    compare(*settled(attempts(seed)), manners(seed))
+    compare(*settled(attempts(seed)), call_options(seed))
     return True
 
 
@@ -188,7 +188,7 @@ def check_kernels(seed: int) -> bool:
     """Hold dense, tiled and fused to the oracle on a seed; whether kernels were at work."""
     case, answer = settled(draws(seed), half=True)
     with counted() as products:
-        compare(case, answer, manners(seed, kernels=True))
+        compare(case, answer, call_options(seed, kernels=True))
     return bool(products)
 
 

@@ -1,6 +1,6 @@
-"""How a call is made: what must change none of its numbers.
+"""Options of a call that must not change its result.
 
-The engine, where tensors lie in memory, what asks for a gradient, and under which mode of autograd.
+These are the engine, the memory layout of tensors, which of them require gradients, and the mode of autograd.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from nearfar.engines import auto, cuda
 from nearfar.engines.spec import LOW
 
 ENGINES = ("dense", "tiled", "auto", "operators", "generic")
-"""Engines, and three of "auto" from the first pair on: all strips; operators, else dense; operators that refuse every
-batch, so that strips of the plain definitions serve."""
+"""Engines, and three ways to use "auto" for batches of any size: strips; operators, else dense; and strips of the
+plain definitions, because operators refuse every batch."""
 KERNELS = ("dense", "tiled", "fused", "fused auto")
-"""Engines where kernels are to be had, and "auto" that takes them from the first pair on."""
+"""Engines where kernels are available, and "auto" that uses them for batches of any size."""
 SMALL = {
     (cuda, "_blocks"): lambda x, kind: {"BM": 16, "BN": 16, "BK": 16},
     (cuda, "STATES"): 64,
     (cuda, "STRIP"): 16 * 8,
     (cuda, "TALL"): 16,
 }
-"""Sizes with which small batches are several tiles a chunk, several chunks a row, several strips."""
+"""Sizes that cut small batches into several strips, chunks and tiles."""
 LAYOUTS = ("plain", "transposed", "strided", "offset", "negated", "expanded")
 ASKS = ("all", "all", "all", "rows", "references", "none", "no_grad", "inference", "inside")
-"""What asks for a gradient; "inside": the tensors were made in inference mode too."""
+"""Which tensors require gradients, or the mode of autograd; "inside": tensors are created in inference mode too."""
 
 
 @dataclass(frozen=True)
-class Manner:
-    """One way to make a call."""
+class CallOptions:
+    """Options of one call: its engine, the layouts of its tensors, and what requires a gradient."""
 
     engine: str
     rows: str = "plain"
     references: str = "plain"
-    told: str = "plain"
+    relation: str = "plain"
     asks: str = "all"
 
     @property
     def grad(self) -> bool:
-        """Whether there is a gradient to look at."""
+        """Whether gradients can be compared."""
         return self.asks in ("all", "rows", "references")
 
 
-def manners(seed: int, *, kernels: bool = False) -> list[Manner]:
-    """The ways in which a seed's call is made, one an engine; the first two see every gradient in most seeds."""
+def call_options(seed: int, *, kernels: bool = False) -> list[CallOptions]:
+    """Options for the calls of a seed, one for each engine; the first two compare all gradients in most seeds."""
     rng = np.random.default_rng([seed, 7])
 
     def some(*of: str) -> str:
         return str(rng.choice(of))
 
     if kernels:
-        return [Manner(engine, *(some(*LAYOUTS) for _ in range(3)), some(*ASKS)) for engine in KERNELS]
-    found = [Manner(engine, *(some(*LAYOUTS) for _ in range(3)), some(*ASKS)) for engine in ENGINES[:2]]
-    return [*found, Manner(some(*ENGINES[2:]), *(some(*LAYOUTS) for _ in range(3)), some(*ASKS))]
+        return [CallOptions(engine, *(some(*LAYOUTS) for _ in range(3)), some(*ASKS)) for engine in KERNELS]
+    found = [CallOptions(engine, *(some(*LAYOUTS) for _ in range(3)), some(*ASKS)) for engine in ENGINES[:2]]
+    return [*found, CallOptions(some(*ENGINES[2:]), *(some(*LAYOUTS) for _ in range(3)), some(*ASKS))]
 
 
-def laid(x: Tensor, how: str) -> Tensor:
-    """The same numbers, put into memory in another way (as they are, where that way does not suit them)."""
+def lay_out(x: Tensor, how: str) -> Tensor:
+    """Copy a tensor into another memory layout, or into a plain one if the layout does not fit its shape or values."""
     if how == "transposed" and x.ndim == 2:
         return x.T.contiguous().T
     if how in ("strided", "offset"):
@@ -85,7 +85,7 @@ def laid(x: Tensor, how: str) -> Tensor:
 
 
 def everywhere(loss: Any, relation: Any, product: Any, low: torch.dtype) -> Any:
-    """In place of `auto._for_kernels`: kernels for "auto" on a CPU too."""
+    """Replace `auto._for_kernels`, so that "auto" uses kernels on a CPU too."""
     return relation.layout() if low in LOW else None
 
 
@@ -95,12 +95,12 @@ CHANGED = {
     "generic": {"LEAST": {"cpu": auto.Least(1, 1)}, "finish": lambda *given, **more: None},
     "fused auto": {"LEAST": {"cpu": auto.Least(1, 1)}, "_for_kernels": everywhere},
 }
-"""What is changed of the module that chooses, so that small batches reach an engine."""
+"""Values of `auto` that are replaced so that small batches reach an engine."""
 
 
 @contextmanager
 def engine(name: str) -> Iterator[str]:
-    """The package's engine of that name, its thresholds moved so that small batches reach it."""
+    """Patch the package so that small batches reach an engine, and give the name to set on the loss."""
     changes = {(auto, key): value for key, value in CHANGED.get(name, {}).items()}
     with ExitStack() as changed:
         for (module, key), value in (changes | (SMALL if name.startswith("fused") else {})).items():
@@ -110,7 +110,7 @@ def engine(name: str) -> Iterator[str]:
 
 @contextmanager
 def mode(asks: str) -> Iterator[None]:
-    """The mode of autograd that a call is made in."""
+    """Enter the mode of autograd for a call."""
     with (
         torch.inference_mode(asks in ("inference", "inside")),
         torch.set_grad_enabled(asks not in ("no_grad", "inference", "inside")),
