@@ -218,8 +218,12 @@ class Faults:
 
         def cramped(kind: str, folder: Path, limit: int) -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-            train(kind, folder)
+            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+            try:
+                train(kind, folder)
+            finally:  # the message of the error is written to a file as well
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
         stopped = 0
         for number in range(count):
