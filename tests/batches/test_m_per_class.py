@@ -1,4 +1,4 @@
-"""`MPerClass`: whole epochs, even classes, exact states, ranks that add up."""
+"""`MPerClass`: epochs are complete, classes even, states exact, and ranks draw disjoint parts."""
 
 from __future__ import annotations
 

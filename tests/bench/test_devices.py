@@ -1,4 +1,4 @@
-"""`nearfar bench` on a device: engines that are offered, words for failures, resuming, launches. Nothing is timed."""
+"""`nearfar bench` on a device: engines offered, messages for failures, resuming, launches. Nothing is timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nearfar bench`: what it times, what it says of failures, what it writes. No test looks at how long a thing took."""
+"""`nearfar bench`: what it times, how it reports failures, what it writes. No test depends on durations."""
 
 from __future__ import annotations
 

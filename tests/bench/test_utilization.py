@@ -1,4 +1,4 @@
-"""How busy a GPU is: what nvidia-smi tells in a span of time, and nothing where it tells nothing."""
+"""Utilization of a GPU: what nvidia-smi reports during a span of time, and None where it reports nothing."""
 
 import subprocess
 import time

@@ -1,4 +1,4 @@
-"""Advice that is followed to the letter works: what `recommend` writes trains, and so does what an error proposes."""
+"""Advice works to the letter: configurations of `recommend` train, and so do those that errors propose."""
 
 from __future__ import annotations
 

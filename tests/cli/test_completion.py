@@ -1,4 +1,4 @@
-"""What a shell asks of the command line: its version, and what may follow a word that is half typed."""
+"""The version of the command line, and shell completion."""
 
 from __future__ import annotations
 

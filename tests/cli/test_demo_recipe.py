@@ -1,4 +1,4 @@
-"""The demo's recipe is the one that the search chose on held-out scripts, and the one that was tested."""
+"""The demo's recipe is the one that the search selected on held-out scripts, and the one that was tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that mean harm, handed to every command that reads such a file: one sentence, nothing run, nothing outside."""
+"""Hostile files, given to every command that reads them: one sentence, nothing executed, nothing written outside."""
 
 from __future__ import annotations
 

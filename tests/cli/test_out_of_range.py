@@ -1,4 +1,4 @@
-"""Numbers beyond what there is: seeds, rows of memory, widths, batches, processes. One sentence, before any work."""
+"""Numbers out of range (seeds, rows, widths, batches, processes) are refused in one sentence before any work."""
 
 from __future__ import annotations
 

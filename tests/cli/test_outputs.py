@@ -1,4 +1,4 @@
-"""No command writes over what it reads: every output of every command against every input, under all its names."""
+"""No command overwrites its input: every output of every command against every input, under all its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""embed, evaluate and search on what people have: folders flat or not, names, files in the way, changed pictures."""
+"""embed, evaluate and search on real-world input: nested folders, odd names, files in the way, changed pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recommend`: it fits the data, cites what was measured, and says when nothing near was."""
+"""`recommend`: it fits the data, cites measurements, and says when none were made on similar data."""
 
 from __future__ import annotations
 

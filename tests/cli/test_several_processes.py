@@ -1,4 +1,4 @@
-"""Commands over ranks write what one process writes; a rank that dies is started again, and nothing is lost."""
+"""Commands on several ranks write what one process writes; a rank that dies is restarted and nothing is lost."""
 
 from __future__ import annotations
 

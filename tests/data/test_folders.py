@@ -1,4 +1,4 @@
-"""Your own data: folders, manifests and vectors, and every way in which they can be wrong."""
+"""User data: folders, manifests and vectors, and every error in them."""
 
 import numpy as np
 import pytest

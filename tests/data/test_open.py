@@ -1,4 +1,4 @@
-"""Data without a name: what a path holds is told by its files, and nothing is ever written among them."""
+"""Opening data by path: its kind is detected from its files, and nothing is written among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tar shards in WebDataset's form: what is read is what was written, through an index that is built once."""
+"""Tar shards in WebDataset's format: what is read equals what was written, by an index that is built once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank brings, lacks or breaks: all ranks hear of it in one sentence, and none waits for ever."""
+"""Ranks that bring different things, or fail: all ranks raise one sentence, and none waits forever."""
 
 from __future__ import annotations
 

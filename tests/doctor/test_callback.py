@@ -1,4 +1,4 @@
-"""The doctor in a run: looks and findings in the journal, told once, the same after a resume; and its remedies, run."""
+"""The doctor in a run: findings in the journal, each reported once, also after a resume; and remedies, applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight on too few pairs: named in real runs that a small set spoils, nowhere else, and cured by its remedy."""
+"""Weight on too few pairs is named in real runs that a small set spoils, nowhere else, and cured by its remedy."""
 
 from __future__ import annotations
 

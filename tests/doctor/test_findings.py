@@ -1,4 +1,4 @@
-"""The doctor: each illness is named, health is left in peace, and remedies are options that exist."""
+"""The doctor names each problem of a space, finds none in a healthy one, and its remedies are options that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every remedy that the doctor can give, for every loss: its flags are read, and what they make trains."""
+"""Every remedy of the doctor, for every loss: its flags are valid, and the configuration it gives trains."""
 
 from __future__ import annotations
 

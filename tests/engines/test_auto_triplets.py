@@ -1,4 +1,4 @@
-"""`auto` counts the triplets that the dense engine would hold, n x P x m, and not the pairs alone."""
+"""`auto` counts the triplets that the dense engine would hold, n x P x m, not only the pairs."""
 
 from __future__ import annotations
 

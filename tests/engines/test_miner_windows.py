@@ -1,4 +1,4 @@
-"""What a miner says as a window is what it does with masks."""
+"""A miner's window of scores selects the same pairs as its masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relations that no labels tell (several labels a row, matrices, weights of pairs) equal dense on the fast paths."""
+"""Relations without labels (several labels a row, matrices, weights of pairs) give dense values on the fast paths."""
 
 from __future__ import annotations
 

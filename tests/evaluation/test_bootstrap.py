@@ -1,4 +1,4 @@
-"""Intervals hold the truth as often as they say, where the truth is known; `compare` errs as rarely as it says."""
+"""Coverage of confidence intervals where the truth is known, and the error rate of `compare`."""
 
 from __future__ import annotations
 

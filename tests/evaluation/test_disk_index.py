@@ -1,4 +1,4 @@
-"""`build_index` and `DiskIndex`: memory-mapped files, resumed after a kill with equal bytes, refused where damaged."""
+"""`build_index` and `DiskIndex`: memory-mapped files, resumed to equal bytes after a kill, checked for damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embed`: order, modes, dtypes; and a run killed in the middle gives the same bytes as one that was not."""
+"""`embed`: order, modes, dtypes; an interrupted embedding resumes to the same bytes."""
 
 from __future__ import annotations
 

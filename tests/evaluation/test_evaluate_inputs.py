@@ -1,4 +1,4 @@
-"""What may be handed to `evaluate`, `compare`, `verification` and `diagnose`: and each kind of number, by name."""
+"""Inputs of `evaluate`, `compare`, `verification` and `diagnose`, and every score by its name."""
 
 from __future__ import annotations
 

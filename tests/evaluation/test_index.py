@@ -1,4 +1,4 @@
-"""`Index`: exact by default, faiss where asked, one file that is whole or refused, recall that is measured."""
+"""`Index`: exact by default, faiss on request, a single checked file, measured recall."""
 
 from __future__ import annotations
 

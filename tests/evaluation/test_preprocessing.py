@@ -1,4 +1,4 @@
-"""A network exported with its preprocessing gives the vectors of its run; nothing is assumed in silence."""
+"""A network exported with its preprocessing gives the vectors of its run; nothing is assumed silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two and three real processes (gloo on loopback) score a space as one process does, to the last bit."""
+"""Evaluation on two and three processes (gloo on loopback) equals that of one process to the last bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors and their file: what comes back, what is refused and in which words, whole files or none."""
+"""`Vectors` and their file: round trips, refusals and their messages, atomic writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of vectors: read where they are touched, replaced whole or not at all, and damage is noticed."""
+"""Folders of vectors: lazy reads, atomic replacement, detected damage."""
 
 from __future__ import annotations
 

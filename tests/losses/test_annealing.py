@@ -1,4 +1,4 @@
-"""Annealed hard mining: soft at first, the plain loss exactly at its end, and its place survives a checkpoint."""
+"""Annealed hard mining: soft at the start, exactly the plain loss at the end, restored from a checkpoint."""
 
 from __future__ import annotations
 

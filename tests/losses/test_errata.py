@@ -1,4 +1,4 @@
-"""What the papers print and what is true: one test per erratum of a loss. docs/papers cites these names."""
+"""Errors in the papers: one test per erratum of a loss. docs/papers cites these names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every docstring says under *Relations*, as an equality: one loss recovered from another."""
+"""The sentences under *Relations* in docstrings, as equalities: one loss recovered from another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SpreadFloor`: what the spread of known spaces is, where the barrier acts, and that a space stays open under it."""
+"""`SpreadFloor`: the spread of known spaces, where the barrier acts, and that a space stays open under it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Trimmed`: what holds of a worst case that leaves the hardest out, what does not, and the same on every engine."""
+"""`Trimmed`: which properties hold of a worst case without the hardest pairs, which do not, and equality of engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks as .safetensors files: the same bit for bit when read back, and one sentence for whatever is not whole."""
+"""Networks as .safetensors files: exact round trips, and one sentence for files that are damaged or incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that can run code are read only when they are trusted; nothing else ever runs any."""
+"""Model files that can run code are read only with `--trust-model`; no other file ever runs any."""
 
 from __future__ import annotations
 

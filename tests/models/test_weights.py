@@ -1,4 +1,4 @@
-"""Weights that others publish: read without running anything, less their classifier; and no network, in a sentence."""
+"""Published weights: read without running code, without their classifier; and one sentence when offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A miner that draws draws the same pairs on every engine, from the same seed, and few pairs are then enough."""
+"""A miner that samples draws the same pairs on every engine from the same seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of one's own gives its own numbers, on every engine and at every size, or is refused in one sentence."""
+"""User-defined parts give their own values on every engine and at every size, or are refused in one sentence."""
 
 from __future__ import annotations
 

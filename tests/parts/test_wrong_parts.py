@@ -1,4 +1,4 @@
-"""A part of the wrong kind is refused by the constructor, in one sentence: what is allowed, and what came."""
+"""Constructors refuse a part of the wrong kind in one sentence that says what is allowed and what came."""
 
 from __future__ import annotations
 

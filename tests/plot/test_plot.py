@@ -1,4 +1,4 @@
-"""`nf.plot`: each picture shows the numbers it was given, on the axis it was given, and says what it cannot draw."""
+"""`nf.plot`: each picture shows the given numbers on the given axes, and refuses what it cannot draw."""
 
 from __future__ import annotations
 

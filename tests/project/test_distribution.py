@@ -1,4 +1,4 @@
-"""What is released: the wheel is small, holds what it should, and runs in an environment where nothing else is ours."""
+"""The wheel is small and complete, and runs in an environment without other packages of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs for five steps; every configuration we ship reads and names parts that exist."""
+"""Every example runs for five steps; every shipped configuration is valid and names existing parts."""
 
 from __future__ import annotations
 

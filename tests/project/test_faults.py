@@ -1,4 +1,4 @@
-"""A handful of what `make faults` does: runs killed, raced for, out of disk; files damaged; a clock put back."""
+"""A small part of `make faults`: runs killed, raced for, out of disk; files damaged; a clock set back."""
 
 from __future__ import annotations
 

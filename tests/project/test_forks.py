@@ -1,4 +1,4 @@
-"""A fork does what `python -c` does: output, exit codes, signals, folder, environment, and nothing of another fork."""
+"""A fork behaves like `python -c`: output, exit codes, signals, folder, environment, and no trace of other forks."""
 
 from __future__ import annotations
 

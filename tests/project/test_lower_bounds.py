@@ -1,4 +1,4 @@
-"""The oldest releases that pyproject.toml allows are those that `make lowest` installs and runs the tests on."""
+"""Lower bounds in pyproject.toml are the releases that `make lowest` installs and tests."""
 
 from __future__ import annotations
 

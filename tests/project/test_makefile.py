@@ -1,4 +1,4 @@
-"""What `make` does to a machine: nothing outside the project is installed before a line has said so."""
+"""The Makefile announces what it installs outside the project, and its targets run what they should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and words: papers by their authors, no name that was given up, American spelling of what users type."""
+"""Naming: papers by their authors, no abandoned names, American spelling in what users type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files around the package: citation, workflows, hooks, templates, the policy of versions. Each says what is so."""
+"""Files around the package (citation, workflows, hooks, templates, version policy) agree with the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input, over the one table: an error that says what came, or a zero that keeps the graph and warns."""
+"""Bad input, for all losses of the table: an error that says what came, or a zero with a gradient and a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every loss is one graph and never waits for the device: no read of data in forward or backward."""
+"""Every loss compiles into one graph and never waits for the device: no read of data in forward or backward."""
 
 from __future__ import annotations
 

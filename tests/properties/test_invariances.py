@@ -1,4 +1,4 @@
-"""Properties that every loss must have, over the one table."""
+"""Properties that every loss must have, for all losses of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that are learned: their gradients against finite differences, on every engine; what cannot be learned."""
+"""Learned numbers: their gradients against finite differences on every engine, and which numbers cannot be learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A NaN or an overflow shows: whatever is not finite on the dense engine is not finite on any other."""
+"""NaN and overflow stay visible: what is not finite on the dense engine is not finite on any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything of ours that is a module can be saved by anybody: plain, contiguous tensors that share no memory."""
+"""State dicts of all our modules hold plain, contiguous tensors without shared memory."""
 
 from __future__ import annotations
 

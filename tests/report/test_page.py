@@ -1,4 +1,4 @@
-"""The report page without a browser: what it holds, what it escapes, how large it is, what it does without."""
+"""The report page without a browser: its contents, escaping, size, and how it does without optional parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application of `nearfar serve` without a socket: too slow, too many at once, a search that fails, no network."""
+"""The application of `nearfar serve` without a socket: timeouts, overload, failing searches, a missing network."""
 
 from __future__ import annotations
 

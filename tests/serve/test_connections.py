@@ -1,4 +1,4 @@
-"""Connections of `nearfar serve` on loopback: slow clients are closed, and none keeps others out."""
+"""Connections of `nearfar serve` on loopback: slow clients are closed, and none blocks others."""
 
 from __future__ import annotations
 

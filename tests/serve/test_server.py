@@ -1,4 +1,4 @@
-"""`nearfar serve` as a process: answers, refusals of one sentence, the page in a browser, stops by itself, kill -9."""
+"""`nearfar serve` as a process: answers, refusals, the page in a browser, shutdown, kill -9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts that grow with the batch, k="8B": what they may be, what B is, and the same numbers on every engine."""
+"""Counts that grow with the batch (k="8B"): allowed forms, the meaning of B, equality of engines."""
 
 from __future__ import annotations
 

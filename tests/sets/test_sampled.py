@@ -1,4 +1,4 @@
-"""Drawing from the weights: unbiased, with replacement, seeded, and never a member that is not there."""
+"""`Sampled`: unbiased, with replacement, seeded, and only members that are present."""
 
 from __future__ import annotations
 

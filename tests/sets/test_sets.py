@@ -1,4 +1,4 @@
-"""Uncertainty sets against their oracles: value, weights, limits, derivatives, and what must never be hidden."""
+"""Uncertainty sets against their oracles: value, weights, limits, derivatives, and NaN that must stay visible."""
 
 from __future__ import annotations
 

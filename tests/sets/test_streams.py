@@ -1,4 +1,4 @@
-"""Streams of every set: chunks in any order equal the whole, processes that merge equal one, and what a `Fold` says."""
+"""Streams of every set: chunks in any order equal the whole, merged processes equal one, and the `Fold` agrees."""
 
 from __future__ import annotations
 

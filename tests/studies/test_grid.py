@@ -1,4 +1,4 @@
-"""Many runs: each is a line, a stopped grid goes on, a failing run stops nothing, and equal runs are equal."""
+"""Grids of runs: one line a run, resumed when stopped, not stopped by failures, reproducible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study on photographs: equal budgets, the test read once for one configuration, tables from the runs' numbers."""
+"""The study on photographs: equal budgets, one configuration tested once, tables from the runs' numbers."""
 
 from __future__ import annotations
 

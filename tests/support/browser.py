@@ -1,4 +1,4 @@
-"""A real browser for tests of pages: headless Chromium, pages opened from disk, driven over its debugging pipe.
+"""Headless Chromium for tests of pages: it opens files from disk and is driven over its debugging pipe.
 
 A machine without a browser skips such tests and says what to install; where NEARFAR_BROWSER=required is set, as
 `.ci/run` does, they fail.

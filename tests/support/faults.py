@@ -1,4 +1,4 @@
-"""Faults, on purpose: runs killed at random moments, raced for, out of disk; files damaged; a clock put back.
+"""Faults, on purpose: runs killed at random moments, raced for, out of disk; files damaged; a clock set back.
 
     make faults                                   # 100 kills and all the rest, some minutes on two cores
     python tests/support/faults.py --kills 10 --seed 7    # fewer, from another seed

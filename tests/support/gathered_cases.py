@@ -1,4 +1,4 @@
-"""What several processes must do like one: each case runs on a share of its rows, or on all of them."""
+"""Cases for `nf.Distributed`: each computes on a share of its rows, or on all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that are learned: losses with one of them as an `nn.Parameter`, and the same with a plain number."""
+"""Losses with one number as an `nn.Parameter`, and the same losses with a plain number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages that a test needs: where one is missing, it is skipped and says so; NEARFAR_PACKAGES=required fails it.
+"""Packages that a test needs: a test is skipped if one is missing, or fails under NEARFAR_PACKAGES=required.
 
 `make test` sets that, since it has installed all of them. Modules that import such a package themselves, or another
 module beside them that does, are skipped whole by conftest.py.

@@ -1,4 +1,4 @@
-"""Parts of one's own, made by the dozen: each built-in part with each of its methods in turn doing something else."""
+"""User-defined parts in large numbers: each built-in part with each of its methods replaced in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of `nearfar.pml` share: batches, and the outcome of a call to compare with PML's."""
+"""Batches for tests of `nearfar.pml`, and results of calls to compare with PML's."""
 
 from __future__ import annotations
 

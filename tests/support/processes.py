@@ -1,4 +1,4 @@
-"""Real processes on loopback: each runs a function of a test module with gloo, and what it gives comes back."""
+"""Start real processes on loopback that run a function of a module with gloo, and collect their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on one of several ranks: each case is tried on all of them, and what each hears comes back."""
+"""Errors on one of several ranks: each case runs on all of them, and their messages are collected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny training problem, and how two journals are compared."""
+"""A tiny training problem, and the comparison of two journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small shop for tests of search and serve: photographs, a network, an index, and a server of it."""
+"""A small image search for tests: photographs, a network, an index, and a server for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one table of all losses. A new loss is one more row here; every property test then holds for it too."""
+"""The table of all losses. A new loss is one more row; every property test then runs for it."""
 
 from __future__ import annotations
 

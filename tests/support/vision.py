@@ -1,4 +1,4 @@
-"""torchvision beside a CPU build of torch: the index builds it for CUDA; it imports once two operators are known."""
+"""Import torchvision beside a CPU build of torch: the index builds it for CUDA, so two operators are declared first."""
 
 from __future__ import annotations
 

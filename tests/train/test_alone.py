@@ -1,4 +1,4 @@
-"""One process trains without accelerate, and as accelerate would; what only a GPU computes in is refused on a CPU."""
+"""One process trains without accelerate and gives the same numbers; what only a GPU computes is refused on a CPU."""
 
 from __future__ import annotations
 

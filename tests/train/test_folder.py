@@ -1,4 +1,4 @@
-"""Whose folder is it: nothing that a run did not write is touched, and no two runs share one."""
+"""Run folders: nothing that a run did not write is touched, and no two runs share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop on a tiny problem: what a run keeps, how it resumes, how it fails."""
+"""The training loop on a tiny problem: what a run keeps, how it resumes, how it fails."""
 
 from __future__ import annotations
 

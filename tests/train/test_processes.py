@@ -1,4 +1,4 @@
-"""Two real processes (gloo on loopback) train as one: coherent batches, one journal, a stop that all agree on."""
+"""Two processes (gloo on loopback) train as one: coherent batches, one journal, a common stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe for photographs: what suits a folder of them, and the one that the search chose and the test read once."""
+"""The recipe for photographs: which data it fits, and that it is the one the search selected and the test read once."""
 
 from __future__ import annotations
 

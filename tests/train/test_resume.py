@@ -1,4 +1,4 @@
-"""What a resumed run takes up: sound checkpoints only, its own configuration, every good line of its journal."""
+"""What a resumed run uses: sound checkpoints, its own configuration, every good line of its journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in shards (FSDP2): processes that hold parts of a network train what one process trains."""
+"""Weights in shards (FSDP2): processes that hold parts of a network train as one process does."""
 
 from __future__ import annotations
 

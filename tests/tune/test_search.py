@@ -1,4 +1,4 @@
-"""The search: equal budgets, held-out training classes alone, nothing done twice, early ends for what is behind."""
+"""The search: equal budgets, held-out training classes only, nothing repeated, early stops for poor trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spaces: what a range means, what each loss is searched for, and one sentence for whatever is wrong."""
+"""Search spaces: the meaning of a range, what is searched for each loss, and one sentence for each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without a package of an extra: one sentence that names the extra, and no traceback. A base install runs the demo."""
+"""Without a package of an extra: one sentence that names the extra, no traceback. A base install runs the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are whole, sealed and of the size they claim, or refused in one sentence."""
+"""Files are complete, checksummed and of the size they claim, or refused in one sentence."""
 
 from __future__ import annotations
 

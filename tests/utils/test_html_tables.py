@@ -1,4 +1,4 @@
-"""What notebooks show of results: small HTML tables that hold the numbers, escape every word and run no script."""
+"""HTML tables of results in notebooks: they hold the numbers, escape all text and run no script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that do not exist: one sentence with the right one, or with ours in place of pytorch-metric-learning's."""
+"""Unknown names: one sentence with the right one, also for names of pytorch-metric-learning."""
 
 from __future__ import annotations
 

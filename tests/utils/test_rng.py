@@ -1,4 +1,4 @@
-"""Random states are those of the device that tensors lie on, not of the current one; devices are stand-ins here."""
+"""Random states are saved for the device of the tensors, not for the current one; devices are stand-ins here."""
 
 from __future__ import annotations
 

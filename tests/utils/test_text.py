@@ -1,4 +1,4 @@
-"""Text that leaves and enters the program: terminals of any encoding, names that mean harm, files in UTF-8."""
+"""Text output and input: terminals of any encoding, hostile names, files in UTF-8."""
 
 from __future__ import annotations
 
