@@ -187,7 +187,7 @@ def _chosen(mutant: Mutant, tests: Sequence[Tests]) -> tuple[list[Choice], bool]
     allowed = [file for file in tests if kernels or not file.interpreted]
     chosen = [(file, reached) for file in allowed if (reached := file.reach(mutant))]
     whole = [(file, [test for test in file.times if test not in file.failed]) for file in allowed]
-    own = [name.strip("_"), mutant.package, *(["fused"] if kernels else [])]
+    own = [name.strip("_"), mutant.package, *(["fused", "interpreted"] if kernels else [])]
 
     def rank(choice: Choice) -> tuple[bool, float]:
         # what a file sets up is part of the time of its slowest test

@@ -1,7 +1,7 @@
-"""Processes that are forked from one which has imported torch already: a start costs a hundredth of an import.
+"""Fork processes from one that has already imported torch, which is a hundred times faster than importing it again.
 
-A fork runs its code as `python -c` would, with its own arguments, environment and folder, and ends as Python ends. What
-is tested of a start itself (commands, launchers, imports) needs a real one.
+A fork runs code as `python -c` does, with its own arguments, environment and folder. Tests of the start itself
+(commands, launchers, imports) need a real process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ HERE = Path(__file__).parent
 PATHS = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 """Where processes find helpers, the oracles, and tests by their full names."""
 MODULES = ("torch.distributed", "torch._dynamo", "scipy.stats", "accelerate", "runs")
-"""What a training imports; also for others, who then share one nursery with it."""
+"""Modules that training imports; other tests use the same ones to share its nursery."""
 POSSIBLE = sys.platform == "linux"
-"""Elsewhere a process that has loaded torch does not bear a fork, or there is none."""
+"""On other systems a process that has loaded torch cannot be forked safely."""
 
 # Each line asks for a fork, or whether one has ended; the code of a fork runs at the end of the script, so that it ends
 # as any script does.
@@ -105,7 +105,7 @@ class Nursery:
 
 @cache
 def nursery(*modules: str) -> Nursery:
-    """One for all tests of this process that want the same modules."""
+    """Get the nursery for these modules, which all tests of this process share."""
     return Nursery(modules)
 
 
@@ -169,7 +169,7 @@ def start(
 
 
 def ran(code: str, *words: str, timeout: float = 300, **told: Any) -> subprocess.CompletedProcess[str]:
-    """The same, to its end; see `start`."""
+    """Start Python code as `start` does, and wait for its end."""
     running = start(code, *words, **told)
     out, err = running.communicate(timeout=timeout)
     return subprocess.CompletedProcess(list(words), int(running.returncode or 0), out.decode(), err.decode())

@@ -1,7 +1,7 @@
 """Packages that a test needs: a test is skipped if one is missing, or fails under NEARFAR_PACKAGES=required.
 
-`make test` sets that, since it has installed all of them. Modules that import such a package themselves, or another
-module beside them that does, are skipped whole by conftest.py.
+`make test` sets that variable, because it installs all of them. conftest.py skips files that import such a package,
+directly or through a helper.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ EXTRAS = {
     "uvicorn": "serve",
     "webdataset": "shards",
 }
-"""What is not part of the base installation, and the extra that it belongs to."""
+"""Packages outside the base installation, and the extra that installs each."""
 PAGES = {"search.md": "faiss", "tune.md": "optuna", "from-pml.md": "pytorch_metric_learning"}
-"""Pages whose doctests call what needs a package, which they do not import themselves."""
+"""Pages whose doctests need a package that they do not import themselves."""
 SUPPORT = Path(__file__).parent
 """Helpers, which tests import by their bare names."""
 IN_TEXT = re.compile(r"^\s*>>> (?:import|from) (\w+)", re.MULTILINE)
 
 
 def need(*packages: str) -> Any:
-    """The first of these packages; a test that needs them is skipped where one is missing."""
+    """Import the first of these packages, or skip the test if one of them is missing."""
     for name in packages:
         if _missing(name):
             words = f"{name} is not installed (the extra {EXTRAS[name]})"
@@ -71,7 +71,7 @@ def required() -> bool:
 
 
 def lacking(path: Path) -> str | None:
-    """Why a file of tests or of doctests is skipped: a missing package that it imports, or None."""
+    """Say which missing package a file of tests or doctests imports; None if there is none."""
     if required() or not any(map(_missing, EXTRAS)):
         return None
     return next((f"{x} is not installed (the extra {EXTRAS[x]})" for x in sorted(_imports(path)) if _missing(x)), None)
@@ -84,7 +84,7 @@ def _missing(name: str) -> bool:
 
 @cache
 def _imports(path: Path) -> frozenset[str]:
-    """The packages of extras that a file imports when it is imported, by files of the same folder and helpers too."""
+    """Packages of extras that a file imports, directly or through modules of its folder and helpers."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return frozenset([*IN_TEXT.findall(text), PAGES.get(path.name, "")]) & EXTRAS.keys()

@@ -33,7 +33,7 @@ finally:  # also when it fails, so that what is seen of it is its error, and not
 
 
 def environment(world: int, *, gpu: bool = False) -> dict[str, str]:
-    """What `world` processes need to find each other, but for their rank; they see no GPU unless asked."""
+    """Environment of `world` processes that form a group, without their ranks; GPUs are hidden unless `gpu`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -48,7 +48,7 @@ def environment(world: int, *, gpu: bool = False) -> dict[str, str]:
 
 
 def start(code: str, *words: str, world: int, gpu: bool = False) -> list[forks.Fork | subprocess.Popen[bytes]]:
-    """The same code as rank 0, 1, ... of `world`; forks, but for those that use a GPU."""
+    """Start the same code as rank 0, 1, ... of `world`, in forks unless it uses a GPU."""
     shared = environment(world, gpu=gpu)
     told = [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
     if gpu:
@@ -58,7 +58,7 @@ def start(code: str, *words: str, world: int, gpu: bool = False) -> list[forks.F
 
 
 def together(module: str, name: str, world: int, folder: Path, seconds: float = 60, *, gpu: bool = False) -> list[Any]:
-    """What `module.name(rank, world)` gives on each rank."""
+    """Run `module.name(rank, world)` on each rank and return the results in order."""
     ranks = start(START, os.pathsep.join(forks.PATHS), module, name, str(folder), str(seconds), world=world, gpu=gpu)
     errors = [process.communicate(timeout=400)[1].decode() for process in ranks]
     codes = [process.returncode for process in ranks]
@@ -67,15 +67,15 @@ def together(module: str, name: str, world: int, folder: Path, seconds: float = 
 
 
 def plain_pytest(**more: str) -> dict[str, str]:
-    """The environment of a pytest that a test starts: no options and no plugins of the one that runs."""
+    """Environment for a pytest that a test starts, without options and plugins of the running one."""
     outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     return {**outside, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
 
 
 def interpreted(file: str) -> str:
-    """Run a file of tests under Triton's interpreter, and return what it printed; they must pass.
+    """Run a test file under Triton's interpreter in its own process, check that it passes, and return its output.
 
-    Triton reads TRITON_INTERPRET when it is imported, so that they need a process of their own.
+    Triton reads TRITON_INTERPRET when it is imported.
     """
     env = plain_pytest(TRITON_INTERPRET="1")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file]
@@ -86,12 +86,13 @@ def interpreted(file: str) -> str:
 
 
 def run_python(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder that may hold its own copy of the sources."""
     env = plain_pytest(**{"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", **more})
     command = [sys.executable, *words]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, encoding="utf-8", timeout=900, check=False)
 
 
 def count_passed(found: subprocess.CompletedProcess[str]) -> int:
-    """How many tests passed; none failed."""
+    """Check that a pytest succeeded, and return how many tests passed."""
     assert found.returncode == 0, found.stdout[-3000:]
     return int(re.findall(r"(\d+) passed", found.stdout)[-1])
