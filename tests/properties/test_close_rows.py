@@ -8,25 +8,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from collapsed import EUCLIDEAN, crowd, stated
+from collapsed import EUCLIDEAN, crowd, off, slope, stated
 
 import nearfar as nf
 from nearfar.similarity import NegEuclidean, NegSquaredEuclidean, origin
 
 SPREADS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 KINDS = (NegEuclidean, NegSquaredEuclidean)
-
-
-def slope(loss, rows, labels, dtype, **more):
-    leaf = rows.detach().clone().to(dtype).requires_grad_()
-    more = {key: x.to(dtype) if x.is_floating_point() else x for key, x in more.items()}
-    (found,) = torch.autograd.grad(loss.to(dtype)(leaf, labels, **more), leaf)
-    return found.double()
-
-
-def off(found, wanted):
-    """How far a gradient lies from another, beside that one's length."""
-    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("engine", ["dense", "tiled"])
