@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from engine_cases import MINERS, check, some
-from table import DIM
+from engine_cases import MINERS, check
+from table import DIM, some
 
 import nearfar as nf
 from nearfar.engines.tiled import lean_way

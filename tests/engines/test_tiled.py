@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 import torch
-from engine_cases import CLOSE, MINERS, PRODUCTS, SETS, check, larger, largest, measured, on, relations, some
-from table import BATCHES, CLASSES, DIM, IDS, ROWS, random_batch, tensors, tied_batch
+from engine_cases import CLOSE, MINERS, PRODUCTS, SETS, check, larger, largest, measured, on, relations
+from table import BATCHES, CLASSES, DIM, IDS, ROWS, random_batch, some, tensors, tied_batch
 
 import nearfar as nf
 from nearfar.engines import auto, strips

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from table import BATCHES, IDS, ROWS, random_batch, tensors
+from table import BATCHES, IDS, ROWS, random_batch, some, tensors
 
 import nearfar as nf
 from nearfar.groups.groupings import AnchorSign, Balanced, Batch, Sign
@@ -17,11 +17,6 @@ from nearfar.links import Add, HingeLink, LiftedLink, SoftplusLink
 
 L = nf.losses
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
-
-
-def some(keep):
-    chosen = [row for row in ROWS if keep(row)]
-    return pytest.mark.parametrize("row", chosen, ids=[row.id for row in chosen])
 
 
 def inside(loss):

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from table import CLASSES, DIM, IDS, ROWS, random_batch, tensors
+from table import CLASSES, DIM, IDS, ROWS, random_batch, some, tensors
 
 import nearfar as nf
 
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
 L = nf.losses
-
-
-def some(keep):
-    chosen = [row for row in ROWS if keep(row)]
-    return pytest.mark.parametrize("row", chosen, ids=[row.id for row in chosen])
-
-
-@pytest.fixture
-def unread(monkeypatch):
-    """As on a GPU or in a compiled graph: no check may look at values."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("nearfar") and hasattr(module, "readable"):
-            monkeypatch.setattr(module, "readable", lambda tensor: False)
 
 
 # ---------------------------------------------------------------- values that are no numbers

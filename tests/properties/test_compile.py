@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from typing import Any
 
@@ -198,14 +197,6 @@ def test_the_meter_sees_every_kind_of_read(read):
     with Reads() as reads:
         read(torch.tensor([1.0, -1.0, 2.0]))
     assert reads.found
-
-
-@pytest.fixture
-def unread(monkeypatch):
-    """As on a GPU: checks that read data are off."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("nearfar") and hasattr(module, "readable"):
-            monkeypatch.setattr(module, "readable", lambda tensor: False)
 
 
 def check_unread(loss, embeddings, *args, **kwargs):

@@ -12,17 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import sets as oracle
-from table import BATCHES, CLASSES, IDS, ROWS, random_batch, tensors
+from table import BATCHES, CLASSES, IDS, ROWS, random_batch, some, tensors
 
 import nearfar as nf
 
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
 EXACT = {"atol": 1e-12, "rtol": 1e-10}
-
-
-def some(keep):
-    chosen = [row for row in ROWS if keep(row)]
-    return pytest.mark.parametrize("row", chosen, ids=[row.id for row in chosen])
 
 
 def measured(loss, embeddings, *args, **kwargs):

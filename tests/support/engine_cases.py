@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from table import DIM, ROWS
+from table import DIM
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -17,11 +16,6 @@ L, M, P, S = nf.losses, nf.miners, nf.pairs, nf.sets
 
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
-
-
-def some(keep):
-    chosen = [row for row in ROWS if keep(row)]
-    return pytest.mark.parametrize("row", chosen, ids=[row.id for row in chosen])
 
 
 def on(loss, engine, tile=None):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from oracles import oracle_of, pairs
 
@@ -127,6 +128,12 @@ TOLD = (
 # a loss that is made without arguments needs no line: it is here by itself
 ROWS = (*TOLD, *(Row(name, getattr(L, name)) for name in L.__all__ if name not in {row.name for row in TOLD}))
 IDS = [row.id for row in ROWS]
+
+
+def some(keep: Callable[[Row], bool]) -> pytest.MarkDecorator:
+    """Parametrize a test over the rows that `keep` selects."""
+    chosen = [row for row in ROWS if keep(row)]
+    return pytest.mark.parametrize("row", chosen, ids=[row.id for row in chosen])
 
 
 def random_batch(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
