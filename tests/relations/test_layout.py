@@ -1,4 +1,4 @@
-"""A layout classifies every pair as the masks of its relation do."""
+"""A layout tells every pair as the relation's masks do, and lets relations that are not plain take the operators."""
 
 from __future__ import annotations
 
