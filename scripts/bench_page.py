@@ -4,7 +4,7 @@
     python scripts/bench_page.py --session FOLDER      first take over the results of benchmarks/gpu_session.py
 
 What stands between `<!-- NAME -->` and `<!-- /NAME -->` in the page is made by the function of that name here.
-`tests/test_bench_page.py` holds the page and the pictures against the results.
+`tests/project/test_bench_page.py` holds the page and the pictures against the results.
 """
 
 from __future__ import annotations

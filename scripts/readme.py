@@ -4,7 +4,7 @@
 
 What stands between `<!-- NAME -->` and `<!-- /NAME -->` in README.md and docs/start/from-pml.md is made by the function
 of that name here.
-`tests/test_readme.py` holds the page and the picture against the results.
+`tests/project/test_readme.py` holds the page and the picture against the results.
 """
 
 from __future__ import annotations
