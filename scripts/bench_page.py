@@ -1,6 +1,6 @@
-"""The figures of docs/bench.md, taken from benchmarks/results: nobody writes them by hand.
+"""The figures of benchmarks/RESULTS-speed.md, taken from benchmarks/results: nobody writes them by hand.
 
-    python scripts/bench_page.py                       write the tables into docs/bench.md and draw its pictures
+    python scripts/bench_page.py                       write the tables into benchmarks/RESULTS-speed.md and draw its pictures
     python scripts/bench_page.py --session FOLDER      first take over the results of benchmarks/gpu_session.py
 
 What stands between `<!-- NAME -->` and `<!-- /NAME -->` in the page is made by the function of that name here.
@@ -24,7 +24,7 @@ from nearfar.bench.pages import markdown
 from nearfar.bench.subjects import PRECISIONS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RESULTS, IMAGES = ROOT / "docs" / "bench.md", ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
+PAGE, RESULTS, IMAGES = ROOT / "benchmarks" / "RESULTS-speed.md", ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 PROBES = ("correctness", "small", "graphs", "big", "session")
 """Result files of a session, which lie here as gpu_NAME.json."""
 SMALL = 2048
@@ -115,12 +115,12 @@ def _against_peer(row: Row | None) -> str:
 
 def cpu_picture() -> str:
     """The picture of the CPU."""
-    return "![Time and memory against the rows of a batch on a CPU, beside PML](images/bench-cpu.png)"
+    return "![Time and memory against the rows of a batch on a CPU, beside PML](../docs/images/bench-cpu.png)"
 
 
 def gpu_picture() -> str:
     """The picture of the GPU."""
-    return "![Time and memory against the rows of a batch on a GPU](images/bench-gpu.png)"
+    return "![Time and memory against the rows of a batch on a GPU](../docs/images/bench-gpu.png)"
 
 
 def small_batches() -> str:

@@ -1,4 +1,4 @@
-"""docs/bench.md: its tables and pictures are those of the result files, today's and those that a GPU will bring."""
+"""benchmarks/RESULTS-speed.md: its tables and pictures are those of the result files, today's and those that a GPU will bring."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_the_page_and_the_recipe_tell_the_score(script):
     mean = f"{100 * np.mean([line['scores']['recall@1'] for line in lines]):.1f}"
     where = {"data.path": None, "model.weights": script.weights(RESULTS)}
     assert (RESULTS / "recipe.md").read_text(encoding="utf-8") == script.table(RESULTS, where)
-    page = (ROOT / "docs" / "measured" / "photographs.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "RESULTS-photographs.md").read_text(encoding="utf-8")
     assert mean in page
     assert mean in FILE.read_text(encoding="utf-8")
     _, *rungs, _ = script._ladder_table(RESULTS, where)[3:]

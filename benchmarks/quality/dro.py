@@ -11,4 +11,4 @@ from studies import ROOT, main
 from nearfar.studies import dro
 
 if __name__ == "__main__":
-    main(__doc__, dro, "DRO: imbalance, K, and grouped KL", ROOT / "docs" / "measured" / "dro.md")
+    main(__doc__, dro, "DRO: imbalance, K, and grouped KL", ROOT / "benchmarks" / "RESULTS-dro.md")

@@ -3,7 +3,7 @@
 python benchmarks/quality/photographs.py --path CUB --path-flowers FLOWERS --jobs 14 --seconds 560 --folder out
     runs; stops and goes on, as `nearfar reproduce photographs` does
 python benchmarks/quality/photographs.py --from out/photographs-cub.json out/photographs-flowers.json [--papers ...]
-    the pages: results/photographs-DATA.json and photographs_study.md, the figures, docs/measured/photographs.md
+    the pages: results/photographs-DATA.json and photographs_study.md, the figures, benchmarks/RESULTS-photographs.md
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pages(args):
         shown.append(f"### {found['data']}")
         if tested(found):  # not before: the picture shows test scores
             photographs.draw(found, args.images)
-            shown.append(f"![{name}](../images/{name}.png)")
+            shown.append(f"![{name}](../docs/images/{name}.png)")
         shown.append(photographs.markdown(found).rstrip())
     if len(studies) > 1:
         shown += ["### Ranks", photographs.ranked(studies)]
@@ -45,7 +45,7 @@ def pages(args):
         shown += [title, f"Paired differences of R@1, {found['seeds']} seeds:", claims(paper_claims(found))]
     text = "\n\n".join(shown) + "\n"
     write_text(
-        args.results / "photographs_study.md", "# Photographs\n\n" + text.replace("../images", "../../docs/images")
+        args.results / "photographs_study.md", "# Photographs\n\n" + text.replace("../docs/images", "../../docs/images")
     )
     before, rest = args.page.read_text(encoding="utf-8").split(BEGIN)
     write_text(args.page, before + BEGIN + "\n\n" + text + "\n" + END + rest.split(END)[1])
@@ -98,7 +98,7 @@ def main():
     )
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "measured" / "photographs.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "benchmarks" / "RESULTS-photographs.md")
     parser.add_argument("--which", type=Path, default=ROOT / "docs" / "guides" / "which-loss.md")
     args = parser.parse_args()
     (pages if args.made else train)(args)

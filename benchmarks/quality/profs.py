@@ -16,7 +16,7 @@ if __name__ == "__main__":
         __doc__,
         profs,
         "PROFS: alternating projections and hard negative classes",
-        ROOT / "docs" / "measured" / "profs.md",
+        ROOT / "benchmarks" / "RESULTS-profs.md",
         parts=({"nargs": "+", "default": list(profs.PARTS), "choices": profs.PARTS}, True),
         probe=({"action": "store_true"}, False),
     )

@@ -11,4 +11,4 @@ from studies import ROOT, main
 from nearfar.studies import noise
 
 if __name__ == "__main__":
-    main(__doc__, noise, "Wrong labels", ROOT / "docs" / "measured" / "robustness.md")
+    main(__doc__, noise, "Wrong labels", ROOT / "benchmarks" / "RESULTS-robustness.md")

@@ -103,7 +103,7 @@ def pages(args, study, title, page):
         study.draw(found, args.images)
         write_text(args.results / f"{name}.json", as_json(found))
         tables.append(f"## {found['data']}\n\n{study.markdown(found)}")
-        pictures = [f"![{each.stem}](../images/{each.name})" for each in sorted(args.images.glob(f"{name}*.png"))]
+        pictures = [f"![{each.stem}](../docs/images/{each.name})" for each in sorted(args.images.glob(f"{name}*.png"))]
         shown.append("\n\n".join([f"### {found['data']}", *pictures, study.markdown(found)]))
     write_text(args.results / f"{page.stem}.md", f"# {title}\n\n" + "\n".join(tables))
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
