@@ -29,10 +29,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ledger import Ledger
+
 from nearfar._utils.files import write_text
 from nearfar.runs.config import to_tree
 from nearfar.studies import grid
-from nearfar.studies._photographs_ledger import Ledger
 from nearfar.studies.grid import Line, Trial, Workers
 from nearfar.train import load, parse
 

@@ -51,7 +51,7 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
         "descent": descents(1 if quick else 3, (8,) if quick else (8, 20, 40), 50 if quick else 1500),
     }
     for name in ("triplet", "toy", "collapse", "shrink", "descent"):
-        figures.DRAW[name](found[name], folder / f"isometry-{name}.png")
+        getattr(figures, name)(found[name], folder / f"isometry-{name}.png")
     write_text(folder / "isometry.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
     return found
 
