@@ -406,3 +406,17 @@ def test_wrong_arguments(pictures, tmp_path):
     for more, told in words:
         with pytest.raises(ValueError, match=told):
             photographs.reproduce(tmp_path, **more)
+
+
+@pytest.mark.parametrize("topic", ["dro", "profs", "robustness", "photographs"])
+def test_reports_are_written_from_the_results(topic):
+    from study_tables import summary
+
+    results = QUALITY.parent / "results"
+    name = "noise" if topic == "robustness" else topic
+    files = [each for each in (f"{name}-{data}.json" for data in ("glyphs", "omniglot", "vectors", "cub", "flowers"))
+             if (results / each).exists()]  # fmt: skip
+    found = [json.loads((results / file).read_text(encoding="utf-8")) for file in files]
+    report = (QUALITY.parent / f"RESULTS-{topic}.md").read_text(encoding="utf-8")
+    generated = pages.summary(found) if topic == "photographs" else summary(found)
+    assert f"<!-- results: begin -->\n\n{generated.rstrip()}\n\n<!-- results: end -->" in report

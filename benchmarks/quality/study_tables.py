@@ -7,6 +7,7 @@ by R@1, for benchmarks/RESULTS-*.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from nearfar._utils.tables import markdown
@@ -64,7 +65,7 @@ def setting(found: Found) -> str:
 def tables(found: Found) -> str:
     """Every table of one data set."""
     make = {"dro": _dro, "profs": _profs, "noise": _noise}[found["study"]]
-    return "\n\n".join([setting(found), *make(found)]) + "\n"
+    return _join([setting(found), *make(found)])
 
 
 def summary(studies: Sequence[Found]) -> str:
@@ -79,7 +80,12 @@ def summary(studies: Sequence[Found]) -> str:
             "Paired differences of R@1; above zero, the claim holds here.",
             _claims(studies),
         ]
-    return "\n\n".join(parts) + "\n"
+    return _join(parts)
+
+
+def _join(parts: Iterable[str]) -> str:
+    """Paragraphs, wrapped unless they are tables, headings or pictures."""
+    return "\n\n".join(part if part[0] in "|#!" else fill(part, 120) for part in parts) + "\n"
 
 
 def _pictures(found: Found) -> list[str]:
