@@ -12,7 +12,7 @@ from nearfar.bench import Cell, Plan, Row
 from nearfar.bench.pages import keep
 from nearfar.bench.study import about
 
-ROOT = Path(__file__).parents[1]
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 sys.path.insert(0, str(ROOT / "benchmarks" / "speed"))
 import speed_report as page  # noqa: E402
 

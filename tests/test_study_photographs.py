@@ -19,7 +19,8 @@ from nearfar.runs import parts
 from nearfar.studies import grid
 from nearfar.studies._training import Method, open_study
 
-QUALITY = Path(__file__).parents[1] / "benchmarks" / "quality"
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+QUALITY = ROOT / "benchmarks" / "quality"
 if not QUALITY.exists():
     pytest.skip("benchmarks are not in a release", allow_module_level=True)
 sys.path.insert(0, str(QUALITY))
@@ -202,11 +203,11 @@ def test_the_best_value_and_what_the_default_costs():
 
 
 def test_the_page_of_losses_is_written_from_the_results():
-    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    results = QUALITY.parent / "results"
     found = [
         json.loads((results / f"photographs-{name}.json").read_text(encoding="utf-8")) for name in ("cub", "flowers")
     ]
-    page = (Path(__file__).parents[1] / "docs" / "guides" / "which-loss.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "which-loss.md").read_text(encoding="utf-8")
     assert pages.value_table(found) in page
 
 

@@ -19,7 +19,8 @@ from nearfar.studies._training import open_study, spread, verdict
 @pytest.fixture(scope="module")
 def tables():
     """The tables of the reports, which are made in benchmarks/."""
-    quality = Path(__file__).parents[1] / "benchmarks" / "quality"
+    root = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+    quality = root / "benchmarks" / "quality"
     if not quality.exists():
         pytest.skip("benchmarks are not in a release")
     with pytest.MonkeyPatch.context() as patch:

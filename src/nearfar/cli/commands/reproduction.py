@@ -16,7 +16,7 @@ __all__ = ["register", "reproduce"]
 
 STUDIES = ("descent", "isometry", "profs", "dro", "noise")
 TRAINED = STUDIES[2:]
-"""Studies that train networks: they take a data set, seeds and the options of a training."""
+"""Studies that train networks, and so take a data set and seeds."""
 
 
 def reproduce(
@@ -24,25 +24,24 @@ def reproduce(
         str, typer.Argument(help=f"Which study: {', '.join(STUDIES)}.", autocompletion=lambda: list(STUDIES))
     ],
     folder: Annotated[
-        Path | None, typer.Option(help="Folder for figures and numbers; a stopped study continues there.")
+        Path | None, typer.Option(help="Where figures and numbers go; a stopped study goes on there.")
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="profs, dro, noise: glyphs (default), omniglot, cub, flowers, cars, sop, inshop, folder or vectors."
+            help="profs, dro, noise: glyphs (if not told), omniglot, cub, flowers, cars, sop, inshop or folder."
         ),
     ] = None,
-    path: Annotated[Path | None, typer.Option(help="Path of the data.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs of each configuration; default 3.", min=1)] = None,
-    steps: Annotated[int | None, typer.Option(help="Batches per run; default: the study's own number.", min=1)] = None,
-    jobs: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
-    seconds: Annotated[float | None, typer.Option(help="Begin no run after this time; call again to continue.")] = None,
+    path: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many; 3 if not told.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Batches a run, in place of the study's own number.", min=1)] = None,
+    jobs: Annotated[int, typer.Option(help="Runs side by side.", min=1)] = 1,
+    seconds: Annotated[float | None, typer.Option(help="Begin no run after so many; call again to go on.")] = None,
     precision: Annotated[
-        str | None,
-        typer.Option(help="float32, bf16, fp16 or float64; default: bf16 for photographs on a GPU, else float32."),
+        str | None, typer.Option(help="float32, bf16, fp16 or float64; if not told, as suits.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="A file of weights for the network's trunk.")] = None,
-    quick: Annotated[bool, typer.Option(help="A smoke test: few and short runs.")] = False,
+    quick: Annotated[bool, typer.Option(help="Fewer repetitions, for a first look.")] = False,
 ) -> None:
     """Reproduce a paper's figures and check its claims."""
     with one_sentence("reproduce"):
@@ -52,10 +51,11 @@ def reproduce(
         target = folder or Path(f"nearfar-{study}")
         options: dict[str, Any] = {"quick": quick}
         if study in TRAINED:
+            told = {"data": data, "seeds": seeds}
             options |= {"path": path, "steps": steps, "jobs": jobs, "seconds": seconds}
             options |= {"precision": precision, "weights": weights}
-            options |= {name: value for name, value in (("data", data), ("seeds", seeds)) if value is not None}
-        with Progress(f"study {study}", shown=study not in TRAINED):  # training studies have their own progress bar
+            options |= {name: value for name, value in told.items() if value is not None}
+        with Progress(f"study {study}", shown=study not in TRAINED):  # those that train have a bar of their own
             import_module(f"nearfar.studies.{study}").reproduce(target, **options)
         say(f"figures and numbers: {target}")
 
