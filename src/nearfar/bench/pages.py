@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nearfar._utils.files import write_text
+from nearfar._utils.tables import as_json, markdown, round_numbers
 from nearfar.bench.figure import draw
-from nearfar.bench.study import Cell, Plan, Row, about, growth
+from nearfar.bench.results import Cell, Row, growth
+from nearfar.bench.study import Plan, about
 from nearfar.bench.subjects import PEER, PRECISIONS, SUBJECTS
 
 __all__ = ["as_json", "contest", "growth_table", "keep", "known", "line", "markdown", "record", "report", "setting",
@@ -78,12 +80,6 @@ def growth_table(rows: Sequence[Row], who: str) -> str:
     return markdown(("loss", "time ~ B^", "memory ~ B^"), lines)
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
-
-
 def report(rows: Sequence[Row], plan: Plan) -> str:
     """The whole report in Markdown."""
     told, who = about(plan), plan.engines[0]
@@ -124,14 +120,6 @@ def record(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
     return {**about(plan), "exponents": exponents, "results": [row.to_dict() for row in rows]}
 
 
-def as_json(found: Mapping[str, Any]) -> str:
-    """JSON with one result per line, numbers with five digits."""
-    plain = _plain(found)
-    results = ",\n".join("  " + json.dumps(each, allow_nan=False) for each in plain.pop("results"))
-    head = json.dumps(plain, indent=1, allow_nan=False).removesuffix("\n}")
-    return f'{head},\n "results": [\n{results}\n ]\n}}\n'
-
-
 def write(folder: Path, rows: Sequence[Row], plan: Plan, name: str = "bench") -> list[Path]:
     """Write `bench.json`, `bench.md` and `bench.png`, and return their paths."""
     files = [folder / f"{name}.{kind}" for kind in ("json", "md", "png")]
@@ -160,7 +148,7 @@ def known(file: Path, plan: Plan) -> list[Row]:
     except (json.JSONDecodeError, KeyError, TypeError):
         raise ValueError(f"bench: {file} holds no results to resume; name another folder with --out.") from None
     mine = about(plan)
-    now = _plain({key: mine[key] for key in ("device", "versions")} | {key: mine["config"][key] for key in SAME})
+    now = round_numbers({key: mine[key] for key in ("device", "versions")} | {key: mine["config"][key] for key in SAME})
     for key, value in now.items():
         if before[key] != value:
             raise ValueError(
@@ -168,14 +156,6 @@ def known(file: Path, plan: Plan) -> list[Row]:
                 "folder with --out."
             )
     return rows
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _ms(cell: Cell) -> str:
