@@ -275,8 +275,8 @@ def _tuning(found: Found) -> str:
         scores = {words: "-" if score is None else f"{100 * score:.1f}" for words, score in chosen["held_out"].items()}
         others = [f"{words}: {score}" for words, score in scores.items() if words not in rates]
         best = max((score for score in chosen["held_out"].values() if score is not None), default=None)
-        told = "-" if best is None else f"{100 * best:.1f}"
-        rows.append((name, *(scores.get(rate, "-") for rate in rates), ", ".join(others) or "-", told))
+        shown = "-" if best is None else f"{100 * best:.1f}"
+        rows.append((name, *(scores.get(rate, "-") for rate in rates), ", ".join(others) or "-", shown))
     return table(("method", *rates, "at the best rate", "best"), rows)
 
 
@@ -284,8 +284,10 @@ def _scores(found: Found) -> str:
     rows = []
     for name, each in _sorted(found):
         chosen, cells = each["chosen"], each["scores"]
-        told = ("-", "-", "-") if chosen is None else (f"{chosen['rate']:g}", each["parameter"], str(chosen["budget"]))
-        rows.append((name, *(format_spread(cells[score]) for score in NAMES), *told, str(cells["runs"])))
+        choice = (
+            ("-", "-", "-") if chosen is None else (f"{chosen['rate']:g}", each["parameter"], str(chosen["budget"]))
+        )
+        rows.append((name, *(format_spread(cells[score]) for score in NAMES), *choice, str(cells["runs"])))
     return table(("method", *NAMES.values(), "rate", "parameter", "tuning runs", "test runs"), rows)
 
 

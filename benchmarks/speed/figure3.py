@@ -27,7 +27,7 @@ from nearfar.bench import PEER, Limits, Patience, Plan, Task, peak
 from nearfar.bench.pages import as_json, markdown
 from nearfar.bench.study import about
 from nearfar.bench.subjects import Step
-from nearfar.bench.timing import LIMIT, taking_turns, threads
+from nearfar.bench.timing import LIMIT, threads, time_in_turns
 
 RESULTS = Path(__file__).parents[1] / "results"
 WIDTH, EACH, SIZES = 1024, 5, (80, 160, 320, 480, 640)
@@ -74,8 +74,8 @@ def measure(sizes: tuple[int, ...], patience: Patience) -> list[dict[str, Any]]:
     for size in sizes:
         peers, failed = theirs(size)
         hog = {name: peers.pop(name) for name in HOGS if name in peers}
-        timed = taking_turns({**ours(size), **peers}, *batch(size), patience)
-        alone = taking_turns(hog, *batch(size), patience) if hog else timed
+        timed = time_in_turns({**ours(size), **peers}, *batch(size), patience)
+        alone = time_in_turns(hog, *batch(size), patience) if hog else timed
         ms = {name: 1e3 * seconds for name, seconds in {**alone.seconds, **timed.seconds}.items()}
         ratios = {name: ms[name] / ms["DRO-TopK"] for name in ms if name != LIMIT}
         found.append({"rows": size, "rounds": timed.rounds, "ms": ms, "over_dro_topk": ratios, "failed": failed})

@@ -28,7 +28,7 @@ from torch import Tensor
 import nearfar
 from nearfar._utils.files import write_text
 from nearfar.bench.subjects import batch
-from nearfar.bench.timing import Patience, taking_turns, threads
+from nearfar.bench.timing import Patience, threads, time_in_turns
 from nearfar.pml import losses as our_losses
 from nearfar.pml import miners as our_miners
 
@@ -68,7 +68,7 @@ def measured(name: str, rows: int, width: int, device: str, patience: Patience) 
         "PML": step(name, their_losses, their_miners, device),
     }
     failed: dict[str, str] = {}
-    taken = taking_turns(steps, e, y, patience, failed).seconds
+    taken = time_in_turns(steps, e, y, patience, failed).seconds
     found: dict[str, Any] = {"script": name, "rows": rows, "width": width}
     if failed:
         return found | {"failed": "; ".join(f"{who}: {how}" for who, how in failed.items())}
