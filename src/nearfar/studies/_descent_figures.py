@@ -17,7 +17,7 @@ STYLES = {
     "1/M_f true": ("black", "--", 1.2),
     "1/(2qλmax), stable form": ("tab:green", "-", 1.6),
 }
-FLOOR = 1e-30  # what a logarithmic axis shows of 0
+FLOOR = 1e-30  # drawn for 0 on a logarithmic axis
 
 
 def surface(found: Numbers, file: Path) -> None:

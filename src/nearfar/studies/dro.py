@@ -1,7 +1,7 @@
 """Distributionally robust losses (Qi et al. 2020): recall against pair imbalance, against K, and grouped KL.
 
-`reproduce(folder)` runs Figure 1 of Qi et al. 2020 (batches of 80 to 640 with 5 samples per class: which loss is robust
-as positive pairs become rarer?), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to
+`reproduce(folder)` runs Figure 1 of Qi et al. 2020 (batches of 80 to 640 with 5 samples per class, in which positive
+pairs become rarer), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to
 .001 beside lifted structure and multi-similarity, B = 80, 64 dimensions). The pair loss of all but these two is the
 hinge [m ± (λ - s)]₊ with m = .2 and λ = .5.
 """
@@ -29,8 +29,7 @@ __all__ = ["Cells", "draw", "grouped_methods", "imbalance_methods", "reproduce"]
 STEPS = 1000
 SAMPLES = 5
 SIZES = (80, 160, 320, 640)
-LARGEST = SIZES[-1]
-KS = (80, 320, 640, 960, 1280, 1600, 1920, 2560, 20480)  # the paper's six from 640 on, and what lies beyond
+KS = (80, 320, 640, 960, 1280, 1600, 1920, 2560, 20480)  # the paper's six from 640 on, and three others
 GAMMAS = (1.0, 0.1, 0.01, 0.001)
 SMALL, NARROW = 80, 64  # the batch and the width of Table 2
 RECALLS = (1, 2, 4, 8, 16, 32)
@@ -48,7 +47,7 @@ def imbalance_methods(size: int) -> dict[str, Method]:
         "DRO-TopK": Method({"name": "DroTopK", "k": 2 * size}),
         "DRO-TopK-PN": Method({"name": "DroTopKPN", "k": 2 * size}),
         "DRO-KL": Method({"name": "DroKL", "gamma": 0.1}),
-        # the mean of the hinge over what the miner leaves
+        # the mean of the hinge over the pairs that the miner keeps
         "semi-hard": Method({"name": "BinomialDeviance", **HINGE, "miner": "SemiHard"}),
         "distance-weighted": Method({"name": "BinomialDeviance", **HINGE, "miner": "DistanceWeighted"}),
     }
@@ -166,7 +165,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
     data, sizes = found["data"], found["sizes"]
     series = {name: [row[str(size)]["recall@1"] for size in sizes] for name, row in found["imbalance"].items()}
     first = figures.Panel(
-        f"{data}: positive pairs grow rarer to the right",
+        f"{data}: positive pairs become rarer to the right",
         sizes,
         series,
         "B, 5 samples a class (positive : negative pairs)",

@@ -1,8 +1,7 @@
 """Label noise: R@1 of ten losses when a share of the training labels is permuted at random.
 
-`reproduce(folder)` trains each loss at 0, 10, 20 and 40 per cent of wrong labels (permuted among the chosen samples, so
-that classes keep their sizes; the test labels stay right), several seeds each. A worst case over pairs trusts a wrong
-pair most of all; a mean hardly notices it.
+`reproduce(folder)` trains each loss with 0, 10, 20 and 40 percent of wrong labels and several seeds. The chosen samples
+exchange labels, so that classes keep their sizes; test labels stay right.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
         "steps": steps,
         "rate": rate,
         "shares": list(shares),
-        "wrong": _really_wrong(known.values()),
+        "wrong": _changed_shares(known.values()),
         "table": {
             name: {f"{share:g}": summarize(known, cells[name, share], SCORES) for share in shares} for name in losses
         },
@@ -92,8 +91,8 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
     return whole
 
 
-def _really_wrong(lines: Any) -> dict[str, float]:
-    """The share of labels that changed: a permutation may keep a label."""
+def _changed_shares(lines: Any) -> dict[str, float]:
+    """The share of labels that changed, which is smaller because a permutation may keep a label."""
     return {f"{line['wrong']:g}": line["wrong_share"] for line in lines}
 
 

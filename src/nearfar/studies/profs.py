@@ -3,8 +3,8 @@
 `reproduce(folder)` trains the baselines of Table 1 of Can et al. 2019 plain (`MPerClass`, B = 128, I = 2), with PROFS
 (`Representatives`, only pairs with a representative, the proximal term) and with hard negative classes (HNCM) too,
 several seeds each, the same number of steps for all; then its Figure 1: recall against the steps of a projection, M.
-Two baselines are run without PROFS, as in the paper: semi-hard triplets (PROFS uses the hard ones), and Proxy-NCA,
-whose proxies are representatives already, so that there are no pairs of samples to restrict.
+Two baselines run with plain batches only, as in the paper: semi-hard triplets, because PROFS uses hard ones, and
+Proxy-NCA, because its proxies are representatives already.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOSSES = {
 }
 ALONE = {
     "Triplet-semi": Method({"name": "Triplet", "mining": "semihard", **SQUARED}),
-    # vectors and proxies of length 3, as is usual for it: squared distances times 9
+    # vectors and proxies have length 3, as is usual for this loss: squared distances times 9
     "Proxy-NCA": Method({"name": "ProxyNCA", "scale": 9.0}),
 }
 VARIANTS = ("plain", "PROFS", "PROFS + HNCM")
@@ -53,7 +53,7 @@ CHOOSERS = (
     "Contrastive-hard",
     "Triplet-hard",
     "Margin-hard",
-)  # choose the rate: those that Can et al.'s formulation fits
+)  # losses that choose the learning rate: they fit the formulation of Can et al.
 FIGURE = ("Contrastive-hard", "Triplet-hard", "N-pair", "Margin-hard")  # the four of Can et al.'s Figure 1
 TIMES = (0.1, 0.3, 1.0, 3.0, 10.0)  # M over the rule's, besides M = 1
 SCORES = ("recall@1", "recall@10", "map_at_r", "nmi", "f1")
@@ -128,7 +128,7 @@ def _batches(
     options: dict[str, Any] = {"name": "Representatives", "batch_size": BATCH, "samples": SAMPLES}
     if variant == "PROFS + HNCM":
         options["hard_classes"] = True
-    # the rule's own length is not written out, so that it is the same run as in the table
+    # the rule's own length is left out, so that the run is the same as in the table
     return options if length is None or length == rule else {**options, "steps": length}
 
 
@@ -173,7 +173,7 @@ def _differences(known: Mapping[str, Line], cells: Cells, losses: Mapping[str, M
 
 
 def _overall(differences: Mapping[str, Any]) -> dict[str, Any]:
-    """The mean difference over losses, with a t-interval over losses: would another loss gain too?"""
+    """The mean difference over losses, with a t-interval over losses."""
     found: dict[str, Any] = {}
     for before, after in COMPARED:
         name = f"{after} less {before}"
