@@ -22,6 +22,10 @@ from nearfar.studies import _training_figures as figures
 Found = Mapping[str, Any]
 NAMES = {"recall@1": "R@1", "recall@2": "R@2", "recall@4": "R@4", "recall@8": "R@8", "map_at_r": "MAP@R",
          "nmi": "NMI", "f1": "F1"}  # fmt: skip
+SCORES = (
+    "Test scores in percent, best mean rank first; ± is half a 95% t-interval over seeds, and brackets are the 95% "
+    "interval of the paired difference over seeds and classes:"
+)
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 VERDICTS = {"better": "holds", "worse": "does not", "cannot tell": "cannot tell"}
 
@@ -196,7 +200,7 @@ def write_report(
 
 def summary(studies: Sequence[Found]) -> str:
     """The test scores of every method on all data sets, and the claims of Qi et al. 2020."""
-    parts = [fill(_setting(found), 120) for found in studies]
+    parts = [_short_setting(found) for found in studies]
     done = [found for found in studies if is_tested(found)]
     if not done:
         return "\n\n".join([*parts, "The test is not complete."])
@@ -207,8 +211,7 @@ def summary(studies: Sequence[Found]) -> str:
     head = [f"{found['data']}, {score}" for found in done for score in ("R@1", "MAP@R", f"MAP@R less {BASE}")]
     rows = [(name, *(cell for found in done for cell in _scores_of(found["methods"][name])), f"{ranks[name]['mean']:g}")
             for name in ranks if name in methods]  # fmt: skip
-    parts += ["Test scores, best mean rank first; in brackets the 95% interval over seeds and classes of the paired "
-              "difference:", table(("method", *head, "mean rank"), rows)]  # fmt: skip
+    parts += [fill(SCORES, 120), table(("method", *head, "mean rank"), rows)]
     by_claim: dict[str, list[str]] = {}
     for found in done:
         for each in found["claims"]:
@@ -221,6 +224,15 @@ def summary(studies: Sequence[Found]) -> str:
         )
         parts += ["The claims of Qi et al. 2020 as paired differences of R@1:", claims]
     return "\n\n".join(parts)
+
+
+def _short_setting(found: Found) -> str:
+    """Size and machine of the study on one data set."""
+    training, failed = found["training"], sum(line["error"] is not None for line in found["runs"])
+    return (
+        f"{found['data']}: {training['classes']} training classes with {training['samples']} photographs; "
+        f"{len(found['runs'])} runs of {found['steps']} steps, {failed} failed. {found['device']}."
+    )
 
 
 def _means(found: Found) -> dict[str, float]:

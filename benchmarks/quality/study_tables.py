@@ -15,6 +15,9 @@ from nearfar.studies import dro, profs
 from nearfar.studies._training import HELD_OUT, spread, verdict
 
 Found = Mapping[str, Any]
+SCORES = (
+    "Scores are in percent on the test classes, read once, after the last step; ± is half a 95% t-interval over seeds."
+)
 VERDICTS = {"better": "holds", "worse": "the opposite", "cannot tell": "cannot tell"}
 
 
@@ -62,6 +65,16 @@ def setting(found: Found) -> str:
     )
 
 
+def short_setting(found: Found) -> str:
+    """Size, steps, learning rate and machine of a study."""
+    training, failed = found["training"], sum(line["error"] is not None for line in found["runs"])
+    return (
+        f"{training['classes']} training classes with {training['samples']} samples, {found['steps']} steps a run, "
+        f"learning rate {found['rate']['rate']:g}, {found['seeds']} seeds; {len(found['runs'])} runs, {failed} failed. "
+        f"{found['device']}, torch {found['versions']['torch']}."
+    )
+
+
 def tables(found: Found) -> str:
     """Every table of one data set."""
     make = {"dro": _dro, "profs": _profs, "noise": _noise}[found["study"]]
@@ -71,9 +84,9 @@ def tables(found: Found) -> str:
 def summary(studies: Sequence[Found]) -> str:
     """How the runs were made, R@1, and what the paper says, side by side for several data sets."""
     make = {"dro": _dro_summary, "profs": _profs_summary, "noise": _noise}[studies[0]["study"]]
-    parts = [
-        part for found in studies for part in (f"### {found['data']}", *_pictures(found), setting(found), *make(found))
-    ]
+    parts = [SCORES]
+    for found in studies:
+        parts += [f"### {found['data']}", *_pictures(found), short_setting(found), *make(found)]
     if studies[0]["study"] == "dro":
         parts += [
             "### The paper's claims",
