@@ -173,6 +173,11 @@ class TrainingStudy:
         tree["training"] = {**tree.get("training", {}), **plan}
         return parse({**tree, "loss": method.loss, "batches": batches})
 
+    def trials(self, method: Method, batches: Tree, *, score: Tree | None = None, **how: Any) -> list[Trial]:
+        """One run for each seed; `score` has arguments of `Trial`, and `how` those of `config`."""
+        configs = [self.config(method, batches, seed=seed, **how) for seed in range(self.seeds)]
+        return [Trial(config, **(score or {})) for config in configs]
+
     def per_class(self, size: int, samples: int) -> Tree:
         """Batches of `size` samples, `samples` per class; smaller if there are too few classes."""
         return {"name": "MPerClass", "classes": min(size // samples, self.classes), "samples": samples}
@@ -279,6 +284,16 @@ def summarize(known: Mapping[str, Line], trials: Sequence[Trial], scores: Sequen
     found["seconds"] = float(np.median([line["seconds"] for line in lines])) if lines else None
     found["keys"] = [trial.key for trial in trials]
     return found
+
+
+def tabulate(
+    known: Mapping[str, Line], cells: Mapping[tuple[str, str], Sequence[Trial]], scores: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Row -> column -> summary, for cells by row and column."""
+    table: dict[str, dict[str, Any]] = {}
+    for (row, column), trials in cells.items():
+        table.setdefault(row, {})[column] = summarize(known, trials, scores)
+    return table
 
 
 def difference(known: Mapping[str, Line], before: Sequence[Trial], after: Sequence[Trial], score: str) -> Spread | None:

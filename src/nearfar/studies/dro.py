@@ -21,10 +21,11 @@ from nearfar.studies._training import (
     open_study,
     order_by_seed,
     summarize,
+    tabulate,
 )
 from nearfar.studies.grid import Line, Trial
 
-__all__ = ["Cells", "draw", "grouped_methods", "imbalance_methods", "reproduce"]
+__all__ = ["draw", "grouped_methods", "imbalance_methods", "reproduce"]
 
 STEPS = 1000
 SAMPLES = 5
@@ -37,8 +38,6 @@ SCORES = (*(f"recall@{k}" for k in RECALLS), "map_at_r")
 HINGE = {"pair": "Hinge", "similarity": "Cosine"}
 MS = Method({"name": "MultiSimilarity"})
 LIFTED = Method({"name": "GeneralizedLifted", "margin": 0.0, "similarity": "Cosine"})
-
-Cells = dict[str, list[Trial]]
 
 
 def imbalance_methods(size: int) -> dict[str, Method]:
@@ -80,13 +79,13 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
     sizes, ks = (SIZES[:2], KS[:3]) if study.quick else (SIZES, KS)
     ratios = {str(size): _ratio(study, size) for size in sizes}
     imbalance = {
-        f"{name}|{size}": _seeds(study, method, size, steps, rate["rate"])
+        (name, str(size)): _trials(study, method, size, steps, rate["rate"])
         for size in sizes
         for name, method in imbalance_methods(size).items()
     }
-    by_k = {str(k): _seeds(study, Method({"name": "DroTopK", "k": k}), sizes[-1], steps, rate["rate"]) for k in ks}
+    by_k = {str(k): _trials(study, Method({"name": "DroTopK", "k": k}), sizes[-1], steps, rate["rate"]) for k in ks}
     grouped = {
-        name: _seeds(study, method, SMALL, steps, rate["rate"], width=NARROW)
+        name: _trials(study, method, SMALL, steps, rate["rate"], width=NARROW)
         for name, method in list(grouped_methods().items())[: 4 if study.quick else None]
     }
     known = study.run(order_by_seed([*imbalance.values(), *by_k.values(), *grouped.values()]))
@@ -95,7 +94,7 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
         "rate": rate,
         "sizes": list(sizes),
         "ratios": ratios,
-        "imbalance": _by_name(known, imbalance),
+        "imbalance": tabulate(known, imbalance, SCORES),
         "ks": list(ks),
         "by_k": {k: summarize(known, trials, SCORES) for k, trials in by_k.items()},
         "grouped": {name: summarize(known, trials, SCORES) for name, trials in grouped.items()},
@@ -106,14 +105,11 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
     return whole
 
 
-def _seeds(
+def _trials(
     study: TrainingStudy, method: Method, size: int, steps: int, rate: float, width: int | None = None
 ) -> list[Trial]:
     batches = study.per_class(size, SAMPLES)
-    return [
-        Trial(study.config(method, batches, steps=steps, rate=rate, seed=seed, width=width), ks=RECALLS)
-        for seed in range(study.seeds)
-    ]
+    return study.trials(method, batches, steps=steps, rate=rate, width=width, score={"ks": RECALLS})
 
 
 def _ratio(study: TrainingStudy, size: int) -> float:
@@ -122,41 +118,35 @@ def _ratio(study: TrainingStudy, size: int) -> float:
     return (SAMPLES - 1) / float(rows - SAMPLES)
 
 
-def _by_name(known: Mapping[str, Line], cells: Cells) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, trials in cells.items():
-        name, size = key.split("|")
-        found.setdefault(name, {})[size] = summarize(known, trials, SCORES)
-    return found
-
-
 def _claims(
-    known: Mapping[str, Line], imbalance: Cells, grouped: Cells, sizes: tuple[int, ...]
+    known: Mapping[str, Line],
+    imbalance: Mapping[tuple[str, str], list[Trial]],
+    grouped: Mapping[str, list[Trial]],
+    sizes: tuple[int, ...],
 ) -> list[dict[str, Any]]:
     """The claims of Qi et al. 2020, each as a paired difference of R@1 that should be above zero."""
 
-    def claim(words: str, cells: Cells, better: str, worse: str) -> dict[str, Any]:
-        found = difference(known, cells[worse], cells[better], "recall@1")
-        return {"claim": words, "difference": found}
+    def claim(words: str, better: list[Trial], worse: list[Trial]) -> dict[str, Any]:
+        return {"claim": words, "difference": difference(known, worse, better, "recall@1")}
 
     small, large = str(sizes[0]), str(sizes[-1])
     methods = list(imbalance_methods(sizes[0]))
     found = [
         claim(
-            f"{name} gains from larger batches ({large} less {small})", imbalance, f"{name}|{large}", f"{name}|{small}"
+            f"{name} gains from larger batches ({large} less {small})", imbalance[name, large], imbalance[name, small]
         )
         for name in methods
     ]
     found += [
-        claim(f"TopK-PN beats {name} at B = {large}", imbalance, f"DRO-TopK-PN|{large}", f"{name}|{large}")
+        claim(f"TopK-PN beats {name} at B = {large}", imbalance["DRO-TopK-PN", large], imbalance[name, large])
         for name in methods
         if name != "DRO-TopK-PN"
     ]
     if "MS" in grouped:
-        found.append(claim("MS beats LS", grouped, "MS", "LS"))
+        found.append(claim("MS beats LS", grouped["MS"], grouped["LS"]))
     for name in (name for name in grouped if name not in ("MS", "LS")):
-        found.append(claim(f"{name} beats LS", grouped, name, "LS"))
-        found.append(claim(f"{name} beats MS", grouped, name, "MS"))
+        found.append(claim(f"{name} beats LS", grouped[name], grouped["LS"]))
+        found.append(claim(f"{name} beats MS", grouped[name], grouped["MS"]))
     return found
 
 

@@ -18,9 +18,8 @@ from nearfar.studies._training import (
     difference,
     open_study,
     order_by_seed,
-    summarize,
+    tabulate,
 )
-from nearfar.studies.grid import Trial
 
 __all__ = ["draw", "reproduce"]
 
@@ -66,10 +65,7 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
     batches = study.per_class(BATCH, SAMPLES)
     rate = study.choose_rate([LOSSES[name] for name in CHOOSERS], batches, steps=steps)
     cells = {
-        (name, share): [
-            Trial(study.config(method, batches, steps=steps, rate=rate["rate"], seed=seed), wrong=share)
-            for seed in range(study.seeds)
-        ]
+        (name, f"{share:g}"): study.trials(method, batches, steps=steps, rate=rate["rate"], score={"wrong": share})
         for share in shares
         for name, method in losses.items()
     }
@@ -79,11 +75,10 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
         "rate": rate,
         "shares": list(shares),
         "wrong": _changed_shares(known.values()),
-        "table": {
-            name: {f"{share:g}": summarize(known, cells[name, share], SCORES) for share in shares} for name in losses
-        },
+        "table": tabulate(known, cells, SCORES),
         "loss_of_recall": {
-            name: difference(known, cells[name, shares[0]], cells[name, shares[-1]], "recall@1") for name in losses
+            name: difference(known, cells[name, f"{shares[0]:g}"], cells[name, f"{shares[-1]:g}"], "recall@1")
+            for name in losses
         },
     }
     whole = study.write(found, known)

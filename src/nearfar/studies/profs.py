@@ -26,7 +26,7 @@ from nearfar.studies._training import (
     open_study,
     order_by_seed,
     spread,
-    summarize,
+    tabulate,
 )
 from nearfar.studies.grid import Line, Trial
 
@@ -92,7 +92,7 @@ def _run(study: TrainingStudy, steps: int | None, parts: Sequence[str]) -> dict[
     cells = _table_cells(study, losses, steps, rate["rate"]) if "table" in parts else {}
     lengths = sorted({1, *(max(1, round(rule * times)) for times in TIMES)})
     by_length = {
-        (name, str(length)): _seeds(study, losses[name], _batches(study, "PROFS", length, rule), steps, rate["rate"])
+        (name, str(length)): _trials(study, losses[name], _batches(study, "PROFS", length, rule), steps, rate["rate"])
         for name in FIGURE
         for length in lengths
         if name in losses and "lengths" in parts
@@ -103,10 +103,10 @@ def _run(study: TrainingStudy, steps: int | None, parts: Sequence[str]) -> dict[
         "rate": rate,
         "rule": {"M": rule, "cycle": cycle, "rho": 6, "batch": BATCH, "samples": SAMPLES, "proximal": PROXIMAL},
         "clustered": CLUSTERED,
-        "table": _nested(known, cells),
+        "table": tabulate(known, cells, SCORES),
         "differences": _differences(known, cells, losses) if cells else {},
         "lengths": lengths,
-        "by_length": _nested(known, by_length),
+        "by_length": tabulate(known, by_length, SCORES),
     }
     found["overall"] = _overall(found["differences"])
     whole = study.write(found, known)
@@ -132,31 +132,21 @@ def _batches(
     return options if length is None or length == rule else {**options, "steps": length}
 
 
-def _seeds(study: TrainingStudy, method: Method, batches: Mapping[str, Any], steps: int, rate: float) -> list[Trial]:
+def _trials(study: TrainingStudy, method: Method, batches: Mapping[str, Any], steps: int, rate: float) -> list[Trial]:
     proximal = PROXIMAL if batches["name"] == "Representatives" else 0.0
-    return [
-        Trial(study.config(method, batches, steps=steps, rate=rate, seed=seed, proximal=proximal), clustering=CLUSTERED)
-        for seed in range(study.seeds)
-    ]
+    return study.trials(method, batches, steps=steps, rate=rate, proximal=proximal, score={"clustering": CLUSTERED})
 
 
 def _table_cells(study: TrainingStudy, losses: Mapping[str, Method], steps: int, rate: float) -> Cells:
     cells = {
-        (name, variant): _seeds(study, method, _batches(study, variant), steps, rate)
+        (name, variant): _trials(study, method, _batches(study, variant), steps, rate)
         for name, method in losses.items()
         for variant in VARIANTS
     }
     alone = {} if study.quick else ALONE
     return cells | {
-        (name, "plain"): _seeds(study, m, _batches(study, "plain"), steps, rate) for name, m in alone.items()
+        (name, "plain"): _trials(study, m, _batches(study, "plain"), steps, rate) for name, m in alone.items()
     }
-
-
-def _nested(known: Mapping[str, Line], cells: Cells) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for (name, column), trials in cells.items():
-        found.setdefault(name, {})[column] = summarize(known, trials, SCORES)
-    return found
 
 
 def _differences(known: Mapping[str, Line], cells: Cells, losses: Mapping[str, Method]) -> dict[str, Any]:
