@@ -15,7 +15,7 @@ as hard to tell apart as those of the test. Three rounds, each chosen by the num
 
 Judged by the mean of R@1 and MAP@R. Results are kept after each run in benchmarks/results/recipe.jsonl.
 
-The winner was tested and missed its bar. A second search (benchmarks/results/recipe-explored.json) looked at what lies
+The test score of the winner was low. A second search (benchmarks/results/recipe-explored.json) looked at what lies
 between the trunk and the score: pool, head, the part of a picture that is looked at. `LADDER` is what it kept, one rung
 upon the other, on classes of CUB and of Flowers-102 that are held out.
 """
@@ -161,8 +161,8 @@ def tested(where: Keys) -> list[tuple[str, str]]:
     """Flags for a test run, which is scored once, at its end."""
     steps = load(RECIPE).training.steps
     quiet = {"training.baselines": False, "training.explain_every": 0, "training.compile": "kernels"}
-    told = {**where, **quiet, "training.evaluate_every": steps, "training.checkpoint_every": steps}
-    return [(name, json.dumps(value)) for name, value in told.items()]
+    keys = {**where, **quiet, "training.evaluate_every": steps, "training.checkpoint_every": steps}
+    return [(name, json.dumps(value)) for name, value in keys.items()]
 
 
 def judged(line: Line | None) -> float | None:
@@ -340,22 +340,22 @@ def main() -> None:
     parser.add_argument("--ladder", action="store_true")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--table", action="store_true")
-    told = parser.parse_args()
-    if not told.table and told.path is None:
+    args = parser.parse_args()
+    if not args.table and args.path is None:
         parser.error("--path is needed")
-    if told.ladder and told.path_flowers is None:
+    if args.ladder and args.path_flowers is None:
         parser.error("--path-flowers is needed")
-    where = {"data.path": str(told.path), "model.weights": told.weights or weights(told.folder)}
-    with Workers(told.jobs) as workers:
-        if told.test:
-            test(load(RECIPE, tested(where)), told.folder, workers)
-        elif told.ladder:
-            trials = ladder(where, told.path_flowers).values()
-            grid.run(trials, told.folder / "recipe-ladder.jsonl", workers=workers, seconds=told.seconds)
-        elif not told.table:
-            search(told.folder, where, workers, told.seconds)
-    write_text(told.folder / "recipe.md", table(told.folder, where))
-    print(table(told.folder, where))
+    where = {"data.path": str(args.path), "model.weights": args.weights or weights(args.folder)}
+    with Workers(args.jobs) as workers:
+        if args.test:
+            test(load(RECIPE, tested(where)), args.folder, workers)
+        elif args.ladder:
+            trials = ladder(where, args.path_flowers).values()
+            grid.run(trials, args.folder / "recipe-ladder.jsonl", workers=workers, seconds=args.seconds)
+        elif not args.table:
+            search(args.folder, where, workers, args.seconds)
+    write_text(args.folder / "recipe.md", table(args.folder, where))
+    print(table(args.folder, where))
 
 
 if __name__ == "__main__":

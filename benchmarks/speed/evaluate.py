@@ -182,10 +182,15 @@ def measure(part: str, rows: int, args: argparse.Namespace) -> dict[str, object]
 def table(part: str, rows: int, found: dict[str, object]) -> str:
     """One part as Markdown."""
     if part == "memory":
-        lines = [f"## Peak of memory above the rows, {rows:,} x {WIDTH} (bar: 200 MB)", "", "| run | MB |", "|---|---|"]
+        lines = [
+            f"## Peak of memory above the rows, {rows:,} x {WIDTH} (goal: 200 MB)",
+            "",
+            "| run | MB |",
+            "|---|---|",
+        ]
         return "\n".join(lines + [f"| {name} | {value:.0f} |" for name, value in found.items()])
     if part == "k-means":
-        title = f"## k-means, {rows // 5:,} clusters of {rows:,} x {WIDTH} (bar: 600 s)"
+        title = f"## k-means, {rows // 5:,} clusters of {rows:,} x {WIDTH} (goal: 600 s)"
         return "\n".join(
             [title, "", "| starts | CPU s |", "|---|---|", *(f"| {name} | {s:.0f} |" for name, s in found.items())]
         )
@@ -199,7 +204,7 @@ def table(part: str, rows: int, found: dict[str, object]) -> str:
     ]
     lines += [f"| {name} | {s:.2f} | {median['nearfar'] / s:.2f} |" for name, s in median.items()]
     word, bar = BARS[part]
-    return "\n".join([*lines, "", f"Bar: nearfar / {word} at most {bar}."])
+    return "\n".join([*lines, "", f"Goal: nearfar / {word} at most {bar}."])
 
 
 def main() -> None:
@@ -219,7 +224,7 @@ def main() -> None:
     for rows in args.sizes:
         for part in args.parts:
             if part in ("memory", "k-means") and rows < 10_000:
-                continue  # bars are for large problems
+                continue  # goals are for large problems
             print(f"{part}, {rows:,} rows", flush=True)
             report["parts"][f"{part} {rows}"] = measure(part, rows, args)
             write(args.out, report)
@@ -241,7 +246,7 @@ def versions() -> dict[str, str]:
 def write(out: Path, report: dict) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    told = ", ".join(f"{name} {word}" for name, word in report["versions"].items())
+    software = ", ".join(f"{name} {word}" for name, word in report["versions"].items())
     tables = []
     for part in PARTS:
         for key, found in report["parts"].items():
@@ -250,7 +255,7 @@ def write(out: Path, report: dict) -> None:
                 tables.append(table(part, int(rows), found))
     parts = [
         "# Evaluation: time and memory",
-        f"One thread, CPU seconds, runs interleaved in one process, medians. {told}.",
+        f"One thread, CPU seconds, runs interleaved in one process, medians. {software}.",
         *tables,
     ]
     out.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")

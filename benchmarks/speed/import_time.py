@@ -64,11 +64,11 @@ def measured(rounds: int) -> dict:
 
 
 def page(found: dict) -> str:
-    told = ", ".join(f"{name} {word}" for name, word in found["versions"].items())
+    software = ", ".join(f"{name} {word}" for name, word in found["versions"].items())
     least, *_, most = found["ratios"]
     lines = [
         "# Import time",
-        f"Medians of {found['rounds']} processes, CPU seconds. {told}.",
+        f"Medians of {found['rounds']} processes, CPU seconds. {software}.",
         "| import | CPU s | beside torch |\n|---|---|---|\n"
         f"| torch | {found['seconds']['torch']:.2f} | 1.00 |\n"
         f"| nearfar, which imports torch | {found['seconds']['nearfar']:.2f} | {found['ratio']:.2f} |",

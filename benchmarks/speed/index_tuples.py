@@ -95,10 +95,10 @@ def main() -> None:
     }
     record = {"device": "CPU, one thread", "width": WIDTH, "each": EACH, "versions": versions, "results": found}
     write_text(given.out / "index_tuples_cpu.json", json.dumps(record, indent=1) + "\n")
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
     head = (
         f"# Index tuples: {EACH} positive and {EACH} negative pairs an anchor, CPU, one thread, d = {WIDTH}\n\n"
-        f"Forward and backward once, peak memory beyond what the process held before; {told}.\n\n"
+        f"Forward and backward once, peak memory beyond what the process held before; {software}.\n\n"
         "| loss | rows | lists: ms | MB | dense: ms | MB | PML: ms | MB |\n|---|---|---|---|---|---|---|---|\n"
     )
     cells = {(row["loss"], row["rows"], row["engine"]): row for row in found}

@@ -131,8 +131,8 @@ def write(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     record = {"device": place, "versions": versions, "results": rows}
     write_text(given.out / f"{given.name}_{given.device}.json", json.dumps(record, indent=1) + "\n")
     head = f"# One changed import: PML beside nearfar.pml, {place}\n\n"
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    about = f"Forward and backward with the miner, four rows a class, float32, medians; {told}.\n\n"
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
+    about = f"Forward and backward with the miner, four rows a class, float32, medians; {software}.\n\n"
     table = "| script | d | rows | ms | PML ms | PML / ours |\n|---|---|---|---|---|---|\n"
     write_text(given.out / f"{given.name}_{given.device}.md", head + about + table + "\n".join(map(line, rows)) + "\n")
 

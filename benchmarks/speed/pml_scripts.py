@@ -40,8 +40,8 @@ def once(script: str, library: str, folder: Path) -> dict[str, Any]:
     """Run a script in a process of its own: what its last line says."""
     file = folder / script
     write_text(file, replaced((HERE / "pml_scripts" / script).read_text(encoding="utf-8"), library))
-    told = subprocess.run([sys.executable, str(file)], check=True, capture_output=True, text=True, encoding="utf-8")
-    found: dict[str, Any] = json.loads(told.stdout.strip().splitlines()[-1])
+    process = subprocess.run([sys.executable, str(file)], check=True, capture_output=True, text=True, encoding="utf-8")
+    found: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return found
 
 

@@ -96,7 +96,7 @@ def page(rows: dict[str, dict[str, dict[str, Any]]], worlds: list[int], width: i
     """The figures as a page of text."""
     lines = [
         f"d = {width}, one thread a process, CPU s, torch {torch.__version__}, {platform.machine()}. The figure is",
-        f"the work of the busiest rank times the number of ranks, with that of one process as 1; the bar is {BAR}.",
+        f"the work of the busiest rank times the number of ranks, with that of one process as 1; the goal is {BAR}.",
         "",
         "| loss | B | one process, s | " + " | ".join(f"{world} ranks" for world in worlds) + " |",
         "|---|---|---|" + "---|" * len(worlds),

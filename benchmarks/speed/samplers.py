@@ -3,7 +3,7 @@
     python benchmarks/speed/samplers.py            some seconds on one core
     python benchmarks/speed/samplers.py --batches 200 --width 512
 
-The bar is 0.3 ms a batch, in the median, for both samplers. The worst batch is the one that opens an epoch or a
+The goal is 0.3 ms a batch, in the median, for both samplers. The worst batch is the one that opens an epoch or a
 projection: it plans all the others. Hard classes look through a table of one row a class at every batch, so their time
 grows with the width; they are shown apart.
 """
@@ -96,7 +96,7 @@ def main() -> None:
     lines += [f"| {e['sampler']} | {e['steps']} | {e['ms']} | {e['worst_ms']} |" for e in entries]
     note = (
         f"A batch of {given.size} rows out of {given.samples:,} samples in {given.classes:,} classes; {given.batches} "
-        f"batches, one thread; hard classes: a table {given.width} wide. The bar is {BAR} ms, hard classes apart. "
+        f"batches, one thread; hard classes: a table {given.width} wide. The goal is {BAR} ms, hard classes apart. "
         f"{versions}.\n"
     )
     (RESULTS / "samplers_cpu.md").write_text(f"# Samplers, CPU\n\n{note}\n" + "\n".join(lines) + "\n", encoding="utf-8")

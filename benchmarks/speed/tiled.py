@@ -113,9 +113,9 @@ def auto_table(kept: Iterable[dict[str, Any]]) -> str:
     ]
     over = [f"{loss}, {rows_:,} rows, {number} threads: {ratio:.2f}"
             for (loss, number, rows_), ratio in rows.items() if ratio > 1.1]  # fmt: skip
-    told = "Bar: at most 1.1. Above it: " + ("; ".join(over) or "none") + "."
+    above = "Goal: at most 1.1. Above it: " + ("; ".join(over) or "none") + "."
     head = ["loss", "threads", *(f"{size:,}" for size in sizes)]
-    return f'# engine="auto" over dense, time, medians of nine in turns\n\n{markdown(head, lines)}\n\n{told}\n'
+    return f'# engine="auto" over dense, time, medians of nine in turns\n\n{markdown(head, lines)}\n\n{above}\n'
 
 
 def _ratio(value: float | None) -> str:
