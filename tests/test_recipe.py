@@ -146,11 +146,13 @@ def test_the_commands_take_it(large, tmp_path):
 @pytest.fixture(scope="module")
 def script():
     """benchmarks/quality/recipe.py."""
+    sys.path.insert(0, str(ROOT / "benchmarks" / "quality"))
     spec = importlib.util.spec_from_file_location("recipe_search", ROOT / "benchmarks" / "quality" / "recipe.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     yield module
+    sys.path.remove(str(ROOT / "benchmarks" / "quality"))
     del sys.modules[spec.name]
 
 

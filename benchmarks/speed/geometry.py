@@ -4,9 +4,9 @@
     python benchmarks/speed/geometry.py --rows 5000        seconds
 
 The goals are 40 seconds on two cores and 300 MB above what is held when the call begins. Rows are unit rows like those
-of a trained network: class centers and noise, five rows a class. Seconds by the clock include other work on the machine;
-seconds of the processor are of all threads together. On a busy machine two threads wait for each other and count that:
-OMP_NUM_THREADS=1 tells what the work is.
+of a trained network: class centers and noise, five rows a class. Seconds by the clock include other work on the
+machine; seconds of the processor are of all threads together. On a busy machine two threads wait for each other:
+OMP_NUM_THREADS=1 measures the work alone.
 """
 
 from __future__ import annotations
