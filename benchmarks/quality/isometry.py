@@ -3,9 +3,9 @@
     python benchmarks/quality/isometry.py                      about twenty minutes on one core
     python benchmarks/quality/isometry.py --sets 4 --many 30   a minute
 
-Points are Gaussian in the plane, two classes of four that know nothing of them. Both values are upper bounds, costs of
-maps that are separated, so that the smaller one is right. The first 16 of the 100 starts are the 16 of the default. The
-goal: never worse by more than 1%.
+Points are Gaussian in the plane, with two random classes of four. Both values are upper bounds, the costs of separated
+maps, so the smaller one is better. The first 16 of the 100 starts are the 16 of the default. The goal: never worse by
+more than 1%.
 """
 
 from __future__ import annotations

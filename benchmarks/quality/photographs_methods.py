@@ -115,4 +115,4 @@ CLAIMS = (
     ("TopK-PN beats semi-hard mining", "DRO-TopK-PN, hinge", "triplet, semi-hard"),
     ("TopK-PN beats distance-weighted mining", "DRO-TopK-PN, hinge", "margin"),
 )
-"""What Qi et al. 2020 say of these methods, each as a paired difference that should be above zero."""
+"""The claims of Qi et al. 2020 about these methods: each is a paired difference that should be above zero."""

@@ -1,23 +1,23 @@
-"""The recipe for photographs: searched on training classes of CUB that are held out, then tested once a seed.
+"""The recipe for photographs: searched on held-out training classes of CUB, then tested once for each seed.
 
-python benchmarks/quality/recipe.py --path CUB [--weights FILE] [--jobs 10]     the search; call it again to go on
-python benchmarks/quality/recipe.py --path CUB --path-flowers FLOWERS --ladder  what the recipe of today gained since
+python benchmarks/quality/recipe.py --path CUB [--weights FILE] [--jobs 10]     the search; call it again to continue
+python benchmarks/quality/recipe.py --path CUB --path-flowers FLOWERS --ladder  the second search
 python benchmarks/quality/recipe.py --path CUB [--weights FILE] --test          the test of configs/cub_lite0.yaml
-python benchmarks/quality/recipe.py --table                                     the table alone
+python benchmarks/quality/recipe.py --table                                     only the table
 
-Classes 1 to 40 are held out as a whole: neighbors in that list are of one kind (gulls, flycatchers), so that they are
-as hard to tell apart as those of the test. Three rounds, each chosen by the numbers of the one before:
+Classes 1 to 40 are held out: neighbors in the list are related (gulls, flycatchers), so they are as hard to tell apart
+as the test classes. There are three rounds, each chosen by the results of the one before:
 
 1. `START`, and each change of `CHANGES` alone;
-2. the changes that gained, together: the best one, the best two, the best three, ...; of those that change the same
-   key only the best counts;
+2. the changes that gained, combined: the best one, the best two, the best three, ...; of changes to the same key only
+   the best is used;
 3. the winner with other rates and lengths.
 
-Judged by the mean of R@1 and MAP@R. Results are kept after each run in benchmarks/results/recipe.jsonl.
+Runs are compared by the mean of R@1 and MAP@R. Results are written after each run to benchmarks/results/recipe.jsonl.
 
 The test score of the winner was low. A second search (benchmarks/results/recipe-explored.json) looked at what lies
-between the trunk and the score: pool, head, the part of a picture that is looked at. `LADDER` is what it kept, one rung
-upon the other, on classes of CUB and of Flowers-102 that are held out.
+between the trunk and the score: pool, head, the part of a picture that is looked at. `LADDER` has the changes that it
+kept, each added to those before it, on held-out classes of CUB and of Flowers-102.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ START: Keys = {
     "training.precision": "bf16",
     "training.compile": "kernels",
 }
-"""What earlier trials and the tuning of the study spoke for: large pictures, both pools, proxies, a small rate."""
+"""The start, chosen from earlier trials and the study: large pictures, both pools, proxies, a low learning rate."""
 
 CHANGES: Mapping[str, Keys] = {
     "224 pixels": {"data.size": 224},
@@ -95,7 +95,7 @@ CHANGES: Mapping[str, Keys] = {
 
 
 WINNER: Keys = {**START, "optimizer.lr": 2.5e-5, "loss": {"name": "ProxyAnchor", "scale": 8.0}}
-"""Of the first search."""
+"""The choice of the first search."""
 
 LADDER: Mapping[str, Keys] = {
     "winner of the first search": {},
@@ -106,14 +106,14 @@ LADDER: Mapping[str, Keys] = {
     "whole pictures of 320 pixels": {"data.size": 320, "data.crop_pct": 1.0},
     "mean with the mirror image": {"model.flip": True},
 }
-"""What each rung adds to those above it."""
+"""The keys that each rung adds to those above it."""
 
 SEEDED: Mapping[str, Keys] = {"seed 1": {"training.seed": 1}, "seed 2": {"training.seed": 2}}
 LENGTHS: Mapping[str, Keys] = {"half the steps": {"training.steps": 300}, "twice the steps": {"training.steps": 1200}}
 """Changes of the last rung on CUB, and on Flowers-102."""
 
 SHORT = ("winner of the first search", "head that begins as the identity", "mean with the mirror image")
-"""The rungs that are run on Flowers-102 too."""
+"""Rungs that are also run on Flowers-102."""
 
 
 def rungs(beside: Mapping[str, Keys]) -> dict[str, Keys]:
@@ -151,7 +151,7 @@ def ladder(where: Keys, flowers: str | None) -> dict[tuple[str, str], Trial]:
 
 
 def weights(folder: Path) -> str | None:
-    """The weights that earlier trials began with: a file's name is part of what a run is."""
+    """The weights of earlier trials; the file's name is part of a run's key."""
     lines = list(grid.lines(folder / "recipe.jsonl").values())
     name: str | None = lines[0]["config"]["model"]["weights"] if lines else None
     return name
@@ -166,14 +166,14 @@ def tested(where: Keys) -> list[tuple[str, str]]:
 
 
 def judged(line: Line | None) -> float | None:
-    """What a run is judged by, in points; None where it failed or is missing."""
+    """The mean of R@1 and MAP@R in points; None if the run failed or is missing."""
     if line is None or line["error"] is not None:
         return None
     return 50 * (line["scores"]["recall@1"] + line["scores"]["map_at_r"])
 
 
 def gains(known: Mapping[str, Line], where: Keys) -> list[tuple[float, str]]:
-    """The changes that are better than `START`, best first; of those that change the same keys the best one."""
+    """The changes that are better than `START`, best first; of changes to the same keys only the best one."""
     base = judged(known.get(trial(START, where).key))
     if base is None:
         return []
@@ -229,7 +229,7 @@ def third(known: Mapping[str, Line], rows: Mapping[str, Keys], where: Keys) -> d
 
 
 def winner(known: Mapping[str, Line], rows: Mapping[str, Keys], where: Keys) -> str | None:
-    """The best of some trials."""
+    """The best trial."""
     scores = {name: judged(known.get(trial(keys, where).key)) for name, keys in rows.items()}
     there = {name: score for name, score in scores.items() if score is not None}
     return max(there, key=lambda name: there[name]) if there else None
@@ -251,11 +251,11 @@ def search(folder: Path, where: Keys, workers: Workers, seconds: float | None = 
 
 
 CHOSEN = "recipe of the second search"
-"""Its name in the ledger; "recipe" is that of the first search, which was tested before."""
+"""The name in the ledger; "recipe" is the choice of the first search, which was tested before."""
 
 
 def test(config: Any, folder: Path, workers: Workers) -> None:
-    """The chosen recipe on the test classes, several seeds; another one is refused from then on."""
+    """Test the chosen recipe with several seeds; the ledger refuses any other one afterwards."""
     tree = to_tree(config)
     seeds = [{**tree, "training": {**tree["training"], "seed": seed}} for seed in range(SEEDS)]
     trials = [Trial(parse(each), ks=KS, clustering=10_000) for each in seeds]
@@ -300,7 +300,7 @@ def table(folder: Path, where: Keys) -> str:
 
 
 def _cells(line: Line | None) -> list[str]:
-    """R@1, MAP@R and what a run is judged by, for a table."""
+    """R@1, MAP@R and their mean, for a table."""
     score = judged(line)
     if line is None or score is None:
         return ["-", "-", "-"]
@@ -308,7 +308,7 @@ def _cells(line: Line | None) -> list[str]:
 
 
 def _ladder_table(folder: Path, where: Keys) -> list[str]:
-    """Lines of the table of the second search; none before it was run."""
+    """Lines of the table of the second search; empty before it was run."""
     known, trials = grid.lines(folder / "recipe-ladder.jsonl"), ladder(where, None)
     if not known:
         return []

@@ -1,9 +1,9 @@
-"""Peak memory of a plain step and of `nf.cached_step` with sixteen times the batch, each in a process of its own.
+"""Peak memory of a plain step and of `nf.cached_step` with sixteen times the batch, each in a new process.
 
     python benchmarks/speed/cached.py            about two minutes on one core
 
 The encoder is the small network of the demo on drawings of 64 x 64 pixels, with group norms; the loss DRO-TopK over the
-batch. Extra memory is what the process's peak rises by during the step, inputs not counted.
+batch. Extra memory is the rise of the process's peak during the step, without inputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def megabytes() -> float:
 
 
 def step(batch: int, chunk: int | None, out: Any) -> None:
-    """One step in a fresh process; tells its extra peak memory and its seconds."""
+    """Run one step in a new process and print its extra peak memory and its seconds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     encoder = models.build("small", embedding_dim=128, inputs=(1, 64, 64))

@@ -4,12 +4,12 @@
     python benchmarks/speed/evaluate.py --parts neighbors evaluation --sizes 6000      a minute
 
 Parts: the ten nearest of all rows among themselves; the whole retrieval evaluation (ours with its intervals over
-classes, recall@K, MRR and per-class rows, which PML's AccuracyCalculator has not); the peak of memory above what is
-held before, in a fresh process; and k-means with a fifth as many clusters as rows. Rows have 512 columns: a center per
-class and noise, so that recall@1 is that of a trained network. 6,000 rows are 100 classes of 60, as CUB's test set is;
-60,000 rows are 12,000 classes of 5, as that of Stanford Online Products is. `the product alone` is what no exact search
-can do without unless it multiplies each pair once, as ours does where it pays. Times are CPU seconds; ratios in one run
-count, seconds belong to the machine.
+classes, recall@K, MRR and per-class rows, which PML's AccuracyCalculator lacks); peak memory beyond that before the
+call, in a new process; and k-means with a fifth as many clusters as rows. Rows have 512 columns: a center per class and
+noise, so that recall@1 is that of a trained network. 6,000 rows are 100 classes of 60, as CUB's test set is; 60,000
+rows are 12,000 classes of 5, as that of Stanford Online Products is. `the product alone` is the minimum of an exact
+search, unless it multiplies each pair once, as ours does where it pays. Times are CPU seconds; compare ratios within
+one run, because seconds depend on the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Run = Callable[[], object]
 
 
 def help_faiss() -> str:
-    """The OpenBLAS inside faiss's wheel is of 2021 and takes newer processors for old ones: five times slower."""
+    """Select the kernels of the OpenBLAS in faiss's wheel, which is of 2021 and does not recognize newer processors."""
     cpu = Path("/proc/cpuinfo")
     if cpu.exists() and "avx512f" in cpu.read_text(encoding="utf-8"):
         os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")  # read when faiss is imported, later
@@ -69,7 +69,7 @@ def space(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def searches(x: Tensor) -> dict[str, Run]:
-    """Who finds the ten nearest of each row, itself left out."""
+    """Functions that find the ten nearest of each row, without itself."""
     from pytorch_metric_learning.distances import CosineSimilarity
     from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
 
@@ -98,7 +98,7 @@ def searches(x: Tensor) -> dict[str, Run]:
 
 
 def evaluations(x: Tensor, y: Tensor) -> dict[str, Run]:
-    """Who scores the whole retrieval."""
+    """Functions that compute all retrieval scores."""
     from pytorch_metric_learning.distances import CosineSimilarity
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     from pytorch_metric_learning.utils.inference import CustomKNN
@@ -119,7 +119,7 @@ def evaluations(x: Tensor, y: Tensor) -> dict[str, Run]:
 
 
 def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each, in turns; where there are several rounds, one to warm up is thrown away."""
+    """CPU seconds of each, in turns; with several rounds the first one is discarded."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + (rounds > 1)):
         for name, run in runs.items():
@@ -133,13 +133,13 @@ def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
 
 
 def held(entry: str) -> float:
-    """VmRSS (held now) or VmHWM (the peak) of this process in MB; Linux only."""
+    """VmRSS (now) or VmHWM (the peak) of this process in MB; Linux only."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
 
 
 def growth(task: tuple[str, int]) -> tuple[str, float]:
-    """Peak of memory above what is held before, MB; in a process of its own."""
+    """Peak memory in MB beyond that before the call; runs in a new process."""
     name, rows = task
     torch.set_num_threads(1)
     x, y = space(rows)

@@ -1,4 +1,4 @@
-"""`hardness`, the shrink s* and the cheap bounds of both distances: time and memory, each in a process of its own.
+"""`hardness`, the shrink s* and the cheap bounds of both distances: time and memory, each in a new process.
 
     python benchmarks/speed/geometry.py                    60,000 x 128 (s* of 5,000), some minutes on two cores
     python benchmarks/speed/geometry.py --rows 5000        seconds
@@ -52,7 +52,7 @@ def drawn(rows: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def held(key: str) -> float:
-    """VmRSS (held now) or VmHWM (the peak) of this process in MB; Linux only."""
+    """VmRSS (now) or VmHWM (the peak) of this process in MB; Linux only."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(key):
             return int(line.split()[1]) / 1024

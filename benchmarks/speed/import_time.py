@@ -1,11 +1,11 @@
-"""How long `import nearfar` takes beside `import torch`: the median over processes of their own.
+"""Time of `import nearfar` beside `import torch`: medians over new processes.
 
     python benchmarks/speed/import_time.py                  about a minute
     python benchmarks/speed/import_time.py --rounds 5       less
 
-Each process imports torch and then nearfar, so that both times belong to the same moment of the machine; nearfar's is
-the sum, since it imports torch itself. Bytecode is compiled before the first round, as pip does when it installs. CPU
-seconds are counted, without the start of Python. The goal is a ratio of 1.15.
+Each process imports torch and then nearfar, so that both are measured under the same load; nearfar's time is the sum,
+because it imports torch. Bytecode is compiled before the first round, as pip does when it installs. CPU seconds are
+counted, without the start of Python. The goal is a ratio of 1.15.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ print(middle - begun, time.process_time() - begun)
 
 
 def seconds(compiled: str) -> tuple[float, float]:
-    """CPU seconds of both imports in a new process; `compiled` is the folder that holds the bytecode."""
+    """CPU seconds of both imports in a new process; `compiled` is the folder of the bytecode."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     sources = {"PYTHONPATH": str(Path(nearfar.__file__).parents[1]), "PYTHONPYCACHEPREFIX": compiled}
     words = [sys.executable, "-c", CODE]

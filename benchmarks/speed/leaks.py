@@ -1,11 +1,11 @@
-"""Resident memory over 2,000 steps of ten losses: alone, in strips, with a memory, in chunks, gathered by two ranks.
+"""Resident memory over 2,000 steps of ten losses: alone, in strips, with a memory, in chunks, on two ranks.
 
     python benchmarks/speed/leaks.py            about five minutes on two quiet cores
 
-A step embeds 48 to 64 rows with a linear layer, calls the loss, goes back and moves the parameters; batches change in
-size, so that what is kept by size would show. Each way runs in fresh processes, loss after loss. Told is the slope of a
-straight line through the resident memory of the second half, in MB per 1,000 steps: a matrix of 64 x 64 float32 that
-is kept at every step would give 16, an object of one kilobyte 1. The goal is 0.5.
+A step embeds 48 to 64 rows with a linear layer, calls the loss, backpropagates and updates the parameters; batches
+change in size, which would expose caches by size. Each way runs in new processes, loss after loss. The result is the
+slope of a line through the resident memory of the second half, in MB per 1,000 steps: a matrix of 64 x 64 float32 that
+is retained at every step would give 16, an object of one kilobyte 1. The goal is 0.5.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def work(rank: int, world: int, way: str, folder: str, steps: int) -> None:
 
 
 def measured(way: str, steps: int) -> dict[str, Any]:
-    """Of each loss the rank that grew most."""
+    """For each loss, the slope of the rank that grew most."""
     world = 2 if way.startswith("two ranks") else 1
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, args=(world, way, folder, steps), nprocs=world)

@@ -3,11 +3,11 @@
     python benchmarks/speed/one_import.py                      some minutes: CPU, one thread
     python benchmarks/speed/one_import.py --device cuda        the same on a GPU
     python benchmarks/speed/one_import.py --sizes 32 64        does it run at all?
-    python benchmarks/speed/one_import.py --scripts "MultiSimilarityLoss + miner"    that line alone, others stay
+    python benchmarks/speed/one_import.py --scripts "MultiSimilarityLoss + miner"    only that line
 
-Both run `miner(e, y)` where there is one and `loss(e, y, tuples)` forward and backward, on the same rows with four of a
-class, in turns; medians (CPU seconds on one thread, the clock on a GPU). Larger sizes are left out once a step of PML
-has taken longer than --longest, or more memory than there is.
+Both run `miner(e, y)`, if there is a miner, and `loss(e, y, tuples)` forward and backward in turns, on the same rows
+with four of each class. Medians of CPU seconds on one thread, of the wall clock on a GPU. Larger sizes are left out
+once a step of PML has taken longer than --longest, or has run out of memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def step(name: str, losses: ModuleType, miners: ModuleType, device: str) -> Call
 
 
 def measured(name: str, rows: int, width: int, device: str, patience: Patience) -> dict[str, Any]:
-    """Milliseconds of both and their ratio; or the word for how one of them failed."""
+    """Milliseconds of both and their ratio, or the reason of a failure."""
     e, y = batch(rows, width, device)
     steps = {
         "nearfar": step(name, our_losses, our_miners, device),
