@@ -20,9 +20,9 @@ TEXT = page.PAGE.read_text(encoding="utf-8")
 
 
 def test_figures_are_those_of_the_results():
-    assert page.filled(TEXT) == TEXT, "run: python benchmarks/speed/speed_report.py"
+    assert page.fill_blocks(TEXT) == TEXT, "run: python benchmarks/speed/speed_report.py"
     line = next(line for line in TEXT.splitlines() if line.startswith("| MultiSimilarity + miner |"))
-    assert page.filled(TEXT.replace(line, "| by hand |")) == TEXT
+    assert page.fill_blocks(TEXT.replace(line, "| by hand |")) == TEXT
 
 
 @pytest.mark.parametrize("name", page.pictures())
@@ -68,7 +68,7 @@ def session(tmp_path, monkeypatch):
 
 
 def test_a_session_fills_the_page(session):
-    found = page.filled(TEXT)
+    found = page.fill_blocks(TEXT)
     assert session["device"] in page.small_batches()
     assert "| SupCon | 0.50 | - | 8.0 | - | 9 | 200 |" in found
     assert "| SupCon | 0.50 | 0.2 | 2 |" in found
@@ -76,7 +76,7 @@ def test_a_session_fills_the_page(session):
     assert "- `torch.compile(mode='reduce-overhead')`: 0 of 1 losses, none; failed: SupCon" in found
     assert "| fused, bf16 | 9e-01 (Margin) |" in found
     assert "Failed: Circle, fused, bf16, 203 rows: memory." in found
-    assert page.filled(found) == found
+    assert page.fill_blocks(found) == found
 
 
 def test_every_result_of_a_session_is_in_a_table(session):

@@ -41,7 +41,7 @@ def chosen():
 
 
 def test_no_trial_has_a_test_script_among_its_data(script):
-    data = script.judged()
+    data = script.scored_data()
     names = {name.partition(" ")[2] for side in (data.train, data.test) for name in side.classes}
     assert not any(TEST_SCRIPTS & set(name.split()) for name in names)
     assert not set(data.train.classes) & set(data.test.classes)

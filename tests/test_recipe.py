@@ -188,11 +188,11 @@ def test_the_recipe_is_the_last_rung_and_was_tested(script):
     assert {trial.key for trial in trials.values()} == set(known)
     assert all(line["error"] is None and line["held_classes"] for line in known.values())
     *_, last = script.LADDER
-    chosen = load(script.RECIPE, script.tested(where))
+    chosen = load(script.RECIPE, script.flags_of_test(where))
     assert trials["cub", last].config == chosen
     was_tested("recipe-test.jsonl", chosen, script.SEEDS)
     for data in ("cub", "flowers"):
-        first, best = (script.judged(known[trials[data, name].key]) for name in (next(iter(script.LADDER)), last))
+        first, best = (script.score_of(known[trials[data, name].key]) for name in (next(iter(script.LADDER)), last))
         assert best > first + 2
 
 

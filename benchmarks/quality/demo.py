@@ -138,7 +138,7 @@ TRIALS = (
 
 
 @contextmanager
-def patched(trial: Trial) -> Iterator[None]:
+def use_layers(trial: Trial) -> Iterator[None]:
     """Within the block, use the layers and the augmentation of a trial."""
     layers, usual = network.LAYERS, transforms.NAMED["glyphs"]
     network.LAYERS = trial.layers or layers
@@ -152,7 +152,7 @@ def patched(trial: Trial) -> Iterator[None]:
         network.LAYERS, transforms.NAMED["glyphs"] = layers, usual
 
 
-def judged() -> DataSet:
+def scored_data() -> DataSet:
     """The data of a trial: only the training side, with some of its blocks as test classes."""
     train = open_data("glyphs").train
     rest, held_out = classes_by_name(train, HELD_OUT)
@@ -162,7 +162,7 @@ def judged() -> DataSet:
 def run(trial: Trial, data: DataSet) -> dict[str, Any]:
     """Train and score one trial."""
     begun = time.process_time()
-    with patched(trial), tempfile.TemporaryDirectory() as folder:
+    with use_layers(trial), tempfile.TemporaryDirectory() as folder:
         found = fit(trial.config(), Path(folder) / "run", data=data, console=Terminal(quiet=True))
     return {
         "name": trial.name,
@@ -236,7 +236,7 @@ def keep(found: dict[str, Any]) -> None:
 
 def search(found: dict[str, Any], only: list[str]) -> None:
     """Run the trials that have no result yet."""
-    done, data = {row["name"] for row in found["trials"]}, judged()
+    done, data = {row["name"] for row in found["trials"]}, scored_data()
     found["held_out"] = {"patterns": HELD_OUT, "classes": len(data.test.classes), "pixels": pixels(data.test)}
     for trial in TRIALS:
         if trial.name in (only or {trial.name} - done):

@@ -30,7 +30,7 @@ CALLS = {"d_iso": geometry.isometric_error, "d_haus": geometry.hausdorff_distanc
 BAR = 0.01
 
 
-def compared(seed: int, rows: int, width: int, few: int, many: int) -> dict[str, Any]:
+def compare_starts(seed: int, rows: int, width: int, few: int, many: int) -> dict[str, Any]:
     noise = torch.Generator().manual_seed(seed)
     x, y = torch.randn(rows, width, generator=noise, dtype=torch.float64), torch.arange(rows) % 2
     entry: dict[str, Any] = {"seed": seed, "hardness": geometry.hardness(x, y)}
@@ -101,7 +101,7 @@ def main() -> None:
     config = {key: value for key, value in vars(given).items() if key != "out"}
     entries = []
     for seed in range(given.sets):
-        entries.append(compared(seed, given.rows, given.width, given.few, given.many))
+        entries.append(compare_starts(seed, given.rows, given.width, given.few, given.many))
         print(seed, {name: f"{entries[-1][name]['worse']:.4%}" for name in CALLS}, flush=True)
     found = summary(entries)
     versions = {

@@ -128,7 +128,7 @@ def interval(values):
     return float(np.mean(values)), float(stats.t.ppf(0.975, n - 1) * spread)
 
 
-def judged(result):
+def summarize(result):
     """Means, intervals and median times; the difference to the better of LDA and NCA; NCA's time over ours."""
     accuracy = {name: [run["accuracy"] for run in runs] for name, runs in result["runs"].items()}
     cpu = {name: float(np.median([run["cpu"] for run in runs])) for name, runs in result["runs"].items()}
@@ -244,7 +244,7 @@ def main():
                 print("cub: skipped, no shared/data beside the repository")
                 continue
             report["sets"][data] = study(data, args.splits)
-            report["sets"][data]["summary"] = judged(report["sets"][data])
+            report["sets"][data]["summary"] = summarize(report["sets"][data])
             write(args.out, report)
     write(args.out, report)
 

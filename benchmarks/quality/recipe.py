@@ -157,7 +157,7 @@ def weights(folder: Path) -> str | None:
     return name
 
 
-def tested(where: Keys) -> list[tuple[str, str]]:
+def flags_of_test(where: Keys) -> list[tuple[str, str]]:
     """Flags for a test run, which is scored once, at its end."""
     steps = load(RECIPE).training.steps
     quiet = {"training.baselines": False, "training.explain_every": 0, "training.compile": "kernels"}
@@ -165,7 +165,7 @@ def tested(where: Keys) -> list[tuple[str, str]]:
     return [(name, json.dumps(value)) for name, value in keys.items()]
 
 
-def judged(line: Line | None) -> float | None:
+def score_of(line: Line | None) -> float | None:
     """The mean of R@1 and MAP@R in points; None if the run failed or is missing."""
     if line is None or line["error"] is not None:
         return None
@@ -174,12 +174,12 @@ def judged(line: Line | None) -> float | None:
 
 def gains(known: Mapping[str, Line], where: Keys) -> list[tuple[float, str]]:
     """The changes that are better than `START`, best first; of changes to the same keys only the best one."""
-    base = judged(known.get(trial(START, where).key))
+    base = score_of(known.get(trial(START, where).key))
     if base is None:
         return []
     found: list[tuple[float, str]] = []
     for name, change in CHANGES.items():
-        score = judged(known.get(trial({**START, **change}, where).key))
+        score = score_of(known.get(trial({**START, **change}, where).key))
         if score is not None and score > base:
             found.append((score - base, name))
     found.sort(reverse=True)
@@ -230,7 +230,7 @@ def third(known: Mapping[str, Line], rows: Mapping[str, Keys], where: Keys) -> d
 
 def winner(known: Mapping[str, Line], rows: Mapping[str, Keys], where: Keys) -> str | None:
     """The best trial."""
-    scores = {name: judged(known.get(trial(keys, where).key)) for name, keys in rows.items()}
+    scores = {name: score_of(known.get(trial(keys, where).key)) for name, keys in rows.items()}
     there = {name: score for name, score in scores.items() if score is not None}
     return max(there, key=lambda name: there[name]) if there else None
 
@@ -301,7 +301,7 @@ def table(folder: Path, where: Keys) -> str:
 
 def _cells(line: Line | None) -> list[str]:
     """R@1, MAP@R and their mean, for a table."""
-    score = judged(line)
+    score = score_of(line)
     if line is None or score is None:
         return ["-", "-", "-"]
     return [f"{value:.1f}" for value in (*(100 * line["scores"][each] for each in ("recall@1", "map_at_r")), score)]
@@ -348,7 +348,7 @@ def main() -> None:
     where = {"data.path": str(args.path), "model.weights": args.weights or weights(args.folder)}
     with Workers(args.jobs) as workers:
         if args.test:
-            test(load(RECIPE, tested(where)), args.folder, workers)
+            test(load(RECIPE, flags_of_test(where)), args.folder, workers)
         elif args.ladder:
             trials = ladder(where, args.path_flowers).values()
             grid.run(trials, args.folder / "recipe-ladder.jsonl", workers=workers, seconds=args.seconds)

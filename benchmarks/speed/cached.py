@@ -45,7 +45,7 @@ def step(batch: int, chunk: int | None, out: Any) -> None:
     out.put({"batch": batch, "chunk": chunk, "MB": megabytes() - before, "CPU s": time.process_time() - start})
 
 
-def measured(batch: int, chunk: int | None) -> dict[str, Any]:
+def measure(batch: int, chunk: int | None) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
     child = context.Process(target=step, args=(batch, chunk, out))
@@ -60,9 +60,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     given = parser.parse_args()
     rows = [
-        measured(given.batch, None),
-        measured(given.batch, given.batch // 4),
-        measured(16 * given.batch, given.batch // 4),
+        measure(given.batch, None),
+        measure(given.batch, given.batch // 4),
+        measure(16 * given.batch, given.batch // 4),
     ]
     lines = ["| batch | chunk | extra MB | CPU s |", "|---|---|---|---|"]
     lines += [f"| {row['batch']:,} | {row['chunk'] or '-'} | {row['MB']:.0f} | {row['CPU s']:.1f} |" for row in rows]

@@ -49,7 +49,7 @@ def anonymous() -> int:
     return 1024 * int(found[1]) if found else 0
 
 
-def built(rows: Path, folder: Path, kind: str, answers: multiprocessing.Queue) -> None:
+def measure_build(rows: Path, folder: Path, kind: str, answers: multiprocessing.Queue) -> None:
     """Build in this process; return the seconds and the peak memory."""
     x, ended = np.load(rows, mmap_mode="r"), threading.Event()
     idle = peak = anonymous()
@@ -69,7 +69,7 @@ def built(rows: Path, folder: Path, kind: str, answers: multiprocessing.Queue) -
     answers.put((seconds, peak - idle))
 
 
-def searched(rows: Path, folder: Path, answers: multiprocessing.Queue) -> None:
+def measure_search(rows: Path, folder: Path, answers: multiprocessing.Queue) -> None:
     """Open and search in this process: seconds to open, and of the median search."""
     torch.set_num_threads(1)
     start = time.perf_counter()
@@ -117,8 +117,8 @@ def main() -> None:
         write_rows(rows, args.rows)
         for kind in args.kinds:
             folder = Path(home) / kind
-            seconds, peak = alone(built, rows, folder, kind)
-            opened, search, recall, effort = alone(searched, rows, folder)
+            seconds, peak = alone(measure_build, rows, folder, kind)
+            opened, search, recall, effort = alone(measure_search, rows, folder)
             size = sum(path.stat().st_size for path in folder.iterdir())
             found = {
                 "kind": kind,

@@ -118,7 +118,7 @@ def evaluations(x: Tensor, y: Tensor) -> dict[str, Run]:
     return runs | {"PML with faiss": lambda: judge.get_accuracy(x, y)}
 
 
-def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+def time_in_turns(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """CPU seconds of each, in turns; with several rounds the first one is discarded."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + (rounds > 1)):
@@ -132,7 +132,7 @@ def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def held(entry: str) -> float:
+def resident(entry: str) -> float:
     """VmRSS (now) or VmHWM (the peak) of this process in MB; Linux only."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
@@ -147,9 +147,9 @@ def growth(task: tuple[str, int]) -> tuple[str, float]:
     runs = {"neighbors": lambda x, y: neighbors(x, k=K), "evaluate": lambda x, y: nf.evaluate(x, y)}
     runs[name](x[small], y[small])  # what is loaded once is not counted
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = held("VmRSS")
+    before = resident("VmRSS")
     runs[name](x, y)
-    return name, held("VmHWM") - before
+    return name, resident("VmHWM") - before
 
 
 def clusters(rows: int, starts: int) -> dict[str, float]:
@@ -176,7 +176,7 @@ def measure(part: str, rows: int, args: argparse.Namespace) -> dict[str, object]
     x, y = space(rows)
     who = searches(x) if part == "neighbors" else evaluations(x, y)
     chosen = {name: run for name, run in who.items() if args.who is None or name in ("nearfar", *args.who)}
-    return dict(timed(chosen, rounds_of(rows, args.rounds)))
+    return dict(time_in_turns(chosen, rounds_of(rows, args.rounds)))
 
 
 def table(part: str, rows: int, found: dict[str, object]) -> str:

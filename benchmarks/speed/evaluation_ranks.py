@@ -66,7 +66,7 @@ def cpu_seconds() -> float:
     return found.ru_utime + found.ru_stime
 
 
-def measured(folder: Path, processes: int, threads: int) -> dict[str, object]:
+def measure(folder: Path, processes: int, threads: int) -> dict[str, object]:
     """One evaluation by some processes."""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     words = [sys.executable, "-m", "nearfar", "evaluate", "all.vectors", "--json", f"{processes}.json"]
@@ -112,7 +112,7 @@ def main() -> None:
         write_folder(folder / "all.vectors", chunks, {"y": y})
         first: object = None
         for processes in args.processes:
-            found = measured(folder, processes, args.threads)
+            found = measure(folder, processes, args.threads)
             scores = found.pop("scores")
             first = first or scores
             print(json.dumps({**found, "equal": scores == first}), flush=True)

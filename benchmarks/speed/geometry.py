@@ -44,14 +44,14 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-def drawn(rows: int, width: int) -> tuple[Tensor, Tensor]:
+def draw_rows(rows: int, width: int) -> tuple[Tensor, Tensor]:
     noise = torch.Generator().manual_seed(0)
     y = torch.arange(rows) // 5
     centers = torch.randn(int(y.max()) + 1, width, generator=noise)
     return normalize(centers[y] + 0.9 * torch.randn(rows, width, generator=noise)), y
 
 
-def held(key: str) -> float:
+def resident(key: str) -> float:
     """VmRSS (now) or VmHWM (the peak) of this process in MB; Linux only."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(key):
@@ -60,14 +60,14 @@ def held(key: str) -> float:
 
 
 def one(name: str, rows: int, width: int) -> dict[str, Any]:
-    x, y = drawn(rows, width)
+    x, y = draw_rows(rows, width)
     geometry.hardness(x[:2000], y[:2000])  # libraries are loaded before memory is looked at
-    before = held("VmRSS")
+    before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
     clock, cpu = time.perf_counter(), time.process_time()
     found = CALLS[name](x, y)
     seconds = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu}
-    return {"call": name, **seconds, "MB": held("VmHWM") - before, "value": float(found)}
+    return {"call": name, **seconds, "MB": resident("VmHWM") - before, "value": float(found)}
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ def seconds(compiled: str) -> tuple[float, float]:
     return theirs, ours
 
 
-def measured(rounds: int) -> dict:
+def measure(rounds: int) -> dict:
     """Medians of the two times, and of their ratio."""
     with tempfile.TemporaryDirectory() as compiled:
         seconds(compiled)  # compiles, and reads the disk
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS / "import_cpu.json")
     args = parser.parse_args()
-    found = measured(args.rounds)
+    found = measure(args.rounds)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(args.out, json.dumps(found, indent=1) + "\n")
     write_text(args.out.with_suffix(".md"), page(found))

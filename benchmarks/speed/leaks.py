@@ -97,7 +97,7 @@ def work(rank: int, world: int, way: str, folder: str, steps: int) -> None:
         dist.destroy_process_group()
 
 
-def measured(way: str, steps: int) -> dict[str, Any]:
+def measure(way: str, steps: int) -> dict[str, Any]:
     """For each loss, the slope of the rank that grew most."""
     world = 2 if way.startswith("two ranks") else 1
     with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    table = {way: measured(way, given.steps) for way in given.ways}
+    table = {way: measure(way, given.steps) for way in given.ways}
     most = max(row["slope"] for rows in table.values() for row in rows.values())
     lines = [
         f"{given.steps:,} steps of 48 to 64 rows a loss and way, slope of resident memory over the second half in MB "

@@ -60,7 +60,7 @@ def step(name: str, losses: ModuleType, miners: ModuleType, device: str) -> Call
     return lambda e, y: loss(e, y) if miner is None else loss(e, y, miner(e, y))
 
 
-def measured(name: str, rows: int, width: int, device: str, patience: Patience) -> dict[str, Any]:
+def measure(name: str, rows: int, width: int, device: str, patience: Patience) -> dict[str, Any]:
     """Milliseconds of both and their ratio, or the reason of a failure."""
     e, y = batch(rows, width, device)
     steps = {
@@ -84,7 +84,7 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name in given.scripts or SCRIPTS:
         for width in given.widths:
             for rows in given.sizes or SIZES[given.device]:
-                row = measured(name, rows, width, given.device, patience)
+                row = measure(name, rows, width, given.device, patience)
                 print(line(row), flush=True)
                 yield row
                 if row.get("failed") or max(row["PML ms"], row["ms"]) > 1e3 * given.longest:

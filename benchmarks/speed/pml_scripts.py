@@ -31,7 +31,7 @@ SCRIPTS = {"triplets, one process": "triplets.py", "multi-similarity, two proces
 LIBRARIES = {"PML": "pytorch_metric_learning", "nearfar": "nearfar.pml"}
 
 
-def replaced(text: str, library: str) -> str:
+def replace_imports(text: str, library: str) -> str:
     """A script with the imports of one library."""
     return text.replace("from pytorch_metric_learning", f"from {LIBRARIES[library]}")
 
@@ -39,13 +39,13 @@ def replaced(text: str, library: str) -> str:
 def once(script: str, library: str, folder: Path) -> dict[str, Any]:
     """Run a script in a new process, and parse its last line."""
     file = folder / script
-    write_text(file, replaced((HERE / "pml_scripts" / script).read_text(encoding="utf-8"), library))
+    write_text(file, replace_imports((HERE / "pml_scripts" / script).read_text(encoding="utf-8"), library))
     process = subprocess.run([sys.executable, str(file)], check=True, capture_output=True, text=True, encoding="utf-8")
     found: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return found
 
 
-def measured(name: str, rounds: int) -> dict[str, Any]:
+def measure(name: str, rounds: int) -> dict[str, Any]:
     """Medians of both libraries."""
     runs: dict[str, list[dict[str, Any]]] = {library: [] for library in LIBRARIES}
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def main() -> None:
     file = given.out / "pml_scripts_cpu.json"
     held = json.loads(file.read_text(encoding="utf-8"))["results"] if given.scripts and file.exists() else []
     for name in given.scripts or SCRIPTS:  # written as it goes, and what was measured of other scripts stays
-        held = [row for row in held if row["script"] != name] + [measured(name, given.rounds)]
+        held = [row for row in held if row["script"] != name] + [measure(name, given.rounds)]
         print(held[-1], flush=True)
         write(file, sorted(held, key=lambda row: list(SCRIPTS).index(row["script"])))
 

@@ -80,7 +80,7 @@ def run(world: int, names: list[str], size: int, width: int, rounds: int) -> lis
         return [json.loads(Path(f"{file}.{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 
 
-def measured(worlds: list[int], names: list[str], size: int, width: int, rounds: int) -> dict[str, dict[str, Any]]:
+def measure(worlds: list[int], names: list[str], size: int, width: int, rounds: int) -> dict[str, dict[str, Any]]:
     """For each loss: seconds of one process, and for each number of ranks the largest share times that number."""
     table: dict[str, dict[str, Any]] = {name: {} for name in names}
     for world in worlds:
@@ -120,7 +120,7 @@ def main() -> None:
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for size in given.sizes:
         names = given.losses or list(SIZES.get(size, LOSSES))
-        rows[str(size)] = measured(given.worlds, names, size, given.width, given.rounds)
+        rows[str(size)] = measure(given.worlds, names, size, given.width, given.rounds)
     text = page(rows, given.worlds, given.width)
     print(text)
     if given.dry:

@@ -57,7 +57,7 @@ def shop(home: Path, rows: int, kind: str) -> tuple[Path, float]:
     return home / "shop.index", time.perf_counter() - start
 
 
-def started(index: Path) -> tuple[subprocess.Popen[str], int]:
+def start_server(index: Path) -> tuple[subprocess.Popen[str], int]:
     command = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--seconds", "600"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
     for line in process.stdout:
@@ -82,7 +82,7 @@ def bodies(count: int = 32) -> list[tuple[str, bytes]]:
     return found
 
 
-def loaded(port: int, requests: int, at_once: int) -> tuple[list[float], list[str], float]:
+def send_requests(port: int, requests: int, at_once: int) -> tuple[list[float], list[str], float]:
     """Send requests over persistent connections; return the seconds of each, the errors, and the total seconds."""
     sent, seconds, errors, turn = bodies(), [], [], iter(range(requests))
     lock = threading.Lock()
@@ -139,11 +139,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         index, built = shop(Path(home), args.rows, args.kind)
-        process, port = started(index)
+        process, port = start_server(index)
         try:
-            loaded(port, WARM, args.at_once)
+            send_requests(port, WARM, args.at_once)
             before = memory(port)
-            seconds, errors, whole = loaded(port, args.requests, args.at_once)
+            seconds, errors, whole = send_requests(port, args.requests, args.at_once)
             after = memory(port)
         finally:
             process.terminate()

@@ -216,7 +216,7 @@ def _table_of(name: str) -> str:
 BLOCKS = (cpu_picture, cpu, gpu_picture, small_batches, large_batches, graphs, correctness, gathered, rank_work)
 
 
-def filled(text: str) -> str:
+def fill_blocks(text: str) -> str:
     """The report with every block made anew from the results."""
     for make in BLOCKS:
         name = make.__name__
@@ -327,7 +327,7 @@ def main() -> None:
             draw(IMAGES / f"{name}.png", rows, "auto", setting=setting)
             write_text(source, digest(rows) + "\n")
     write_text(RESULTS / "bench_gpu.md", gpu_tables())
-    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8")))
+    write_text(PAGE, fill_blocks(PAGE.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
