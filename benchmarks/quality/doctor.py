@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("nearfar-doctor.json"))
     parser.add_argument("--from", dest="made", type=Path, nargs="+", help="JSON files of runs: write the tables")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    page = ROOT / "docs" / "measured" / "calibration.md"
+    page = ROOT / "benchmarks" / "RESULTS-doctor.md"
     parser.add_argument("--page", type=Path, default=page, help="the page that shows the tables")
     parser.add_argument("--machine", default="", help="a sentence on where the runs were made, for the tables")
     args = parser.parse_args()

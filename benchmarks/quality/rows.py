@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nearfar._utils.files import write_text
 from nearfar.studies import grid
-from nearfar.studies._desk import spread
+from nearfar.studies._training import spread
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

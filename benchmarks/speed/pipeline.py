@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from utilization import Utilization
 
 from nearfar._utils.console import Terminal
 from nearfar._utils.files import write_text
-from nearfar.bench.utilization import Utilization
 from nearfar.data import open_data, part
 from nearfar.data.decoded import cached
 from nearfar.train import fit, parse

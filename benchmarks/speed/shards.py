@@ -3,7 +3,7 @@
     python benchmarks/speed/shards.py              a minute or two on one core
     python benchmarks/speed/shards.py --samples 100000 --classes 5000
 
-The index is made up (no pictures are written), in the form that a pass over the shards would give. The bars: it takes
+The index is made up (no pictures are written), in the form that a pass over the shards would give. The goals: it takes
 at most 64 MB on disk and in memory, and a batch of 32 classes with 4 samples each is planned, down to shard, offset and
 size of every picture, in at most 0.5 ms. Times are the best of several rounds. A second, long-tailed data set (class
 sizes fall as 1/rank) shows what an epoch costs where classes differ; real shards show how fast a pass is.
@@ -181,7 +181,7 @@ def main() -> None:
         "batch, mean over an epoch with its start": (result["even"]["mean_ms"], MILLISECONDS, "ms"),
     }
     for name, (value, bar, unit) in bars.items():
-        print(f"{name:42s} {value:9.4f} {unit}   bar {bar} {unit}   {value / bar:.3f} of it")
+        print(f"{name:42s} {value:9.4f} {unit}   goal {bar} {unit}   {value / bar:.3f} of it")
     print(json.dumps(result, indent=1))
     versions = {
         "nearfar": nf.__version__,

@@ -151,7 +151,7 @@ def test_kernels_are_made_before_they_are_timed(monkeypatch):
 
     monkeypatch.setitem(SUBJECTS, "Compiles", Subject("Compiles", lambda *told: torch.nn.Identity()))
     monkeypatch.setattr(study.Task, "step", lambda task: made(task.rows, task.width, task.engine))
-    monkeypatch.setattr(study, "taking_turns", lambda steps, *more: calls.append("timed") or timing.Timed({}, 0))
+    monkeypatch.setattr(study, "time_in_turns", lambda steps, *more: calls.append("timed") or timing.Timed({}, 0))
     monkeypatch.setattr(study, "_alive", lambda device: True)
     monkeypatch.setattr(study, "batch", lambda rows, width, *more: subjects.batch(rows, width))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

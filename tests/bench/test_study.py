@@ -117,14 +117,14 @@ def test_contestants_take_turns(monkeypatch):
     def step(name):
         return lambda e, y: seen.append(name) or e.sum()
 
-    found = timing.taking_turns({"a": step("a"), "b": step("b")}, *subjects.batch(16, 4), Patience(2, 60))
+    found = timing.time_in_turns({"a": step("a"), "b": step("b")}, *subjects.batch(16, 4), Patience(2, 60))
     assert seen == ["limit", "a", "b", "limit", "b", "a", "limit", "a", "b"]
     assert found.rounds == 2  # the first of three is thrown away
     assert set(found.seconds) == {"limit", "a", "b"}
 
 
 def test_a_round_longer_than_patience_stands_alone():
-    found = timing.taking_turns({"a": lambda e, y: e.sum()}, *subjects.batch(16, 4), Patience(9, 0.0))
+    found = timing.time_in_turns({"a": lambda e, y: e.sum()}, *subjects.batch(16, 4), Patience(9, 0.0))
     assert found.rounds == 1
 
 
@@ -135,7 +135,7 @@ def test_the_median_is_taken_after_the_first_round(monkeypatch):
         yield "limit", next(ticks)
 
     monkeypatch.setattr(timing, "_round", rounds)
-    found = timing.taking_turns({}, *subjects.batch(16, 4), Patience(3, 60))
+    found = timing.time_in_turns({}, *subjects.batch(16, 4), Patience(3, 60))
     assert found == timing.Timed({"limit": 2.0}, 3)
 
 
@@ -271,7 +271,7 @@ def test_ratios_and_failures(no_processes):
 
 def test_a_long_step_is_not_taken_again(monkeypatch):
     monkeypatch.setattr(study, "peak", lambda task, limits: Peak(7.0, 100.0))
-    monkeypatch.setattr(study, "taking_turns", lambda steps, *more: timing.Timed({"limit": 2.0, **dict(steps)}, 1))
+    monkeypatch.setattr(study, "time_in_turns", lambda steps, *more: timing.Timed({"limit": 2.0, **dict(steps)}, 1))
     (found,) = measure(small(peers=False))
     assert found.cells["auto"] == Cell(100.0, 7.0)
     assert found.x_limit("auto") == 50

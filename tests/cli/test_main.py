@@ -39,7 +39,7 @@ def test_losses_lists_every_loss(tmp_path):
 
 
 def test_demo_trains_tests_and_writes_a_page(tmp_path):
-    """A few steps teach little; that the full demo does is measured in docs/measured/photographs.md.
+    """A few steps teach little; that the full demo does is measured in benchmarks/RESULTS-photographs.md.
 
     tests/project/test_distribution.py starts it by its command.
     """

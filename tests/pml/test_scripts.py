@@ -27,7 +27,7 @@ def script(name, library):
     """A script's functions, with the imports of one library."""
     text = (ROOT / "benchmarks/pml_scripts" / name).read_text(encoding="utf-8")
     place = {"__name__": "script"}
-    exec(compile(driver().replaced(text, library), name, "exec"), place)
+    exec(compile(driver().replace_imports(text, library), name, "exec"), place)
     assert ("nearfar.pml" in str(place["losses"].__name__)) == (library == "nearfar")
     return place
 

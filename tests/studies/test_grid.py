@@ -121,17 +121,17 @@ def test_held_out_classes_stand_in_for_the_test(vectors, tmp_path):
     half = trial(vectors, held_out=0.5)
     known = grid.run([half], tmp_path / "runs.jsonl", console=QUIET)
     assert known[half.key]["queries"] == 24  # half of the eight classes for training, six samples each
-    data, _ = grid._judged(half)
-    whole, _ = grid._judged(trial(vectors))
+    data, _ = grid._data_of(half)
+    whole, _ = grid._data_of(trial(vectors))
     assert set(data.test.classes) | set(data.train.classes) == set(whole.train.classes)
     assert not set(data.test.classes) & set(whole.test.classes)
 
 
 def test_classes_are_held_out_by_name(vectors, tmp_path):
-    whole, _ = grid._judged(trial(vectors))
+    whole, _ = grid._data_of(trial(vectors))
     first, second, third, *others = whole.train.classes
     some = trial(vectors, held_classes=(first, f"[{second}{third}]"))
-    data, _ = grid._judged(some)
+    data, _ = grid._data_of(some)
     assert data.test.classes == (first, second, third)
     assert data.train.classes == tuple(others)
     line = grid.run([some], tmp_path / "runs.jsonl", console=QUIET)[some.key]
@@ -166,8 +166,8 @@ def test_wrong_labels_keep_the_sizes_of_classes(vectors):
     assert other[0][0] == 1
     assert np.array_equal(other.labels, wrong.labels)
     assert wrong.hold("cpu") is None
-    data, share = grid._judged(trial(vectors, wrong=0.25))
-    clean, none = grid._judged(trial(vectors))
+    data, share = grid._data_of(trial(vectors, wrong=0.25))
+    clean, none = grid._data_of(trial(vectors))
     assert none == 0
     assert share == np.mean(data.train.labels != clean.train.labels) > 0.1
     assert np.array_equal(data.test.labels, clean.test.labels)

@@ -15,14 +15,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearfar.cli.commands import reproduction as command
 from nearfar.runs import parts
-from nearfar.studies import _photographs_pages as pages
-from nearfar.studies import _photographs_statistics as statistics
-from nearfar.studies import grid, photographs
-from nearfar.studies._desk import Method, open_desk
-from nearfar.studies._photographs_ledger import Ledger
-from nearfar.studies._photographs_methods import BASE, CLAIMS, METHODS, QUICK
+from nearfar.studies import grid
+from nearfar.studies._training import Method, open_study
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+QUALITY = ROOT / "benchmarks" / "quality"
+if not QUALITY.exists():
+    pytest.skip("benchmarks are not in a release", allow_module_level=True)
+sys.path.insert(0, str(QUALITY))
+import photographs  # noqa: E402
+import photographs_statistics as statistics  # noqa: E402
+import photographs_tables as pages  # noqa: E402
+from ledger import Ledger  # noqa: E402
+from photographs_methods import BASE, CLAIMS, METHODS, QUICK  # noqa: E402
 
 RUNS = 3 * (2 + 1)  # of the tuning: three methods, two rates, one more value
 HOW = {"data": "folder", "seeds": 2, "quick": True}
@@ -137,14 +143,14 @@ def test_no_run_begins_when_time_is_up(pictures, tmp_path):
     found = photographs.reproduce(tmp_path, path=pictures, seconds=-1.0, **HOW)["folder"]
     assert found["runs"] == []
     assert {each["chosen"] for each in found["methods"].values()} == {None}
-    assert "0 runs" in photographs.markdown(found)
+    assert "0 runs" in pages.tables(found)
 
 
 def test_tables(study):
     folder, _, _, found = study
     kept = json.loads((folder / "photographs-folder.json").read_text(encoding="utf-8"))
-    page = photographs.markdown(kept)
-    assert page == photographs.markdown(found)
+    page = pages.tables(kept)
+    assert page == pages.tables(found)
     assert "| method | R@1 | R@2 | R@4 | R@8 | MAP@R | NMI | F1 | rate | parameter | tuning runs | test runs |" in page
     mean = np.mean(
         [line["scores"]["recall@1"] for line in found["runs"] if line["method"] == BASE and not line["held_out"]]
@@ -152,20 +158,20 @@ def test_tables(study):
     assert f"| {BASE} | {100 * mean:.1f} ± " in page
     assert "| DRO-TopK (hinge) beats MS |" in page
     assert (folder / "photographs-folder.png").read_bytes().startswith(b"\x89PNG")
-    assert "| method | folder, by MAP@R | folder, by MAP@R | mean rank |" in photographs.ranked([found, found])
+    assert "| method | folder, by MAP@R | folder, by MAP@R | mean rank |" in pages.rank_table([found, found])
 
 
 def test_test_scores_are_shown_when_hardly_any_is_missing(study):
     _, _, _, found = study
-    page = photographs.markdown({**found, "seeds": found["seeds"] + 1})
+    page = pages.tables({**found, "seeds": found["seeds"] + 1})
     assert "The test is not complete: 6 of 9 runs." in page
     assert "| R@1 |" in page
-    page = photographs.markdown({**found, "seeds": found["seeds"] + 2})
+    page = pages.tables({**found, "seeds": found["seeds"] + 2})
     assert "The test is not complete: 6 of 12 runs." in page
     assert "| R@1 |" not in page
     first, *_ = found["methods"]
     fewer = {**found["methods"][first], "scores": {**found["methods"][first]["scores"], "runs": 1}}
-    page = photographs.markdown({**found, "methods": {**found["methods"], first: fewer}})
+    page = pages.tables({**found, "methods": {**found["methods"], first: fewer}})
     assert "The test is not complete: 5 of 6 runs." in page
     assert "| R@1 |" not in page  # one method with a single seed
     lines = [line for line in page.splitlines() if line.startswith(f"| {BASE} |")]
@@ -189,7 +195,7 @@ def test_the_best_value_and_what_the_default_costs():
         }
         for name, told in (("a", beta), ("b", other))
     ]
-    text = pages.values(studies)
+    text = pages.value_table(studies)
     assert "| margin | beta | 1.2 | 0.6 | 0.9 | 0.6 | 4.0 |" in text  # 56 and 52 on average
     assert "| DRO-chi-square, hinge | rho | 40B | 4B | 4B | 4B | 10.0 |" in text
     assert "circle" not in text
@@ -197,12 +203,12 @@ def test_the_best_value_and_what_the_default_costs():
 
 
 def test_the_page_of_losses_is_written_from_the_results():
-    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    results = QUALITY.parent / "results"
     found = [
         json.loads((results / f"photographs-{name}.json").read_text(encoding="utf-8")) for name in ("cub", "flowers")
     ]
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "which-loss.md").read_text(encoding="utf-8")
-    assert pages.values(found) in page
+    page = (ROOT / "docs" / "guides" / "which-loss.md").read_text(encoding="utf-8")
+    assert pages.value_table(found) in page
 
 
 def test_the_difference_is_that_of_the_scores(study):
@@ -232,16 +238,16 @@ def test_a_line_is_small_and_tells_the_course(study):
 def test_intervals_over_seeds_and_classes():
     random = np.random.default_rng(0)
     many, even = np.ones(50), np.full((4, 50), 0.3)
-    assert statistics.resampled(even, many) == pytest.approx((0.3, 0.3))
+    assert statistics.bootstrap(even, many) == pytest.approx((0.3, 0.3))
     by_class = np.tile(random.normal(size=50), (4, 1))
     by_seed = np.tile(random.normal(size=(4, 1)), (1, 50))
     for steps, units in ((by_class, by_class[0]), (by_seed, by_seed[:, 0])):
-        low, high = statistics.resampled(steps, many)
+        low, high = statistics.bootstrap(steps, many)
         error = units.std() / np.sqrt(len(units))
         assert high - low == pytest.approx(2 * 1.96 * error, rel=0.25)
         assert low < units.mean() < high
     heavy = np.array([[1.0, 0.0]])
-    assert statistics.resampled(np.repeat(heavy, 2, 1), np.array([9.0, 9, 1, 1]))[1] == 1.0
+    assert statistics.bootstrap(np.repeat(heavy, 2, 1), np.array([9.0, 9, 1, 1]))[1] == 1.0
 
 
 def line(score, held_out=0.0, **findings):
@@ -274,10 +280,10 @@ def test_every_method_at_every_value_is_a_loss(name, pictures, tmp_path):
     assert len(set(tuned.values)) == 4
     assert tuned.default in tuned.values
     how = {"data": "folder", "path": pictures, "seeds": 1, "jobs": 1, "quick": False, "seconds": None}
-    with open_desk("photographs", tmp_path, **how) as desk:
+    with open_study("photographs", tmp_path, **how) as study:
         for value in tuned.values:
             method = tuned.at(value, batch=80, steps=600)
-            config = desk.config(method, desk.per_class(80, 5), steps=600, rate=5e-5, loss_lr_mult=tuned.loss_lr_mult)
+            config = study.config(method, study.per_class(80, 5), steps=600, rate=5e-5, loss_lr_mult=tuned.loss_lr_mult)
             parts.check(config)
             parts.make_loss(config, classes=8)
             assert (config.model.name, config.model.embedding_dim, config.model.freeze_norms) == ("lite0", 512, True)
@@ -288,7 +294,7 @@ def test_the_plan_is_the_issues():
     assert len(METHODS) == 24
     assert METHODS["DRO-TopK, hinge"].at(8.0, batch=80, steps=600).loss["k"] == 640
     assert METHODS["triplet, hard, annealed"].at(0.2, batch=80, steps=600).loss["anneal"] == 300
-    assert METHODS["DRO-TopK-PN, binomial"].shown(0.5) == "k = 0.5B"
+    assert METHODS["DRO-TopK-PN, binomial"].label(0.5) == "k = 0.5B"
     assert {name for _, *names in CLAIMS for name in names} <= set(METHODS)
 
 
@@ -319,7 +325,7 @@ def test_a_choice_waits_for_runs_that_failed_for_another_reason_than_their_own(s
     known = grid.lines(folder / "photographs.jsonl")
     keys = [key for key, each in known.items() if each["held_out"]][:3]
     trials = {value: SimpleNamespace(key=key) for value, key in enumerate(keys)}
-    plan = photographs._Study(SimpleNamespace(data="folder"), Ledger(folder / "none.json"), (), 6)
+    plan = photographs.Tuning(SimpleNamespace(data="folder"), Ledger(folder / "none.json"), (), 6)
 
     def scored(*scores):
         return {key: {"error": None, "scores": {"map_at_r": score}} for key, score in zip(keys, scores, strict=False)}
@@ -336,18 +342,14 @@ def test_a_choice_waits_for_runs_that_failed_for_another_reason_than_their_own(s
 def test_claims_of_the_other_studies():
     step = {"mean": 1.0, "half": 0.5, "verdict": "better"}
     profs = {"study": "profs", "differences": {"N-pair": {"PROFS less plain": {"recall@1": step}}}}
-    assert "| N-pair: PROFS beats plain | +1.0 ± 0.5 | holds |" in pages.claims(pages.paper_claims(profs))
+    assert "| N-pair: PROFS beats plain | +1.0 ± 0.5 | holds |" in pages.claim_table(pages.paper_claims(profs))
     dro = {"study": "dro", "claims": [{"claim": "MS beats LS", "difference": step | {"verdict": "worse"}}]}
-    assert "| MS beats LS | +1.0 ± 0.5 | does not |" in pages.claims(pages.paper_claims(dro))
+    assert "| MS beats LS | +1.0 ± 0.5 | does not |" in pages.claim_table(pages.paper_claims(dro))
 
 
 def test_pages(study, tmp_path, monkeypatch):
     """The benchmark's script writes the part of a page between its marks, the results and the figures."""
     folder, _, _, found = study
-    quality = Path(__file__).parents[2] / "benchmarks" / "quality"
-    if not quality.exists():
-        pytest.skip("benchmarks are not in a release")
-    monkeypatch.syspath_prepend(str(quality))
     for name in ("images", "results"):
         (tmp_path / name).mkdir()
     page, which = tmp_path / "page.md", tmp_path / "which.md"
@@ -357,25 +359,25 @@ def test_pages(study, tmp_path, monkeypatch):
     told += ["--which", str(which)]
     told += ["--images", str(tmp_path / "images"), "--results", str(tmp_path / "results")]
     monkeypatch.setattr(sys, "argv", told)
-    runpy.run_path(str(quality / "photographs.py"), run_name="__main__")
+    runpy.run_path(str(QUALITY / "photographs.py"), run_name="__main__")
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Before")
     assert text.endswith("<!-- results: end -->\nafter\n")
-    assert "old" not in text.split("### folder")[0]
-    assert photographs.markdown(found).splitlines()[-1] in text
-    assert pages.values([found]) in which.read_text(encoding="utf-8")
+    assert "\nold\n" not in text
+    assert pages.summary([found]) in text
+    assert pages.tables(found).rstrip() in (tmp_path / "results" / "photographs_study.md").read_text(encoding="utf-8")
+    assert pages.value_table([found]) in which.read_text(encoding="utf-8")
     assert (tmp_path / "images" / "photographs-folder.png").is_file()
     kept = json.loads((tmp_path / "results" / "photographs-folder.json").read_text(encoding="utf-8"))
     assert len(kept["runs"]) == len(found["runs"])
 
 
-def test_the_command(pictures, tmp_path):
-    how = {"folder": tmp_path / "new", "path": pictures, "seconds": -1.0, "quick": True, "methods": [BASE], "seeds": 1}
-    command.reproduce("photographs", data="folder", **how)
+def test_the_command(pictures, tmp_path, monkeypatch):
+    told = ["photographs.py", "--data", "folder", "--path", str(pictures), "--folder", str(tmp_path / "new"), "--quick"]
+    monkeypatch.setattr(sys, "argv", [*told, "--seconds", "-1", "--methods", BASE, "--seeds", "1"])
+    photographs.main()
     kept = json.loads((tmp_path / "new" / "photographs-folder.json").read_text(encoding="utf-8"))
     assert (list(kept["methods"]), kept["seeds"]) == ([BASE], 1)
-    with pytest.raises(SystemExit, match="reproduce: dro takes no methods, which is for photographs; leave it out"):
-        command.reproduce("dro", **how)
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -383,16 +385,16 @@ def test_the_scene_suits_the_machine(gpu, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     how = {"data": "folder", "path": pictures, "seeds": 1, "jobs": 1, "quick": False, "seconds": None}
     batches = {"name": "MPerClass", "classes": 4, "samples": 2}
-    with open_desk("dro", tmp_path, **how) as desk, open_desk("dro", tmp_path, **how, precision="fp16") as other:
-        config = desk.config(Method({"name": "Margin"}), batches, steps=100, rate=1e-4)
+    with open_study("dro", tmp_path, **how) as study, open_study("dro", tmp_path, **how, precision="fp16") as other:
+        config = study.config(Method({"name": "Margin"}), batches, steps=100, rate=1e-4)
         assert config.training.precision == ("bf16" if gpu else "float32")
         assert config.optimizer.warmup == 25
         assert (config.optimizer.head_lr_mult, config.training.diagnose_every) == (10.0, None)
         changed = other.config(Method({"name": "Margin"}), batches, steps=100, rate=1e-4)
         assert changed.training.precision == "fp16"
         assert changed.training.baselines is False  # what was not told stays
-    with open_desk("dro", tmp_path, **how, weights=tmp_path / "lite0.pth") as desk:
-        config = desk.config(Method({"name": "Margin"}), batches, steps=100, rate=1e-4)
+    with open_study("dro", tmp_path, **how, weights=tmp_path / "lite0.pth") as study:
+        config = study.config(Method({"name": "Margin"}), batches, steps=100, rate=1e-4)
         assert (config.model.weights, config.model.name) == (str(tmp_path / "lite0.pth"), "lite0")
 
 
@@ -405,3 +407,17 @@ def test_wrong_arguments(pictures, tmp_path):
     for more, told in words:
         with pytest.raises(ValueError, match=told):
             photographs.reproduce(tmp_path, **more)
+
+
+@pytest.mark.parametrize("topic", ["dro", "profs", "robustness", "photographs"])
+def test_reports_are_written_from_the_results(topic):
+    from study_tables import summary
+
+    results = QUALITY.parent / "results"
+    name = "noise" if topic == "robustness" else topic
+    files = [each for each in (f"{name}-{data}.json" for data in ("glyphs", "omniglot", "vectors", "cub", "flowers"))
+             if (results / each).exists()]  # fmt: skip
+    found = [json.loads((results / file).read_text(encoding="utf-8")) for file in files]
+    report = (QUALITY.parent / f"RESULTS-{topic}.md").read_text(encoding="utf-8")
+    generated = pages.summary(found) if topic == "photographs" else summary(found)
+    assert f"<!-- results: begin -->\n\n{generated.rstrip()}\n\n<!-- results: end -->" in report

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nearfar.runs import parts
-from nearfar.studies import _desk, profs
-from nearfar.studies import _figures as figures
-from nearfar.studies._desk import open_desk, spread, verdict
+from nearfar.studies import _training, profs
+from nearfar.studies import _training_figures as figures
+from nearfar.studies._training import open_study, spread, verdict
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """The tables of the reports, which are made in benchmarks/."""
+    root = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+    quality = root / "benchmarks" / "quality"
+    if not quality.exists():
+        pytest.skip("benchmarks are not in a release")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(quality))
+        return import_module("study_tables")
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +44,8 @@ def study(vectors, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         # a random head, in which a few steps change something: a head that begins as the identity has it all
         model = {"name": "linear", "embedding_dim": 64}
-        scene = _desk.Scene({"data": {"transform": "none"}, "model": model}, (3e-4, 1e-3, 3e-3))
-        patch.setitem(_desk.SCENES, "vectors", scene)
+        settings = _training.Settings({"data": {"transform": "none"}, "model": model}, (3e-4, 1e-3, 3e-3))
+        patch.setitem(_training.SETTINGS, "vectors", settings)
         return folder, profs.reproduce(folder, data="vectors", path=vectors, seeds=2, steps=3, quick=True)
 
 
@@ -90,11 +104,11 @@ def test_variants_are_what_they_say(study):
     assert one["batches"]["steps"] == 1
 
 
-def test_page_and_redrawing(study, tmp_path):
+def test_page_and_redrawing(study, tables, tmp_path):
     folder, found = study
     kept = json.loads((folder / "profs-vectors.json").read_text(encoding="utf-8"))
-    page = profs.markdown(kept)
-    assert page == profs.markdown(found)
+    page = tables.tables(kept)
+    assert page == tables.tables(found)
     assert "| Contrastive-hard | PROFS + HNCM |" in page
     assert "| mean over losses |" in page
     assert "| loss | M = 1 | M = 2 | M = 6 | M = 18 | M = 60 |" in page
@@ -104,16 +118,16 @@ def test_page_and_redrawing(study, tmp_path):
         assert (tmp_path / file).read_bytes() == (folder / file).read_bytes()
 
 
-def test_a_stopped_study_shows_what_is_there(vectors, tmp_path):
+def test_a_stopped_study_shows_what_is_there(vectors, tables, tmp_path):
     how = {"data": "vectors", "path": vectors, "seeds": 1, "steps": 2, "quick": True}
     found = profs.reproduce(tmp_path, **how, seconds=-1.0)
     assert found["runs"] == []
     assert found["table"]["Triplet-hard"]["plain"]["recall@1"] is None
-    assert "| Triplet-hard | plain | - |" in profs.markdown(found)
+    assert "| Triplet-hard | plain | - |" in tables.tables(found)
     found = profs.reproduce(tmp_path, **how, parts=("table",))
     assert len(found["runs"]) == 6
     assert found["by_length"] == {}
-    assert "R@1 against M" not in profs.markdown(found)
+    assert "R@1 against M" not in tables.tables(found)
     with pytest.raises(ValueError, match="profs: parts must be one of"):
         profs.reproduce(tmp_path, **how, parts=("tables",))
 
@@ -121,8 +135,8 @@ def test_a_stopped_study_shows_what_is_there(vectors, tmp_path):
 def test_the_whole_plan_is_valid(vectors, tmp_path):
     """Every configuration of the table passes the checks that a run makes first, and its loss can be made."""
     how = {"data": "vectors", "path": vectors, "seeds": 3, "jobs": 1, "quick": False, "seconds": None}
-    with open_desk("profs", tmp_path, **how) as desk:
-        cells = profs._table_cells(desk, profs.LOSSES, 10, 1e-3)
+    with open_study("profs", tmp_path, **how) as study:
+        cells = profs._table_cells(study, profs.LOSSES, 10, 1e-3)
         assert len(cells) == 6 * 3 + 2
         keys = {trial.key for trials in cells.values() for trial in trials}
         assert len(keys) == 3 * len(cells)
@@ -140,10 +154,10 @@ def test_the_rate_is_chosen_on_held_out_classes(vectors, tmp_path, monkeypatch):
         best = {1e-4: 0.2, 3e-4: 0.3, 1e-3: 0.6}
         return {each.key: _line(best[each.config.optimizer.lr]) for each in asked}
 
-    monkeypatch.setattr(_desk.grid, "run", run)
+    monkeypatch.setattr(_training.grid, "run", run)
     how = {"data": "vectors", "path": vectors, "seeds": 3, "jobs": 1, "quick": False, "seconds": None}
-    with open_desk("profs", tmp_path, **how) as desk:
-        found = desk.choose_rate(list(profs.LOSSES.values())[:2], desk.per_class(128, 2), steps=5)
+    with open_study("profs", tmp_path, **how) as study:
+        found = study.choose_rate(list(profs.LOSSES.values())[:2], study.per_class(128, 2), steps=5)
     assert found["rate"] == 1e-3
     assert found["held_out"] == {"0.0001": 20, "0.0003": 30, "0.001": 60}
     assert len(asked) == 6
@@ -184,10 +198,11 @@ def test_an_interval_that_the_seeds_do_not_show_is_cut():
     assert figures._height([usual, wild]) == pytest.approx((26 - 7 / 8, 68 + 7 / 8))
 
 
-def test_cells_are_compared_seed_by_seed():
+def test_cells_are_compared_seed_by_seed(tables):
     def cell(*values, runs=3):
         return {"recall@1": spread(values), "keys": list(range(runs))}
 
     cells = {"1": cell(60.0, 70.0, 80.0), "9": cell(61.0, 71.1, 80.9), "27": cell(59.0, 70.0), "91": cell()}
-    assert _desk.less(cells, "1", "recall@1") == {"1": "-", "9": "+1.0 ± 0.2 (better)", "27": "-", "91": "-"}
-    assert set(_desk.less(cells, "91", "recall@1").values()) == {"-"}
+    expected = {"1": "-", "9": "+1.0 ± 0.2 (better)", "27": "-", "91": "-"}
+    assert tables.differences_from("1", cells, "recall@1") == expected
+    assert set(tables.differences_from("91", cells, "recall@1").values()) == {"-"}

@@ -146,11 +146,13 @@ def test_the_commands_take_it(large, tmp_path):
 @pytest.fixture(scope="module")
 def script():
     """benchmarks/quality/recipe.py."""
+    sys.path.insert(0, str(ROOT / "benchmarks" / "quality"))
     spec = importlib.util.spec_from_file_location("recipe_search", ROOT / "benchmarks" / "quality" / "recipe.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     yield module
+    sys.path.remove(str(ROOT / "benchmarks" / "quality"))
     del sys.modules[spec.name]
 
 
@@ -186,11 +188,11 @@ def test_the_recipe_is_the_last_rung_and_was_tested(script):
     assert {trial.key for trial in trials.values()} == set(known)
     assert all(line["error"] is None and line["held_classes"] for line in known.values())
     *_, last = script.LADDER
-    chosen = load(script.RECIPE, script.tested(where))
+    chosen = load(script.RECIPE, script.flags_of_test(where))
     assert trials["cub", last].config == chosen
     was_tested("recipe-test.jsonl", chosen, script.SEEDS)
     for data in ("cub", "flowers"):
-        first, best = (script.judged(known[trials[data, name].key]) for name in (next(iter(script.LADDER)), last))
+        first, best = (script.score_of(known[trials[data, name].key]) for name in (next(iter(script.LADDER)), last))
         assert best > first + 2
 
 
@@ -199,7 +201,7 @@ def test_the_page_and_the_recipe_tell_the_score(script):
     mean = f"{100 * np.mean([line['scores']['recall@1'] for line in lines]):.1f}"
     where = {"data.path": None, "model.weights": script.weights(RESULTS)}
     assert (RESULTS / "recipe.md").read_text(encoding="utf-8") == script.table(RESULTS, where)
-    page = (ROOT / "docs" / "measured" / "photographs.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "RESULTS-photographs.md").read_text(encoding="utf-8")
     assert mean in page
     assert mean in FILE.read_text(encoding="utf-8")
     _, *rungs, _ = script._ladder_table(RESULTS, where)[3:]

@@ -1,8 +1,8 @@
 """The subjects of the benchmark: every loss and every miner, with its counterpart in pytorch-metric-learning (PML).
 
-Where both have a loss, the settings are those with which they compute the same value, or as nearly as possible: margin,
-angular and proxy losses differ in what they average over or in their initialization. Losses that PML lacks have no
-counterpart. A miner is timed inside a loss, because it runs there.
+Where both have a loss, the settings make them compute the same value, as nearly as possible: margin, angular and proxy
+losses differ in what they average over or in their initialization. Losses that PML lacks have no counterpart. A miner
+is timed inside a loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
     "Subject",
     "backward",
     "batch",
-    "chosen",
+    "choose_subjects",
     "matmul",
     "our_step",
     "peer_step",
@@ -57,8 +57,8 @@ PRECISIONS = {
     "float64": torch.float64,
 }
 """Precisions of embeddings; "tf32" is float32 whose products may use TF32."""
-DRAWN_HERE = 2**24
-"""Numbers up to which embeddings are drawn on the CPU, so that every device has the same."""
+DRAWN_ON_CPU = 2**24
+"""Up to this size embeddings are drawn on the CPU, so that they are the same on every device."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _filtered(miner: miners.Miner, engine: Any) -> torch.nn.Module:
     return L.Contrastive(power=1, reduction="nonzero", miner=miner, engine=engine)
 
 
-def chosen(names: Iterable[str]) -> list[Subject]:
+def choose_subjects(names: Iterable[str]) -> list[Subject]:
     """The subjects of these names; the usual ones without names."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -182,7 +182,7 @@ def batch(rows: int, width: int, device: str = "cpu", precision: str = "float32"
     """Random embeddings [rows, width] that require a gradient, and shuffled labels [rows], four per class."""
     generator = torch.Generator().manual_seed(0)
     labels = (torch.arange(rows) // EACH)[torch.randperm(rows, generator=generator)].clamp(max=_classes(rows) - 1)
-    if rows * width > DRAWN_HERE:
+    if rows * width > DRAWN_ON_CPU:
         generator = torch.Generator(device).manual_seed(0)
     e = torch.randn(rows, width, generator=generator, device=generator.device)
     return e.to(device, PRECISIONS[precision]).requires_grad_(), labels.to(device)
@@ -190,7 +190,7 @@ def batch(rows: int, width: int, device: str = "cpu", precision: str = "float32"
 
 @contextmanager
 def matmul(precision: str) -> Iterator[None]:
-    """Allow TF32 products of float32 within the block, or not."""
+    """Within the block, allow TF32 products of float32 only for the precision "tf32"."""
     setting = torch.backends.cuda.matmul
     before, setting.allow_tf32 = setting.allow_tf32, precision == "tf32"
     try:

@@ -136,7 +136,7 @@ def diagnose_journal(
     Args:
         entries: the lines of journal.jsonl, as dictionaries (`nearfar.runs.journal.read`).
         config: the run's configuration; without it margin, mining and batch are unknown.
-        thresholds: the thresholds of the findings, see docs/measured/calibration.md.
+        thresholds: the thresholds of the findings, see benchmarks/RESULTS-doctor.md.
         tested: the test result of the run, to compare with the journal's baselines.
 
     >>> diagnose_journal([{"step": i, "loss": 0.5 + 1 / i} for i in range(1, 101)])

@@ -37,7 +37,7 @@ FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
 """Suspected causes of a collapse: learning rate and weight decay above these, batch size and margin below."""
 ENOUGH_K, ENOUGH_RHO = 8, 40
 ENOUGH_GAMMA = {"DroKL": 0.3, "DroKLGrouped": 0.1}
-"""Sets that were large enough on photographs (docs/measured/photographs.md); K and ρ for each row of a batch."""
+"""Sets that were large enough on photographs (benchmarks/RESULTS-photographs.md); K and ρ for each row of a batch."""
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def diagnose(
         metric: "cosine", or "euclidean" if rows are compared without normalization.
         rows: the largest number of rows to sample.
         seed: seed of the sample.
-        thresholds: the thresholds of the findings, see docs/measured/calibration.md.
+        thresholds: the thresholds of the findings, see benchmarks/RESULTS-doctor.md.
 
     >>> x = torch.nn.functional.normalize(torch.ones(80, 8) + 0.01 * torch.randn(80, 8), dim=1)
     >>> diagnose(x, torch.arange(80) // 4).findings[0].name

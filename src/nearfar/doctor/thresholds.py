@@ -1,4 +1,4 @@
-"""The thresholds of the doctor; docs/measured/calibration.md says where each comes from."""
+"""The thresholds of the doctor; benchmarks/RESULTS-doctor.md says where each comes from."""
 
 from __future__ import annotations
 

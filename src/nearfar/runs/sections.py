@@ -189,7 +189,7 @@ class TrainingConfig:
 
 
 LOSS = Part("NTXent", MappingProxyType({"temperature": 0.07}))
-"""Of 24 losses tuned alike it has the best mean rank on two sets of photographs (docs/measured/photographs.md)."""
+"""Of 24 losses tuned alike it has the best mean rank on two sets of photographs (benchmarks/RESULTS-photographs.md)."""
 BATCHES = Part("MPerClass", MappingProxyType({"classes": None, "samples": 4}))
 
 

@@ -62,7 +62,8 @@ def usual(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     if spec.size is not None and plain.model.name not in (None, tree["model"]["name"]):
         tree["data"]["train_size"] = None  # another network may take one size alone
     config = changed(parse(tree), flags)
-    return config, "these are photographs: the recipe for them is taken (docs/measured/photographs.md); flags change it"
+    where = "docs/start/your-photographs.md"
+    return config, f"these are photographs: the recipe for them is taken ({where}); flags change it"
 
 
 def are_photographs(data: DataSet) -> bool:

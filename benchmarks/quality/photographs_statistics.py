@@ -1,4 +1,4 @@
-"""Numbers from runs on photographs: differences over seeds and classes, ranks over data sets, the doctor's record."""
+"""Statistics of the study on photographs: differences, ranks over data sets, and how often the doctor was right."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def difference(
     if not pairs:
         return None
     steps = np.array([np.subtract(b[score], a[score]) for a, b in pairs])
-    low, high = resampled(steps, np.array(pairs[0][0]["queries"], dtype=float))
+    low, high = bootstrap(steps, np.array(pairs[0][0]["queries"], dtype=float))
     queries = np.array(pairs[0][0]["queries"], dtype=float)
     mean = float((steps * queries).sum() / (len(steps) * queries.sum()))
     found = {"mean": 100 * mean, "low": 100 * low, "high": 100 * high, "seeds": len(pairs), "classes": len(queries)}
     return found | {"verdict": "better" if low > 0 else "worse" if high < 0 else "cannot tell"}
 
 
-def resampled(steps: NDArray[Any], queries: NDArray[Any], *, seed: int = 0) -> tuple[float, float]:
+def bootstrap(steps: NDArray[Any], queries: NDArray[Any], *, seed: int = 0) -> tuple[float, float]:
     """The ends of the 95% interval of the mean of `steps` [seeds, classes], the classes weighted by their queries."""
     random = np.random.default_rng(seed)
     seeds, classes = steps.shape
@@ -68,7 +68,7 @@ def ranks(tables: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, floa
 
 
 def record(lines: Iterable[tuple[str, Line]], score: str) -> dict[str, dict[str, Any]]:
-    """What the doctor said of the runs of each method; `lines` are pairs of method and line.
+    """The doctor's findings in the runs of each method; `lines` are pairs of method and line.
 
     Returns:
         Method -> `runs`; `named`: with a warning or an alarm while training; `collapsed`: named as a collapse, with the

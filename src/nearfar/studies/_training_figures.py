@@ -1,21 +1,17 @@
-"""The figures of the training studies: curves with intervals, and dot plots."""
+"""The figures of the studies that train networks: curves with intervals, and dot plots."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nearfar._utils.extras import need
-from nearfar._utils.files import atomic_write
+from nearfar._utils.figure import figure_file
+from nearfar.plot import style
 
 Spread = Mapping[str, Any] | None
-COLORS = ("#0f6b66", "#b4532a", "#5a4a9c", "#c79a1e", "#3f7fbf", "#8a8f94", "#a83a6c", "#4b8b3b", "#6b4a2a", "#222222")
-MARKS = "osD^vPX*<>"
-BESIDE: Mapping[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -43,39 +39,24 @@ class Panel:
     mark: tuple[float, str] | None = None
 
 
-@contextmanager
-def sheet(file: Path, size: tuple[float, float], *, widths: Sequence[float] = (1,)) -> Iterator[Any]:
-    """A row of axes, written as a PNG, completely or not at all."""
-    need("matplotlib", "the figures of a study", "plot")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-    yield axes
-    with atomic_write(file) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
-
-
 def curves(file: Path, panel: Panel) -> None:
     """Plot means with their intervals, and small dots for the seeds; the legend is in the order of the curves' ends."""
-    there = {name: points for name, points in _points(panel).items() if points}
-    with sheet(file, (7.2, 4.0)) as (ax,):
+    drawn = {name: points for name, points in _points(panel).items() if points}
+    with figure_file(file, (7.2, 4.0)) as ((ax,),):
+        style.plain(ax)
         if panel.mark is not None:
-            ax.axvline(panel.mark[0], color="#8a8f94", linewidth=0.9, linestyle="--", label=panel.mark[1])
-        for number, (name, points) in enumerate(there.items()):
+            ax.axvline(panel.mark[0], color=style.GRAY, linewidth=0.9, linestyle="--", label=panel.mark[1])
+        for number, (name, points) in enumerate(drawn.items()):
             _curve(ax, points, name, number)
         _frame(ax, panel)
-        if there:
-            ax.set_ylim(*_height([each for points in there.values() for _, each in points]))
-        ends = {name: points[-1][1]["mean"] for name, points in there.items()}
-        drawn = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-        order = sorted(drawn, key=lambda name: ends.get(name, math.inf), reverse=True)
+        if drawn:
+            ax.set_ylim(*_height([each for points in drawn.values() for _, each in points]))
+        ends = {name: points[-1][1]["mean"] for name, points in drawn.items()}
+        handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        order = sorted(handles, key=lambda name: ends.get(name, math.inf), reverse=True)
         if order:
-            ax.legend([drawn[name] for name in order], order, fontsize=8, frameon=False, **BESIDE)
+            beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+            ax.legend([handles[name] for name in order], order, fontsize=8, frameon=False, **beside)
 
 
 def _points(panel: Panel) -> dict[str, list[tuple[float, Mapping[str, Any]]]]:
@@ -93,13 +74,15 @@ def _points(panel: Panel) -> dict[str, list[tuple[float, Mapping[str, Any]]]]:
 
 
 def _curve(ax: Any, points: Sequence[tuple[float, Mapping[str, Any]]], name: str, number: int) -> None:
-    color = COLORS[number % len(COLORS)]
+    colors, marks = style.COLORS, style.MARKS
+    color = colors[number % len(colors)]
     ax.errorbar(
         [x for x, _ in points],
         [each["mean"] for _, each in points],
         yerr=[each["half"] or 0.0 for _, each in points],
         color=color,
-        marker=MARKS[number % len(MARKS)],
+        # when colors repeat, markers are shifted, so that two curves never look the same
+        marker=marks[(number + number // len(colors)) % len(marks)],
         markersize=4.5,
         linewidth=1.2,
         elinewidth=0.9,
@@ -138,12 +121,14 @@ def _ends(spread: Mapping[str, Any]) -> tuple[float, float]:
 def dots(file: Path, rows: Mapping[str, Mapping[str, Spread]], variants: Sequence[str], xlabel: str) -> None:
     """Plot a row for each name, with a dot for the mean of each variant, its interval, and small dots for the seeds.
 
-    An axis with a wide empty part is broken there, so that small differences are visible.
+    If a fifth of the axis or more is empty, it is broken there, so that small differences are visible.
     """
     parts = _parts([each for row in rows.values() for each in row.values() if each is not None])
     widths = [0.3, 0.7] if len(parts) == 2 else [1.0]
-    with sheet(file, (7.6, 1.2 + 0.24 * sum(map(len, rows.values()))), widths=widths) as axes:
+    size = 7.6, 1.2 + 0.24 * sum(map(len, rows.values()))
+    with figure_file(file, size, columns=len(widths), width_ratios=widths) as (axes,):
         for ax, limits in zip(axes, parts, strict=True):
+            style.plain(ax)
             ticks = _rows(ax, rows, variants)
             ax.set_yticks(ticks, list(rows) if ax is axes[0] else [""] * len(ticks))
             ax.invert_yaxis()
@@ -153,7 +138,7 @@ def dots(file: Path, rows: Mapping[str, Mapping[str, Spread]], variants: Sequenc
             ax.spines["left"].set_linestyle((0, (1, 4)))
             ax.tick_params(axis="y", length=0)
         for number, variant in enumerate(variants):
-            axes[0].plot([], [], "o", color=COLORS[number], label=variant)
+            axes[0].plot([], [], "o", color=style.COLORS[number], label=variant)
         figure = axes[0].figure
         figure.supxlabel(xlabel + (" (the axis is broken)" if len(parts) > 1 else ""), fontsize=10)
         figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=len(variants))
@@ -179,15 +164,15 @@ def _rows(ax: Any, rows: Mapping[str, Mapping[str, Spread]], variants: Sequence[
     place, ticks = 0.0, []
     for row in rows.values():
         begin = place
-        for variant in (v for v in variants if row.get(v) is not None):
-            _dot(ax, row[variant], place, COLORS[variants.index(variant)])
-            place += 1
+        for number, variant in enumerate(variants):
+            if (found := row.get(variant)) is not None:
+                _dot(ax, found, place, style.COLORS[number])
+                place += 1
         ticks.append((begin + place - 1) / 2)
         place += 0.8
     return ticks
 
 
-def _dot(ax: Any, found: Spread, place: float, color: str) -> None:
-    assert found is not None  # noqa: S101 - asked by the caller
+def _dot(ax: Any, found: Mapping[str, Any], place: float, color: str) -> None:
     ax.errorbar(found["mean"], place, xerr=found["half"] or 0.0, color=color, marker="o", markersize=5, elinewidth=1.2)
     ax.plot(found["values"], [place] * len(found["values"]), ".", color=color, markersize=3, alpha=0.6)

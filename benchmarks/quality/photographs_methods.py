@@ -1,13 +1,13 @@
-"""The methods of the study on photographs: each a loss with one parameter of its own, and four values of it."""
+"""The methods of the study on photographs: each is a loss with one parameter and four values of it to try."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from nearfar.studies._desk import Method
+from nearfar.studies._training import Method
 
 BINOMIAL = {"pair": "Logistic"}
 MANY = (0.5, 2.0, 8.0, 32.0)  # K in batches
@@ -29,7 +29,7 @@ class Tuned:
         batches: the values count batches: K = 2 is twice the batch.
         normalize: embeddings of unit length.
         loss_lr_mult: learning rate of the loss's own parameters over the network's.
-        anneal: hard mining that begins soft, and is plain after half of the steps.
+        anneal: hard mining that begins soft and is plain after half of the steps.
     """
 
     loss: Mapping[str, Any]
@@ -40,7 +40,6 @@ class Tuned:
     normalize: bool = True
     loss_lr_mult: float | None = None
     anneal: bool = False
-    about: str = field(default="", compare=False)
 
     def at(self, value: float, *, batch: int, steps: int) -> Method:
         """The method at a value of its parameter."""
@@ -49,7 +48,7 @@ class Tuned:
             loss["anneal"] = max(1, steps // 2)
         return Method(loss, self.normalize)
 
-    def shown(self, value: float) -> str:
+    def label(self, value: float) -> str:
         """The parameter and its value, for a table."""
         return f"{self.parameter} = {value:g}{'B' if self.batches else ''}"
 
@@ -116,4 +115,4 @@ CLAIMS = (
     ("TopK-PN beats semi-hard mining", "DRO-TopK-PN, hinge", "triplet, semi-hard"),
     ("TopK-PN beats distance-weighted mining", "DRO-TopK-PN, hinge", "margin"),
 )
-"""What Qi et al. 2020 say of these methods, each as a paired difference that should be above zero."""
+"""The claims of Qi et al. 2020 about these methods: each is a paired difference that should be above zero."""
