@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from nearfar.data import Tensors, View, class_disjoint, part, pixel_file, transforms
-from nearfar.data import decoded as module
-from nearfar.data.decoded import cached, decoded
+from nearfar.data import picture_cache as module
+from nearfar.data.picture_cache import cached, decoded
 from nearfar.data.pictures import CorruptImageError, Pictures
 from nearfar.data.pixel_file import PixelFile
 from nearfar.data.samples import DataSet

@@ -15,7 +15,7 @@ from shard_cases import png
 
 import nearfar as nf
 from nearfar.data import Tensors, genuine, open_data, transforms
-from nearfar.data.decoded import decoded
+from nearfar.data.picture_cache import decoded
 
 BIRDS = ("gull", "tern", "wren", "crow")
 

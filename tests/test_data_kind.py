@@ -14,7 +14,7 @@ from PIL import Image
 from shell import run
 
 from nearfar.data import open_data
-from nearfar.data.open import MARKS, kind_of
+from nearfar.data.registry import MARKS, kind_of
 from nearfar.train import load, parse
 from nearfar.train.recipe import usual
 from nearfar.train.source import named

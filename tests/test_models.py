@@ -13,7 +13,7 @@ from vision import mend
 
 from nearfar.data import open_data
 from nearfar.data.transforms import Photograph
-from nearfar.models import Embedder, build, freeze_norms, outside
+from nearfar.models import Embedder, build, freeze_norms, timm_torchvision
 from nearfar.models.lite0 import Lite0
 from nearfar.train.faster import faster
 
@@ -275,7 +275,7 @@ def test_torchvision_trunks_lose_only_pool_and_classifier(vision):
     torch.manual_seed(0)
     for name, last in (("resnet18", "fc"), ("densenet121", "classifier")):
         whole = models.get_model(name).eval()
-        trunk = outside._cut(name, copy.deepcopy(whole))
+        trunk = timm_torchvision._cut(name, copy.deepcopy(whole))
         x = torch.randn(1, 3, 64, 64)
         with torch.no_grad():
             torch.testing.assert_close(getattr(whole, last)(trunk(x).mean(dim=(2, 3))), whole(x), atol=1e-4, rtol=1e-4)

@@ -139,7 +139,7 @@ def test_photographs_get_lite0_and_every_way_out_of_a_missing_package_works(phot
     def absent():
         raise ImportError("no such package")
 
-    monkeypatch.setattr("nearfar.models.named.imagenet_file", absent)
+    monkeypatch.setattr("nearfar.models.registry.imagenet_file", absent)
     with pytest.raises(
         ImportError, match=r"pictures above 64 pixels get the network lite0.*nearfar\[lite0\]"
     ) as caught:

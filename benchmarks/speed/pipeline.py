@@ -21,7 +21,7 @@ from nearfar._utils.console import Terminal
 from nearfar._utils.files import write_text
 from nearfar.bench.utilization import Utilization
 from nearfar.data import open_data, part
-from nearfar.data.decoded import cached
+from nearfar.data.picture_cache import cached
 from nearfar.train import fit, parse
 from nearfar.train.scores import vectors_of
 from nearfar.train.suited import Input, open_model

@@ -113,7 +113,7 @@ class Pictures:
         self.labels, self.classes, self.names = described("Pictures", len(self.paths), labels, names, classes)
         self.on_corrupt = on_corrupt
         self.decoded: dict[Any, Any] = {}
-        """Decoded forms of these images, see `nearfar.data.decoded`: runs in one process share them."""
+        """Decoded forms of these images, see `nearfar.data.picture_cache`: runs in one process share them."""
         self.corrupt: set[int] = set()
         """Indices of the images found unreadable so far, by this process: each worker of a loader counts its own."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar._utils.arrays import int64_of, tensor_of
-from nearfar.data.held import Held, Source
+from nearfar.data.device_samples import Held, Source
 from nearfar.data.ks import USUAL
 from nearfar.data.names import Chosen, Names
 

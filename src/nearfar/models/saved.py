@@ -22,7 +22,7 @@ from nearfar.data.samples import Transform
 from nearfar.evaluation.fingerprint import of_weights
 from nearfar.evaluation.preprocessing import described, from_description
 from nearfar.models.embedder import POOLS, Embedder, freeze_norms, group_norms
-from nearfar.models.named import OWN, build
+from nearfar.models.registry import OWN, build
 from nearfar.models.usual import network_for
 
 __all__ = ["Network", "Saved", "load", "read"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nearfar.data import DataSet, transforms
-from nearfar.data.open import kind_of
+from nearfar.data.registry import kind_of
 from nearfar.data.samples import Samples
 from nearfar.data.splits import Shares
 from nearfar.models.usual import LARGE

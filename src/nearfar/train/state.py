@@ -17,7 +17,7 @@ from nearfar._utils.files import lies_in
 from nearfar._utils.process_group import gather_objects
 from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, View
-from nearfar.data.decoded import cached
+from nearfar.data.picture_cache import cached
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
 from nearfar.distributed import CrossBatchMemory, Distributed

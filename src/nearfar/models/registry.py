@@ -11,7 +11,7 @@ from torch import nn
 from nearfar._utils.checks import check_choice
 from nearfar.models.embedder import Embedder, Shape, linear
 from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
-from nearfar.models.outside import Backbone, File, from_timm, from_torchvision
+from nearfar.models.timm_torchvision import Backbone, File, from_timm, from_torchvision
 from nearfar.models.small import small
 from nearfar.models.weights import fill, read_state
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from nearfar._utils.checks import check_choice
 from nearfar._utils.progress import Progress
 from nearfar.data._cache import default_folder
-from nearfar.data.held import Held, Source
+from nearfar.data.device_samples import Held, Source
 from nearfar.data.pictures import CorruptImageError, Member, Pictures, Places
 from nearfar.data.pixel_file import PixelFile
 from nearfar.data.pixel_file import Pixels as Array
