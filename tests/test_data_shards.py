@@ -23,8 +23,8 @@ import nearfar as nf
 from nearfar.batches import MPerClass
 from nearfar.data import View, genuine, open_data, part, transforms
 from nearfar.data import shard_index as module
-from nearfar.data.picture_cache import decoded
 from nearfar.data.names import Chosen, Texts
+from nearfar.data.picture_cache import decoded
 from nearfar.data.shard_index import Members, ShardIndex
 
 

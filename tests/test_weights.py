@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from test_models import vision  # noqa: F401  (a fixture)
 
 from nearfar.data import transforms
-from nearfar.models import build, fetch, lite0
+from nearfar.models import build, lite0, weights
 from nearfar.train import fit, open_run, parse, suited
 
 QUIET = Console(quiet=True)
@@ -68,7 +68,7 @@ def test_files_that_do_not_fit_are_one_sentence(vision, tmp_path):  # noqa: F811
 
 @pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18"])
 def test_without_a_network_it_says_so_at_once_and_what_helps(vision, name, monkeypatch, tmp_path):  # noqa: F811
-    monkeypatch.setattr(fetch, "reachable", lambda address: False)
+    monkeypatch.setattr(weights, "is_reachable", lambda address: False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -81,20 +81,20 @@ def test_without_a_network_it_says_so_at_once_and_what_helps(vision, name, monke
 
 
 def test_a_host_that_never_answers_is_given_up(monkeypatch):
-    monkeypatch.setattr(fetch, "getproxies", dict)
-    monkeypatch.setattr(fetch, "WAIT", 0.2)
+    monkeypatch.setattr(weights, "getproxies", dict)
+    monkeypatch.setattr(weights, "WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert fetch.reachable(f"http://127.0.0.1:{port}/weights.pth")
-    assert not fetch.reachable(f"http://127.0.0.1:{port}/weights.pth")
+        assert weights.is_reachable(f"http://127.0.0.1:{port}/weights.pth")
+    assert not weights.is_reachable(f"http://127.0.0.1:{port}/weights.pth")
     release = threading.Event()
 
     def asleep(*_, **__):
         release.wait(5)
         raise OSError
 
-    monkeypatch.setattr(fetch.socket, "create_connection", asleep)
-    assert not fetch.reachable("https://weights.invalid/w.pth")
+    monkeypatch.setattr(weights.socket, "create_connection", asleep)
+    assert not weights.is_reachable("https://weights.invalid/w.pth")
     release.set()
 
 
