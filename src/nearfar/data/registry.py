@@ -8,12 +8,9 @@ from pathlib import Path
 
 from nearfar._utils.checks import check_choice
 from nearfar.data._glyphs import Glyphs, Split, glyphs
-from nearfar.data.benchmarks import cars, inshop, sop
-from nearfar.data.cub import cub
-from nearfar.data.flowers import flowers
+from nearfar.data.benchmarks import cars, cub, flowers, inshop, omniglot, sop
 from nearfar.data.folders import SIDES, folder, is_image, manifest, vectors
 from nearfar.data.hf import hf
-from nearfar.data.omniglot import omniglot
 from nearfar.data.pictures import OnCorrupt, check_on_corrupt
 from nearfar.data.samples import DataSet, Tensors
 from nearfar.data.shards import shards

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from nearfar._utils.arrays import int64_of, tensor_of
 from nearfar.data.device_samples import Held, Source
-from nearfar.data.ks import USUAL
 from nearfar.data.names import Chosen, Names
 
 __all__ = [
+    "USUAL_KS",
     "ByName",
     "DataSet",
     "Labeled",
@@ -36,6 +36,8 @@ Labels = NDArray[np.int64]
 Transform = Callable[[Any, np.random.Generator], Tensor]
 Size = tuple[int, int]
 """Width and height."""
+USUAL_KS = (1, 2, 4, 8)
+"""The customary values of K in recall@K, for data sets without others."""
 
 
 @runtime_checkable
@@ -73,7 +75,7 @@ class DataSet:
     train: Samples
     test: Samples
     gallery: Samples | None = None
-    ks: tuple[int, ...] = USUAL
+    ks: tuple[int, ...] = USUAL_KS
 
 
 def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:
