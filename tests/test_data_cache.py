@@ -116,7 +116,7 @@ def test_parts_share_the_file_and_its_pixels(files, tmp_path):
         assert some.whole is whole
         assert np.array_equal(np.asarray(some[1]), np.asarray(whole[int(rows[1])]))
         view = View(some, shrunk(train=False), device=CPU)
-        assert view.held.source is whole.hold(CPU).source
+        assert view.held.x is whole.hold(CPU).x
         numbers, labels, indices = view.__getitems__([0, 4])
         want = View(part(samples, rows), shrunk(train=False)).__getitems__([0, 4])
         torch.testing.assert_close(view.render(numbers, indices, CPU), want[0], atol=1e-6, rtol=0)

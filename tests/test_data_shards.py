@@ -23,8 +23,8 @@ import nearfar as nf
 from nearfar.batches import MPerClass
 from nearfar.data import View, genuine, open_data, part, transforms
 from nearfar.data import shard_index as module
-from nearfar.data.names import Chosen, Texts
 from nearfar.data.picture_cache import decoded
+from nearfar.data.samples import PackedNames
 from nearfar.data.shard_index import Members, ShardIndex
 
 
@@ -241,12 +241,12 @@ def test_pictures_are_decoded_once(folder, tmp_path, cache):
 
 
 def test_names_and_places_are_made_on_access():
-    names = Texts.of(f"{i}é.png" for i in range(1000))
+    names = PackedNames.pack(f"{i}é.png" for i in range(1000))
     assert names[7:9] == ["7é.png", "8é.png"]
     assert names[-1] == "999é.png"
     with pytest.raises(IndexError):
         names[1000]
-    assert list(Texts.of(["a\udcff"])) == ["a\\udcff"]
+    assert list(PackedNames.pack(["a\udcff"])) == ["a\\udcff"]
     index = ShardIndex(
         (Path("a.tar"), Path("empty.tar"), Path("b.tar")),
         np.array([0, 600, 600, 1000]),
@@ -266,7 +266,7 @@ def test_names_and_places_are_made_on_access():
     samples = nf.data.Pictures(places, index.labels, names, index.classes)
     assert samples.names is names
     assert samples.paths is places
-    assert isinstance(part(samples, [3, 1]).names, Chosen)
+    assert isinstance(part(samples, [3, 1]).names, PackedNames)
     assert list(part(samples, [3, 1]).names) == ["3é.png", "1é.png"]
 
 

@@ -33,9 +33,8 @@ import torch
 import nearfar as nf
 from nearfar._utils.files import write_arrays
 from nearfar.batches import MPerClass
-from nearfar.data.names import Texts
 from nearfar.data.pictures import Pictures
-from nearfar.data.samples import part
+from nearfar.data.samples import PackedNames, part
 from nearfar.data.shard_index import Members, ShardIndex, open_index
 from nearfar.data.splits import class_disjoint
 
@@ -67,7 +66,7 @@ def made_up(labels: np.ndarray) -> ShardIndex:
     blocks = 512 * (2 - (-size.astype(np.int64) // 512) + 1)  # a header each for picture and label, and their data
     begins = np.concatenate([np.cumsum(blocks[a:b]) - blocks[a:b] for a, b in itertools.pairwise(first)])
     shards = tuple(Path(f"photographs-{number:05d}.tar") for number in range(len(first) - 1))
-    names = Texts.of(f"{row // EACH:05d}/{row:08d}.jpg" for row in range(samples))
+    names = PackedNames.pack(f"{row // EACH:05d}/{row:08d}.jpg" for row in range(samples))
     classes = tuple(f"product {number:06d}" for number in range(int(labels.max()) + 1))
     stamps = np.zeros((len(shards), 2), dtype=np.int64)
     nothing = np.empty(0, dtype=np.int8)

@@ -16,9 +16,8 @@ from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import inside
 from nearfar.data.folders import SIDES, checked_vectors, halved
-from nearfar.data.names import Counted
 from nearfar.data.pictures import OnCorrupt, Pictures, Places
-from nearfar.data.samples import DataSet, Labels, Samples, Tensors, numbered
+from nearfar.data.samples import DataSet, Labels, PackedNames, Samples, Tensors, numbered
 
 __all__ = ["Cell", "Cells", "hf"]
 
@@ -85,7 +84,7 @@ class _Reader:
     def samples(self, dataset: Any, word: str) -> Samples:
         """The samples of one split; their names begin with a word."""
         labels, classes = self._labels(dataset)
-        names = Counted(word, len(dataset))
+        names = PackedNames.pack(f"{word}{row}" for row in range(len(dataset)))
         column = self._column(dataset, "inputs", self.inputs, ("picture", "vector"))
         only = dataset.select_columns([column])
         if _kind(dataset.features[column]) == "picture":

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from nearfar._utils.checks import check_seed
-from nearfar.data.device_samples import Held
+from nearfar.data.device_samples import DeviceSamples
 from nearfar.data.samples import Samples, Size, Tensors, Transform, genuine, hold
 
 __all__ = ["Batch", "Key", "Rendering", "Same", "View", "collate"]
@@ -71,7 +71,7 @@ class View(Dataset[Any]):
         self.samples, self.transform, self.seed, self.substitutes = samples, transform, seed, substitutes
         self._rendering: Rendering | None = cast(Any, transform) if isinstance(transform, Rendering) else None
         self._x: Tensor | None = samples.x if isinstance(samples, Tensors) and self._rendering is not None else None
-        self.held: Held | None = None if device is None or self._rendering is None else hold(samples, device)
+        self.held: DeviceSamples | None = None if device is None or self._rendering is None else hold(samples, device)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -87,7 +87,7 @@ class View(Dataset[Any]):
         """A whole batch: x [b, ...], labels [b], indices [b]; if no sample can be read, x is [0]."""
         pairs = [_key(key) for key in keys]
         if self._rendering is not None and self.held is not None:
-            pairs = [pair for pair in pairs if self.substitutes or self.held.there[pair[0]]]
+            pairs = [pair for pair in pairs if self.substitutes or self.held.readable[pair[0]]]
             indices, x = _indices(pairs), self._draws(self._rendering, pairs)
         elif self._rendering is not None and self._x is not None:
             indices = _indices(pairs)

@@ -18,7 +18,7 @@ from rich.console import Console
 from nearfar._utils.checks import check_choice
 from nearfar._utils.progress import Progress
 from nearfar.data._cache import default_folder
-from nearfar.data.device_samples import Held, Source
+from nearfar.data.device_samples import DeviceSamples
 from nearfar.data.pictures import CorruptImageError, Member, Pictures, Places
 from nearfar.data.pixel_file import PixelFile
 from nearfar.data.pixel_file import Pixels as Array
@@ -59,7 +59,7 @@ class Decoded:
         self.labels, self.classes, self.names = base.labels, base.classes, base.names
         self.path = (folder or default_folder() / "pictures") / f"{_digest(base, key)}.pixels"
         self._file: PixelFile | None = None
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, DeviceSamples] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -107,16 +107,25 @@ class Decoded:
         """Decoded samples stay as they are."""
         return self
 
-    def hold(self, device: torch.device) -> Held | None:
+    def hold(self, device: torch.device) -> DeviceSamples | None:
         """The pictures on a device; None if they would take more than half of what is free there."""
         if str(device) not in self._held:
             file = self.file
             if device.type == "cuda" and file.bytes > torch.cuda.mem_get_info(device)[0] // 2:
                 return None
             file.check()
-            source = Source.of_file(file, device)
+            pixels = torch.empty(file.bytes // 3, 3, dtype=torch.uint8, device=device)
+            flat, piece = pixels.view(-1), 1 << 28
+            for first in range(0, file.bytes, piece):  # in pieces, because the file need not fit into memory
+                flat[first : first + piece] = torch.from_numpy(np.array(file.pixels[first : first + piece]))
+            start, height, width = (
+                torch.from_numpy(np.array(column)).to(device)
+                for column in (file.start[:-1], file.sizes[:, 1], file.sizes[:, 0])
+            )
             rows = self.stand_ins
-            self._held[str(device)] = Held(source, rows, file.sizes[:, 0] > 0, file.sizes[rows])
+            self._held[str(device)] = DeviceSamples(
+                pixels, (start, height, width), rows, file.sizes[:, 0] > 0, file.sizes[rows]
+            )
         return self._held[str(device)]
 
     def _built(self) -> PixelFile:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar._utils.arrays import int64_of, tensor_of
-from nearfar.data.device_samples import Held, Source
-from nearfar.data.names import Chosen, Names
+from nearfar.data.device_samples import DeviceSamples
 
 __all__ = [
     "USUAL_KS",
@@ -21,6 +20,7 @@ __all__ = [
     "DataSet",
     "Labeled",
     "Labels",
+    "PackedNames",
     "Samples",
     "Size",
     "Tensors",
@@ -78,6 +78,47 @@ class DataSet:
     ks: tuple[int, ...] = USUAL_KS
 
 
+class PackedNames(Sequence[str]):
+    """Strings packed into two arrays: a list of a million names takes 70 MB, this a third of it.
+
+    Args:
+        data: uint8 [bytes], the strings in UTF-8, one after the other.
+        start: uint32 or int64 [m + 1], the first byte of each string, and the end.
+        rows: int64 [n], which of the strings; None for all of them, in their order.
+
+    >>> names = PackedNames.pack(["ant", "", "bée"])
+    >>> list(names), names[-1], list(names.take(np.array([2, 0]))), names.data.nbytes
+    (['ant', '', 'bée'], 'bée', ['bée', 'ant'], 7)
+    """
+
+    def __init__(self, data: NDArray[np.uint8], start: NDArray[np.integer], rows: Labels | None = None) -> None:
+        self.data, self.start, self.rows = data, start, rows
+
+    @staticmethod
+    def pack(words: Iterable[str]) -> PackedNames:
+        """Pack strings; names in an archive that are not UTF-8 come with surrogates, which become escapes."""
+        encoded = [word.encode("utf-8", "backslashreplace") for word in words]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        return PackedNames(
+            np.frombuffer(b"".join(encoded), np.uint8), ends.astype(np.uint32) if ends[-1] < 2**32 else ends
+        )
+
+    def take(self, rows: Labels) -> PackedNames:
+        """Some of the names, which share the arrays."""
+        return PackedNames(self.data, self.start, rows if self.rows is None else self.rows[rows])
+
+    def __len__(self) -> int:
+        return len(self.start) - 1 if self.rows is None else len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = (range(len(self)) if self.rows is None else self.rows)[index]
+        texts = [
+            self.data[self.start[row] : self.start[row + 1]].tobytes().decode()
+            for row in (chosen if isinstance(index, slice) else [chosen])
+        ]
+        return texts if isinstance(index, slice) else texts[0]
+
+
 def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:
     """Number any labels (numbers or strings) from 0 without gaps, and return the class names in sorted order too.
 
@@ -117,12 +158,12 @@ class Tensors:
     def __getitem__(self, index: int) -> Tensor:
         return self.x[index]
 
-    def hold(self, device: torch.device) -> Held:
+    def hold(self, device: torch.device) -> DeviceSamples:
         """The samples on a device."""
         count = len(self)
         height, width = self.x.shape[-2:] if self.x.ndim > 2 else (0, 0)
         sizes = np.broadcast_to(np.array([width, height]), (count, 2))
-        return Held(Source(self.x.to(device)), np.arange(count), np.ones(count, dtype=bool), sizes)
+        return DeviceSamples(self.x.to(device), None, np.arange(count), np.ones(count, dtype=bool), sizes)
 
 
 class Labeled:
@@ -171,8 +212,8 @@ class _Part:
 
     def __init__(self, whole: Samples, rows: Labels, labels: Labels, classes: tuple[str, ...]) -> None:
         self.whole, self.rows, self.labels, self.classes = whole, rows, labels, classes
-        made = isinstance(whole.names, Names)  # on access, since they are too many for a list
-        self.names: Sequence[str] = Chosen(whole.names, rows) if made else [whole.names[row] for row in rows.tolist()]
+        names = whole.names
+        self.names = names.take(rows) if isinstance(names, PackedNames) else [names[row] for row in rows.tolist()]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -188,7 +229,7 @@ class _Part:
         """The same part of another form of the full data set."""
         return _Part(other(self.whole), self.rows, self.labels, self.classes)
 
-    def hold(self, device: torch.device) -> Held | None:
+    def hold(self, device: torch.device) -> DeviceSamples | None:
         """The part on a device, where the full data set can be held there."""
         held = hold(self.whole, device)
         return None if held is None else held.part(self.rows)
@@ -223,10 +264,10 @@ class ByName(Mapping[str, Any]):
         return len(self._places)
 
 
-def hold(samples: Samples, device: torch.device) -> Held | None:
+def hold(samples: Samples, device: torch.device) -> DeviceSamples | None:
     """The samples on a device, if they can be held there: asked of the samples themselves."""
     own = getattr(samples, "hold", None)
-    held: Held | None = None if own is None else own(device)
+    held: DeviceSamples | None = None if own is None else own(device)
     return held
 
 
@@ -277,7 +318,7 @@ def described(
     named = tuple(str(label) for label in range(count)) if classes is None else tuple(str(name) for name in classes)
     if names is None:
         return checked, named, _counted(checked, named)
-    return checked, named, names if isinstance(names, Names) else list(map(str, names))
+    return checked, named, names if isinstance(names, PackedNames) else list(map(str, names))
 
 
 def _counted(labels: Labels, classes: tuple[str, ...]) -> list[str]:

@@ -22,9 +22,8 @@ from nearfar._utils.files import Arrays, check_seal, read_arrays, write_arrays
 from nearfar._utils.lock import alone
 from nearfar.data._cache import default_folder
 from nearfar.data.folders import SIDES
-from nearfar.data.names import Texts
 from nearfar.data.pictures import Member, Places
-from nearfar.data.samples import Labels, numbered
+from nearfar.data.samples import Labels, PackedNames, numbered
 from nearfar.data.shard_labels import label_rule, table_file
 from nearfar.data.shard_scan import Scan, first_suffixes, scan
 
@@ -54,7 +53,7 @@ class ShardIndex:
     offset: Labels
     size: NDArray[np.uint32]
     labels: Labels
-    names: Texts
+    names: PackedNames
     classes: tuple[str, ...]
     sides: NDArray[np.int8]
     stamps: Labels
@@ -81,7 +80,7 @@ class ShardIndex:
             np.array(found.offset, dtype=np.int64),
             np.array(found.size, dtype=np.uint32),
             places[np.array(found.labels, dtype=np.int64)],
-            Texts.of(found.names),
+            PackedNames.pack(found.names),
             classes,
             np.array(sides, dtype=np.int8),
             stamps,
@@ -89,7 +88,7 @@ class ShardIndex:
 
     def arrays(self) -> Arrays:
         """What is written to disk."""
-        shards, classes = Texts.of(path.name for path in self.shards), Texts.of(self.classes)
+        shards, classes = PackedNames.pack(path.name for path in self.shards), PackedNames.pack(self.classes)
         texts = {"shards": shards, "names": self.names, "classes": classes}
         return {
             "version": np.array(VERSION),
@@ -115,7 +114,9 @@ class ShardIndex:
             return None
         if int(found["version"]) != VERSION or not np.array_equal(found["stamps"], stamps):
             return None
-        texts = {name: Texts(found[f"{name}_data"], found[f"{name}_start"]) for name in ("shards", "names", "classes")}
+        texts = {
+            name: PackedNames(found[f"{name}_data"], found[f"{name}_start"]) for name in ("shards", "names", "classes")
+        }
         if list(texts["shards"]) != [shard.name for shard in shards]:
             return None
         return ShardIndex(
