@@ -35,7 +35,7 @@ from nearfar._utils.files import write_arrays
 from nearfar.batches import MPerClass
 from nearfar.data.pictures import Pictures
 from nearfar.data.samples import PackedNames, part
-from nearfar.data.shard_index import Members, ShardIndex, open_index
+from nearfar.data.shards import Members, ShardIndex, open_index
 from nearfar.data.splits import class_disjoint
 
 RESULTS = Path(__file__).parents[1] / "results"

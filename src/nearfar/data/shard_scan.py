@@ -1,40 +1,153 @@
 """One pass over tar shards in WebDataset's form: where each sample's picture lies, and what its label is.
 
 The `webdataset` package says which files form a sample. It reads shards from the first byte to the last, which suits a
-stream of shuffled samples; batches with M samples of each class need any sample at any time, so the pass notes offsets
-and sizes, and pictures are then read by these from the plain tar files.
+stream of shuffled samples. Batches with M samples of each class need random access, so the pass notes offsets and
+sizes, by which pictures are then read from the plain tar files.
+
+A label is the content of a sample's own file, a key of its .json, or a row of a table.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
-from nearfar.data.folders import SUFFIXES
-from nearfar.data.shard_labels import LARGEST, LabelRule
+from nearfar.data.folders import SIDES, SUFFIXES
+from nearfar.data.tables import table
 
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
 
-__all__ = ["Scan", "first_suffixes", "scan"]
+__all__ = ["LabelRule", "Scan", "scan"]
 
 BLOCK = 512
 """Bytes of a header in a tar file."""
 HUGE = 2**32
-"""Bytes that a picture may not have."""
+"""A picture must have fewer bytes."""
+LARGEST = 1 << 20
+"""The most bytes that the file of a label may have."""
+TABLE = "labels.csv"
+"""The table of labels that is read by default if it lies beside the shards."""
 OTHERS = re.compile(r"__[^/]*__($|/)")
-"""Names of files that are about a shard, and belong to no sample: WebDataset's rule."""
+"""WebDataset's names of files that describe a shard and belong to no sample."""
+Entries = dict[str, tarfile.TarInfo]
+"""The files of a sample by their suffixes."""
+Read = Callable[[str], bytes | None]
+"""Returns the content of a sample's file by its suffix; None if there is no such file."""
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """Where the labels of samples are.
+
+    Attributes:
+        suffix: the suffix of the file that holds the label; empty with a table.
+        keys: keys that lead to the label inside a .json file.
+        table: label and side ("" if not given) by the sample's key.
+        file: the file of the table.
+    """
+
+    suffix: str = ""
+    keys: tuple[str, ...] = ()
+    table: Mapping[str, tuple[str, str]] | None = None
+    file: Path | None = None
+
+    def label(self, key: str, read: Read) -> tuple[str, str]:
+        """The label of a sample, and its side or "".
+
+        Raises:
+            ValueError: there is no label; the message lacks its subject, the sample.
+        """
+        if self.table is not None:
+            if key not in self.table:
+                raise ValueError(f"has no row in {self.file}")
+            return self.table[key]
+        content = read(self.suffix)
+        if content is None:
+            raise ValueError(f"has no file .{self.suffix}")
+        if len(content) > LARGEST:
+            raise ValueError(f"has a file .{self.suffix} of more than {LARGEST:,} bytes")
+        try:
+            text = content.decode("utf-8-sig")
+            found = _value_at(json.loads(text), self.keys) if self.keys else text.strip()
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            raise ValueError(f"has a file .{self.suffix} that cannot be read") from None
+        if not found:
+            raise ValueError(f"has no {'.'.join(self.keys)!r} in its .json" if self.keys else "has an empty label")
+        return found, ""
+
+    @staticmethod
+    def find(labels: str | None, shards: Sequence[Path]) -> LabelRule:
+        """Parse the argument `labels` of `nearfar.data.shards`, or find out where labels are."""
+        folder = shards[0].parent
+        file = table_file(labels, folder)
+        if file is not None:
+            return LabelRule(table=_read_table(file), file=file)
+        words = (_default_rule(folder, shards) if labels is None else labels).strip(".")
+        suffix, _, keys = words.partition(".")
+        if suffix.lower() == "json":
+            return LabelRule("json", tuple((keys or "label").split(".")))
+        if not suffix:
+            raise ValueError(
+                'shards: labels must be a suffix ("cls"), a key of the .json ("json.species") or a .csv file, but came '
+                f"as {printable(labels)!r}."
+            )
+        return LabelRule(words.lower())
+
+
+def _value_at(value: Any, keys: Sequence[str]) -> str:
+    """The text or whole number under these nested keys; empty if there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    named = isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+    return str(value).strip() if named else ""
+
+
+def table_file(labels: str | None, folder: Path) -> Path | None:
+    """The path of the table of labels; None if labels are elsewhere."""
+    if labels is None:
+        return folder / TABLE if (folder / TABLE).is_file() else None
+    return folder / labels if labels.lower().endswith(".csv") else None
+
+
+def _default_rule(folder: Path, shards: Sequence[Path]) -> str:
+    """The usual suffix or key of labels that the first sample has."""
+    first = next((entries for shard in shards for _, entries, _ in _samples(shard)), None)
+    if first is None:
+        raise _empty(shards)
+    if "cls" in first or "json" in first:
+        return "cls" if "cls" in first else "json.label"
+    held = ", ".join(f".{suffix}" for suffix in first)
+    raise ValueError(
+        f"shards: the first sample has neither .cls nor .json ({printable(held)} alone), and no {TABLE} lies in "
+        f"{folder}; say with labels where the labels are: a suffix, json.KEY or a .csv file."
+    )
+
+
+def _read_table(path: Path) -> dict[str, tuple[str, str]]:
+    """Read a table with the columns key, label and, optionally, split."""
+    found: dict[str, tuple[str, str]] = {}
+    for line, row in enumerate(table("shards", path, ("key", "label"), ("split",)), start=2):
+        key, side = row["key"], row.get("split", "")
+        if key in found:
+            raise ValueError(f"shards: the key {printable(key)!r} stands twice in {path}, again in row {line}.")
+        if side and side not in SIDES:
+            raise ValueError(f"shards: split in {path} must be train or test, but row {line} says {printable(side)!r}.")
+        found[key] = row["label"], side
+    return found
 
 
 @dataclass
 class Scan:
-    """What a pass has found; lists with one entry per sample, in the order of the shards."""
+    """The result of a pass: lists with one entry per sample, in the order of the shards."""
 
     first: list[int] = field(default_factory=lambda: [0])
     offset: list[int] = field(default_factory=list)
@@ -68,7 +181,7 @@ def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Wat
     """
     found = Scan()
     for number, shard in enumerate(shards):
-        for key, files in _samples(shard):
+        for key, entries, read in _samples(shard):
             if key in found.keys:
                 before = shards[found.shard_of(found.keys[key])]
                 raise ValueError(
@@ -76,8 +189,8 @@ def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Wat
                     "of its own, and put the files of a sample one after the other."
                 )
             try:
-                picture = _picture(files, inputs)
-                label, side = rule.label(key, files.read)
+                picture = _picture(entries, inputs)
+                label, side = rule.label(key, read)
             except ValueError as error:
                 raise ValueError(
                     f"shards: the sample {printable(key)!r} in {shard} {printable(error)}; mend it, or say with labels "
@@ -91,37 +204,8 @@ def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Wat
     return found
 
 
-def first_suffixes(shards: Sequence[Path]) -> list[str]:
-    """The suffixes of the files of the first sample.
-
-    Raises:
-        ValueError: there is no sample.
-    """
-    for shard in shards:
-        for _, files in _samples(shard):
-            return list(files.entries)
-    raise _empty(shards)
-
-
-class _Files:
-    """The files of a sample, by their suffixes."""
-
-    def __init__(self, archive: tarfile.TarFile, entries: dict[str, tarfile.TarInfo]) -> None:
-        self.archive, self.entries = archive, entries
-
-    def read(self, suffix: str) -> bytes | None:
-        """At most one byte more than a label's file may have."""
-        entry = self.entries.get(suffix)
-        stream: Any = self.archive.fileobj
-        if entry is None:
-            return None
-        stream.seek(entry.offset_data)
-        content: bytes = stream.read(min(entry.size, LARGEST + 1))
-        return content
-
-
-def _samples(shard: Path) -> Iterator[tuple[str, _Files]]:
-    """The key and the files of each sample; webdataset's rule says which files belong together."""
+def _samples(shard: Path) -> Iterator[tuple[str, Entries, Read]]:
+    """The key and the files of each sample, grouped by webdataset's rule, and a function that reads one of them."""
     group = need("webdataset.tariterators", "shards", "shards").group_by_keys
     if not shard.is_file():
         raise FileNotFoundError(f"shards: there is no file {shard}; put all shards there, or correct the path.")
@@ -129,7 +213,8 @@ def _samples(shard: Path) -> Iterator[tuple[str, _Files]]:
         with tarfile.open(shard, "r:") as archive:
             for sample in group(_entries(shard, archive)):
                 key = sample.pop("__key__")
-                yield key, _Files(archive, {k: v for k, v in sample.items() if isinstance(v, tarfile.TarInfo)})
+                entries = {suffix: entry for suffix, entry in sample.items() if isinstance(entry, tarfile.TarInfo)}
+                yield key, entries, functools.partial(_read, archive, entries)
     except (tarfile.TarError, EOFError, OverflowError) as error:
         hint = "unpack it with gunzip" if shard.suffix in (".gz", ".tgz") else "copy it again"
         raise ValueError(f"shards: {shard} cannot be read as a plain tar file ({printable(error)}); {hint}.") from None
@@ -137,43 +222,53 @@ def _samples(shard: Path) -> Iterator[tuple[str, _Files]]:
         words = str(error.args[0])
         if words.startswith("shards: "):
             raise
-        raise ValueError(f"shards: {shard} is no WebDataset ({printable(words)}); mend it.") from None
+        raise ValueError(f"shards: {shard} is not a WebDataset ({printable(words)}); mend it.") from None
+
+
+def _read(archive: tarfile.TarFile, entries: Entries, suffix: str) -> bytes | None:
+    """The content of a file of a sample, at most one byte more than a label may have."""
+    if suffix not in entries:
+        return None
+    stream: Any = archive.fileobj
+    stream.seek(entries[suffix].offset_data)
+    content: bytes = stream.read(min(entries[suffix].size, LARGEST + 1))
+    return content
 
 
 def _entries(shard: Path, archive: tarfile.TarFile) -> Iterator[dict[str, Any]]:
-    """The regular files of a shard, as `group_by_keys` takes them, with headers in place of contents."""
+    """The regular files of a shard in the form that `group_by_keys` takes, with headers in place of contents."""
     for entry in archive:
-        setattr(archive, "members", [])  # noqa: B010  all headers seen would stay in memory; unknown to type checkers
+        setattr(archive, "members", [])  # noqa: B010  it would keep all headers in memory
         if ".." in entry.name.split("/") or entry.name.startswith("/"):
             raise ValueError(f"shards: {printable(entry.name)!r} leads out of the archive {shard}; mend it.")
         if entry.isreg() and not entry.issparse() and not OTHERS.match(entry.name):
             yield {"fname": entry.name, "data": entry, "__url__": str(shard)}
     stream: Any = archive.fileobj
     stream.seek(archive.offset)
-    if len(stream.read(BLOCK)) < BLOCK:  # a tar file ends in empty blocks: this one was cut between two files
-        raise ValueError(f"shards: {shard} was cut short, for its end mark is missing; copy it again.")
+    if len(stream.read(BLOCK)) < BLOCK:  # without the empty blocks at its end it was cut between two files
+        raise ValueError(f"shards: {shard} was cut short: its end mark is missing; copy it again.")
     yield {}
 
 
-def _picture(files: _Files, inputs: str | None) -> tarfile.TarInfo:
+def _picture(entries: Entries, inputs: str | None) -> tarfile.TarInfo:
     """The file that holds the picture of a sample."""
     if inputs is not None:
         suffixes = [inputs.strip(".").lower()]
     else:
-        suffixes = [suffix for suffix in files.entries if f".{suffix.rsplit('.', 1)[-1]}" in SUFFIXES]
+        suffixes = [suffix for suffix in entries if f".{suffix.rsplit('.', 1)[-1]}" in SUFFIXES]
     if len(suffixes) != 1:
-        held = ", ".join(f".{suffix}" for suffix in files.entries)
+        held = ", ".join(f".{suffix}" for suffix in entries)
         raise ValueError(f"must have one picture, but has {len(suffixes) or 'none'} ({held})")
-    if suffixes[0] not in files.entries:
+    if suffixes[0] not in entries:
         raise ValueError(f"has no file .{suffixes[0]}")
-    found = files.entries[suffixes[0]]
+    found = entries[suffixes[0]]
     if found.size >= HUGE:
         raise ValueError(f"has a picture of {found.size:,} bytes, and below {HUGE:,} are allowed")
     return found
 
 
 def _check_whole(found: Scan, shards: Sequence[Path], rule: LabelRule) -> None:
-    """Refuse shards without samples, and a table with samples that are nowhere."""
+    """Refuse shards without samples, and a table that lists samples which no shard holds."""
     if not found.names:
         raise _empty(shards)
     missing = [key for key in rule.table or () if key not in found.keys]
