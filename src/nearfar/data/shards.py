@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +199,7 @@ class Members(Places):
     """The places of an index's pictures, each made on access."""
 
     def __init__(self, index: ShardIndex) -> None:
-        self.index = index
+        self.index = replace(index, labels=index.labels[:0].copy())  # `Pictures` has a copy of the labels
 
     def __len__(self) -> int:
         return len(self.index)
