@@ -313,7 +313,7 @@ def test_two_files_of_one_name(tmp_path):
     with tarfile.open(tmp_path / "s.tar", "w") as archive:
         for _ in range(2):
             archive.addfile(tarfile.TarInfo("a.png"))
-    with pytest.raises(ValueError, match=r"^shards: .*s.tar is no WebDataset \(a.png: duplicate file name"):
+    with pytest.raises(ValueError, match=r"^shards: .*s.tar is not a WebDataset \(a.png: duplicate file name"):
         open_data("shards", tmp_path / "s.tar")
 
 
