@@ -14,7 +14,7 @@ from PIL import Image
 
 from nearfar.data import Tensors, View, class_disjoint, part, pixel_file, transforms
 from nearfar.data import picture_cache as module
-from nearfar.data.picture_cache import cached, decoded
+from nearfar.data.picture_cache import cache_data, cache_pictures
 from nearfar.data.pictures import CorruptImageError, Pictures
 from nearfar.data.pixel_file import PixelFile
 from nearfar.data.samples import DataSet
@@ -46,7 +46,7 @@ def shrunk(train=True, **options):
 
 
 def stored(samples, tmp_path, transform=None, cache="disk"):
-    return decoded(samples, transform or shrunk(), cache, folder=tmp_path / "cache")
+    return cache_pictures(samples, transform or shrunk(), cache, folder=tmp_path / "cache")
 
 
 KEYS = [(i, draw) for i in range(12) for draw in range(4)]
@@ -61,7 +61,7 @@ def test_decoded_pictures_are_the_files(files, tmp_path, cache):
         assert torch.equal(x, y)
         assert torch.equal(labels, rest[0])
         assert torch.equal(indices, rest[1])
-    other = decoded(samples, shrunk(), cache, folder=tmp_path / "other")
+    other = cache_pictures(samples, shrunk(), cache, folder=tmp_path / "other")
     assert np.array_equal(np.asarray(other[3]), np.asarray(stored(samples, tmp_path, cache=cache)[3]))
     assert len(list((tmp_path / "other").glob("*.pixels"))) == 1  # another folder is another file
     assert len(list((tmp_path / "cache").glob("*.pixels"))) == 2  # what is drawn does not matter, how it is stored does
@@ -233,11 +233,11 @@ def test_a_full_disk_is_one_sentence(files, tmp_path, monkeypatch):
 
 def test_a_side_that_nobody_reads_is_not_decoded(files, tmp_path):
     one, other = pictures(files), pictures(files)
-    data = cached(DataSet("files", one, other), shrunk(), "disk", folder=tmp_path / "cache")
+    data = cache_data(DataSet("files", one, other), shrunk(), "disk", folder=tmp_path / "cache")
     assert data.train[0].size == (48, 72)
     assert data.test._file is None
-    assert cached(data, shrunk(), "disk").train is data.train  # a second time changes nothing
-    assert cached(DataSet("files", one, other), shrunk(), "none").train is one
+    assert cache_data(data, shrunk(), "disk").train is data.train  # a second time changes nothing
+    assert cache_data(DataSet("files", one, other), shrunk(), "none").train is one
 
 
 def test_samples_that_nobody_keeps_are_freed(files, tmp_path):

@@ -23,7 +23,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 import nearfar as nf
 from nearfar.batches import MPerClass
 from nearfar.data import View, _cache, genuine, open_data, part, transforms
-from nearfar.data.picture_cache import decoded
+from nearfar.data.picture_cache import cache_pictures
 from nearfar.data.samples import PackedNames
 from nearfar.data.shards import Members, ShardIndex, open_index
 
@@ -230,15 +230,15 @@ def test_workers_get_what_this_process_reads(shared):
 def test_pictures_are_decoded_once(folder, tmp_path, cache):
     train = open_data("shards", folder).train
     transform = transforms.get("photographs", train=False, size=8)
-    once = decoded(train, transform, cache, folder=tmp_path / "pixels")
+    once = cache_pictures(train, transform, cache, folder=tmp_path / "pixels")
     before = values(once)
     assert before == values(train)
     (file,) = (tmp_path / "pixels").glob("*.pixels")
-    fresh = decoded(open_data("shards", folder).train, transform, cache, folder=tmp_path / "pixels")
+    fresh = cache_pictures(open_data("shards", folder).train, transform, cache, folder=tmp_path / "pixels")
     assert values(fresh) == before
     assert list((tmp_path / "pixels").glob("*.pixels")) == [file]
     os.utime(folder / "s-000.tar", ns=(1, 1))
-    values(decoded(open_data("shards", folder).train, transform, cache, folder=tmp_path / "pixels"))
+    values(cache_pictures(open_data("shards", folder).train, transform, cache, folder=tmp_path / "pixels"))
     assert len(list((tmp_path / "pixels").glob("*.pixels"))) == 2
 
 

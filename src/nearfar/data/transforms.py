@@ -238,7 +238,7 @@ class Photograph:
                 f"Photograph: picture must be a PIL image, but came as {type(picture).__name__}; "
                 "choose the transform 'none' or 'glyphs' for samples in memory."
             )
-        picture = self.resized(picture.convert("RGB"))
+        picture = self.resize(picture.convert("RGB"))
         numbers = self.draw(picture.size, generator)
         left, top, width, height = map(int, numbers[:4])
         box = (left, top, left + width, top + height)
@@ -255,15 +255,15 @@ class Photograph:
 
     @property
     def storage(self) -> str:
-        """What the result of `resized` depends on."""
+        """What the result of `resize` depends on."""
         return f"{self.side} x {self.side}" if self.square else f"short side {self.side}"
 
-    def resized(self, picture: Image.Image) -> Image.Image:
+    def resize(self, picture: Image.Image) -> Image.Image:
         """The picture before it is cropped; one that was resized already stays as it is."""
-        size = self.stored(picture.size)
+        size = self.stored_size(picture.size)
         return picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)
 
-    def stored(self, size: Size) -> Size:
+    def stored_size(self, size: Size) -> Size:
         """Width and height before the crop of a picture of this width and height."""
         if self.square:
             return self.side, self.side
