@@ -42,7 +42,7 @@ def test_published_files_fit_less_their_classifier(vision, name, form, tmp_path)
     model = build(name, weights=path, embedding_dim=4, inputs=(3, 64, 64)).eval()
     x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        features = model._pooled(x)
+        features = model._pool_features(x)
         last = getattr(whole.eval(), "fc", None) or whole.classifier
         torch.testing.assert_close(last(features), whole(x), atol=1e-5, rtol=1e-5)
     torch.save(model.trunk.state_dict(), tmp_path / "trunk.pth")  # our own trunk's is taken, too

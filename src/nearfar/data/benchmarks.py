@@ -16,7 +16,7 @@ import numpy as np
 
 from nearfar._utils.checks import printable
 from nearfar._utils.files import read_arrays
-from nearfar.data.pictures import Member, OnCorrupt, Pictures, listed_files
+from nearfar.data.pictures import Member, OnCorrupt, Pictures, resolve_files
 from nearfar.data.samples import USUAL_KS, DataSet, Tensors, numbered, part
 from nearfar.data.tables import table, whole_number, words
 
@@ -97,7 +97,7 @@ def _official_cub(path: Path, outside: bool) -> tuple[list[Row], dict[int, str]]
         raise ValueError(
             f"cub: image_class_labels.txt in {path} gives no class for {printable(without)}; unpack the data again."
         )
-    files = listed_files("cub", path / "images", [name for _, name in images], outside=outside)
+    files = resolve_files("cub", path / "images", [name for _, name in images], outside=outside)
     return [(file, name, numbers[key]) for file, (key, name) in zip(files, images, strict=True)], names
 
 
@@ -125,7 +125,7 @@ def flowers(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False
             lambda found: [int(number) for number in np.atleast_1d(found["labels"])],
         )
         names = [f"jpg/image_{place:05d}.jpg" for place in range(1, len(numbers) + 1)]
-        images = listed_files("flowers", path, names, outside=outside)
+        images = resolve_files("flowers", path, names, outside=outside)
     rows = list(zip(images, names, numbers, strict=True))
     sides = _split_by_class("flowers", rows, {number: f"{number:03d}" for number in numbers}, 51, on_corrupt)
     return _data_set("flowers", sides, {"train": (3493, 51), "test": (4696, 51)}, check)
@@ -145,7 +145,7 @@ def cars(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False, c
 
     contents = "annotations (relative_im_path, class) and class_names"
     names, numbers, classes = _read_mat("cars", path / "cars_annos.mat", contents, read)
-    files = listed_files("cars", path, names, outside=outside)
+    files = resolve_files("cars", path, names, outside=outside)
     sides = _split_by_class("cars", list(zip(files, names, numbers, strict=True)), classes, 98, on_corrupt)
     return _data_set("cars", sides, {"train": (8054, 98), "test": (8131, 98)}, check)
 
@@ -159,7 +159,7 @@ def sop(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False, ch
     for side in ("train", "test"):
         file = path / f"Ebay_{side}.txt"
         listed = words("sop", file, 4, skip=1)
-        files = listed_files("sop", path, [row[3] for row in listed], outside=outside)
+        files = resolve_files("sop", path, [row[3] for row in listed], outside=outside)
         numbers = [whole_number("sop", file, row[1]) for row in listed]
         sides[side] = _pictures(
             [(image, row[3], number) for image, row, number in zip(files, listed, numbers, strict=True)], on_corrupt
@@ -183,7 +183,7 @@ def inshop(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False,
             f"inshop: the status in {file} must be train, query or gallery, and each must occur, but that fails for "
             f"{printable(', '.join(sorted(wrong)))}."
         )
-    files = listed_files("inshop", path, [row[0] for row in listed], outside=outside)
+    files = resolve_files("inshop", path, [row[0] for row in listed], outside=outside)
     rows = list(zip(files, listed, strict=True))
     sides = {
         side: _pictures([(image, row[0], row[1]) for image, row in rows if row[2] == side], on_corrupt)

@@ -10,12 +10,12 @@ import numpy as np
 
 from nearfar._utils.checks import printable
 from nearfar._utils.files import read_arrays
-from nearfar.data.pictures import OnCorrupt, Pictures, listed_files
+from nearfar.data.pictures import OnCorrupt, Pictures, resolve_files
 from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
 from nearfar.data.tables import table
 
-__all__ = ["SIDES", "SUFFIXES", "checked_vectors", "folder", "halved", "is_image", "manifest", "sides", "vectors"]
+__all__ = ["SIDES", "SUFFIXES", "check_vectors", "folder", "halve", "is_image", "manifest", "sides", "vectors"]
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SIDES = ("train", "test")
@@ -44,7 +44,7 @@ def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
         raise ValueError(
             f"folder: {path} holds {there[0]}/ alone; give it both train/ and test/, or class folders without either."
         )
-    return halved(path.name, _class_folders(path, on_corrupt))
+    return halve(path.name, _class_folders(path, on_corrupt))
 
 
 def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
@@ -89,14 +89,14 @@ def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = Fals
     """
     rows = _table(path)
     names = [row["path"] for row in rows]
-    files = listed_files("manifest", path.parent, names, outside=outside)
+    files = resolve_files("manifest", path.parent, names, outside=outside)
 
     def samples(chosen: Sequence[int]) -> Pictures:
         labels, classes = numbered(rows[i]["label"] for i in chosen)
         return Pictures([files[i] for i in chosen], labels, [names[i] for i in chosen], classes, on_corrupt=on_corrupt)
 
     if "split" not in rows[0]:
-        return halved(path.stem, samples(range(len(rows))))
+        return halve(path.stem, samples(range(len(rows))))
     train, test = (samples(chosen) for chosen in sides("manifest", path, [row["split"] for row in rows]))
     return DataSet(path.stem, train, test)
 
@@ -134,7 +134,7 @@ def vectors(path: Path) -> DataSet:
     if path.name == "train.npz":
         raise FileNotFoundError(f"vectors: {path.parent} holds train.npz but no test.npz; write both.")
     if split is None:
-        return halved(path.stem, whole)
+        return halve(path.stem, whole)
     train, test = (part(whole, chosen) for chosen in sides("vectors", path, split))
     return DataSet(path.stem, train, test)
 
@@ -153,14 +153,14 @@ def _arrays(path: Path) -> tuple[Tensors, list[str] | None]:
                 f"vectors: {name} in {path} must have one entry per row of x ({len(x)}), but came with shape "
                 f"{list(arrays[name].shape)}."
             )
-    x = checked_vectors("vectors", "x", path, x)
+    x = check_vectors("vectors", "x", path, x)
     labels, classes = numbered(y)
     names = [str(name) for name in arrays["name"]] if "name" in arrays else None
     split = [str(side) for side in arrays["split"]] if "split" in arrays else None
     return Tensors(x, labels, names, classes), split
 
 
-def checked_vectors(owner: str, name: str, path: Path, x: np.ndarray) -> np.ndarray:
+def check_vectors(owner: str, name: str, path: Path, x: np.ndarray) -> np.ndarray:
     """Vectors as float32 [n, d]; what is no numbers, or not finite, is an error."""
     if x.ndim != 2 or not x.size or x.dtype.kind not in "fiu":
         raise ValueError(f"{owner}: {name} in {path} must be numbers [n, d], but came as {x.dtype} {list(x.shape)}.")
@@ -187,7 +187,7 @@ def sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
     return chosen
 
 
-def halved(name: str, samples: Samples) -> DataSet:
+def halve(name: str, samples: Samples) -> DataSet:
     """Split by class: half of the classes for training, half for the test."""
     train, test = class_disjoint(samples, 0.5, seed=SEED)
     return DataSet(name, part(samples, train), part(samples, test))

@@ -15,7 +15,7 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import inside
-from nearfar.data.folders import SIDES, checked_vectors, halved
+from nearfar.data.folders import SIDES, check_vectors, halve
 from nearfar.data.pictures import OnCorrupt, Pictures, Places
 from nearfar.data.samples import DataSet, Labels, PackedNames, Samples, Tensors, numbered
 
@@ -60,13 +60,13 @@ def hf(
         ) from None
     reader = _Reader(path, labels, inputs, on_corrupt, outside)
     if not isinstance(found, package.DatasetDict):
-        return halved(path.name, reader.samples(found, ""))
+        return halve(path.name, reader.samples(found, ""))
     if set(SIDES) <= set(found):
         train, test = (reader.samples(found[side], f"{side}/") for side in SIDES)
         return DataSet(path.name, train, test)
     if len(found) == 1:
         (name,) = found
-        return halved(path.name, reader.samples(found[name], f"{name}/"))
+        return halve(path.name, reader.samples(found[name], f"{name}/"))
     held = printable(", ".join(found))
     raise ValueError(f"hf: {path} must hold the splits train and test, or one alone, but holds {held}; save these.")
 
@@ -91,7 +91,7 @@ class _Reader:
             cells = Cells(self.path, only, column, outside=self.outside)
             return Pictures(cells, labels, names, classes, on_corrupt=self.on_corrupt)
         x = only.with_format("numpy")[:][column]
-        return Tensors(checked_vectors("hf", column, self.path, np.asarray(x)), labels, names, classes)
+        return Tensors(check_vectors("hf", column, self.path, np.asarray(x)), labels, names, classes)
 
     def _labels(self, dataset: Any) -> tuple[Labels, tuple[str, ...]]:
         usual = next((name for name in USUAL if name in dataset.features), None)

@@ -96,7 +96,7 @@ class View(Dataset[Any]):
             read = [(self._read(*pair), pair) for pair in pairs]
             kept = [(x, pair) for x, pair in read if x is not None]
             indices = _indices([pair for _, pair in kept])
-            x = _stacked([x for x, _ in kept]) if kept else torch.empty(0)
+            x = _stack([x for x, _ in kept]) if kept else torch.empty(0)
         return x, torch.from_numpy(self.samples.labels[indices.numpy()]), indices
 
     def render(self, x: Tensor, indices: Tensor, device: torch.device) -> Tensor:
@@ -146,7 +146,7 @@ def _indices(pairs: Sequence[tuple[int, int]]) -> Tensor:
     return torch.tensor([index for index, _ in pairs], dtype=torch.int64)
 
 
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         first, second = sorted(shapes)[:2]

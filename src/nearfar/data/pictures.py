@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from nearfar._utils.checks import check_choice, printable
 from nearfar._utils.files import inside
-from nearfar.data.samples import Labels, described
+from nearfar.data.samples import Labels, describe
 
 __all__ = [
     "UNREADABLE",
@@ -30,10 +30,10 @@ __all__ = [
     "Places",
     "Stored",
     "check_on_corrupt",
-    "listed_files",
     "no_readable_image",
     "open_picture",
     "others_of_class",
+    "resolve_files",
 ]
 
 OnCorrupt = Literal["stop", "skip"]
@@ -113,7 +113,7 @@ class Pictures:
         )
         if names is None:
             names = [_name(path) for path in self.paths]
-        self.labels, self.classes, self.names = described("Pictures", len(self.paths), labels, names, classes)
+        self.labels, self.classes, self.names = describe("Pictures", len(self.paths), labels, names, classes)
         self.on_corrupt = on_corrupt
         self.cached: dict[Any, Any] = {}
         """Decoded forms of these images, see `nearfar.data.picture_cache`; runs in one process share them."""
@@ -216,7 +216,7 @@ def check_on_corrupt(owner: str, value: object) -> None:
     check_choice(owner, "on_corrupt", value, get_args(OnCorrupt))
 
 
-def listed_files(owner: str, folder: Path, names: Sequence[str], *, outside: bool = False) -> list[Path]:
+def resolve_files(owner: str, folder: Path, names: Sequence[str], *, outside: bool = False) -> list[Path]:
     """Resolve a list of file names relative to `folder`; all must exist, and be inside it unless `outside`.
 
     Raises:

@@ -48,23 +48,23 @@ def crops(pictures: Ragged, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
     """
     device, count = pictures.pixels.device, len(boxes)
     margin = math.ceil(max(1.0, float(boxes[:, 2:].amax()) / size)) + 1
-    wide, high = (_rounded(int(boxes[:, place].amax()) + 2 * margin) for place in (2, 3))
+    wide, high = (_round_up(int(boxes[:, place].amax()) + 2 * margin) for place in (2, 3))
     left, top, width, height = boxes.to(device, torch.float32, non_blocking=True).unbind(dim=1)
     across = _weights(left, width, margin, wide, pictures.width, size)
     along = _weights(top, height, margin, high, pictures.height, size)
     across = torch.where(flips.to(device, non_blocking=True)[:, None, None], across.flip(1), across)
     region = _region(pictures, left.long() - margin, top.long() - margin, wide, high)
     rows = region.permute(0, 2, 1, 3).reshape(count, wide, high * 3).float()
-    rows = _levels(torch.bmm(across, rows)).view(count, size, high, 3)
+    rows = _to_levels(torch.bmm(across, rows)).view(count, size, high, 3)
     columns = rows.permute(0, 2, 1, 3).reshape(count, high, size * 3)
-    return _levels(torch.bmm(along, columns)).view(count, size, size, 3).permute(0, 3, 1, 2)
+    return _to_levels(torch.bmm(along, columns)).view(count, size, size, 3).permute(0, 3, 1, 2)
 
 
-def _rounded(length: int) -> int:
+def _round_up(length: int) -> int:
     return -(-length // STEP) * STEP
 
 
-def _levels(x: Tensor) -> Tensor:
+def _to_levels(x: Tensor) -> Tensor:
     """Round half up to whole gray levels, in place."""
     return x.add_(0.5).floor_().clamp_(0.0, 255.0)
 

@@ -25,7 +25,7 @@ __all__ = [
     "Size",
     "Tensors",
     "Transform",
-    "described",
+    "describe",
     "genuine",
     "hold",
     "numbered",
@@ -150,7 +150,7 @@ class Tensors:
         self.x = tensor_of(x) if isinstance(x, np.ndarray) else torch.as_tensor(x)
         if not self.x.ndim or not len(self.x):
             raise ValueError(f"Tensors: x must have shape [n, ...] with n > 0, but came as {list(self.x.shape)}.")
-        self.labels, self.classes, self.names = described("Tensors", len(self.x), labels, names, classes)
+        self.labels, self.classes, self.names = describe("Tensors", len(self.x), labels, names, classes)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -193,7 +193,7 @@ class Labeled:
         if classes is None:
             classes = getattr(dataset, "classes", None)
         self.dataset = dataset
-        self.labels, self.classes, self.names = described("Labeled", len(dataset), labels, names, classes)
+        self.labels, self.classes, self.names = describe("Labeled", len(dataset), labels, names, classes)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -292,7 +292,7 @@ def part(samples: Samples, indices: Any) -> Samples:
     return _Part(samples, rows, labels, classes)
 
 
-def described(
+def describe(
     owner: str, rows: int, labels: Any, names: Sequence[str] | None, classes: Sequence[str] | None
 ) -> tuple[Labels, tuple[str, ...], Sequence[str]]:
     """Check labels, class names and sample names against each other, and fill in defaults."""
@@ -317,11 +317,11 @@ def described(
         raise ValueError(f"{owner}: names must name all {rows} samples, but {len(names)} names came.")
     named = tuple(str(label) for label in range(count)) if classes is None else tuple(str(name) for name in classes)
     if names is None:
-        return checked, named, _counted(checked, named)
+        return checked, named, _default_names(checked, named)
     return checked, named, names if isinstance(names, PackedNames) else list(map(str, names))
 
 
-def _counted(labels: Labels, classes: tuple[str, ...]) -> list[str]:
+def _default_names(labels: Labels, classes: tuple[str, ...]) -> list[str]:
     """Default names class/number, with samples numbered within their class."""
     seen = [0] * len(classes)
     names = []

@@ -21,7 +21,7 @@ from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
 from nearfar.data._cache import default_folder, load_or_make
-from nearfar.data.folders import SIDES, halved
+from nearfar.data.folders import SIDES, halve
 from nearfar.data.pictures import Member, OnCorrupt, Pictures, Places
 from nearfar.data.samples import DataSet, Labels, PackedNames, numbered, part
 from nearfar.data.shard_scan import LabelRule, Scan, scan, table_file
@@ -60,7 +60,7 @@ def shards(
     sides = _sides(index)
     name = path.name if path.is_dir() else files[0].parent.resolve().name
     if sides is None:
-        return halved(name, samples)
+        return halve(name, samples)
     train, test = (part(samples, np.flatnonzero(sides == side)) for side in range(len(SIDES)))
     return DataSet(name, train, test)
 

@@ -104,27 +104,27 @@ def to_tensor(picture: Any) -> Tensor:
         array = np.array(picture, dtype=np.uint8)
         x = torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
         return x.float() / 255
-    return _floating(torch.as_tensor(picture)[None])[0]
+    return _to_float(torch.as_tensor(picture)[None])[0]
 
 
-def _floating(x: Tensor) -> Tensor:
+def _to_float(x: Tensor) -> Tensor:
     """Convert to float [b, ...]: uint8 pictures [b, h, w] or [b, c, h, w] to [b, c, h, w] in 0..1; others stay."""
     if x.dtype != torch.uint8:
         return x.float()
     return (x[:, None] if x.ndim == 3 else x).float() / 255
 
 
-def _scaled(x: Tensor, mean: Numbers, std: Numbers) -> Tensor:
+def _standardize(x: Tensor, mean: Numbers, std: Numbers) -> Tensor:
     """Standardize, (x - mean) / std, each channel of [..., c, h, w], or all values if there is one mean and one std."""
     if tuple(mean) == (0.0,) and tuple(std) == (1.0,):
         return x
     shape = (-1,) if x.ndim < 3 else (-1, 1, 1)
-    low, spread = (_kept(tuple(values), x.dtype, x.device).view(shape) for values in (mean, std))
+    low, spread = (_constant(tuple(values), x.dtype, x.device).view(shape) for values in (mean, std))
     return (x - low) / spread
 
 
 @functools.lru_cache(maxsize=16)
-def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A small tensor, moved to its device once: each move would wait for the device."""
     return torch.tensor(values, dtype=dtype).to(device)
 
@@ -139,7 +139,7 @@ class Plain:
 
     def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
         """One sample."""
-        return _scaled(to_tensor(picture), self.mean, self.std)
+        return _standardize(to_tensor(picture), self.mean, self.std)
 
     def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
         """Nothing is drawn."""
@@ -147,7 +147,7 @@ class Plain:
 
     def render(self, x: Tensor, draws: Tensor) -> Tensor:
         """Many samples at once."""
-        return _scaled(_floating(x), self.mean, self.std)
+        return _standardize(_to_float(x), self.mean, self.std)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Moved:
         """One drawing."""
         x = to_tensor(picture)
         draws = torch.tensor([self.draw((x.shape[-1], x.shape[-2]), generator)], dtype=torch.float64)
-        return _scaled(self._moved(x[None], draws)[0], self.mean, self.std)
+        return _standardize(self._move(x[None], draws)[0], self.mean, self.std)
 
     def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
         """Six numbers in -1..1: right, down, wide, high, turn, slant."""
@@ -184,9 +184,9 @@ class Moved:
 
     def render(self, x: Tensor, draws: Tensor) -> Tensor:
         """Many drawings at once, on the device of `x`; `draws` [b, 6]."""
-        return _scaled(self._moved(_floating(x), draws), self.mean, self.std)
+        return _standardize(self._move(_to_float(x), draws), self.mean, self.std)
 
-    def _moved(self, x: Tensor, draws: Tensor) -> Tensor:
+    def _move(self, x: Tensor, draws: Tensor) -> Tensor:
         right, down, wide, high, turn, slant = draws.to(x.device, non_blocking=True).float().unbind(dim=1)
         angle = turn * math.radians(self.turn)
         cos, sin, lean = torch.cos(angle), torch.sin(angle), self.slant * slant
@@ -250,8 +250,8 @@ class Photograph:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         x = to_tensor(picture)
         if len(numbers) > 5:
-            x = _colored(x[None], torch.tensor([numbers[5:]]))[0]
-        return _scaled(x, self.mean, self.std)
+            x = _jitter(x[None], torch.tensor([numbers[5:]]))[0]
+        return _standardize(x, self.mean, self.std)
 
     @property
     def storage(self) -> str:
@@ -277,7 +277,7 @@ class Photograph:
             return [(width - self.crop) // 2, (height - self.crop) // 2, self.crop, self.crop, 0]
         wide, high = self.crop, self.crop
         if self.area is not None:
-            wide, high = _shape(width, height, self.area, generator)
+            wide, high = _crop_size(width, height, self.area, generator)
         left = int(generator.integers(width - wide + 1))
         top = int(generator.integers(height - high + 1))
         drawn: list[float] = [left, top, wide, high, float(generator.random() < 0.5)]
@@ -289,11 +289,11 @@ class Photograph:
         """Many photographs at once, on their device: [b, 3, crop, crop]; `draws` [b, 5 or 8] on the CPU."""
         x = crops(pictures, draws[:, :4], draws[:, 4] > 0, self.crop) / 255
         if draws.shape[1] > 5:
-            x = _colored(x, draws[:, 5:].to(x.device, non_blocking=True).float())
-        return _scaled(x, self.mean, self.std)
+            x = _jitter(x, draws[:, 5:].to(x.device, non_blocking=True).float())
+        return _standardize(x, self.mean, self.std)
 
 
-def _colored(x: Tensor, factors: Tensor) -> Tensor:
+def _jitter(x: Tensor, factors: Tensor) -> Tensor:
     """Change brightness, then contrast, then saturation of pictures [b, 3, h, w] in 0..1 by factors [b, 3].
 
     Contrast is the distance from the mean gray of a picture, saturation that from the gray of a pixel.
@@ -310,7 +310,7 @@ def _gray(x: Tensor) -> Tensor:
     return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
 
 
-def _shape(width: int, height: int, area: tuple[float, float], generator: np.random.Generator) -> tuple[int, int]:
+def _crop_size(width: int, height: int, area: tuple[float, float], generator: np.random.Generator) -> tuple[int, int]:
     """Width and height of a crop with random area and aspect ratio; if none fits, the largest square."""
     for _ in range(10):
         share = width * height * generator.uniform(*area)

@@ -93,7 +93,7 @@ def network_for(shape: tuple[int, ...]) -> str:
     if len(shape) == 3 and shape[0] == 3:
         return "lite0"
     raise ValueError(
-        f"train: no network is the usual one for samples of shape {list(shape)}, which are neither vectors, nor "
+        f"train: there is no default network for samples of shape {list(shape)}, which are neither vectors, nor "
         f"drawings of at most {LARGE} pixels a side, nor color photographs; name one, such as --model.name mlp."
     )
 
