@@ -328,9 +328,9 @@ def test_enormous_lines_are_not_read_whole(place, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    (b"path,label\n\"a,1\nb,2\n", "is no CSV file that can be read"),
+    (b"path,label\n\"a,1\nb,2\n", "cannot be read as a CSV file"),
     (b"path,label\na\0.png,1\n", "holds a null character"),
-    (b"path,label\n\xff\xfe,1\n", "is no text in UTF-8"),
+    (b"path,label\n\xff\xfe,1\n", "is not UTF-8 text"),
     (b"path,label\n" + b"a" * 200_000 + b",1\n", "field larger than field limit"),
     (b"path,label\n" + b"a" * 5_000 + b",1\n", "1 of 1 images are missing"),
 ])  # fmt: skip

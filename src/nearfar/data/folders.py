@@ -1,4 +1,4 @@
-"""Your own data: a folder a class, a CSV manifest, or vectors in `.npz` files."""
+"""Your own data: one folder per class, a CSV manifest, or vectors in `.npz` files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from nearfar._utils.files import read_arrays
 from nearfar.data.pictures import OnCorrupt, Pictures, resolve_files
 from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
-from nearfar.data.tables import table
+from nearfar.data.tables import SIDES, table
 
-__all__ = ["SIDES", "SUFFIXES", "check_vectors", "folder", "halve", "is_image", "manifest", "sides", "vectors"]
+__all__ = ["SUFFIXES", "check_vectors", "folder", "halve", "is_image", "manifest", "sides", "vectors"]
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-SIDES = ("train", "test")
 SEED = 0
-"""Seed of the split by class for data without a split."""
+"""Seed of the split by class of data without a given split."""
 
 
 def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
@@ -36,13 +35,13 @@ def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
     """
     if not path.is_dir():
         raise FileNotFoundError(f"folder: there is no folder {path}.")
-    there = [side for side in SIDES if (path / side).is_dir()]
-    if len(there) == 2:
+    present = [side for side in SIDES if (path / side).is_dir()]
+    if len(present) == 2:
         train, test = (_class_folders(path / side, on_corrupt) for side in SIDES)
         return DataSet(path.name, train, test)
-    if there:
+    if present:
         raise ValueError(
-            f"folder: {path} holds {there[0]}/ alone; give it both train/ and test/, or class folders without either."
+            f"folder: {path} holds only {present[0]}/; give it both train/ and test/, or class folders without either."
         )
     return halve(path.name, _class_folders(path, on_corrupt))
 
@@ -87,7 +86,7 @@ def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = Fals
         ValueError: a column is missing or unknown, a value is empty, a path occurs twice or leads out of the folder,
             or one side is empty.
     """
-    rows = _table(path)
+    rows = table("manifest", path, ("path", "label"), ("split",), unique="path")
     names = [row["path"] for row in rows]
     files = resolve_files("manifest", path.parent, names, outside=outside)
 
@@ -99,20 +98,6 @@ def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = Fals
         return halve(path.stem, samples(range(len(rows))))
     train, test = (samples(chosen) for chosen in sides("manifest", path, [row["split"] for row in rows]))
     return DataSet(path.stem, train, test)
-
-
-def _table(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a manifest; a file that occurs twice is an error."""
-    rows = table("manifest", path, ("path", "label"), ("split",))
-    seen: dict[str, int] = {}
-    for line, row in enumerate(rows, start=2):
-        if row["path"] in seen:
-            raise ValueError(
-                f"manifest: {printable(row['path'])} stands in rows {seen[row['path']]} and {line} of {path}; "
-                "keep one of them."
-            )
-        seen[row["path"]] = line
-    return rows
 
 
 def vectors(path: Path) -> DataSet:
@@ -161,7 +146,7 @@ def _arrays(path: Path) -> tuple[Tensors, list[str] | None]:
 
 
 def check_vectors(owner: str, name: str, path: Path, x: np.ndarray) -> np.ndarray:
-    """Vectors as float32 [n, d]; what is no numbers, or not finite, is an error."""
+    """Vectors as float32 [n, d]; anything but finite numbers is an error."""
     if x.ndim != 2 or not x.size or x.dtype.kind not in "fiu":
         raise ValueError(f"{owner}: {name} in {path} must be numbers [n, d], but came as {x.dtype} {list(x.shape)}.")
     wrong = np.flatnonzero(~np.isfinite(x).all(axis=1))

@@ -15,9 +15,10 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import inside
-from nearfar.data.folders import SIDES, check_vectors, halve
+from nearfar.data.folders import check_vectors, halve
 from nearfar.data.pictures import OnCorrupt, Pictures, Places
 from nearfar.data.samples import DataSet, Labels, PackedNames, Samples, Tensors, numbered
+from nearfar.data.tables import SIDES
 
 __all__ = ["Cell", "Cells", "hf"]
 
@@ -147,9 +148,9 @@ class Cells(Places):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, row: Any) -> Any:
-        numbers = range(len(self))[row]
-        return Cell(self, numbers) if isinstance(numbers, int) else [Cell(self, each) for each in numbers]
+    def place(self, row: int) -> Cell:
+        """The picture with an index from 0."""
+        return Cell(self, row)
 
     @property
     def fingerprint(self) -> str:

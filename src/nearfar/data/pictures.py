@@ -79,10 +79,18 @@ class Member:
 class Places(Sequence["Path | Stored"]):
     """Base class: the places of a large set's images, made on access; a list of a million would take 250 MB."""
 
+    @abstractmethod
+    def place(self, row: int) -> Path | Stored:
+        """Where the image with an index from 0 lies."""
+
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """A digest that changes with the images, or with the files that hold them."""
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = range(len(self))[index]
+        return self.place(rows) if isinstance(rows, int) else [self.place(row) for row in rows]
 
 
 class Pictures:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
-from nearfar.data.folders import SIDES, SUFFIXES
+from nearfar.data.folders import SUFFIXES
 from nearfar.data.tables import table
 
 if TYPE_CHECKING:  # it would load rich
@@ -90,7 +90,8 @@ class LabelRule:
         folder = shards[0].parent
         file = table_file(labels, folder)
         if file is not None:
-            return LabelRule(table=_read_table(file), file=file)
+            rows = table("shards", file, ("key", "label"), ("split",), unique="key")
+            return LabelRule(table={row["key"]: (row["label"], row.get("split", "")) for row in rows}, file=file)
         words = (_default_rule(folder, shards) if labels is None else labels).strip(".")
         suffix, _, keys = words.partition(".")
         if suffix.lower() == "json":
@@ -130,19 +131,6 @@ def _default_rule(folder: Path, shards: Sequence[Path]) -> str:
         f"shards: the first sample has neither .cls nor .json ({printable(held)} alone), and no {TABLE} lies in "
         f"{folder}; say with labels where the labels are: a suffix, json.KEY or a .csv file."
     )
-
-
-def _read_table(path: Path) -> dict[str, tuple[str, str]]:
-    """Read a table with the columns key, label and, optionally, split."""
-    found: dict[str, tuple[str, str]] = {}
-    for line, row in enumerate(table("shards", path, ("key", "label"), ("split",)), start=2):
-        key, side = row["key"], row.get("split", "")
-        if key in found:
-            raise ValueError(f"shards: the key {printable(key)!r} stands twice in {path}, again in row {line}.")
-        if side and side not in SIDES:
-            raise ValueError(f"shards: split in {path} must be train or test, but row {line} says {printable(side)!r}.")
-        found[key] = row["label"], side
-    return found
 
 
 @dataclass

@@ -21,10 +21,11 @@ from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
 from nearfar.data._cache import default_folder, load_or_make
-from nearfar.data.folders import SIDES, halve
+from nearfar.data.folders import halve
 from nearfar.data.pictures import Member, OnCorrupt, Pictures, Places
 from nearfar.data.samples import DataSet, Labels, PackedNames, numbered, part
 from nearfar.data.shard_scan import LabelRule, Scan, scan, table_file
+from nearfar.data.tables import SIDES
 
 __all__ = ["Members", "ShardIndex", "open_index", "shards"]
 
@@ -204,10 +205,8 @@ class Members(Places):
     def __len__(self) -> int:
         return len(self.index)
 
-    def __getitem__(self, row: Any) -> Any:
-        if isinstance(row, slice):
-            return [self[each] for each in range(len(self))[row]]
-        row = range(len(self))[row]
+    def place(self, row: int) -> Member:
+        """The picture with an index from 0."""
         shard, offset, size = (int(value) for value in self.index.locate(row))
         return Member(self.index.shards[shard], offset, size, self.index.names[row])
 
