@@ -207,7 +207,7 @@ def test_lists_lead_nowhere_else(place, kind, name):
     ("../../secret/s.png", "leads out of the archive"),
     ("/secret/s.png", "leads out of the archive"),
     ("link", "are in none of the archives"),
-    ("cut", "cannot be read as a tar archive"),
+    ("cut", "cannot be read as a plain tar file"),
 ])  # fmt: skip
 def test_archives_lead_nowhere_else(place, entry, told):
     with tarfile.open(place / "cub200_full-00.tar", "w") as archive:

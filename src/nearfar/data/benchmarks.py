@@ -5,10 +5,9 @@ CUB-200-2011 and Flowers-102 may also be tar archives with a table of labels; Om
 
 from __future__ import annotations
 
-import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from nearfar._utils.checks import printable
 from nearfar._utils.files import read_arrays
-from nearfar.data.pictures import Member, OnCorrupt, Pictures, resolve_files
+from nearfar.data.pictures import Member, OnCorrupt, Pictures, resolve_files, tar_members
 from nearfar.data.samples import USUAL_KS, DataSet, Tensors, numbered, part
 from nearfar.data.tables import table, whole_number, words
 
@@ -254,9 +253,8 @@ def _members(owner: str, path: Path, pattern: str, names: Iterable[str]) -> list
         FileNotFoundError: no archive holds a name that was listed.
         ValueError: an archive cannot be read, or a name in it leads out of it.
     """
-    members: dict[str, Member] = {}
-    for archive in sorted(path.glob(pattern)):
-        members |= _members_of(owner, archive)
+    archives = sorted(path.glob(pattern))
+    members = {member.name: member for archive in archives for member in tar_members(owner, archive)}
     listed = list(names)
     missing = [name for name in listed if name not in members]
     if missing:
@@ -265,20 +263,3 @@ def _members(owner: str, path: Path, pattern: str, names: Iterable[str]) -> list
             f"is {printable(missing[0])}; put all archives into the folder."
         )
     return [members[name] for name in listed]
-
-
-def _members_of(owner: str, archive: Path) -> dict[str, Member]:
-    """The regular files of a tar archive by name; names that lead out of it are refused."""
-    found = {}
-    try:
-        with tarfile.open(archive, "r:") as opened:
-            for entry in opened:
-                if ".." in PurePosixPath(entry.name).parts or entry.name.startswith("/"):
-                    raise ValueError(f"{owner}: {printable(entry.name)!r} leads out of the archive {archive}; mend it.")
-                if entry.isreg() and not entry.issparse():
-                    found[entry.name] = Member(archive, entry.offset_data, entry.size, entry.name)
-    except (tarfile.TarError, EOFError, OverflowError) as error:
-        raise ValueError(
-            f"{owner}: {archive} cannot be read as a tar archive ({printable(error)}); copy it again."
-        ) from None
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import struct
+import tarfile
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ __all__ = [
     "open_picture",
     "others_of_class",
     "resolve_files",
+    "tar_members",
 ]
 
 OnCorrupt = Literal["stop", "skip"]
@@ -74,6 +76,29 @@ class Member:
         with self.archive.open("rb") as stream:
             stream.seek(self.offset)
             return io.BytesIO(stream.read(min(self.size, self.archive.stat().st_size)))
+
+
+def tar_members(owner: str, path: Path) -> Iterator[Member]:
+    """Yield the regular files of a plain tar archive, in their order; nothing is unpacked.
+
+    Raises:
+        ValueError: it is not a plain tar archive, was cut short, or holds a name that leads out of it.
+    """
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for entry in archive:
+                setattr(archive, "members", [])  # noqa: B010  it would keep all headers in memory
+                if ".." in entry.name.split("/") or entry.name.startswith("/"):
+                    raise ValueError(f"{owner}: {printable(entry.name)!r} leads out of the archive {path}; mend it.")
+                if entry.isreg() and not entry.issparse():
+                    yield Member(path, entry.offset_data, entry.size, entry.name)
+            stream: Any = archive.fileobj
+            stream.seek(archive.offset)
+            if len(stream.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:  # the empty blocks at the end are missing
+                raise ValueError(f"{owner}: {path} was cut short: its end mark is missing; copy it again.")
+    except (tarfile.TarError, EOFError, OverflowError) as error:
+        hint = "unpack it with gunzip" if path.suffix in (".gz", ".tgz") else "copy it again"
+        raise ValueError(f"{owner}: {path} cannot be read as a plain tar file ({printable(error)}); {hint}.") from None
 
 
 class Places(Sequence["Path | Stored"]):

@@ -12,24 +12,28 @@ from __future__ import annotations
 import functools
 import json
 import re
-import tarfile
+import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
 
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
+from nearfar._utils.files import Arrays
 from nearfar.data.folders import SUFFIXES
-from nearfar.data.tables import table
+from nearfar.data.pictures import Member, tar_members
+from nearfar.data.samples import Labels, PackedNames, numbered
+from nearfar.data.tables import SIDES, table
 
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
 
-__all__ = ["LabelRule", "Scan", "scan"]
+__all__ = ["LabelRule", "scan", "table_file"]
 
-BLOCK = 512
-"""Bytes of a header in a tar file."""
 HUGE = 2**32
 """A picture must have fewer bytes."""
 LARGEST = 1 << 20
@@ -38,7 +42,7 @@ TABLE = "labels.csv"
 """The table of labels that is read by default if it lies beside the shards."""
 OTHERS = re.compile(r"__[^/]*__($|/)")
 """WebDataset's names of files that describe a shard and belong to no sample."""
-Entries = dict[str, tarfile.TarInfo]
+Entries = dict[str, Member]
 """The files of a sample by their suffixes."""
 Read = Callable[[str], bytes | None]
 """Returns the content of a sample's file by its suffix; None if there is no such file."""
@@ -133,45 +137,24 @@ def _default_rule(folder: Path, shards: Sequence[Path]) -> str:
     )
 
 
-@dataclass
-class Scan:
-    """The result of a pass: lists with one entry per sample, in the order of the shards."""
-
-    first: list[int] = field(default_factory=lambda: [0])
-    offset: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    sides: list[str] = field(default_factory=list)
-    classes: dict[str, int] = field(default_factory=dict)
-    keys: dict[str, int] = field(default_factory=dict)
-
-    def add(self, key: str, name: str, picture: tarfile.TarInfo, label: str, side: str) -> None:
-        """Add a sample of the current shard."""
-        self.keys[key] = len(self.names)
-        self.names.append(name)
-        self.offset.append(picture.offset_data)
-        self.size.append(picture.size)
-        self.labels.append(self.classes.setdefault(label, len(self.classes)))
-        self.sides.append(side)
-
-    def shard_of(self, row: int) -> int:
-        """The number of the shard that holds a sample."""
-        return sum(end <= row for end in self.first[1:])
-
-
-def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Watch | None = None) -> Scan:
+def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Watch | None = None) -> Arrays:
     """Read the headers of all files in the shards, and the labels of all samples.
+
+    Returns:
+        The arrays of a `nearfar.data.shards.ShardIndex`, less its stamps.
 
     Raises:
         FileNotFoundError: a shard is missing, or samples that a table lists.
         ValueError: a shard cannot be read or was cut short, or a sample has no picture, no label or another's key.
     """
-    found = Scan()
+    first, keys = [0], dict[str, int]()
+    names: list[str] = []
+    labels: list[str] = []
+    offset, size, sides = (list[int]() for _ in range(3))
     for number, shard in enumerate(shards):
         for key, entries, read in _samples(shard):
-            if key in found.keys:
-                before = shards[found.shard_of(found.keys[key])]
+            if key in keys:
+                before = shards[bisect_right(first, keys[key]) - 1]
                 raise ValueError(
                     f"shards: two samples have the key {printable(key)!r}, in {before} and in {shard}; give each a key "
                     "of its own, and put the files of a sample one after the other."
@@ -184,12 +167,38 @@ def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Wat
                     f"shards: the sample {printable(key)!r} in {shard} {printable(error)}; mend it, or say with labels "
                     "and inputs which files hold labels and pictures."
                 ) from None
-            found.add(key, picture.name, picture, label, side)
-        found.first.append(len(found.names))
+            keys[key] = len(labels)
+            names.append(picture.name)
+            labels.append(sys.intern(label))
+            offset.append(picture.offset)
+            size.append(picture.size)
+            sides += [SIDES.index(side)] if side else []
+        first.append(len(labels))
         if watch is not None:
             watch("indexing shards", number + 1, len(shards))
-    _check_whole(found, shards, rule)
-    return found
+    _check_complete(keys, shards, rule)
+    numbers, classes = _number(labels)
+    picture_names, class_names = PackedNames.pack(names), PackedNames.pack(classes)
+    return {
+        "first": np.array(first, dtype=np.int64),
+        "offset": np.array(offset, dtype=np.int64),
+        "size": np.array(size, dtype=np.uint32),
+        "labels": numbers.astype(np.int32),
+        "sides": np.array(sides, dtype=np.int8),
+        "names_data": picture_names.data,
+        "names_start": picture_names.start,
+        "classes_data": class_names.data,
+        "classes_start": class_names.start,
+    }
+
+
+def _number(labels: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+    """Number the classes in the order of their names, which are sorted as numbers if all are whole numbers."""
+    words = list(dict.fromkeys(labels))
+    whole = all(word.isascii() and word.isdigit() and len(word) < 19 and str(int(word)) == word for word in words)
+    numbers, classes = numbered(map(int, words) if whole else words)
+    number_of = dict(zip(words, numbers.tolist(), strict=True))
+    return np.array([number_of[label] for label in labels], dtype=np.int64), classes
 
 
 def _samples(shard: Path) -> Iterator[tuple[str, Entries, Read]]:
@@ -198,14 +207,11 @@ def _samples(shard: Path) -> Iterator[tuple[str, Entries, Read]]:
     if not shard.is_file():
         raise FileNotFoundError(f"shards: there is no file {shard}; put all shards there, or correct the path.")
     try:
-        with tarfile.open(shard, "r:") as archive:
-            for sample in group(_entries(shard, archive)):
+        with shard.open("rb") as stream:
+            for sample in group(_files(shard)):
                 key = sample.pop("__key__")
-                entries = {suffix: entry for suffix, entry in sample.items() if isinstance(entry, tarfile.TarInfo)}
-                yield key, entries, functools.partial(_read, archive, entries)
-    except (tarfile.TarError, EOFError, OverflowError) as error:
-        hint = "unpack it with gunzip" if shard.suffix in (".gz", ".tgz") else "copy it again"
-        raise ValueError(f"shards: {shard} cannot be read as a plain tar file ({printable(error)}); {hint}.") from None
+                entries = {suffix: entry for suffix, entry in sample.items() if isinstance(entry, Member)}
+                yield key, entries, functools.partial(_read, stream, entries)
     except ValueError as error:
         words = str(error.args[0])
         if words.startswith("shards: "):
@@ -213,32 +219,23 @@ def _samples(shard: Path) -> Iterator[tuple[str, Entries, Read]]:
         raise ValueError(f"shards: {shard} is not a WebDataset ({printable(words)}); mend it.") from None
 
 
-def _read(archive: tarfile.TarFile, entries: Entries, suffix: str) -> bytes | None:
-    """The content of a file of a sample, at most one byte more than a label may have."""
-    if suffix not in entries:
-        return None
-    stream: Any = archive.fileobj
-    stream.seek(entries[suffix].offset_data)
-    content: bytes = stream.read(min(entries[suffix].size, LARGEST + 1))
-    return content
-
-
-def _entries(shard: Path, archive: tarfile.TarFile) -> Iterator[dict[str, Any]]:
-    """The regular files of a shard in the form that `group_by_keys` takes, with headers in place of contents."""
-    for entry in archive:
-        setattr(archive, "members", [])  # noqa: B010  it would keep all headers in memory
-        if ".." in entry.name.split("/") or entry.name.startswith("/"):
-            raise ValueError(f"shards: {printable(entry.name)!r} leads out of the archive {shard}; mend it.")
-        if entry.isreg() and not entry.issparse() and not OTHERS.match(entry.name):
-            yield {"fname": entry.name, "data": entry, "__url__": str(shard)}
-    stream: Any = archive.fileobj
-    stream.seek(archive.offset)
-    if len(stream.read(BLOCK)) < BLOCK:  # without the empty blocks at its end it was cut between two files
-        raise ValueError(f"shards: {shard} was cut short: its end mark is missing; copy it again.")
+def _files(shard: Path) -> Iterator[dict[str, Any]]:
+    """The files of a shard in the form that `group_by_keys` takes, with their places instead of their contents."""
+    for member in tar_members("shards", shard):
+        if not OTHERS.match(member.name):
+            yield {"fname": member.name, "data": member, "__url__": str(shard)}
     yield {}
 
 
-def _picture(entries: Entries, inputs: str | None) -> tarfile.TarInfo:
+def _read(stream: IO[bytes], entries: Entries, suffix: str) -> bytes | None:
+    """The content of a file of a sample, at most one byte more than a label may have."""
+    if suffix not in entries:
+        return None
+    stream.seek(entries[suffix].offset)
+    return stream.read(min(entries[suffix].size, LARGEST + 1))
+
+
+def _picture(entries: Entries, inputs: str | None) -> Member:
     """The file that holds the picture of a sample."""
     if inputs is not None:
         suffixes = [inputs.strip(".").lower()]
@@ -255,11 +252,11 @@ def _picture(entries: Entries, inputs: str | None) -> tarfile.TarInfo:
     return found
 
 
-def _check_whole(found: Scan, shards: Sequence[Path], rule: LabelRule) -> None:
+def _check_complete(keys: Mapping[str, int], shards: Sequence[Path], rule: LabelRule) -> None:
     """Refuse shards without samples, and a table that lists samples which no shard holds."""
-    if not found.names:
+    if not keys:
         raise _empty(shards)
-    missing = [key for key in rule.table or () if key not in found.keys]
+    missing = [key for key in rule.table or () if key not in keys]
     if missing:
         raise FileNotFoundError(
             f"shards: {len(missing)} of the {len(rule.table or ())} keys in {rule.file} are in none of the "

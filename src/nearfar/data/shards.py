@@ -23,8 +23,8 @@ from nearfar._utils.files import Arrays
 from nearfar.data._cache import default_folder, load_or_make
 from nearfar.data.folders import halve
 from nearfar.data.pictures import Member, OnCorrupt, Pictures, Places
-from nearfar.data.samples import DataSet, Labels, PackedNames, numbered, part
-from nearfar.data.shard_scan import LabelRule, Scan, scan, table_file
+from nearfar.data.samples import DataSet, Labels, PackedNames, part
+from nearfar.data.shard_scan import LabelRule, scan, table_file
 from nearfar.data.tables import SIDES
 
 __all__ = ["Members", "ShardIndex", "open_index", "shards"]
@@ -154,36 +154,6 @@ class ShardIndex:
         return shard.astype(np.int64), self.offset[at], self.size[at].astype(np.int64)
 
     @staticmethod
-    def from_scan(shards: Sequence[Path], found: Scan, stamps: Labels) -> ShardIndex:
-        """The index from the result of a pass; class names are sorted, as numbers if all are whole numbers."""
-        words = list(found.classes)
-        whole = all(word.isascii() and word.isdigit() and len(word) < 19 and str(int(word)) == word for word in words)
-        places, classes = numbered(map(int, words) if whole else words)
-        return ShardIndex(
-            tuple(shards),
-            np.array(found.first, dtype=np.int64),
-            np.array(found.offset, dtype=np.int64),
-            np.array(found.size, dtype=np.uint32),
-            places[np.array(found.labels, dtype=np.int64)],
-            PackedNames.pack(found.names),
-            classes,
-            np.array([SIDES.index(side) for side in found.sides if side], dtype=np.int8),
-            stamps,
-        )
-
-    def arrays(self) -> Arrays:
-        """The arrays that are written to disk."""
-        classes = PackedNames.pack(self.classes)
-        return {
-            **{name: getattr(self, name) for name in ("first", "offset", "size", "sides", "stamps")},
-            "labels": self.labels.astype(np.int32),
-            "names_data": self.names.data,
-            "names_start": self.names.start,
-            "classes_data": classes.data,
-            "classes_start": classes.start,
-        }
-
-    @staticmethod
     def from_arrays(shards: Sequence[Path], found: Arrays) -> ShardIndex:
         """The index from the arrays of a file."""
         names, classes = (PackedNames(found[f"{name}_data"], found[f"{name}_start"]) for name in ("names", "classes"))
@@ -245,7 +215,7 @@ def open_index(shards: Sequence[Path], labels: str | None, inputs: str | None) -
 
         rule = LabelRule.find(labels, shards)
         with Progress("indexing shards", len(shards)) as bar:
-            return ShardIndex.from_scan(shards, scan(shards, rule, inputs, bar), stamps).arrays()
+            return {**scan(shards, rule, inputs, bar), "stamps": stamps}
 
     def is_current(found: Arrays) -> bool:
         return np.array_equal(found["stamps"], stamps)
