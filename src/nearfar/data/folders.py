@@ -15,7 +15,7 @@ from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
 from nearfar.data.tables import SIDES, table
 
-__all__ = ["SUFFIXES", "check_vectors", "folder", "halve", "is_image", "manifest", "sides", "vectors"]
+__all__ = ["SUFFIXES", "check_vectors", "folder", "halve", "is_image", "manifest", "split_rows", "vectors"]
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SEED = 0
@@ -96,7 +96,7 @@ def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = Fals
 
     if "split" not in rows[0]:
         return halve(path.stem, samples(range(len(rows))))
-    train, test = (samples(chosen) for chosen in sides("manifest", path, [row["split"] for row in rows]))
+    train, test = (samples(chosen) for chosen in split_rows("manifest", path, [row["split"] for row in rows]))
     return DataSet(path.stem, train, test)
 
 
@@ -120,7 +120,7 @@ def vectors(path: Path) -> DataSet:
         raise FileNotFoundError(f"vectors: {path.parent} holds train.npz but no test.npz; write both.")
     if split is None:
         return halve(path.stem, whole)
-    train, test = (part(whole, chosen) for chosen in sides("vectors", path, split))
+    train, test = (part(whole, chosen) for chosen in split_rows("vectors", path, split))
     return DataSet(path.stem, train, test)
 
 
@@ -158,7 +158,7 @@ def check_vectors(owner: str, name: str, path: Path, x: np.ndarray) -> np.ndarra
     return x.astype(np.float32)
 
 
-def sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
+def split_rows(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
     """The row numbers of the training and of the test split."""
     wrong = next((row for row, side in enumerate(split) if side not in SIDES), None)
     if wrong is not None:

@@ -1,4 +1,4 @@
-"""`View`: the transformed samples that a network gets; augmentation is seeded by (seed, step, sample)."""
+"""`View` and `collate`: transformed samples for a DataLoader, with augmentation seeded by (seed, draw, sample)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Key = int | tuple[int, int]
 Batch = tuple[Tensor, Tensor, Tensor]
 Same = TypeVar("Same")
 NONE = np.random.default_rng(0)
-"""The generator of transforms that draw nothing."""
+"""Passed to transforms that draw nothing."""
 
 
 @runtime_checkable
 class Rendering(Protocol):
-    """What a transform can do beside its call: draw the numbers of a sample, and apply those of many at once."""
+    """Protocol of transforms in two steps: draw the random numbers of a sample, and apply those of many samples."""
 
     @property
     def random(self) -> bool:
@@ -41,13 +41,13 @@ class Rendering(Protocol):
 class View(Dataset[Any]):
     """Transformed samples for a network: `view[i]` or `view[(i, draw)]` is (tensor, label, i).
 
-    The transform gets a random generator seeded by (seed, draw, i), so augmentation depends on the sample and the draw
-    (an epoch, or a step) alone: it is the same on all workers and ranks, and in a resumed run.
+    The transform gets a random generator seeded by (seed, draw, i), so augmentation depends only on the sample and the
+    draw (an epoch, or a step): it is the same on all workers and ranks, and in a resumed run.
 
     `view.__getitems__(keys)` is a whole batch (x, labels [b], indices [b]); pass `collate_fn=collate` to the
-    `DataLoader`, which returns it unchanged, and x to `view.render(x, indices, device)`, which gives the network's
-    input. Where the samples lie on a device, and the transform has `draw` and `render`, x holds the random numbers
-    alone, and `render` makes the pictures there; otherwise it moves them.
+    `DataLoader`, which returns it unchanged, and x to `view.render(x, indices, device)`, which returns the network's
+    input. If the samples are on a device, and the transform has `draw` and `render`, x holds only the random numbers,
+    and `render` makes the pictures there; otherwise it moves them.
 
     Args:
         samples: the data set.
@@ -55,7 +55,7 @@ class View(Dataset[Any]):
         seed: seed of all draws.
         substitutes: whether another sample may replace one that cannot be read, as in training; otherwise a batch
             leaves it out, and its indices say which samples it contains.
-        device: hold the samples there, if they can be held; None: nowhere.
+        device: copy the samples to this device, if they can be; None: do not.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class View(Dataset[Any]):
         index, draw = _key(key)
         x = self._read(index, draw)
         if x is None:
-            raise LookupError(f"View: the sample {self.samples.names[index]} cannot be read, and nothing stands in.")
+            raise LookupError(f"View: the sample {self.samples.names[index]} cannot be read, and has no substitute.")
         return x, int(self.samples.labels[index]), index
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
@@ -94,9 +94,9 @@ class View(Dataset[Any]):
             x = self._rendering.render(self._x[indices], self._draws(self._rendering, pairs))
         else:
             read = [(self._read(*pair), pair) for pair in pairs]
-            kept = [(x, pair) for x, pair in read if x is not None]
-            indices = _indices([pair for _, pair in kept])
-            x = _stack([x for x, _ in kept]) if kept else torch.empty(0)
+            found = [(x, pair) for x, pair in read if x is not None]
+            indices = _indices([pair for _, pair in found])
+            x = _stack([x for x, _ in found]) if found else torch.empty(0)
         return x, torch.from_numpy(self.samples.labels[indices.numpy()]), indices
 
     def render(self, x: Tensor, indices: Tensor, device: torch.device) -> Tensor:
@@ -106,7 +106,7 @@ class View(Dataset[Any]):
         return self._rendering.render(self.held.take(indices), x)
 
     def _draws(self, rendering: Rendering, pairs: Sequence[tuple[int, int]]) -> Tensor:
-        """The numbers [b, k] of samples and draws; generators cost more than the rest, and are made if needed."""
+        """The numbers [b, k] of samples and draws; generators are the largest cost, and made only if needed."""
         if rendering.random:
             drawn = [rendering.draw(self._size(index), self._generator(index, at)) for index, at in pairs]
         else:

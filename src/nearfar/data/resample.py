@@ -1,9 +1,9 @@
-"""Crops of pictures of any size, brought to one size on a device: PIL's bilinear filter as two matrix products.
+"""Crops of pictures of different sizes, resized on a device: PIL's bilinear filter as two matrix products.
 
-PIL takes every output pixel from the input pixels under a triangle, one unit wide to each side where a crop grows and
-as wide as it shrinks otherwise, first along the rows, then along the columns, and rounds to whole gray levels after
-each. The same sums in floating point agree with it to two gray levels, and exactly for most values: PIL's weights are
-whole numbers, which breaks ties another way.
+PIL weights the input pixels of each output pixel by a triangle, whose half width is one input pixel where a crop grows
+and the scale where it shrinks, first along the rows, then along the columns, and rounds to whole gray levels after
+each. Floating-point sums agree with it to two gray levels, and exactly for most values: PIL's weights are integers,
+which breaks ties in another way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 __all__ = ["Ragged", "crops"]
 
 STEP = 32
-"""Regions are rounded up to a multiple of it, so that the sizes of temporary tensors repeat."""
+"""Regions are rounded up to a multiple of this, so that the sizes of temporary tensors repeat."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ def _weights(first: Tensor, length: Tensor, margin: int, region: int, limit: Ten
     Args:
         first: [b] where the crop begins.
         length: [b] its length.
-        margin: the region begins so many pixels before the crop.
+        margin: how many pixels before the crop the region begins.
         region: its length.
         limit: [b] the length of the picture, beyond which nothing is read.
         size: output pixels.

@@ -120,7 +120,7 @@ class PackedNames(Sequence[str]):
 
 
 def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:
-    """Number any labels (numbers or strings) from 0 without gaps, and return the class names in sorted order too.
+    """Number any labels (numbers or strings) from 0 without gaps; also return the class names, sorted.
 
     >>> numbered(["cat", "ant", "cat"])
     (array([1, 0, 1]), ('ant', 'cat'))
@@ -135,7 +135,7 @@ class Tensors:
 
     Args:
         x: tensor or array [n, ...].
-        labels: integers [n], from 0 on without gaps; `numbered` makes such.
+        labels: integers [n], from 0 without gaps, as `numbered` makes them.
         names: one per sample; by default class/number.
         classes: the name of each class; by default its number.
 
@@ -171,7 +171,7 @@ class Labeled:
 
     Args:
         dataset: anything with `__len__` and `__getitem__`.
-        labels: integers [n], from 0 on without gaps; None reads `dataset.targets` or `dataset.labels`.
+        labels: integers [n], from 0 without gaps; None reads `dataset.targets` or `dataset.labels`.
         names: one per sample; by default class/number.
         classes: the name of each class; by default `dataset.classes`, else its number.
     """
@@ -226,11 +226,11 @@ class _Part:
         return genuine(self.whole, int(self.rows[index]))
 
     def over(self, other: Callable[[Samples], Samples]) -> Samples:
-        """The same part of another form of the full data set."""
+        """The same part of another form of the full data set, which `other` makes."""
         return _Part(other(self.whole), self.rows, self.labels, self.classes)
 
     def hold(self, device: torch.device) -> DeviceSamples | None:
-        """The part on a device, where the full data set can be held there."""
+        """The part on a device, if the full data set can be copied there."""
         held = hold(self.whole, device)
         return None if held is None else held.part(self.rows)
 
@@ -265,14 +265,14 @@ class ByName(Mapping[str, Any]):
 
 
 def hold(samples: Samples, device: torch.device) -> DeviceSamples | None:
-    """The samples on a device, if they can be held there: asked of the samples themselves."""
+    """The samples on a device; None if they have no method `hold`, or it says that they do not fit."""
     own = getattr(samples, "hold", None)
     held: DeviceSamples | None = None if own is None else own(device)
     return held
 
 
 def part(samples: Samples, indices: Any) -> Samples:
-    """The subset at `indices`, in that order; labels are renumbered without gaps, class names are kept.
+    """The subset at `indices`, in that order; labels are renumbered without gaps, class names stay.
 
     >>> chosen = part(Tensors(torch.eye(3), [0, 1, 2], classes=("a", "b", "c")), [2, 0])
     >>> chosen.labels, chosen.classes
@@ -283,9 +283,9 @@ def part(samples: Samples, indices: Any) -> Samples:
         raise ValueError("part: indices must name at least one sample, but none came.")
     if rows.min() < 0 or rows.max() >= len(samples):
         raise ValueError(f"part: indices must lie in 0..{len(samples) - 1}, but came as {rows.min()} to {rows.max()}.")
-    kept, labels = np.unique(samples.labels[rows], return_inverse=True)
+    present, labels = np.unique(samples.labels[rows], return_inverse=True)
     labels = labels.reshape(-1).astype(np.int64)
-    classes = tuple(samples.classes[label] for label in kept.tolist())
+    classes = tuple(samples.classes[label] for label in present.tolist())
     if isinstance(samples, Tensors):
         names = [samples.names[row] for row in rows.tolist()]
         return Tensors(samples.x[torch.from_numpy(rows)], labels, names, classes)
@@ -300,7 +300,7 @@ def describe(
     if given.shape != (rows,) or not np.issubdtype(given.dtype, np.integer):
         raise ValueError(
             f"{owner}: labels must be {rows} integers, one per sample, but came as {given.dtype} of shape "
-            f"{list(given.shape)}; nf.data.numbered turns any labels into such."
+            f"{list(given.shape)}; nf.data.numbered turns any labels into these."
         )
     checked: Labels = int64_of(owner, "labels", given)
     count = int(checked.max()) + 1 if rows else 0
@@ -309,7 +309,7 @@ def describe(
         came = f"class {missing[0]} has no sample" if len(missing) else f"{checked.min()} came"
         raise ValueError(
             f"{owner}: labels must count the classes from 0 without gaps, but {came}; "
-            "nf.data.numbered numbers any labels anew."
+            "nf.data.numbered renumbers any labels."
         )
     if classes is not None and len(classes) != count:
         raise ValueError(f"{owner}: classes must name all {count} classes, but {len(classes)} names came.")

@@ -1,9 +1,8 @@
 """Transforms from raw samples to network inputs: crops, flips and small shifts, with explicit random generators.
 
-A transform is called as `transform(picture, generator)`, where the picture is a PIL image or a tensor. Some can also be
-asked in two parts: `draw(size, generator)` draws the random numbers of one sample, and `render(samples, draws)` applies
-those of many samples at once, on the device where the samples are. Both ways give the same result, photographs to two
-gray levels.
+A transform is called as `transform(picture, generator)`, where the picture is a PIL image or a tensor. Some also work
+in two steps: `draw(size, generator)` draws the random numbers of one sample, and `render(samples, draws)` applies those
+of many samples at once, on their device. Both ways give the same result, photographs to two gray levels.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ def get(
             takes the middle 224 x 224), "photographs" (as "qi2020", with 224 x 224).
         train: with random augmentation, or without.
         mean: subtracted from each channel of a picture with values in 0..1.
-        std: what each channel is then divided by.
-        size: pixels a side of the crop in place of those above; the sides before the crop change in proportion.
-        train_size: pixels a side of the crop in training alone; the sides before the crop are those of `size`, so that
-            one store of pictures serves both.
-        crop_pct: the share of the short side that the crop in the middle takes, in place of about .875: 1 leaves out
-            nothing of a square picture.
-        area: the smallest share of the area that a random crop takes, in place of those above.
+        std: divides each channel then.
+        size: pixels a side of the crop, instead of those above; the sides before the crop change in proportion.
+        train_size: pixels a side of the crop in training only; the sides before the crop are those of `size`, so that
+            one cache of pictures serves both.
+        crop_pct: the share of the short side that the center crop takes, instead of about .875; 1 is all of a square
+            picture.
+        area: the smallest share of the area that a random crop takes, instead of those above.
         color: how much brightness, contrast and saturation vary in training, see `Photograph`.
         move: how far "glyphs" shifts, scales and slants drawings in training: 2 is twice as far as `Moved` by default.
     """
@@ -125,7 +124,7 @@ def _standardize(x: Tensor, mean: Numbers, std: Numbers) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A small tensor, moved to its device once: each move would wait for the device."""
+    """A small tensor, moved to its device once, because each transfer waits for the device."""
     return torch.tensor(values, dtype=dtype).to(device)
 
 
@@ -202,7 +201,7 @@ class Moved:
 class Photograph:
     """Resize and crop a color photograph: a random crop and flip for training, the center crop otherwise.
 
-    The filter is PIL's bilinear one, which takes in every pixel where a picture shrinks. `render` computes it on the
+    The filter is PIL's bilinear one, which uses every pixel where a picture shrinks. `render` computes it on the
     device of the pictures (`nearfar.data.resample`) and agrees with PIL to two gray levels.
 
     Args:
@@ -255,16 +254,16 @@ class Photograph:
 
     @property
     def storage(self) -> str:
-        """What the result of `resize` depends on."""
+        """The settings on which the result of `resize` depends, as text."""
         return f"{self.side} x {self.side}" if self.square else f"short side {self.side}"
 
     def resize(self, picture: Image.Image) -> Image.Image:
-        """The picture before it is cropped; one that was resized already stays as it is."""
+        """Resize a picture to its size before the crop; one of that size is returned unchanged."""
         size = self.stored_size(picture.size)
         return picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)
 
     def stored_size(self, size: Size) -> Size:
-        """Width and height before the crop of a picture of this width and height."""
+        """Width and height before the crop, for a picture of this width and height."""
         if self.square:
             return self.side, self.side
         short = min(size)
@@ -324,8 +323,8 @@ def _crop_size(width: int, height: int, area: tuple[float, float], generator: np
 def _glyphs(train: bool, mean: tuple[float, ...], std: tuple[float, ...], move: float) -> Transform:
     if not train:
         return Plain(mean, std)
-    usual = Moved()
-    return Moved(move * usual.shift, move * usual.scale, move * usual.turn, move * usual.slant, mean, std)
+    default = Moved()
+    return Moved(move * default.shift, move * default.scale, move * default.turn, move * default.slant, mean, std)
 
 
 NAMED: dict[str, Callable[[bool, tuple[float, ...], tuple[float, ...], float], Transform]] = {
@@ -333,7 +332,7 @@ NAMED: dict[str, Callable[[bool, tuple[float, ...], tuple[float, ...], float], T
     "glyphs": _glyphs,
 }
 SIDE = 256
-"""Pixels that the short side of a photograph has before it is cropped, at the usual size."""
+"""Pixels of the short side of a photograph before the crop, at the default size."""
 CROPS: dict[str, tuple[int, dict[str, Any]]] = {
     "qi2020": (227, {"area": (0.16, 1.0)}),
     "can2019": (224, {"square": True}),
