@@ -139,13 +139,20 @@ class _LongEpoch:
         self._passes: Rows = np.full(len(classes), -1)
         self._begin()
 
+    def _begin(self) -> None:
+        self._stream = shuffled_rounds(self._random(self.epoch), len(self.classes), self.width)
+        self._last = -1
+        self._before: Rows = np.zeros(len(self.classes), dtype=np.int64)
+        self._now: Rows = self._before
+
     def batch(self, place: int) -> Rows:
         """The rows [C·S] of batch number `place` of the epoch, which lies in one round or in two."""
         rounds, places = np.divmod(np.arange(place * self.width, (place + 1) * self.width), len(self.classes))
         if rounds[0] < self._last - 1:
             self._begin()
         while self._last < rounds[-1]:
-            self._before, self._now, self._last = self._now, next(self._stream), self._last + 1
+            self._before, self._now = self._now, next(self._stream)
+            self._last += 1
         drawn: Rows = np.where(rounds == self._last, self._now[places], self._before[places])
         passes, group = np.divmod(rounds, self._groups[drawn])
         new = self._passes[drawn] != passes
@@ -153,10 +160,6 @@ class _LongEpoch:
         inside = (group[:, None] * self.samples + np.arange(self.samples)) % self.classes.size[drawn, None]
         rows: Rows = self._order[self.classes.start[drawn, None] + inside].reshape(-1)
         return rows
-
-    def _begin(self) -> None:
-        self._stream, self._last = shuffled_rounds(self._random(self.epoch), len(self.classes), self.width), -1
-        self._before = self._now = np.zeros(len(self.classes), dtype=np.int64)
 
     def _shuffle(self, drawn: Rows, passes: Rows) -> None:
         """Shuffle the samples of some classes for a pass each, by keys that depend on class and pass only."""

@@ -243,7 +243,8 @@ def _data_set(name: str, sides: Mapping[str, Pictures], expected: Counts, check:
                 f"{name}: {side} must hold {images:,} images of {classes:,} classes, but {len(found):,} of "
                 f"{len(found.classes):,} were found; unpack the data again, or pass check=False for a part of it."
             )
-    return DataSet(name, *sides.values(), ks=KS[name])
+    train, test, *rest = sides.values()
+    return DataSet(name, train, test, rest[0] if rest else None, KS[name])
 
 
 def _members(owner: str, path: Path, pattern: str, names: Iterable[str]) -> list[Member]:

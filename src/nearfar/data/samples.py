@@ -213,7 +213,9 @@ class _Part:
     def __init__(self, whole: Samples, rows: Labels, labels: Labels, classes: tuple[str, ...]) -> None:
         self.whole, self.rows, self.labels, self.classes = whole, rows, labels, classes
         names = whole.names
-        self.names = names.take(rows) if isinstance(names, PackedNames) else [names[row] for row in rows.tolist()]
+        self.names: Sequence[str] = (
+            names.take(rows) if isinstance(names, PackedNames) else [names[row] for row in rows.tolist()]
+        )
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -170,23 +170,23 @@ class Members(Places):
     """The places of an index's pictures, each made on access."""
 
     def __init__(self, index: ShardIndex) -> None:
-        self.index = replace(index, labels=index.labels[:0].copy())  # `Pictures` has a copy of the labels
+        self.table = replace(index, labels=index.labels[:0].copy())  # `Pictures` has a copy of the labels
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.table)
 
     def place(self, row: int) -> Member:
         """The picture with an index from 0."""
-        shard, offset, size = (int(value) for value in self.index.locate(row))
-        return Member(self.index.shards[shard], offset, size, self.index.names[row])
+        shard, offset, size = (int(value) for value in self.table.locate(row))
+        return Member(self.table.shards[shard], offset, size, self.table.names[row])
 
     @property
     def fingerprint(self) -> str:
         """A digest of the shards' places, sizes and times, and of what lies where in them."""
         found = hashlib.blake2b(digest_size=16)
-        for shard in self.index.shards:
+        for shard in self.table.shards:
             found.update(os.path.realpath(shard).encode("utf-8", "surrogateescape") + b"\0")
-        for array in (self.index.stamps, self.index.first, self.index.offset, self.index.size):
+        for array in (self.table.stamps, self.table.first, self.table.offset, self.table.size):
             found.update(np.ascontiguousarray(array).tobytes())
         return found.hexdigest()
 
