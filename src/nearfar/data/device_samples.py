@@ -20,15 +20,13 @@ class DeviceSamples:
     """Samples on a device, or some of them: parts share the tensors on the device.
 
     Attributes:
-        x: [m, ...] all samples, or [p, 3] the pixels of pictures of different sizes.
-        places: for such pictures, int64 [m] each: first pixel, height, width; otherwise None.
-        rows: int64 [n], the row of each sample in these tensors; of a substitute if it cannot be read.
+        x: all samples: a tensor [m, ...], or pictures of different sizes.
+        rows: int64 [n], the row of each sample in `x`; of a substitute if it cannot be read.
         readable: bool [n], whether the sample itself can be read.
         sizes: int64 [n, 2], width and height of each.
     """
 
-    x: Tensor
-    places: tuple[Tensor, Tensor, Tensor] | None
+    x: Tensor | Ragged
     rows: NDArray[np.int64]
     readable: NDArray[np.bool_]
     sizes: NDArray[np.int64]
@@ -44,10 +42,7 @@ class DeviceSamples:
 
     def take(self, indices: Tensor) -> Tensor | Ragged:
         """The samples with these indices [b], which are on the CPU."""
-        rows = torch.from_numpy(self.rows[indices.numpy()]).to(self.x.device, non_blocking=True)
-        if self.places is None:
-            return self.x[rows]
-        return Ragged(self.x, *(place[rows] for place in self.places))
+        return self.x[torch.from_numpy(self.rows[indices.numpy()]).to(self.x.device, non_blocking=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "x": None, "places": None}  # worker processes draw numbers and never read pixels
+        return {**self.__dict__, "x": None}  # worker processes draw numbers and never read pixels

@@ -21,6 +21,7 @@ from nearfar.data._cache import default_folder
 from nearfar.data.device_samples import DeviceSamples
 from nearfar.data.pictures import Member, Pictures, Places, no_readable_image, others_of_class
 from nearfar.data.pixel_file import PixelFile, Pixels
+from nearfar.data.resample import Ragged
 from nearfar.data.samples import DataSet, Samples, Transform, genuine
 
 __all__ = ["Cache", "CachedPictures", "cache_data", "cache_pictures"]
@@ -116,9 +117,8 @@ class CachedPictures:
                 for column in (file.start[:-1], file.sizes[:, 1], file.sizes[:, 0])
             )
             rows = self.substitutes()
-            self._held[str(device)] = DeviceSamples(
-                pixels, (start, height, width), rows, file.sizes[:, 0] > 0, file.sizes[rows]
-            )
+            x = Ragged(pixels, start, height, width)
+            self._held[str(device)] = DeviceSamples(x, rows, file.sizes[:, 0] > 0, file.sizes[rows])
         return self._held[str(device)]
 
     def _build(self) -> PixelFile:

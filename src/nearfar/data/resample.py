@@ -36,6 +36,14 @@ class Ragged:
     height: Tensor
     width: Tensor
 
+    @property
+    def device(self) -> torch.device:
+        """The device of all four."""
+        return self.pixels.device
+
+    def __getitem__(self, rows: Tensor) -> Ragged:
+        return Ragged(self.pixels, self.start[rows], self.height[rows], self.width[rows])
+
 
 def crops(pictures: Ragged, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
     """Crop and resize: gray levels [b, 3, size, size] as float32, whole numbers in 0..255, channels last in memory.
@@ -46,7 +54,7 @@ def crops(pictures: Ragged, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
         flips: bool [b], which crops are mirrored left to right.
         size: pixels a side.
     """
-    device, count = pictures.pixels.device, len(boxes)
+    device, count = pictures.device, len(boxes)
     margin = math.ceil(max(1.0, float(boxes[:, 2:].amax()) / size)) + 1
     wide, high = (_round_up(int(boxes[:, place].amax()) + 2 * margin) for place in (2, 3))
     left, top, width, height = boxes.to(device, torch.float32, non_blocking=True).unbind(dim=1)
@@ -91,7 +99,7 @@ def _weights(first: Tensor, length: Tensor, margin: int, region: int, limit: Ten
 
 def _region(pictures: Ragged, left: Tensor, top: Tensor, wide: int, high: int) -> Tensor:
     """uint8 [b, high, wide, 3] from the pictures; beyond their borders the nearest pixel, whose weight is 0."""
-    device = pictures.pixels.device
+    device = pictures.device
     rows = top[:, None] + torch.arange(high, device=device)
     rows = torch.minimum(rows.clamp_min_(0), pictures.height[:, None] - 1)
     columns = left[:, None] + torch.arange(wide, device=device)

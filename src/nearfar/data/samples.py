@@ -163,7 +163,7 @@ class Tensors:
         count = len(self)
         height, width = self.x.shape[-2:] if self.x.ndim > 2 else (0, 0)
         sizes = np.broadcast_to(np.array([width, height]), (count, 2))
-        return DeviceSamples(self.x.to(device), None, np.arange(count), np.ones(count, dtype=bool), sizes)
+        return DeviceSamples(self.x.to(device), np.arange(count), np.ones(count, dtype=bool), sizes)
 
 
 class Labeled:

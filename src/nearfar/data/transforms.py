@@ -65,32 +65,28 @@ def get(
         raise ValueError(
             f"transforms: {name!r} moves no drawings, but move={move:g} came; take 'glyphs', or leave move out."
         )
-    if name in CROPS:
-        crop, options = CROPS[name]
-        for option, value in (("size", size), ("train_size", train_size)):
+    if name not in CROPS:
+        given = {"size": size, "train_size": train_size, "crop_pct": crop_pct, "area": area, "color": color or None}
+        for option, value in given.items():
             if value is not None:
-                check_whole("transforms", option, value)
-        if crop_pct is not None and not 0 < crop_pct <= 1:
-            raise ValueError(f"transforms: crop_pct must be above 0 and at most 1, but came as {crop_pct}.")
-        side = round(SIDE * (size or crop) / crop if crop_pct is None else (size or crop) / crop_pct)
-        size = (train_size if train else None) or size or crop
-        if size > side:
-            raise ValueError(
-                f"transforms: train_size={size} is more than the picture's short side of {side}; take less."
-            )
-        if area is not None:
-            options = {**options, "area": (area, 1.0)}
-        more: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "color": color, **options}
-        return Photograph(crop=size, side=side, train=train, **more)
-    others: dict[str, float | None] = {"size": size, "train_size": train_size, "crop_pct": crop_pct, "area": area}
-    others["color"] = color or None
-    for option, given in others.items():
-        if given is not None:
-            raise ValueError(
-                f"transforms: {name!r} leaves pictures as they are, but {option}={given} came; take one of "
-                f"{', '.join(CROPS)}, or leave {option} out."
-            )
-    return NAMED[name](train, tuple(mean), tuple(std), move)
+                raise ValueError(
+                    f"transforms: {name!r} leaves pictures as they are, but {option}={value} came; take one of "
+                    f"{', '.join(CROPS)}, or leave {option} out."
+                )
+        return NAMED[name](train, tuple(mean), tuple(std), move)
+    crop, options = CROPS[name]
+    for option, pixels in (("size", size), ("train_size", train_size)):
+        if pixels is not None:
+            check_whole("transforms", option, pixels)
+    if crop_pct is not None and not 0 < crop_pct <= 1:
+        raise ValueError(f"transforms: crop_pct must be above 0 and at most 1, but came as {crop_pct}.")
+    side = round(SIDE * (size or crop) / crop if crop_pct is None else (size or crop) / crop_pct)
+    crop = (train_size if train else None) or size or crop
+    if crop > side:
+        raise ValueError(f"transforms: train_size={crop} is more than the picture's short side of {side}; take less.")
+    if area is not None:
+        options = {**options, "area": (area, 1.0)}
+    return Photograph(crop=crop, side=side, train=train, mean=tuple(mean), std=tuple(std), color=color, **options)
 
 
 def to_tensor(picture: Any) -> Tensor:
