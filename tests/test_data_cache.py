@@ -12,11 +12,11 @@ import runs
 import torch
 from PIL import Image
 
-from nearfar.data import Tensors, View, class_disjoint, part, pixel_file, transforms
+from nearfar.data import Tensors, View, _pixel_file, class_disjoint, part, transforms
 from nearfar.data import picture_cache as module
+from nearfar.data._pixel_file import PixelFile
 from nearfar.data.picture_cache import cache_data, cache_pictures
 from nearfar.data.pictures import CorruptImageError, Pictures
-from nearfar.data.pixel_file import PixelFile
 from nearfar.data.samples import DataSet
 from nearfar.data.transforms import Photograph
 from nearfar.train import fit
@@ -124,7 +124,7 @@ def test_parts_share_the_file_and_its_pixels(files, tmp_path):
 
 
 def test_a_stopped_build_goes_on(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(pixel_file, "TOGETHER", 4)
+    monkeypatch.setattr(_pixel_file, "TOGETHER", 4)
     samples, path, seen = pictures(files), tmp_path / "some.pixels", []
 
     def decode(stop):
@@ -226,7 +226,7 @@ def test_a_full_disk_is_one_sentence(files, tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(pixel_file.os, "fsync", full)
+    monkeypatch.setattr(_pixel_file.os, "fsync", full)
     with pytest.raises(OSError, match=r"cannot be written \(No space left on device\); make room, name another folder"):
         stored(pictures(files), tmp_path)[0]
 

@@ -19,7 +19,7 @@ from test_trust import Payload
 from typer.testing import CliRunner
 
 from nearfar.cli.main import app
-from nearfar.data import open_data, tables
+from nearfar.data import _tables, open_data
 from nearfar.report.journal import read_journal
 from nearfar.runs.config import save
 from nearfar.train import checkpoint, parse
@@ -315,7 +315,7 @@ def test_names_that_mean_harm_are_shown_harmlessly(place, name):
 
 
 def test_enormous_lines_are_not_read_whole(place, monkeypatch):
-    monkeypatch.setattr(tables, "LONGEST", 10_000)
+    monkeypatch.setattr(_tables, "LONGEST", 10_000)
     long = "a" * 20_000
     (place / "list.csv").write_text(f"path,label\n{long},1\n", encoding="utf-8")
     assert "line 2 of list.csv has more than 10,000 characters" in refused(

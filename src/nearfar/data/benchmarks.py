@@ -15,9 +15,9 @@ import numpy as np
 
 from nearfar._utils.checks import printable
 from nearfar._utils.files import read_arrays
+from nearfar.data._tables import table, whole_number, words
 from nearfar.data.pictures import Member, OnCorrupt, Pictures, resolve_files, tar_members
 from nearfar.data.samples import USUAL_KS, DataSet, Tensors, numbered, part
-from nearfar.data.tables import table, whole_number, words
 
 __all__ = ["KS", "cars", "cub", "flowers", "inshop", "omniglot", "sop"]
 

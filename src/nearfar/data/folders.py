@@ -10,10 +10,10 @@ import numpy as np
 
 from nearfar._utils.checks import printable
 from nearfar._utils.files import read_arrays
+from nearfar.data._tables import SIDES, table
 from nearfar.data.pictures import OnCorrupt, Pictures, resolve_files
 from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
-from nearfar.data.tables import SIDES, table
 
 __all__ = ["SUFFIXES", "check_vectors", "folder", "halve", "is_image", "manifest", "split_rows", "vectors"]
 

@@ -15,10 +15,10 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import inside
+from nearfar.data._tables import SIDES
 from nearfar.data.folders import check_vectors, halve
 from nearfar.data.pictures import OnCorrupt, Pictures, Places
 from nearfar.data.samples import DataSet, Labels, PackedNames, Samples, Tensors, numbered
-from nearfar.data.tables import SIDES
 
 __all__ = ["Cell", "Cells", "hf"]
 

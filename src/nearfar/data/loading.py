@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from nearfar._utils.checks import check_seed
-from nearfar.data.device_samples import DeviceSamples
+from nearfar.data._device_samples import DeviceSamples
 from nearfar.data.samples import Samples, Size, Tensors, Transform, genuine, hold
 
 __all__ = ["Batch", "Key", "Rendering", "Same", "View", "collate"]

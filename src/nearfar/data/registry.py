@@ -9,13 +9,13 @@ from pathlib import Path
 
 from nearfar._utils.checks import check_choice
 from nearfar.data._glyphs import Glyphs, Split, glyphs
+from nearfar.data._tables import SIDES
 from nearfar.data.benchmarks import cars, cub, flowers, inshop, omniglot, sop
 from nearfar.data.folders import folder, is_image, manifest, vectors
 from nearfar.data.hf import hf
 from nearfar.data.pictures import OnCorrupt, check_on_corrupt
 from nearfar.data.samples import DataSet, Tensors
 from nearfar.data.shards import shards
-from nearfar.data.tables import SIDES
 
 __all__ = ["NAMES", "kind_of", "of_glyphs", "open_data"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar._utils.arrays import int64_of, tensor_of
-from nearfar.data.device_samples import DeviceSamples
+from nearfar.data._device_samples import DeviceSamples
 
 __all__ = [
     "USUAL_KS",

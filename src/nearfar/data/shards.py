@@ -21,11 +21,11 @@ from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
 from nearfar.data._cache import default_folder, load_or_make
+from nearfar.data._shard_scan import LabelRule, scan, table_file
+from nearfar.data._tables import SIDES
 from nearfar.data.folders import halve
 from nearfar.data.pictures import Member, OnCorrupt, Pictures, Places
 from nearfar.data.samples import DataSet, Labels, PackedNames, part
-from nearfar.data.shard_scan import LabelRule, scan, table_file
-from nearfar.data.tables import SIDES
 
 __all__ = ["Members", "ShardIndex", "open_index", "shards"]
 

@@ -10,9 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.data.resample import Ragged
-
-__all__ = ["DeviceSamples"]
+from nearfar.data._resample import Ragged
 
 
 @dataclass(frozen=True, eq=False)

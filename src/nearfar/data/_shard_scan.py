@@ -24,15 +24,13 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
+from nearfar.data._tables import SIDES, table
 from nearfar.data.folders import SUFFIXES
 from nearfar.data.pictures import Member, tar_members
 from nearfar.data.samples import Labels, PackedNames, numbered
-from nearfar.data.tables import SIDES, table
 
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
-
-__all__ = ["LabelRule", "scan", "table_file"]
 
 HUGE = 2**32
 """A picture must have fewer bytes."""

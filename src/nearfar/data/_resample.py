@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Ragged", "crops"]
-
 STEP = 32
 """Regions are rounded up to a multiple of this, so that the sizes of temporary tensors repeat."""
 

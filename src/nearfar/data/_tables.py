@@ -8,8 +8,6 @@ from pathlib import Path
 
 from nearfar._utils.checks import printable
 
-__all__ = ["SIDES", "table", "text_lines", "whole_number", "words"]
-
 SIDES = ("train", "test")
 LONGEST = 1 << 20
 """The most characters of a line."""

@@ -24,8 +24,6 @@ from nearfar._utils.lock import alone
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
 
-__all__ = ["Decode", "PixelFile", "Pixels"]
-
 Pixels = NDArray[np.uint8]
 Decode = Callable[[int], Pixels | None]
 """The pixels [h, w, 3] of a picture by its number; None if it cannot be read and is left out."""
