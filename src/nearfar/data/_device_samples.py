@@ -43,4 +43,5 @@ class DeviceSamples:
         return self.x[torch.from_numpy(self.rows[indices.numpy()]).to(self.x.device, non_blocking=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "x": None}  # worker processes draw numbers and never read pixels
+        # worker processes draw numbers for pixels on a device, and never read them
+        return {**self.__dict__, "x": self.x if isinstance(self.x, Tensor) and self.x.device.type == "cpu" else None}

@@ -69,9 +69,11 @@ class View(Dataset[Any]):
     ) -> None:
         check_seed("View", seed)
         self.samples, self.transform, self.seed, self.substitutes = samples, transform, seed, substitutes
-        self._rendering: Rendering | None = cast(Any, transform) if isinstance(transform, Rendering) else None
-        self._x: Tensor | None = samples.x if isinstance(samples, Tensors) and self._rendering is not None else None
+        self._rendering = cast(Rendering | None, transform if isinstance(transform, Rendering) else None)
         self.held: DeviceSamples | None = None if device is None or self._rendering is None else hold(samples, device)
+        self._source: DeviceSamples | None = self.held
+        if self._source is None and self._rendering is not None and isinstance(samples, Tensors):
+            self._source = samples.hold(samples.x.device)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -86,12 +88,11 @@ class View(Dataset[Any]):
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         """A whole batch: x [b, ...], labels [b], indices [b]; if no sample can be read, x is [0]."""
         pairs = [_key(key) for key in keys]
-        if self._rendering is not None and self.held is not None:
-            pairs = [pair for pair in pairs if self.substitutes or self.held.readable[pair[0]]]
-            indices, x = _indices(pairs), self._draws(self._rendering, pairs)
-        elif self._rendering is not None and self._x is not None:
-            indices = _indices(pairs)
-            x = self._rendering.render(self._x[indices], self._draws(self._rendering, pairs))
+        if self._rendering is not None and self._source is not None:
+            pairs = [pair for pair in pairs if self.substitutes or self._source.readable[pair[0]]]
+            indices, x = _indices(pairs), self._draws(self._rendering, self._source, pairs)
+            if self.held is None:
+                x = self._rendering.render(self._source.take(indices), x)
         else:
             read = [(self._read(*pair), pair) for pair in pairs]
             found = [(x, pair) for x, pair in read if x is not None]
@@ -105,20 +106,13 @@ class View(Dataset[Any]):
             return x.to(device, non_blocking=True)
         return self._rendering.render(self.held.take(indices), x)
 
-    def _draws(self, rendering: Rendering, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    def _draws(self, rendering: Rendering, source: DeviceSamples, pairs: Sequence[tuple[int, int]]) -> Tensor:
         """The numbers [b, k] of samples and draws; generators are the largest cost, and made only if needed."""
-        if rendering.random:
-            drawn = [rendering.draw(self._size(index), self._generator(index, at)) for index, at in pairs]
-        else:
-            drawn = [rendering.draw(self._size(index), NONE) for index, _ in pairs]
+        drawn = [
+            rendering.draw(source.size(index), self._generator(index, at) if rendering.random else NONE)
+            for index, at in pairs
+        ]
         return torch.tensor(drawn, dtype=torch.float64).reshape(len(pairs), -1)
-
-    def _size(self, index: int) -> Size:
-        """Width and height of a sample as it is stored; 0 for vectors."""
-        if self.held is not None:
-            return self.held.size(index)
-        shape = () if self._x is None else self._x.shape[2:] if self._x.ndim > 3 else self._x.shape[1:]
-        return (int(shape[1]), int(shape[0])) if len(shape) > 1 else (0, 0)
 
     def _read(self, index: int, draw: int) -> Tensor | None:
         """One transformed sample; None if it cannot be read and substitutes are not allowed."""
