@@ -88,7 +88,7 @@ class LabelRule:
 
     @staticmethod
     def find(labels: str | None, shards: Sequence[Path]) -> LabelRule:
-        """Parse the argument `labels` of `nearfar.data.shards`, or find out where labels are."""
+        """Parse the argument `labels` of `nearfar.data.shards`, or detect where labels are."""
         folder = shards[0].parent
         file = table_file(labels, folder)
         if file is not None:
@@ -167,7 +167,7 @@ def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Wat
                 ) from None
             keys[key] = len(labels)
             names.append(picture.name)
-            labels.append(sys.intern(label))
+            labels.append(sys.intern(label))  # one string for each class
             offset.append(picture.offset)
             size.append(picture.size)
             sides += [SIDES.index(side)] if side else []

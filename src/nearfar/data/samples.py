@@ -112,11 +112,10 @@ class PackedNames(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         chosen = (range(len(self)) if self.rows is None else self.rows)[index]
-        texts = [
-            self.data[self.start[row] : self.start[row + 1]].tobytes().decode()
-            for row in (chosen if isinstance(index, slice) else [chosen])
-        ]
-        return texts if isinstance(index, slice) else texts[0]
+        return [self._text(row) for row in chosen] if isinstance(index, slice) else self._text(chosen)
+
+    def _text(self, row: Any) -> str:
+        return self.data[self.start[row] : self.start[row + 1]].tobytes().decode()
 
 
 def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:

@@ -78,10 +78,8 @@ class Network:
         if not isinstance(given, dict) or {*given, *LATER} != set(types):
             raise ValueError("it lacks a key, or has an unknown one")
         given = {**LATER, **given}
-        inputs, widths = (
-            given["inputs"],
-            [given[name] for name in ("embedding_dim", "hidden") if given[name] is not None],
-        )
+        inputs = given["inputs"]
+        widths = [given[name] for name in ("embedding_dim", "hidden") if given[name] is not None]
         if not all(type(number) is int and 1 <= number <= LARGEST for number in (*widths, *inputs)):
             raise ValueError(f"a size is not a whole number from 1 to {LARGEST:,}")
         if not 1 <= len(inputs) <= 4 or math.prod(inputs) > LARGEST:
@@ -112,14 +110,14 @@ class Saved:
         """Write weights and description to one .safetensors file, atomically; equal networks give equal bytes."""
         from safetensors.torch import save_file
 
-        about = self._about()
+        about = self._describe()
         about["digest"] = _digest(self.model, about)
         state = {name: value.detach().cpu().contiguous().clone() for name, value in self.model.state_dict().items()}
         with atomic_write(Path(path)) as temporary:
             save_file(state, temporary, {KEY: json.dumps(about)})
         return Path(path)
 
-    def _about(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         network = {**asdict(self.network), "inputs": list(self.network.inputs)}
         network = {key: value for key, value in network.items() if key not in LATER or value != LATER[key]}
         classes = None if self.classes is None else list(self.classes)
@@ -156,7 +154,7 @@ def read(path: str | os.PathLike[str]) -> Saved:
         if next(saved.model.parameters()).is_meta:
             saved.model.to_empty(device="cpu")
         saved.model.load_state_dict(state)
-        if about.get("digest") != _digest(saved.model, saved._about()):
+        if about.get("digest") != _digest(saved.model, saved._describe()):
             raise ValueError("its digest does not match: it was changed or damaged")
     except ImportError:
         raise
