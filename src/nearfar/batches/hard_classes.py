@@ -87,7 +87,9 @@ class HardClasses:
         count = min(count, int(allowed.sum()))
         if self.embeddings is None or not self.valid[seed] or count < 1:
             return np.empty(0, dtype=np.int64)
-        distance = torch.linalg.vector_norm(self.embeddings - self.embeddings[seed], dim=1)
+        # from differences, which stay exact for near rows, and without a copy of the table
+        exact = "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(self.embeddings[seed][None], self.embeddings, compute_mode=exact)[0]
         distance = torch.where(allowed.to(distance.device), distance, torch.inf)
         found: NDArray[np.int64] = distance.topk(count, largest=False).indices.cpu().numpy()
         return found
