@@ -21,7 +21,7 @@ from utilization import Utilization
 from nearfar._utils.console import Terminal
 from nearfar._utils.files import write_text
 from nearfar.data import open_data, part
-from nearfar.data.decoded import cached
+from nearfar.data.picture_cache import cache_data
 from nearfar.train import fit, parse
 from nearfar.train.scores import vectors_of
 from nearfar.train.suited import Input, open_model
@@ -155,7 +155,7 @@ def embedding(args):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, _, plain = open_model(config, Input.of(config, data))
     model = model.to(device, memory_format=torch.channels_last)
-    samples = cached(data, plain, "device", folder=args.folder).train
+    samples = cache_data(data, plain, "device", folder=args.folder).train
     rates = {}
     for precision in ("float32", "bf16"):
         for _ in range(2):

@@ -341,7 +341,7 @@ def test_hard_classes_resume_with_their_table(stop):
     resumed = make()
     resumed.load_state_dict(state)
     assert (used + trained(resumed, y, 3, stop))[:15] == expected
-    with pytest.raises(ValueError, match=f"all {stop + 1} batches handed out have been used"):
+    with pytest.raises(ValueError, match=f"all {stop + 1} yielded batches have been used"):
         sampler.state_dict(step=stop)
 
 

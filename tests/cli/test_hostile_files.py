@@ -18,7 +18,7 @@ from shell import Flat, run, saved
 from typer.testing import CliRunner
 
 from nearfar.cli.main import app
-from nearfar.data import open_data, tables
+from nearfar.data import _tables, open_data
 from nearfar.report.journal import read_journal
 from nearfar.runs.config import save
 from nearfar.train import checkpoint, parse
@@ -206,7 +206,7 @@ def test_lists_lead_nowhere_else(place, kind, name):
     ("../../secret/s.png", "leads out of the archive"),
     ("/secret/s.png", "leads out of the archive"),
     ("link", "are in none of the archives"),
-    ("cut", "cannot be read as a tar archive"),
+    ("cut", "cannot be read as a plain tar file"),
 ])  # fmt: skip
 def test_archives_lead_nowhere_else(place, entry, told):
     with tarfile.open(place / "cub200_full-00.tar", "w") as archive:
@@ -314,7 +314,7 @@ def test_names_that_mean_harm_are_shown_harmlessly(place, name):
 
 
 def test_enormous_lines_are_not_read_whole(place, monkeypatch):
-    monkeypatch.setattr(tables, "LONGEST", 10_000)
+    monkeypatch.setattr(_tables, "LONGEST", 10_000)
     long = "a" * 20_000
     (place / "list.csv").write_text(f"path,label\n{long},1\n", encoding="utf-8")
     assert "line 2 of list.csv has more than 10,000 characters" in refused(
@@ -327,9 +327,9 @@ def test_enormous_lines_are_not_read_whole(place, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    (b"path,label\n\"a,1\nb,2\n", "is no CSV file that can be read"),
+    (b"path,label\n\"a,1\nb,2\n", "cannot be read as a CSV file"),
     (b"path,label\na\0.png,1\n", "holds a null character"),
-    (b"path,label\n\xff\xfe,1\n", "is no text in UTF-8"),
+    (b"path,label\n\xff\xfe,1\n", "is not UTF-8 text"),
     (b"path,label\n" + b"a" * 200_000 + b",1\n", "field larger than field limit"),
     (b"path,label\n" + b"a" * 5_000 + b",1\n", "1 of 1 images are missing"),
 ])  # fmt: skip

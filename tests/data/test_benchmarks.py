@@ -300,7 +300,7 @@ def test_broken_annotations(vehicles):
     [
         ([row for row in SHOP if row[2] != "gallery"], "each must occur, but that fails for gallery"),
         ([*SHOP, ("img/x.jpg", "id_1", "valid")], "fails for valid"),
-        ([*SHOP, ("img/x.jpg", "id_1", "query")], "1 stand on one side alone, such as id_1"),
+        ([*SHOP, ("img/x.jpg", "id_1", "query")], "1 are on one side only, such as id_1"),
     ],
 )
 def test_broken_partitions(tmp_path, rows, told):

@@ -12,11 +12,11 @@ import runs
 import torch
 from PIL import Image
 
-from nearfar.data import Tensors, View, class_disjoint, part, pixel_file, transforms
-from nearfar.data import decoded as module
-from nearfar.data.decoded import cached, decoded
+from nearfar.data import Tensors, View, _pixel_file, class_disjoint, part, transforms
+from nearfar.data import picture_cache as module
+from nearfar.data._pixel_file import PixelFile
+from nearfar.data.picture_cache import cache_data, cache_pictures
 from nearfar.data.pictures import CorruptImageError, Pictures
-from nearfar.data.pixel_file import PixelFile
 from nearfar.data.samples import DataSet
 from nearfar.data.transforms import Photograph
 from nearfar.train import fit
@@ -46,7 +46,7 @@ def shrunk(train=True, **options):
 
 
 def stored(samples, tmp_path, transform=None, cache="disk"):
-    return decoded(samples, transform or shrunk(), cache, folder=tmp_path / "cache")
+    return cache_pictures(samples, transform or shrunk(), cache, folder=tmp_path / "cache")
 
 
 KEYS = [(i, draw) for i in range(12) for draw in range(4)]
@@ -61,7 +61,7 @@ def test_decoded_pictures_are_the_files(files, tmp_path, cache):
         assert torch.equal(x, y)
         assert torch.equal(labels, rest[0])
         assert torch.equal(indices, rest[1])
-    other = decoded(samples, shrunk(), cache, folder=tmp_path / "other")
+    other = cache_pictures(samples, shrunk(), cache, folder=tmp_path / "other")
     assert np.array_equal(np.asarray(other[3]), np.asarray(stored(samples, tmp_path, cache=cache)[3]))
     assert len(list((tmp_path / "other").glob("*.pixels"))) == 1  # another folder is another file
     assert len(list((tmp_path / "cache").glob("*.pixels"))) == 2  # what is drawn does not matter, how it is stored does
@@ -116,7 +116,7 @@ def test_parts_share_the_file_and_its_pixels(files, tmp_path):
         assert some.whole is whole
         assert np.array_equal(np.asarray(some[1]), np.asarray(whole[int(rows[1])]))
         view = View(some, shrunk(train=False), device=CPU)
-        assert view.held.source is whole.hold(CPU).source
+        assert view.held.x is whole.hold(CPU).x
         numbers, labels, indices = view.__getitems__([0, 4])
         want = View(part(samples, rows), shrunk(train=False)).__getitems__([0, 4])
         torch.testing.assert_close(view.render(numbers, indices, CPU), want[0], atol=1e-6, rtol=0)
@@ -124,7 +124,7 @@ def test_parts_share_the_file_and_its_pixels(files, tmp_path):
 
 
 def test_a_stopped_build_goes_on(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(pixel_file, "TOGETHER", 4)
+    monkeypatch.setattr(_pixel_file, "TOGETHER", 4)
     samples, path, seen = pictures(files), tmp_path / "some.pixels", []
 
     def decode(stop):
@@ -226,18 +226,18 @@ def test_a_full_disk_is_one_sentence(files, tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(pixel_file.os, "fsync", full)
+    monkeypatch.setattr(_pixel_file.os, "fsync", full)
     with pytest.raises(OSError, match=r"cannot be written \(No space left on device\); make room, name another folder"):
         stored(pictures(files), tmp_path)[0]
 
 
 def test_a_side_that_nobody_reads_is_not_decoded(files, tmp_path):
     one, other = pictures(files), pictures(files)
-    data = cached(DataSet("files", one, other), shrunk(), "disk", folder=tmp_path / "cache")
+    data = cache_data(DataSet("files", one, other), shrunk(), "disk", folder=tmp_path / "cache")
     assert data.train[0].size == (48, 72)
     assert data.test._file is None
-    assert cached(data, shrunk(), "disk").train is data.train  # a second time changes nothing
-    assert cached(DataSet("files", one, other), shrunk(), "none").train is one
+    assert cache_data(data, shrunk(), "disk").train is data.train  # a second time changes nothing
+    assert cache_data(DataSet("files", one, other), shrunk(), "none").train is one
 
 
 def test_samples_that_nobody_keeps_are_freed(files, tmp_path):

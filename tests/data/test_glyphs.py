@@ -329,7 +329,7 @@ def test_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, call, full)
     with pytest.warns(UserWarning, match="No space left on device") as caught:
-        result = cache.cached(tmp_path, "stem", lambda: {"x": np.arange(3)})
+        result = cache.load_or_make(tmp_path, "stem", lambda: {"x": np.arange(3)})
     assert len(caught) == 1
     assert result["x"].tolist() == [0, 1, 2]
     assert list(tmp_path.iterdir()) == []
@@ -346,7 +346,7 @@ def test_no_reader_ever_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", spy)
-    cache.cached(tmp_path, "stem", lambda: {"x": np.arange(3)})
+    cache.load_or_make(tmp_path, "stem", lambda: {"x": np.arange(3)})
     assert seen == [[]]
     assert [path.name for path in tmp_path.iterdir()] == ["stem.npz"]
 
@@ -356,7 +356,7 @@ def test_processes_that_draw_at_once_share_one_sound_file(tmp_path: Path) -> Non
         "import sys, time, warnings, numpy as np; from pathlib import Path; from nearfar.data import _cache\n"
         "warnings.simplefilter('error')\n"
         "def make():\n    time.sleep(0.5); return {'x': np.arange(200_000)}\n"
-        "assert _cache.cached(Path(sys.argv[1]), 'stem', make)['x'].sum() == 19_999_900_000"
+        "assert _cache.load_or_make(Path(sys.argv[1]), 'stem', make)['x'].sum() == 19_999_900_000"
     )
     runs = [start(program, str(tmp_path)) for _ in range(2)]
     said = [run.communicate(timeout=60) for run in runs]
@@ -368,7 +368,7 @@ def test_processes_that_draw_at_once_share_one_sound_file(tmp_path: Path) -> Non
 
 def test_other_stems_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "stem-2.npz").write_bytes(b"another data set, another version")
-    cache.cached(tmp_path, "stem", lambda: {"x": np.arange(3)})
+    cache.load_or_make(tmp_path, "stem", lambda: {"x": np.arange(3)})
     assert (tmp_path / "stem-2.npz").read_bytes() == b"another data set, another version"
 
 
@@ -379,13 +379,13 @@ def test_every_flipped_bit_of_a_cache_makes_it_anew(tmp_path: Path) -> None:
         made.append(True)
         return {"x": np.arange(300)}
 
-    cache.cached(tmp_path, "stem", make)
+    cache.load_or_make(tmp_path, "stem", make)
     good = path.read_bytes()
     places = range(0, len(good), 41)
     for at in places:
         path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
         with pytest.warns(UserWarning, match="made again"):
-            assert cache.cached(tmp_path, "stem", make)["x"].tolist() == list(range(300))
+            assert cache.load_or_make(tmp_path, "stem", make)["x"].tolist() == list(range(300))
         assert path.read_bytes() == good
     assert len(made) == 1 + len(places)
 
@@ -393,7 +393,7 @@ def test_every_flipped_bit_of_a_cache_makes_it_anew(tmp_path: Path) -> None:
 def test_a_cache_that_another_program_wrote_is_not_taken(tmp_path: Path) -> None:
     np.savez(tmp_path / "stem.npz", x=np.zeros(3))
     with pytest.warns(UserWarning, match="made again"):
-        assert cache.cached(tmp_path, "stem", lambda: {"x": np.ones(3)})["x"].tolist() == [1, 1, 1]
+        assert cache.load_or_make(tmp_path, "stem", lambda: {"x": np.ones(3)})["x"].tolist() == [1, 1, 1]
 
 
 def test_default_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

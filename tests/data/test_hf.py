@@ -15,7 +15,7 @@ from shard_cases import png
 
 import nearfar as nf
 from nearfar.data import Tensors, genuine, open_data, transforms
-from nearfar.data.decoded import decoded
+from nearfar.data.picture_cache import cache_pictures
 
 BIRDS = ("gull", "tern", "wren", "crow")
 
@@ -98,7 +98,7 @@ def test_pictures_are_decoded_once(shared, tmp_path):
         for file in (place / "train").glob("*.arrow"):
             if stamp is not None:
                 os.utime(file, ns=(stamp, stamp))
-        train = decoded(open_data("hf", place).train, transform, "disk", folder=tmp_path / "pixels")
+        train = cache_pictures(open_data("hf", place).train, transform, "disk", folder=tmp_path / "pixels")
         assert values(train) == list(range(12))
         assert len(list((tmp_path / "pixels").glob("*.pixels"))) == times
 

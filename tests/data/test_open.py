@@ -14,7 +14,7 @@ from PIL import Image
 from shell import run
 
 from nearfar.data import open_data
-from nearfar.data.open import MARKS, kind_of
+from nearfar.data.registry import MARKS, kind_of
 from nearfar.train import load, parse
 from nearfar.train.recipe import usual
 from nearfar.train.source import named
@@ -151,7 +151,7 @@ def test_a_path_that_fits_nothing_is_an_error(make, tmp_path, cache):
         for file in ("train.npz", "cars_annos.mat"):
             (place / file).touch()
     said = run(tmp_path, "train", "--data.path", make, "--run", "r", code=1)
-    assert f"{make} {'may be cars or vectors' if make == 'two' else 'is none that can be told by its files'}" in said
+    assert f"{make} {'may be cars or vectors' if make == 'two' else 'is not a known kind of data by its files'}" in said
     assert "name the data set with data.name, one of omniglot, cub" in said
     assert not cache.exists()
     assert not (tmp_path / "r").exists()

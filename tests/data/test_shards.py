@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -21,11 +22,12 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import nearfar as nf
 from nearfar.batches import MPerClass
-from nearfar.data import View, genuine, open_data, part, transforms
-from nearfar.data import shard_index as module
-from nearfar.data.decoded import decoded
-from nearfar.data.names import Chosen, Texts
-from nearfar.data.shard_index import Members, ShardIndex
+from nearfar.data import View, _cache, genuine, open_data, part, transforms
+from nearfar.data.picture_cache import cache_pictures
+from nearfar.data.samples import PackedNames
+from nearfar.data.shards import Members, ShardIndex, open_index
+
+module = importlib.import_module("nearfar.data.shards")  # the package has a function of this name
 
 
 def value(picture) -> int:
@@ -106,7 +108,7 @@ def test_the_index_is_built_once_and_again_when_a_shard_changes(folder, cache, m
     assert indices(cache) == [path]
     assert path.read_bytes() != before
     path.write_bytes(path.read_bytes()[:-9] + b"too short")
-    with pytest.warns(UserWarning, match=r"the index .* is damaged, and built again"):
+    with pytest.warns(UserWarning, match=r"nearfar-index-.* does not match its seal, so the data is made again"):
         open_data("shards", folder)
     assert len(passes) == 3
     open_data("shards", folder, labels="cls")  # another question, another index
@@ -115,7 +117,7 @@ def test_the_index_is_built_once_and_again_when_a_shard_changes(folder, cache, m
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such lock")
 def test_while_one_builds_the_index_others_wait(folder, monkeypatch):
-    passes, scan, alone = [], module.scan, module.alone
+    passes, scan, alone = [], module.scan, _cache.alone
     both = threading.Barrier(2)  # neither goes for the lock before both have found no index
 
     def slow(*words):
@@ -127,7 +129,7 @@ def test_while_one_builds_the_index_others_wait(folder, monkeypatch):
         return alone(path)
 
     monkeypatch.setattr(module, "scan", slow)
-    monkeypatch.setattr(module, "alone", together)
+    monkeypatch.setattr(_cache, "alone", together)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: list(open_data("shards", folder).train.names), range(2)))
     assert found[0] == found[1]
@@ -147,8 +149,8 @@ def test_an_index_that_cannot_be_written_is_used_all_the_same(folder, monkeypatc
     def full(path, arrays):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write_arrays", full)
-    with pytest.warns(UserWarning, match="cannot be written .No space left on device., so the next run builds it"):
+    monkeypatch.setattr(_cache, "write_arrays", full)
+    with pytest.warns(UserWarning, match="could not be written .No space left on device., so the next run makes it"):
         assert len(open_data("shards", folder).train) == 12
 
 
@@ -183,7 +185,7 @@ def test_labels_from_json_another_suffix_and_a_table(tmp_path):
 
 def test_numbers_are_sorted_as_numbers(tmp_path):
     write(tmp_path / "a.tar", [{"__key__": str(i), "png": png(i), "cls": i} for i in (10, 9, 2, 100)])
-    index = module.open_index([tmp_path / "a.tar"], None, None)
+    index = open_index([tmp_path / "a.tar"], None, None)
     assert index.classes == ("2", "9", "10", "100")
     assert index.labels.tolist() == [2, 1, 0, 3]
 
@@ -228,25 +230,25 @@ def test_workers_get_what_this_process_reads(shared):
 def test_pictures_are_decoded_once(folder, tmp_path, cache):
     train = open_data("shards", folder).train
     transform = transforms.get("photographs", train=False, size=8)
-    once = decoded(train, transform, cache, folder=tmp_path / "pixels")
+    once = cache_pictures(train, transform, cache, folder=tmp_path / "pixels")
     before = values(once)
     assert before == values(train)
     (file,) = (tmp_path / "pixels").glob("*.pixels")
-    fresh = decoded(open_data("shards", folder).train, transform, cache, folder=tmp_path / "pixels")
+    fresh = cache_pictures(open_data("shards", folder).train, transform, cache, folder=tmp_path / "pixels")
     assert values(fresh) == before
     assert list((tmp_path / "pixels").glob("*.pixels")) == [file]
     os.utime(folder / "s-000.tar", ns=(1, 1))
-    values(decoded(open_data("shards", folder).train, transform, cache, folder=tmp_path / "pixels"))
+    values(cache_pictures(open_data("shards", folder).train, transform, cache, folder=tmp_path / "pixels"))
     assert len(list((tmp_path / "pixels").glob("*.pixels"))) == 2
 
 
 def test_names_and_places_are_made_on_access():
-    names = Texts.of(f"{i}é.png" for i in range(1000))
+    names = PackedNames.pack(f"{i}é.png" for i in range(1000))
     assert names[7:9] == ["7é.png", "8é.png"]
     assert names[-1] == "999é.png"
     with pytest.raises(IndexError):
         names[1000]
-    assert list(Texts.of(["a\udcff"])) == ["a\\udcff"]
+    assert list(PackedNames.pack(["a\udcff"])) == ["a\\udcff"]
     index = ShardIndex(
         (Path("a.tar"), Path("empty.tar"), Path("b.tar")),
         np.array([0, 600, 600, 1000]),
@@ -266,7 +268,7 @@ def test_names_and_places_are_made_on_access():
     samples = nf.data.Pictures(places, index.labels, names, index.classes)
     assert samples.names is names
     assert samples.paths is places
-    assert isinstance(part(samples, [3, 1]).names, Chosen)
+    assert isinstance(part(samples, [3, 1]).names, PackedNames)
     assert list(part(samples, [3, 1]).names) == ["3é.png", "1é.png"]
 
 
@@ -311,7 +313,7 @@ def test_two_files_of_one_name(tmp_path):
     with tarfile.open(tmp_path / "s.tar", "w") as archive:
         for _ in range(2):
             archive.addfile(tarfile.TarInfo("a.png"))
-    with pytest.raises(ValueError, match=r"^shards: .*s.tar is no WebDataset \(a.png: duplicate file name"):
+    with pytest.raises(ValueError, match=r"^shards: .*s.tar is not a WebDataset \(a.png: duplicate file name"):
         open_data("shards", tmp_path / "s.tar")
 
 
@@ -400,7 +402,7 @@ def test_bad_tables_and_folders(folder, tmp_path):
     table = folder / "labels.csv"
     good = "".join(f"{i:06d},{i % 3}\n" for i in range(24))
     for rows, said in {
-        "key,label\n" + good + "000001,2\n": "'000001' stands twice in .*labels.csv, again in row 26",
+        "key,label\n" + good + "000001,2\n": "000001 stands in rows 3 and 26 of .*labels.csv",
         "key,label\n" + good.replace("000003,0\n", ""): "'000003' in .*s-000.tar has no row in .*labels.csv",
         "key,label\n" + good + "000099,2\n": "1 of the 25 keys in .* are in none of the 3 shards, .* '000099'",
         "key,label,split\n" + good.replace("\n", ",dev\n"): "split in .* must be train or test, but row 2 says 'dev'",

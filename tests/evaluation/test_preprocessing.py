@@ -18,7 +18,7 @@ from nearfar.data import transforms
 from nearfar.data.transforms import Moved, Photograph, Plain
 from nearfar.evaluation import Vectors, export_onnx
 from nearfar.evaluation.preprocessing import Pixels, beside_graph, described, from_description, from_text
-from nearfar.models import named
+from nearfar.models import registry
 from nearfar.runs.config import to_tree, to_yaml
 from nearfar.train import checkpoint, parse
 
@@ -50,7 +50,7 @@ def photographs(folder, count=3):
 def a_run(folder, monkeypatch):
     """A run folder of a network for photographs with a mean and a deviation, its weights by chance."""
     kind = (nn.Conv2d(3, 8, 9, stride=8), (3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    monkeypatch.setitem(named.OWN, "small", lambda inputs, pretrained, hidden: copy.deepcopy(kind))
+    monkeypatch.setitem(registry.OWN, "small", lambda inputs, pretrained, hidden: copy.deepcopy(kind))
     config = parse(
         {"model": {"name": "small", "embedding_dim": 8, "pool": "max"}, "data": {"transform": "photographs"}}
     )

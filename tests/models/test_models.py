@@ -12,7 +12,7 @@ from torch import nn
 
 from nearfar.data import open_data
 from nearfar.data.transforms import Photograph
-from nearfar.models import Embedder, build, freeze_norms, outside
+from nearfar.models import Embedder, build, freeze_norms, timm_torchvision
 from nearfar.models.lite0 import Lite0
 from nearfar.train.faster import faster
 
@@ -69,7 +69,7 @@ def test_pools():
     each = {}
     for pool in ("avg", "max", "both", "gem"):
         model = Embedder(nn.Identity(), embedding_dim=2, size=(3, 4, 5), pool=pool)
-        each[pool] = model._pooled(maps)
+        each[pool] = model._pool_features(maps)
         assert model.head.in_features == each[pool].shape[1]
     torch.testing.assert_close(each["avg"], maps.flatten(2).mean(dim=2))
     torch.testing.assert_close(each["max"], maps.flatten(2).max(dim=2).values)
@@ -79,7 +79,7 @@ def test_pools():
 
 
 def test_the_generalized_mean_lies_between_average_and_largest_and_has_a_slope():
-    pooled = Embedder(nn.Identity(), embedding_dim=2, size=(3, 4, 5), pool="gem")._pooled
+    pooled = Embedder(nn.Identity(), embedding_dim=2, size=(3, 4, 5), pool="gem")._pool_features
     maps = torch.rand(2, 3, 4, 5, dtype=torch.float64)
     assert (pooled(maps) > maps.mean(dim=(2, 3))).all()
     assert (pooled(maps) < maps.amax(dim=(2, 3))).all()
@@ -94,7 +94,7 @@ def test_the_generalized_mean_lies_between_average_and_largest_and_has_a_slope()
 def test_a_head_without_a_dimension_begins_as_the_identity(more):
     model = build("small", embedding_dim=None, inputs=(1, 16, 16), normalize=False, **more).eval()
     x = torch.randn(3, 1, 16, 16)
-    features = model._pooled(x)
+    features = model._pool_features(x)
     if "hidden" in more:
         features = model.head[:2](features)
     torch.testing.assert_close(model(x), features / (1 + 1e-5) ** 0.5 if "bn_neck" in more else features)
@@ -216,7 +216,7 @@ def test_lite0_equals_the_stored_features():
     for index in (0, 100, 2000):
         x = transform(photographs[index], np.random.default_rng(0))
         with torch.no_grad():
-            mine = model._pooled(x[None])[0].numpy()
+            mine = model._pool_features(x[None])[0].numpy()
         theirs = stored["x"][row[photographs.names[index]]].astype(np.float32)
         np.testing.assert_allclose(mine, theirs, atol=0.02)  # the features reach 3
         assert mine @ theirs / np.linalg.norm(mine) / np.linalg.norm(theirs) > 0.99999
@@ -267,7 +267,7 @@ def test_torchvision_trunks_lose_only_pool_and_classifier(vision):
     torch.manual_seed(0)
     for name, last in (("resnet18", "fc"), ("densenet121", "classifier")):
         whole = models.get_model(name).eval()
-        trunk = outside._cut(name, copy.deepcopy(whole))
+        trunk = timm_torchvision._cut(name, copy.deepcopy(whole))
         x = torch.randn(1, 3, 64, 64)
         with torch.no_grad():
             torch.testing.assert_close(getattr(whole, last)(trunk(x).mean(dim=(2, 3))), whole(x), atol=1e-4, rtol=1e-4)

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from nearfar.data import transforms
-from nearfar.models import build, fetch, lite0
+from nearfar.models import build, lite0, weights
 from nearfar.train import fit, open_run, parse, suited
 
 QUIET = Console(quiet=True)
@@ -41,7 +41,7 @@ def test_published_files_fit_less_their_classifier(vision, name, form, tmp_path)
     model = build(name, weights=path, embedding_dim=4, inputs=(3, 64, 64)).eval()
     x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        features = model._pooled(x)
+        features = model._pool_features(x)
         last = getattr(whole.eval(), "fc", None) or whole.classifier
         torch.testing.assert_close(last(features), whole(x), atol=1e-5, rtol=1e-5)
     torch.save(model.trunk.state_dict(), tmp_path / "trunk.pth")  # our own trunk's is taken, too
@@ -67,7 +67,7 @@ def test_files_that_do_not_fit_are_one_sentence(vision, tmp_path):
 
 @pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18"])
 def test_without_a_network_it_says_so_at_once_and_what_helps(vision, name, monkeypatch, tmp_path):
-    monkeypatch.setattr(fetch, "reachable", lambda address: False)
+    monkeypatch.setattr(weights, "is_reachable", lambda address: False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -80,20 +80,20 @@ def test_without_a_network_it_says_so_at_once_and_what_helps(vision, name, monke
 
 
 def test_a_host_that_never_answers_is_given_up(monkeypatch):
-    monkeypatch.setattr(fetch, "getproxies", dict)
-    monkeypatch.setattr(fetch, "WAIT", 0.2)
+    monkeypatch.setattr(weights, "getproxies", dict)
+    monkeypatch.setattr(weights, "WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert fetch.reachable(f"http://127.0.0.1:{port}/weights.pth")
-    assert not fetch.reachable(f"http://127.0.0.1:{port}/weights.pth")
+        assert weights.is_reachable(f"http://127.0.0.1:{port}/weights.pth")
+    assert not weights.is_reachable(f"http://127.0.0.1:{port}/weights.pth")
     release = threading.Event()
 
     def asleep(*_, **__):
         release.wait(5)
         raise OSError
 
-    monkeypatch.setattr(fetch.socket, "create_connection", asleep)
-    assert not fetch.reachable("https://weights.invalid/w.pth")
+    monkeypatch.setattr(weights.socket, "create_connection", asleep)
+    assert not weights.is_reachable("https://weights.invalid/w.pth")
     release.set()
 
 
@@ -138,7 +138,7 @@ def test_photographs_get_lite0_and_every_way_out_of_a_missing_package_works(phot
     def absent():
         raise ImportError("no such package")
 
-    monkeypatch.setattr("nearfar.models.named.imagenet_file", absent)
+    monkeypatch.setattr("nearfar.models.registry.imagenet_file", absent)
     with pytest.raises(
         ImportError, match=r"pictures above 64 pixels get the network lite0.*nearfar\[lite0\]"
     ) as caught:

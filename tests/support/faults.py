@@ -367,7 +367,9 @@ def _make_cache(place: Path, run: Path) -> Path:
 
 
 def _read_cache(path: Path) -> dict[str, Any]:
-    return {k: v.tolist() for k, v in _cache.cached(path.parent, "numbers", lambda: {"x": np.arange(500.0)}).items()}
+    return {
+        k: v.tolist() for k, v in _cache.load_or_make(path.parent, "numbers", lambda: {"x": np.arange(500.0)}).items()
+    }
 
 
 def _make_chunk(place: Path, run: Path) -> Path:

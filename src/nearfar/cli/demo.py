@@ -14,7 +14,7 @@ from nearfar._utils.console import Terminal
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, open_data
 from nearfar.data._glyphs import few_glyphs
-from nearfar.data.open import of_glyphs
+from nearfar.data.registry import of_glyphs
 from nearfar.report.maps import without_tsne
 from nearfar.runs import journal
 from nearfar.train import Config, Result, baselines, fit, parse

@@ -1,6 +1,6 @@
 """Evaluation: neighbors, scores with error bars, comparison, clustering, verification; embed, index, export."""
 
-from nearfar.data.ks import KS
+from nearfar.data.benchmarks import KS
 from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.disk_build import build_index
 from nearfar.evaluation.disk_index import DiskIndex, open_index

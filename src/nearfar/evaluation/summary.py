@@ -15,7 +15,7 @@ from nearfar._utils import html
 from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.extras import need
 from nearfar._utils.progress import Watch
-from nearfar.data.ks import USUAL
+from nearfar.data.samples import USUAL_KS
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores, demand_scores
 from nearfar.evaluation.related import retrieve_related
@@ -159,7 +159,7 @@ def evaluate(
     embeddings: Any,
     labels: Any = None,
     *,
-    ks: Sequence[int] = USUAL,
+    ks: Sequence[int] = USUAL_KS,
     ref_emb: Any = None,
     ref_labels: Any = None,
     similarity: Metric = "cosine",

@@ -15,7 +15,7 @@ from nearfar._utils.memory import size_of
 from nearfar._utils.process_group import in_touch
 from nearfar.data import DataSet, Samples
 from nearfar.data._cache import default_folder
-from nearfar.data.view import Batch
+from nearfar.data.loading import Batch
 from nearfar.runs import parts
 from nearfar.runs.config import Config
 from nearfar.train import processes

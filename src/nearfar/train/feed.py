@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from nearfar.data.view import Batch, View, collate
+from nearfar.data.loading import Batch, View, collate
 
 __all__ = ["feed"]
 

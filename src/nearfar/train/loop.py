@@ -18,7 +18,7 @@ from nearfar._utils.files import write_arrays, write_text
 from nearfar._utils.process_group import gather_objects, in_touch
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Tensors
-from nearfar.data.view import Batch
+from nearfar.data.loading import Batch
 from nearfar.doctor import Doctor, diagnose_run
 from nearfar.evaluation import Evaluation
 from nearfar.evaluation.preprocessing import fingerprint_of

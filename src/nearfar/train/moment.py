@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from nearfar.data.view import Batch
+from nearfar.data.loading import Batch
 from nearfar.losses.annealing import advance
 from nearfar.relations.relation import Relation
 from nearfar.train.rates import rate_factor, set_rates

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from nearfar.data import DataSet, transforms
-from nearfar.data.open import kind_of
+from nearfar.data.registry import kind_of
 from nearfar.data.samples import Samples
 from nearfar.data.splits import Shares
-from nearfar.models.usual import LARGE
+from nearfar.models.registry import LARGE
 from nearfar.runs.config import Config, changed, load, parse, read_yaml
 from nearfar.train.source import opened
 from nearfar.train.suited import default_transform, short_side

@@ -15,9 +15,9 @@ from nearfar._utils.checks import printable
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.progress import Watch
 from nearfar.batches import violations
+from nearfar.data.loading import Batch, View, collate
 from nearfar.data.pictures import CorruptImageError
 from nearfar.data.samples import Labels, Samples, Transform
-from nearfar.data.view import Batch, View, collate
 from nearfar.evaluation import Evaluation, evaluate
 from nearfar.evaluation.dealing import ranks
 from nearfar.evaluation.embed import evaluating

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nearfar.data import DataSet, open_data
-from nearfar.data.open import kind_of
 from nearfar.data.pictures import OnCorrupt
+from nearfar.data.registry import kind_of
 from nearfar.runs.config import Config, DataConfig
 
 __all__ = ["named", "opened"]

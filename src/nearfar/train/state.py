@@ -17,7 +17,7 @@ from nearfar._utils.files import lies_in
 from nearfar._utils.process_group import gather_objects
 from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, View
-from nearfar.data.decoded import cached
+from nearfar.data.picture_cache import cache_data
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
 from nearfar.distributed import CrossBatchMemory, Distributed
@@ -200,4 +200,4 @@ def _cached(config: Config, data: DataSet, plain: Transform, device: torch.devic
             f"config: data.cache_folder must lie outside the data, but {folder} is in {spec.path}; name another one, "
             "or leave it out."
         )
-    return cached(data, plain, cache, folder=folder, console=console)
+    return cache_data(data, plain, cache, folder=folder, console=console)

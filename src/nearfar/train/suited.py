@@ -17,7 +17,7 @@ from nearfar.data import DataSet, Samples, Tensors, transforms
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares, classes_apart, classes_by_name, hold_out
 from nearfar.distributed.cross_batch_memory import bytes_of
-from nearfar.models.usual import LARGE, network_for
+from nearfar.models.registry import LARGE, network_for
 from nearfar.runs.config import Config
 from nearfar.runs.parts import shape_of_batch
 

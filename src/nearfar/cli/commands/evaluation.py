@@ -104,11 +104,12 @@ def evaluate(
 
 def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
     """The given K, else those of the data set, else the usual ones."""
-    from nearfar.data.ks import KS, USUAL
+    from nearfar.data.benchmarks import KS
+    from nearfar.data.samples import USUAL_KS
 
     if data_set is not None:
         check_choice("evaluate", "--data-set", data_set, KS)
-    return tuple(k or ()) or (USUAL if data_set is None else KS[data_set])
+    return tuple(k or ()) or (USUAL_KS if data_set is None else KS[data_set])
 
 
 def score_table(found: Evaluation, title: str) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from torch import nn
 
 from nearfar._utils.extras import command
 from nearfar.models.embedder import Shape
-from nearfar.models.fetch import fetching
-from nearfar.models.weights import State, fill
+from nearfar.models.weights import Weights, download
 
-__all__ = ["Backbone", "File", "from_timm", "from_torchvision"]
+__all__ = ["Backbone", "from_timm", "from_torchvision"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Backbone = tuple[nn.Module, Shape, tuple[float, ...], tuple[float, ...]]
@@ -29,64 +27,56 @@ CLASSIFIERS = ("fc", "classifier", "head", "heads", "aux1", "aux2", "AuxLogits")
 def _library(name: str) -> Any:
     try:
         return import_module(name)
-    except (ImportError, RuntimeError) as error:  # a build that does not fit torch fails with a RuntimeError
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a build for another torch
         raise ImportError(
             f"models: {name}:NAME needs {name}, which does not import here ({str(error).splitlines()[0]}); "
             f"{command('vision')} in builds that fit your torch."
         ) from None
 
 
-@dataclass(frozen=True, eq=False)
-class File:
-    """A file of weights and the state dict in it."""
-
-    path: Path
-    state: State
-
-
-def from_timm(name: str, pretrained: bool, file: File | None = None) -> Backbone:
+def from_timm(name: str, pretrained: bool, weights: Weights | None = None) -> Backbone:
     """Build a trunk of timm: feature maps where the network has them, else vectors by its own pooling."""
     timm = _library("timm")
     if not timm.is_model(name.split(".")[0]):
         raise _unknown("timm", name, timm.list_models(), "timm.list_models()")
-    with fetching(f"timm:{name}", _endpoint() if pretrained else None):
+    with download(f"timm:{name}", _endpoint() if pretrained else None):
         trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
     config = timm.data.resolve_model_data_config(trunk)
     size = tuple(config["input_size"])
-    if _rank(trunk, size) == 3:  # tokens [b, n, c]: a transformer pools them in its own way
+    if _output_dims(trunk, size) == 3:  # tokens [b, n, c], which the transformer pools in its own way
         trunk = timm.create_model(name, pretrained=pretrained, num_classes=0)
-    if file is not None:
-        named = trunk.pretrained_cfg.get("classifier") or CLASSIFIERS
-        fill(trunk, file.state, file.path, (named,) if isinstance(named, str) else named)
+    if weights is not None:
+        classifier = trunk.pretrained_cfg.get("classifier") or CLASSIFIERS
+        weights.load_into(trunk, (classifier,) if isinstance(classifier, str) else classifier)
     return trunk, size, tuple(config["mean"]), tuple(config["std"])
 
 
 def _unknown(library: str, name: str, known: list[str], where: str) -> ValueError:
-    """The error for a name that a library does not have, with the nearest one that it has."""
+    """The error for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(name.split(".")[0].lower(), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"{where} lists them."
     return ValueError(f"models: {library} has no model {name!r}; {hint}")
 
 
-def _rank(trunk: nn.Module, size: Shape) -> int:
+def _output_dims(trunk: nn.Module, size: Shape) -> int:
     with torch.no_grad():
         return int(trunk.eval()(torch.zeros(1, *size)).ndim)
 
 
-def from_torchvision(name: str, pretrained: bool, file: File | None = None) -> Backbone:
+def from_torchvision(name: str, pretrained: bool, weights: Weights | None = None) -> Backbone:
     """Build a trunk of torchvision: feature maps for known architectures, else vectors by its own pooling."""
     models = _library("torchvision").models
     if name not in models.list_models(module=models):
         raise _unknown("torchvision", name, models.list_models(module=models), "torchvision.models.list_models()")
     address = models.get_model_weights(name).DEFAULT.url if pretrained else None
-    with fetching(f"torchvision:{name}", None if address is None or _is_kept(address) else address):
+    with download(f"torchvision:{name}", None if address is None or _is_downloaded(address) else address):
         network = models.get_model(name, weights="DEFAULT" if pretrained else None)
-    if file is not None and file.state.keys() & network.state_dict().keys():
-        fill(network, file.state, file.path, CLASSIFIERS)
-        file = None
+    is_whole = weights is not None and bool(weights.state.keys() & network.state_dict().keys())
+    if weights is not None and is_whole:
+        weights.load_into(network, CLASSIFIERS)
     trunk = _cut(name, network)
-    if file is not None:
-        fill(trunk, file.state, file.path)
+    if weights is not None and not is_whole:
+        weights.load_into(trunk)
     return trunk, (3, 224, 224), IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -110,6 +100,6 @@ def _endpoint() -> str:
     return str(_library("huggingface_hub").constants.ENDPOINT)
 
 
-def _is_kept(address: str) -> bool:
-    """Whether the file is in torch's cache already."""
+def _is_downloaded(address: str) -> bool:
+    """Whether the file is already in torch's cache."""
     return (Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(address).path).name).is_file()

@@ -1,9 +1,9 @@
-"""Crops of pictures of any size, brought to one size on a device: PIL's bilinear filter as two matrix products.
+"""Crops of pictures of different sizes, resized on a device: PIL's bilinear filter as two matrix products.
 
-PIL takes every output pixel from the input pixels under a triangle, one unit wide to each side where a crop grows and
-as wide as it shrinks otherwise, first along the rows, then along the columns, and rounds to whole gray levels after
-each. The same sums in floating point agree with it to two gray levels, and exactly for most values: PIL's weights are
-whole numbers, which breaks ties another way.
+PIL weights the input pixels of each output pixel by a triangle, whose half width is one input pixel where a crop grows
+and the scale where it shrinks, first along the rows, then along the columns, and rounds to whole gray levels after
+each. Floating-point sums agree with it to two gray levels, and exactly for most values: PIL's weights are integers,
+which breaks ties in another way.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Ragged", "crops"]
-
 STEP = 32
-"""Regions are rounded up to a multiple of it, so that the sizes of temporary tensors repeat."""
+"""Regions are rounded up to a multiple of this, so that the sizes of temporary tensors repeat."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +34,14 @@ class Ragged:
     height: Tensor
     width: Tensor
 
+    @property
+    def device(self) -> torch.device:
+        """The device of all four."""
+        return self.pixels.device
+
+    def __getitem__(self, rows: Tensor) -> Ragged:
+        return Ragged(self.pixels, self.start[rows], self.height[rows], self.width[rows])
+
 
 def crops(pictures: Ragged, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
     """Crop and resize: gray levels [b, 3, size, size] as float32, whole numbers in 0..255, channels last in memory.
@@ -46,25 +52,25 @@ def crops(pictures: Ragged, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
         flips: bool [b], which crops are mirrored left to right.
         size: pixels a side.
     """
-    device, count = pictures.pixels.device, len(boxes)
+    device, count = pictures.device, len(boxes)
     margin = math.ceil(max(1.0, float(boxes[:, 2:].amax()) / size)) + 1
-    wide, high = (_rounded(int(boxes[:, place].amax()) + 2 * margin) for place in (2, 3))
+    wide, high = (_round_up(int(boxes[:, place].amax()) + 2 * margin) for place in (2, 3))
     left, top, width, height = boxes.to(device, torch.float32, non_blocking=True).unbind(dim=1)
     across = _weights(left, width, margin, wide, pictures.width, size)
     along = _weights(top, height, margin, high, pictures.height, size)
     across = torch.where(flips.to(device, non_blocking=True)[:, None, None], across.flip(1), across)
     region = _region(pictures, left.long() - margin, top.long() - margin, wide, high)
     rows = region.permute(0, 2, 1, 3).reshape(count, wide, high * 3).float()
-    rows = _levels(torch.bmm(across, rows)).view(count, size, high, 3)
+    rows = _to_levels(torch.bmm(across, rows)).view(count, size, high, 3)
     columns = rows.permute(0, 2, 1, 3).reshape(count, high, size * 3)
-    return _levels(torch.bmm(along, columns)).view(count, size, size, 3).permute(0, 3, 1, 2)
+    return _to_levels(torch.bmm(along, columns)).view(count, size, size, 3).permute(0, 3, 1, 2)
 
 
-def _rounded(length: int) -> int:
+def _round_up(length: int) -> int:
     return -(-length // STEP) * STEP
 
 
-def _levels(x: Tensor) -> Tensor:
+def _to_levels(x: Tensor) -> Tensor:
     """Round half up to whole gray levels, in place."""
     return x.add_(0.5).floor_().clamp_(0.0, 255.0)
 
@@ -75,7 +81,7 @@ def _weights(first: Tensor, length: Tensor, margin: int, region: int, limit: Ten
     Args:
         first: [b] where the crop begins.
         length: [b] its length.
-        margin: the region begins so many pixels before the crop.
+        margin: how many pixels before the crop the region begins.
         region: its length.
         limit: [b] the length of the picture, beyond which nothing is read.
         size: output pixels.
@@ -91,7 +97,7 @@ def _weights(first: Tensor, length: Tensor, margin: int, region: int, limit: Ten
 
 def _region(pictures: Ragged, left: Tensor, top: Tensor, wide: int, high: int) -> Tensor:
     """uint8 [b, high, wide, 3] from the pictures; beyond their borders the nearest pixel, whose weight is 0."""
-    device = pictures.pixels.device
+    device = pictures.device
     rows = top[:, None] + torch.arange(high, device=device)
     rows = torch.minimum(rows.clamp_min_(0), pictures.height[:, None] - 1)
     columns = left[:, None] + torch.arange(wide, device=device)

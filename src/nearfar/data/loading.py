@@ -1,4 +1,4 @@
-"""`View`: the transformed samples that a network gets; augmentation is seeded by (seed, step, sample)."""
+"""`View` and `collate`: transformed samples for a DataLoader, with augmentation seeded by (seed, draw, sample)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from nearfar._utils.checks import check_seed
-from nearfar.data.held import Held
+from nearfar.data._device_samples import DeviceSamples
 from nearfar.data.samples import Samples, Size, Tensors, Transform, genuine, hold
 
 __all__ = ["Batch", "Key", "Rendering", "Same", "View", "collate"]
@@ -20,12 +20,12 @@ Key = int | tuple[int, int]
 Batch = tuple[Tensor, Tensor, Tensor]
 Same = TypeVar("Same")
 NONE = np.random.default_rng(0)
-"""The generator of transforms that draw nothing."""
+"""Passed to transforms that draw nothing."""
 
 
 @runtime_checkable
 class Rendering(Protocol):
-    """What a transform can do beside its call: draw the numbers of a sample, and apply those of many at once."""
+    """Protocol of transforms in two steps: draw the random numbers of a sample, and apply those of many samples."""
 
     @property
     def random(self) -> bool:
@@ -41,13 +41,13 @@ class Rendering(Protocol):
 class View(Dataset[Any]):
     """Transformed samples for a network: `view[i]` or `view[(i, draw)]` is (tensor, label, i).
 
-    The transform gets a random generator seeded by (seed, draw, i), so augmentation depends on the sample and the draw
-    (an epoch, or a step) alone: it is the same on all workers and ranks, and in a resumed run.
+    The transform gets a random generator seeded by (seed, draw, i), so augmentation depends only on the sample and the
+    draw (an epoch, or a step): it is the same on all workers and ranks, and in a resumed run.
 
     `view.__getitems__(keys)` is a whole batch (x, labels [b], indices [b]); pass `collate_fn=collate` to the
-    `DataLoader`, which returns it unchanged, and x to `view.render(x, indices, device)`, which gives the network's
-    input. Where the samples lie on a device, and the transform has `draw` and `render`, x holds the random numbers
-    alone, and `render` makes the pictures there; otherwise it moves them.
+    `DataLoader`, which returns it unchanged, and x to `view.render(x, indices, device)`, which returns the network's
+    input. If the samples are on a device, and the transform has `draw` and `render`, x holds only the random numbers,
+    and `render` makes the pictures there; otherwise it moves them.
 
     Args:
         samples: the data set.
@@ -55,7 +55,7 @@ class View(Dataset[Any]):
         seed: seed of all draws.
         substitutes: whether another sample may replace one that cannot be read, as in training; otherwise a batch
             leaves it out, and its indices say which samples it contains.
-        device: hold the samples there, if they can be held; None: nowhere.
+        device: copy the samples to this device, if they can be; None: do not.
     """
 
     def __init__(
@@ -69,9 +69,11 @@ class View(Dataset[Any]):
     ) -> None:
         check_seed("View", seed)
         self.samples, self.transform, self.seed, self.substitutes = samples, transform, seed, substitutes
-        self._rendering: Rendering | None = cast(Any, transform) if isinstance(transform, Rendering) else None
-        self._x: Tensor | None = samples.x if isinstance(samples, Tensors) and self._rendering is not None else None
-        self.held: Held | None = None if device is None or self._rendering is None else hold(samples, device)
+        self._rendering = cast(Rendering | None, transform if isinstance(transform, Rendering) else None)
+        self.held: DeviceSamples | None = None if device is None or self._rendering is None else hold(samples, device)
+        self._source: DeviceSamples | None = self.held
+        if self._source is None and self._rendering is not None and isinstance(samples, Tensors):
+            self._source = samples.hold(samples.x.device)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -80,23 +82,22 @@ class View(Dataset[Any]):
         index, draw = _key(key)
         x = self._read(index, draw)
         if x is None:
-            raise LookupError(f"View: the sample {self.samples.names[index]} cannot be read, and nothing stands in.")
+            raise LookupError(f"View: the sample {self.samples.names[index]} cannot be read, and has no substitute.")
         return x, int(self.samples.labels[index]), index
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         """A whole batch: x [b, ...], labels [b], indices [b]; if no sample can be read, x is [0]."""
         pairs = [_key(key) for key in keys]
-        if self._rendering is not None and self.held is not None:
-            pairs = [pair for pair in pairs if self.substitutes or self.held.there[pair[0]]]
-            indices, x = _indices(pairs), self._draws(self._rendering, pairs)
-        elif self._rendering is not None and self._x is not None:
-            indices = _indices(pairs)
-            x = self._rendering.render(self._x[indices], self._draws(self._rendering, pairs))
+        if self._rendering is not None and self._source is not None:
+            pairs = [pair for pair in pairs if self.substitutes or self._source.readable[pair[0]]]
+            indices, x = _indices(pairs), self._draws(self._rendering, self._source, pairs)
+            if self.held is None:
+                x = self._rendering.render(self._source.take(indices), x)
         else:
             read = [(self._read(*pair), pair) for pair in pairs]
-            kept = [(x, pair) for x, pair in read if x is not None]
-            indices = _indices([pair for _, pair in kept])
-            x = _stacked([x for x, _ in kept]) if kept else torch.empty(0)
+            found = [(x, pair) for x, pair in read if x is not None]
+            indices = _indices([pair for _, pair in found])
+            x = _stack([x for x, _ in found]) if found else torch.empty(0)
         return x, torch.from_numpy(self.samples.labels[indices.numpy()]), indices
 
     def render(self, x: Tensor, indices: Tensor, device: torch.device) -> Tensor:
@@ -105,20 +106,13 @@ class View(Dataset[Any]):
             return x.to(device, non_blocking=True)
         return self._rendering.render(self.held.take(indices), x)
 
-    def _draws(self, rendering: Rendering, pairs: Sequence[tuple[int, int]]) -> Tensor:
-        """The numbers [b, k] of samples and draws; generators cost more than the rest, and are made if needed."""
-        if rendering.random:
-            drawn = [rendering.draw(self._size(index), self._generator(index, at)) for index, at in pairs]
-        else:
-            drawn = [rendering.draw(self._size(index), NONE) for index, _ in pairs]
+    def _draws(self, rendering: Rendering, source: DeviceSamples, pairs: Sequence[tuple[int, int]]) -> Tensor:
+        """The numbers [b, k] of samples and draws; generators are the largest cost, and made only if needed."""
+        drawn = [
+            rendering.draw(source.size(index), self._generator(index, at) if rendering.random else NONE)
+            for index, at in pairs
+        ]
         return torch.tensor(drawn, dtype=torch.float64).reshape(len(pairs), -1)
-
-    def _size(self, index: int) -> Size:
-        """Width and height of a sample as it is stored; 0 for vectors."""
-        if self.held is not None:
-            return self.held.size(index)
-        shape = () if self._x is None else self._x.shape[2:] if self._x.ndim > 3 else self._x.shape[1:]
-        return (int(shape[1]), int(shape[0])) if len(shape) > 1 else (0, 0)
 
     def _read(self, index: int, draw: int) -> Tensor | None:
         """One transformed sample; None if it cannot be read and substitutes are not allowed."""
@@ -146,7 +140,7 @@ def _indices(pairs: Sequence[tuple[int, int]]) -> Tensor:
     return torch.tensor([index for index, _ in pairs], dtype=torch.int64)
 
 
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         first, second = sorted(shapes)[:2]

@@ -1,4 +1,4 @@
-"""Safe reading of text files that list images: they may come from a stranger, and one line may be huge."""
+"""Safe reading of text files that list images: files from untrusted sources, in which a line may be huge."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 from nearfar._utils.checks import printable
 
-__all__ = ["table", "text_lines", "whole_number", "words"]
-
+SIDES = ("train", "test")
 LONGEST = 1 << 20
-"""Characters that a line may have."""
+"""The most characters of a line."""
 
 
 def text_lines(owner: str, path: Path) -> Iterator[str]:
@@ -25,12 +24,12 @@ def text_lines(owner: str, path: Path) -> Iterator[str]:
             try:
                 line = stream.readline(LONGEST + 1)
             except UnicodeDecodeError:
-                raise ValueError(f"{owner}: {path} is no text in UTF-8 (from line {number} on); save it so.") from None
+                raise ValueError(f"{owner}: {path} is not UTF-8 text from line {number} on; save it so.") from None
             if not line:
                 return
             if len(line) > LONGEST:
                 raise ValueError(
-                    f"{owner}: line {number} of {path} has more than {LONGEST:,} characters; this is no list of files."
+                    f"{owner}: line {number} of {path} has more than {LONGEST:,} characters: it is no list of files."
                 )
             yield line
 
@@ -49,14 +48,22 @@ def words(owner: str, path: Path, columns: int, *, skip: int = 0) -> list[list[s
     return rows
 
 
-def table(owner: str, path: Path, needed: tuple[str, ...], more: tuple[str, ...] | None = ()) -> list[dict[str, str]]:
-    """Read the rows of a CSV file as mappings from column names.
+def table(
+    owner: str,
+    path: Path,
+    needed: tuple[str, ...],
+    more: tuple[str, ...] | None = (),
+    *,
+    unique: str | None = None,
+) -> list[dict[str, str]]:
+    """Read the rows of a CSV file as mappings from column names; a column split holds train or test.
 
     Args:
-        owner: whom messages name.
+        owner: the name in error messages.
         path: the file.
         needed: required columns.
         more: optional columns; None allows any.
+        unique: a column whose values must all differ.
     """
     try:
         reader = csv.DictReader(text_lines(owner, path), skipinitialspace=True, strict=True)
@@ -69,18 +76,29 @@ def table(owner: str, path: Path, needed: tuple[str, ...], more: tuple[str, ...]
             )
         rows = list(reader)
     except csv.Error as error:
-        raise ValueError(f"{owner}: {path} is no CSV file that can be read ({error}).") from None
+        raise ValueError(f"{owner}: {path} cannot be read as a CSV file ({error}).") from None
     if not rows:
         raise ValueError(f"{owner}: {path} holds no rows below its first line.")
     for line, row in enumerate(rows, start=2):
         if None in row or any(not row[column] for column in columns):
             held = printable(", ".join(str(value) for value in row.values() if value))
             raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(columns)}, but holds {held}.")
+    seen: dict[str, int] = {}
+    for line, row in enumerate(rows, start=2):
+        side, key = row.get("split", "train"), row[unique] if unique else ""
+        if side not in SIDES:
+            raise ValueError(
+                f"{owner}: split in {path} must be train or test, but row {line} says {printable(side)!r}."
+            )
+        if unique and seen.setdefault(key, line) != line:
+            raise ValueError(
+                f"{owner}: {printable(key)} stands in rows {seen[key]} and {line} of {path}; keep one of them."
+            )
     return rows
 
 
 def whole_number(owner: str, path: Path, word: str) -> int:
     """Parse a class number."""
     if not (word.isascii() and word.isdigit() and len(word) < 19):
-        raise ValueError(f"{owner}: {path} must number its classes, but {printable(word, 40)!r} came.")
+        raise ValueError(f"{owner}: {path} must have whole numbers for classes, but {printable(word, 40)!r} came.")
     return int(word)

@@ -1,4 +1,4 @@
-"""Networks by name: ours, and those of timm and torchvision."""
+"""Networks by name: ours, and those of timm and torchvision; and the default network for a shape of inputs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch import nn
 from nearfar._utils.checks import check_choice
 from nearfar.models.embedder import Embedder, Shape, linear
 from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
-from nearfar.models.outside import Backbone, File, from_timm, from_torchvision
 from nearfar.models.small import small
-from nearfar.models.weights import fill, read_state
+from nearfar.models.timm_torchvision import Backbone, from_timm, from_torchvision
+from nearfar.models.weights import Weights
 
-__all__ = ["NAMES", "OWN", "build"]
+__all__ = ["LARGE", "NAMES", "OWN", "build", "network_for"]
 
 NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
+LARGE = 64
+"""Pixels a side above which a picture is a photograph: too large for `small`."""
 
 
 def build(
@@ -52,7 +54,7 @@ def build(
         flip: outside training, take the mean of the embeddings of a picture and its mirror image.
     """
     kind, _, rest = name.partition(":")
-    file = None if weights is None else File(Path(weights), read_state(Path(weights)))
+    file = None if weights is None else Weights.read(Path(weights))
     pretrained = pretrained and file is None
     if rest:
         check_choice("models", "name", kind, OUTSIDE)
@@ -63,7 +65,7 @@ def build(
             raise ValueError(f"models: {name!r} needs the name of a network in place of NAME, such as timm:resnet50.")
         trunk, size, mean, std = OWN[name](inputs, pretrained, hidden)
         if file is not None:
-            fill(trunk, file.state, file.path, CLASSIFIER)
+            file.load_into(trunk, CLASSIFIER)
     return Embedder(
         trunk,
         embedding_dim=embedding_dim,
@@ -75,6 +77,24 @@ def build(
         flip=flip,
         mean=mean,
         std=std,
+    )
+
+
+def network_for(shape: tuple[int, ...]) -> str:
+    """The default network for an input shape: a linear head for vectors, `small` for drawings, lite0 for photographs.
+
+    >>> network_for((7,)), network_for((1, 28, 28)), network_for((3, 224, 224))
+    ('linear', 'small', 'lite0')
+    """
+    if len(shape) == 1:
+        return "linear"
+    if len(shape) == 3 and max(shape[1:]) <= LARGE:
+        return "small"
+    if len(shape) == 3 and shape[0] == 3:
+        return "lite0"
+    raise ValueError(
+        f"train: there is no default network for samples of shape {list(shape)}, which are neither vectors, nor "
+        f"drawings of at most {LARGE} pixels a side, nor color photographs; name one, such as --model.name mlp."
     )
 
 
@@ -104,8 +124,7 @@ def _vector(name: str, inputs: Shape | None) -> Shape:
 def _lite0(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
     trunk = Lite0()
     if pretrained:
-        path = imagenet_file()
-        fill(trunk, read_state(path), path, CLASSIFIER)
+        Weights.read(imagenet_file()).load_into(trunk, CLASSIFIER)
     return trunk, SIZE, MEAN, STD
 
 
@@ -115,4 +134,7 @@ OWN: dict[str, Callable[[Shape | None, bool, int | None], Backbone]] = {
     "mlp": _mlp,
     "lite0": _lite0,
 }
-OUTSIDE: dict[str, Callable[[str, bool, File | None], Backbone]] = {"timm": from_timm, "torchvision": from_torchvision}
+OUTSIDE: dict[str, Callable[[str, bool, Weights | None], Backbone]] = {
+    "timm": from_timm,
+    "torchvision": from_torchvision,
+}

@@ -1,8 +1,8 @@
-"""Decoded pictures in one file that processes map: written once, resumed where it stopped, checked by checksums.
+"""Decoded pictures in one file that processes map into memory: written once, with checksums.
 
 The file holds the pixels of all pictures, uint8 [h, w, 3] one after the other, then for each picture its height, width
-and CRC-32, then an end mark with the number of pictures. It has its name only once it is whole. Until then pixels are
-appended to NAME.part and a line of NAME.rows says how far it got, so that a stopped process continues.
+and CRC-32, then an end mark with the number of pictures. It gets its name once it is complete. Until then pixels are
+appended to NAME.part and rows to NAME.rows, so that a later process continues where one was stopped.
 """
 
 from __future__ import annotations
@@ -24,26 +24,24 @@ from nearfar._utils.lock import alone
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
 
-__all__ = ["Decode", "PixelFile", "Pixels"]
-
 Pixels = NDArray[np.uint8]
 Decode = Callable[[int], Pixels | None]
 """The pixels [h, w, 3] of a picture by its number; None if it cannot be read and is left out."""
 ROW = np.dtype([("height", "<i4"), ("width", "<i4"), ("crc", "<u4")])
 END = b"nearfar pixels 1"
 TOGETHER = 256
-"""Pictures that are decoded between two commits."""
+"""The number of pictures that are decoded between two commits."""
 
 
 class PixelFile:
-    """The pictures of a whole file: `file[i]` are the pixels [h, w, 3], mapped; None if there are none of this number.
+    """The pictures of a complete file: `file[i]` is the pixels [h, w, 3], mapped; None if picture i could not be read.
 
     Args:
         path: a file that `build` wrote.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it was cut short, or is no such file; `file[i]` raises it for pixels that changed.
+        ValueError: it is cut short or of another kind; `file[i]` raises it for pixels that changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,9 +64,9 @@ class PixelFile:
             return None
         first = 3 * int(self.start[number])
         found = self.pixels[first : first + 3 * width * height]
-        if not self._sound[number]:  # each picture is compared with its checksum once
+        if not self._sound[number]:  # each picture is verified once
             if zlib.crc32(found.data) != self.rows["crc"][number]:
-                raise ValueError(f"data: picture {number} in {self.path} is damaged; remove the file, it is made anew.")
+                raise ValueError(f"data: picture {number} in {self.path} is damaged; remove the file to make it again.")
             self._sound[number] = True
         return found.reshape(height, width, 3)
 
@@ -80,28 +78,28 @@ class PixelFile:
         return self._map
 
     def read_all(self) -> None:
-        """Read everything into memory, and compare it with the checksums."""
+        """Read everything into memory, and verify the checksums."""
         self._map = np.fromfile(self.path, np.uint8, self.bytes)
         self.check()
 
     def check(self) -> None:
-        """Compare every picture with its checksum."""
+        """Verify the checksums of all pictures."""
         for number in np.flatnonzero(~self._sound & (self.sizes[:, 0] > 0)).tolist():
             self[number]
 
     @staticmethod
     def build(path: Path, count: int, decode: Decode, *, threads: int, watch: Watch | None = None) -> PixelFile:
-        """Open the file, or write it with `count` pictures; other processes that want the same file wait meanwhile."""
+        """Open the file, or write it with `count` pictures while other processes that need it wait."""
         plain_target(path).parent.mkdir(parents=True, exist_ok=True)
         with alone(path.with_name(f"{path.name}.lock")):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                return PixelFile(path)  # it is there, or another process has written it meanwhile
+                return PixelFile(path)  # another process may have written it
             _write(path, count, decode, threads, watch)
         return PixelFile(path)
 
 
 def _index(path: Path) -> NDArray[np.void]:
-    """The rows at the end of a whole file."""
+    """Read the rows at the end of a complete file."""
     if not path.is_file():
         raise FileNotFoundError(f"data: there is no file {path}.")
     tail = len(END) + 8
@@ -112,18 +110,18 @@ def _index(path: Path) -> NDArray[np.void]:
         count = int.from_bytes(end[len(END) :], "little") if end.startswith(END) else -1
         first = size - tail - count * ROW.itemsize
         if count < 0 or first < 0:
-            raise ValueError(f"data: {path} is no whole file of decoded pictures; remove it, it is made anew.")
+            raise ValueError(f"data: {path} is not a complete file of decoded pictures; remove it to make it again.")
         stream.seek(first)
         rows: NDArray[np.void] = np.frombuffer(stream.read(count * ROW.itemsize), ROW)
     if 3 * int((rows["height"].astype(np.int64) * rows["width"]).sum()) != first:
-        raise ValueError(f"data: {path} holds other pictures than it says; remove it, it is made anew.")
+        raise ValueError(f"data: {path} holds more or fewer pixels than its rows say; remove it to make it again.")
     return rows
 
 
 def _write(path: Path, count: int, decode: Decode, threads: int, watch: Watch | None) -> None:
-    """Decode what is missing, commit after commit, then give the file its name."""
+    """Decode the missing pictures, with commits in between, then give the file its name."""
     part, log = (path.with_name(f"{path.name}.{end}") for end in ("part", "rows"))
-    rows = _committed(part, log)
+    rows = _read_committed(part, log)
     with part.open("ab") as pixels, log.open("ab") as written, ThreadPoolExecutor(threads) as pool:
         for first in range(len(rows), count, TOGETHER):
             numbers = range(first, min(first + TOGETHER, count))
@@ -145,13 +143,13 @@ def _write(path: Path, count: int, decode: Decode, threads: int, watch: Watch | 
     log.unlink()
 
 
-def _committed(part: Path, log: Path) -> NDArray[np.void]:
-    """The rows that a stopped process had committed; both files are cut back to them."""
-    kept = log.read_bytes() if log.is_file() else b""
-    rows: NDArray[np.void] = np.frombuffer(kept[: len(kept) // ROW.itemsize * ROW.itemsize], ROW)
+def _read_committed(part: Path, log: Path) -> NDArray[np.void]:
+    """Read the rows that a stopped process had committed, and cut both files back to them."""
+    data = log.read_bytes() if log.is_file() else b""
+    rows: NDArray[np.void] = np.frombuffer(data[: len(data) // ROW.itemsize * ROW.itemsize], ROW)
     ends = 3 * np.cumsum(rows["height"].astype(np.int64) * rows["width"])
-    there = part.stat().st_size if part.is_file() else 0
-    rows = rows[: int(np.searchsorted(ends, there, side="right"))]
+    length = part.stat().st_size if part.is_file() else 0
+    rows = rows[: int(np.searchsorted(ends, length, side="right"))]
     for file, size in ((part, int(ends[len(rows) - 1]) if len(rows) else 0), (log, len(rows) * ROW.itemsize)):
         with file.open("ab") as stream:
             stream.truncate(size)

@@ -1,26 +1,23 @@
-"""`open_data`: open any data set by its name and the path of its files."""
+"""`open_data`: open any data set by its name, or by the files at a path."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nearfar._utils.checks import check_choice
 from nearfar.data._glyphs import Glyphs, Split, glyphs
-from nearfar.data.benchmarks import cars, inshop, sop
-from nearfar.data.cub import cub
-from nearfar.data.flowers import flowers
-from nearfar.data.folders import SIDES, folder, is_image, manifest, vectors
+from nearfar.data._tables import SIDES
+from nearfar.data.benchmarks import cars, cub, flowers, inshop, omniglot, sop
+from nearfar.data.folders import folder, is_image, manifest, vectors
 from nearfar.data.hf import hf
-from nearfar.data.omniglot import omniglot
 from nearfar.data.pictures import OnCorrupt, check_on_corrupt
 from nearfar.data.samples import DataSet, Tensors
 from nearfar.data.shards import shards
 
-__all__ = ["Reader", "kind_of", "open_data"]
-
-Reader = Callable[[Path, OnCorrupt, bool], DataSet]
+__all__ = ["NAMES", "kind_of", "of_glyphs", "open_data"]
 
 
 def open_data(
@@ -35,13 +32,13 @@ def open_data(
     """Open a data set by name.
 
     Args:
-        name: glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; None for what
-            the path holds (`kind_of`), and for glyphs without a path.
+        name: glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; None: the kind
+            that the files at the path show (`kind_of`), or glyphs without a path.
         path: the folder or file of the data set; glyphs has none.
         labels: where the labels are in `shards` (a suffix, json.KEY or a .csv file) or `hf` (a column).
         inputs: where pictures are in `shards` (a suffix), or pictures or vectors in `hf` (a column).
-        on_corrupt: what to do about an image that cannot be read: "stop", or "skip" (in training another sample of
-            its class is used instead, elsewhere it is left out; with a warning).
+        on_corrupt: what to do if an image cannot be read: "stop", or "skip" it with a warning (training uses another
+            sample of its class instead).
         outside: allow a manifest or a list of files to name files outside its own folder.
 
     Raises:
@@ -67,19 +64,17 @@ def open_data(
         raise ValueError(
             f"open_data: {name!r} needs a path, but none came; name the folder or file that holds the data."
         )
-    if name == "shards":
-        return shards(Path(path), labels=labels, inputs=inputs, on_corrupt=on_corrupt)
-    if name == "hf":
-        return hf(Path(path), labels=labels, inputs=inputs, on_corrupt=on_corrupt, outside=outside)
-    return READERS[name](Path(path), on_corrupt, outside)
+    options = {"labels": labels, "inputs": inputs, "on_corrupt": on_corrupt, "outside": outside}
+    accepted = inspect.signature(READERS[name]).parameters
+    return READERS[name](Path(path), **{key: value for key, value in options.items() if key in accepted})
 
 
 def kind_of(path: str | Path | None) -> str:
-    """The name of the data set that a path holds, for `open_data`.
+    """The kind of data set at a path, as a name for `open_data`.
 
     Raises:
-        FileNotFoundError: there is nothing at the path.
-        ValueError: it holds none of the data sets, or several.
+        FileNotFoundError: the path does not exist.
+        ValueError: its files are those of no kind, or of several.
     """
     if path is None:
         return "glyphs"
@@ -91,12 +86,12 @@ def kind_of(path: str | Path | None) -> str:
     found = list(filter(None, _kinds(place)))
     if len(found) == 1:
         return found[0]
-    came = f"may be {' or '.join(found)}" if found else "is none that can be told by its files"
+    came = f"may be {' or '.join(found)}" if found else "is not a known kind of data by its files"
     raise ValueError(f"open_data: {path} {came}; name the data set with data.name, one of {', '.join(NAMES[1:])}.")
 
 
 def _kinds(place: Path) -> Iterator[str]:
-    """What the files at a path speak for."""
+    """The kinds that the files at a path suggest."""
     if place.is_file():
         yield "omniglot" if place.name in MARKS["omniglot"] else SUFFIXES.get(place.suffix.lower(), "")
         return
@@ -109,14 +104,14 @@ def _kinds(place: Path) -> Iterator[str]:
 
 
 def _holds_pictures(place: Path) -> bool:
-    """Whether pictures lie in a folder, its folders, or those of its train/ or test/."""
+    """Whether a folder holds pictures, directly or in its class folders or those of its train/ or test/."""
     homes = [place, *(place / side for side in SIDES if (place / side).is_dir())]
     inner = (each for home in homes for each in home.iterdir() if each.is_dir())
     return any(is_image(file) for each in (*homes, *inner) for file in each.iterdir())
 
 
 def of_glyphs(data: Glyphs) -> DataSet:
-    """The drawn characters, or some of them, as a data set."""
+    """The built-in characters as a `DataSet`."""
 
     def samples(split: Split) -> Tensors:
         names = [
@@ -128,18 +123,20 @@ def of_glyphs(data: Glyphs) -> DataSet:
     return DataSet("glyphs", samples(data.train), samples(data.test))
 
 
-READERS: dict[str, Reader] = {
-    "omniglot": lambda path, on_corrupt, outside: omniglot(path),
-    "cub": lambda path, on_corrupt, outside: cub(path, on_corrupt=on_corrupt, outside=outside),
-    "flowers": lambda path, on_corrupt, outside: flowers(path, on_corrupt=on_corrupt, outside=outside),
-    "cars": lambda path, on_corrupt, outside: cars(path, on_corrupt=on_corrupt, outside=outside),
-    "sop": lambda path, on_corrupt, outside: sop(path, on_corrupt=on_corrupt, outside=outside),
-    "inshop": lambda path, on_corrupt, outside: inshop(path, on_corrupt=on_corrupt, outside=outside),
-    "folder": lambda path, on_corrupt, outside: folder(path, on_corrupt=on_corrupt),
-    "manifest": lambda path, on_corrupt, outside: manifest(path, on_corrupt=on_corrupt, outside=outside),
-    "vectors": lambda path, on_corrupt, outside: vectors(path),
+READERS: dict[str, Callable[..., DataSet]] = {
+    "omniglot": omniglot,
+    "cub": cub,
+    "flowers": flowers,
+    "cars": cars,
+    "sop": sop,
+    "inshop": inshop,
+    "folder": folder,
+    "manifest": manifest,
+    "vectors": vectors,
+    "shards": shards,
+    "hf": hf,
 }
-NAMES = ("glyphs", *READERS, "shards", "hf")
+NAMES = ("glyphs", *READERS)
 SUFFIXES = {".npz": "vectors", ".csv": "manifest", ".tar": "shards"}
 MARKS = {
     "omniglot": ("omniglot_28.npz",),
@@ -151,4 +148,4 @@ MARKS = {
     "vectors": ("train.npz",),
     "hf": ("dataset_info.json", "dataset_dict.json"),
 }
-"""Files by which a folder of a data set is known."""
+"""Files by which the folder of a data set is recognized."""
