@@ -5,12 +5,12 @@ from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.disk_build import build_index
 from nearfar.evaluation.disk_index import DiskIndex, open_index
 from nearfar.evaluation.embed import embed
+from nearfar.evaluation.evaluate import ClassRow, Comparison, Evaluation, compare, evaluate
+from nearfar.evaluation.exact_search import Neighbors
 from nearfar.evaluation.export import Exported, export_onnx
 from nearfar.evaluation.index import Index
 from nearfar.evaluation.k_means import Clusters, k_means
 from nearfar.evaluation.neighbors import neighbors
-from nearfar.evaluation.summary import ClassRow, Comparison, Evaluation, compare, evaluate
-from nearfar.evaluation.sweep import Neighbors
 from nearfar.evaluation.vectors import Vectors
 from nearfar.evaluation.verification import Verification, verification
 

@@ -20,17 +20,6 @@ from nearfar._utils.checks import check_choice, check_seed, check_whole
 from nearfar._utils.files import atomic_write, remove_files
 from nearfar._utils.lock import alone
 from nearfar._utils.progress import Progress
-from nearfar.evaluation.disk_engine import (
-    INDEX,
-    DiskKind,
-    Plan,
-    build_part,
-    default_code_bytes,
-    graphs,
-    join,
-    ready,
-    train,
-)
 from nearfar.evaluation.disk_files import (
     ABOUT,
     Names,
@@ -43,7 +32,18 @@ from nearfar.evaluation.disk_files import (
 from nearfar.evaluation.disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex, files_of
 from nearfar.evaluation.disk_recall import judged
 from nearfar.evaluation.faiss_backend import faiss
-from nearfar.evaluation.spaces import METRICS, Metric
+from nearfar.evaluation.faiss_engine import (
+    INDEX,
+    DiskKind,
+    Plan,
+    build_part,
+    default_code_bytes,
+    graphs,
+    join,
+    ready,
+    train,
+)
+from nearfar.evaluation.ranking_keys import METRICS, Metric
 from nearfar.evaluation.vectors import Vectors
 
 __all__ = ["build_index"]

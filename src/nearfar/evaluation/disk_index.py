@@ -14,12 +14,12 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation.disk_engine import DiskKind, Plan, ask, opened, ready
 from nearfar.evaluation.disk_files import ABOUT, Names, digest_of_file, read_record
+from nearfar.evaluation.exact_search import TILE, Neighbors, strips
+from nearfar.evaluation.faiss_engine import DiskKind, Plan, ask, opened, ready
 from nearfar.evaluation.fingerprint import check_same_network, checked
 from nearfar.evaluation.index import Index
-from nearfar.evaluation.spaces import METRICS, Metric
-from nearfar.evaluation.sweep import TILE, Neighbors, strips
+from nearfar.evaluation.ranking_keys import METRICS, Metric
 from nearfar.evaluation.vectors import Vectors
 
 __all__ = ["DISK_KINDS", "DiskIndex", "files_of", "open_index"]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.disk_engine import Plan, best
+from nearfar.evaluation.exact_search import Neighbors
+from nearfar.evaluation.faiss_engine import Plan, best
 from nearfar.evaluation.neighbors import neighbors
-from nearfar.evaluation.spaces import Metric
-from nearfar.evaluation.sweep import Neighbors
+from nearfar.evaluation.ranking_keys import Metric
 
 __all__ = ["QUERIES", "K", "exact", "judged"]
 

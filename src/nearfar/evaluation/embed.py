@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from nearfar._utils.arrays import labels_of, tensor_of
 from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_text
 from nearfar._utils.progress import Progress
-from nearfar.evaluation.dealing import share
 from nearfar.evaluation.fingerprint import of_weights
+from nearfar.evaluation.parallel import share
 from nearfar.evaluation.vectors import Vectors
 
 __all__ = ["Part", "clear", "embed", "embedded", "evaluating", "stored", "tell_done", "wait_for_others"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.extras import need
-from nearfar.evaluation.spaces import Metric, Rows, spaces, wide
-from nearfar.evaluation.sweep import Neighbors, strips
+from nearfar.evaluation.exact_search import Neighbors, strips
+from nearfar.evaluation.ranking_keys import Metric, Rows, spaces, wide
 from nearfar.similarity import unit
 
 __all__ = ["faiss", "faiss_neighbors"]

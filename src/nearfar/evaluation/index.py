@@ -21,11 +21,11 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice
 from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar._utils.tensors import check_embeddings
+from nearfar.evaluation.exact_search import Neighbors
 from nearfar.evaluation.faiss_backend import faiss
 from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.neighbors import neighbors
-from nearfar.evaluation.spaces import METRICS, Metric
-from nearfar.evaluation.sweep import Neighbors
+from nearfar.evaluation.ranking_keys import METRICS, Metric
 from nearfar.evaluation.vectors import Vectors
 from nearfar.similarity import unit
 

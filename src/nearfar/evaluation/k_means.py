@@ -21,7 +21,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_seed
 from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation.dealing import filled, paced, ranks, share
+from nearfar.evaluation.parallel import current_group, merge_rows, pace, share
 
 __all__ = ["Clusters", "k_means", "runs"]
 
@@ -94,7 +94,7 @@ def _starts(x: Tensor, k: int, generator: torch.Generator, name: str, watch: Wat
         chosen = chosen + fresh
         if watch is not None:
             watch(f"{name}: starts", len(chosen), k)
-    starts = ranks().copy_from(0, torch.tensor(chosen, device=x.device))
+    starts = current_group().copy_from(0, torch.tensor(chosen, device=x.device))
     return x[starts].clone()
 
 
@@ -153,20 +153,20 @@ def _follow(x: Tensor, centers: Tensor, moved: Tensor, assignment: Tensor, gain:
 
 def _nearest(x: Tensor, centers: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The nearest center of each row and its gain ⟨x, c⟩ - |c|²/2, so that |x - c|² = |x|² - 2 gain."""
-    half, group = centers.square().sum(dim=1) / 2, ranks()
+    half, group = centers.square().sum(dim=1) / 2, current_group()
     chosen = torch.arange(len(x), device=x.device) if rows is None else rows
     best, place = x.new_empty(len(chosen)), torch.empty_like(chosen)
     tall = max(1, 2**22 // len(centers))
     parts = -(-len(chosen) // tall)
     mine, work = share(parts, group.rank, group.world), tall * centers.numel()
     found: list[tuple[slice | Tensor, Tensor, Tensor]] = []
-    for number in paced(mine, -(-parts // group.world), work, partial(group.beat, x.device)):
+    for number in pace(mine, -(-parts // group.world), work, partial(group.beat, x.device)):
         part = slice(number * tall, min((number + 1) * tall, len(chosen)))
         gain = torch.addmm(half, x[chosen[part]], centers.T, beta=-1).max(dim=1)
         found.append((part, gain.indices, gain.values))
     return (
-        filled(group, place, [(part, places) for part, places, _ in found]),
-        filled(group, best, [(part, gains) for part, _, gains in found]),
+        merge_rows(group, place, [(part, places) for part, places, _ in found]),
+        merge_rows(group, best, [(part, gains) for part, _, gains in found]),
     )
 
 
@@ -182,7 +182,7 @@ def _move(x: Tensor, centers: Tensor, assignment: Tensor, distance: Tensor, touc
     if len(empty):
         far = distance.topk(len(empty))
         means[empty] = torch.where((far.values > 0)[:, None], x[far.indices], centers[empty])
-    means = ranks().copy_from(0, means.contiguous())  # sums on a GPU may differ from rank to rank
+    means = current_group().copy_from(0, means.contiguous())  # sums on a GPU may differ from rank to rank
     moved = (means != centers).any(dim=1)
     centers.copy_(means)
     return moved

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_seed
+from nearfar.evaluation.inputs import demand_classes, read_inputs
+from nearfar.evaluation.ranking_keys import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
 from nearfar.evaluation.retrieval import check_sides
-from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
-from nearfar.evaluation.taken import demand_classes, taken
 
 __all__ = ["Verification", "verification"]
 
@@ -66,7 +66,7 @@ def verification(
     {0.1: 1.0}
     """
     check_choice("verification", "similarity", similarity, METRICS)
-    given = taken("verification", embeddings, labels)
+    given = read_inputs("verification", embeddings, labels)
     embeddings, labels = given.x, demand_classes("verification", given.y)
     check_sides("verification", embeddings, labels, None, None)
     if any(not 0 <= rate <= 1 for rate in far):
@@ -78,9 +78,10 @@ def verification(
         raise ValueError(
             f"verification: all pairs of {len(labels)} rows are too many to sort; pass pairs=1_000_000 to draw some."
         )
-    positive, negative = (
-        _all(embeddings, labels, similarity) if pairs is None else _drawn(embeddings, labels, pairs, similarity, seed)
-    )
+    if pairs is None:
+        positive, negative = _all_pairs(embeddings, labels, similarity)
+    else:
+        positive, negative = _draw_pairs(embeddings, labels, pairs, similarity, seed)
     if not len(positive) or not len(negative):
         kind = "positive" if not len(positive) else "negative"
         raise ValueError(
@@ -97,7 +98,7 @@ def verification(
     return Verification(_auc(positive, negative), tar, threshold, len(positive), len(negative), pairs is not None)
 
 
-def _all(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.ndarray, np.ndarray]:
+def _all_pairs(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.ndarray, np.ndarray]:
     rows, _ = spaces(embeddings, None, similarity)
     place = torch.arange(len(rows), device=labels.device)
     positive, negative = [], []
@@ -111,7 +112,7 @@ def _all(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.nda
     return np.concatenate(positive), np.concatenate(negative)
 
 
-def _drawn(
+def _draw_pairs(
     embeddings: Tensor, labels: Tensor, count: int, similarity: Metric, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of `count` positive and `count` negative pairs, each drawn uniformly from all pairs of its kind."""

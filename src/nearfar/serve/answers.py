@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nearfar.evaluation.disk_index import DiskIndex
+from nearfar.evaluation.exact_search import Neighbors
 from nearfar.evaluation.fingerprint import check_same_network, checked
 from nearfar.evaluation.index import Index
-from nearfar.evaluation.sweep import Neighbors
 from nearfar.serve.decode import RefusedError
 
 __all__ = ["Answer", "Searcher"]

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from nearfar._utils.files import atomic_write
 from nearfar.evaluation.disk_files import hushed
+from nearfar.evaluation.exact_search import Neighbors
 from nearfar.evaluation.faiss_backend import faiss
-from nearfar.evaluation.spaces import Metric
-from nearfar.evaluation.sweep import Neighbors
+from nearfar.evaluation.ranking_keys import Metric
 from nearfar.similarity import unit
 
 __all__ = [

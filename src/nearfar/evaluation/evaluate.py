@@ -18,10 +18,9 @@ from nearfar._utils.progress import Watch
 from nearfar.data.ks import USUAL
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores, demand_scores
-from nearfar.evaluation.related import retrieve_related
-from nearfar.evaluation.retrieval import TIES, PerQuery, Ties, check_sides, retrieve
-from nearfar.evaluation.spaces import METRICS, Metric
-from nearfar.evaluation.taken import Taken, demand_classes, taken
+from nearfar.evaluation.inputs import demand_classes, read_inputs
+from nearfar.evaluation.ranking_keys import Metric
+from nearfar.evaluation.retrieval import PerQuery, Ties, retrieve
 from nearfar.evaluation.vectors import Vectors
 from nearfar.relations.relation import Relation
 
@@ -91,7 +90,7 @@ class Evaluation:
         return named | {k: v for k, v in (("nmi", self.nmi), ("ami", self.ami), ("f1", self.f1)) if v is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the per-query results, in plain types that JSON can hold."""
+        """Everything but the per-query results, in types that JSON can hold."""
         return {
             "scores": self.scores(),
             "intervals": {name: asdict(interval) for name, interval in self.intervals.items()},
@@ -104,7 +103,7 @@ class Evaluation:
 
     def to_frame(self) -> Any:
         """A pandas table with one row per score, with its interval."""
-        pandas = _pandas()
+        pandas = need("pandas", "to_frame", "pandas", instead="use to_dict")
         rows = []
         for name, value in self.scores().items():
             interval = self.intervals.get(name)
@@ -121,7 +120,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: each score with its interval, and on a click the ten worst classes."""
+        """HTML for notebooks: each score with its interval, and on a click the ten worst classes."""
         rows: list[tuple[object, ...]] = []
         for name, value in self.scores().items():
             bar = self.intervals.get(name)
@@ -143,16 +142,8 @@ class Evaluation:
     def _about(self) -> str:
         classes = f" of {self.classes} classes" if self.classes else ""
         lone = f"; {self.lone} lone queries left out" if self.lone else ""
-        return f"{self.queries} queries{classes}{lone}{self._about_intervals()}"
-
-    def _about_intervals(self) -> str:
-        if not self.intervals:
-            return "; no intervals"
-        return f"; 95% intervals over {'classes' if self.unit == 'class' else 'queries'}"
-
-
-def _pandas() -> Any:
-    return need("pandas", "to_frame", "pandas", instead="use to_dict")
+        over = f"95% intervals over {'classes' if self.unit == 'class' else 'queries'}"
+        return f"{self.queries} queries{classes}{lone}; {over if self.intervals else 'no intervals'}"
 
 
 def evaluate(
@@ -198,13 +189,15 @@ def evaluate(
     {1: 0.8, 2: 0.8}
     """
     check_seed("evaluate", seed)
-    ks = _checked(ks)
-    given = taken("evaluate", embeddings, labels, ref_emb, ref_labels)
-    unit = _unit("evaluate", unit, isinstance(given.y, Relation))
+    ks = _check_ks(ks)
+    given = read_inputs("evaluate", embeddings, labels, ref_emb, ref_labels)
+    unit = _choose_unit("evaluate", unit, isinstance(given.y, Relation))
     if clustering:
         demand_classes("evaluate: clustering (nmi, ami, f1)", given.y)
         demand_scores()
-    found = _found(given, max(ks), similarity, ties, watch)
+    found = retrieve(
+        given.x, given.y, given.ref, given.ref_y, depth=max(ks), similarity=similarity, ties=ties, watch=watch
+    )
     keep = ~found.lone
     if not bool(keep.any()):
         raise ValueError(
@@ -214,14 +207,14 @@ def evaluate(
     groups = found.labels[keep].cpu().numpy()
     means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))
     bars = intervals(values, groups, unit=unit, resamples=resamples, seed=seed) if resamples else []
-    kept = {name: bar for name, bar in zip(names, bars, strict=False) if not math.isnan(bar.error)}
+    bounds = {name: bar for name, bar in zip(names, bars, strict=False) if not math.isnan(bar.error)}
     rows = () if isinstance(given.y, Relation) else _per_class(found)
     clusters = None
     if clustering:
         x, y = (given.x, given.y) if given.ref is None or given.ref_y is None else (given.ref, given.ref_y)
         y = demand_classes("evaluate", y)
         clusters = clustering_scores(x, y, normalize=similarity == "cosine", seed=seed, watch=watch)
-        kept |= {f"{name} over starts": spread for name, spread in clusters.spread.items()}
+        bounds |= {f"{name} over starts": spread for name, spread in clusters.spread.items()}
     return Evaluation(
         recall={k: means[f"recall@{k}"] for k in ks},
         precision_at_1=means["precision_at_1"],
@@ -231,7 +224,7 @@ def evaluate(
         nmi=clusters.nmi if clusters else None,
         ami=clusters.ami if clusters else None,
         f1=clusters.f1 if clusters else None,
-        intervals=kept,
+        intervals=bounds,
         per_class=rows,
         queries=len(values),
         lone=int(found.lone.sum()),
@@ -241,29 +234,17 @@ def evaluate(
     )
 
 
-def _found(given: Taken, depth: int, similarity: Metric, ties: Ties, watch: Watch | None) -> PerQuery:
-    """The result of each query, by labels or by a relation."""
-    if not isinstance(given.y, Relation):
-        return retrieve(
-            given.x, given.y, given.ref, given.ref_y, depth=depth, similarity=similarity, ties=ties, watch=watch
-        )
-    check_choice("evaluate", "ties", ties, TIES)
-    check_choice("evaluate", "similarity", similarity, METRICS)
-    check_sides("evaluate", given.x, None, given.ref, None)
-    return retrieve_related(given.x, given.y, given.ref, similarity=similarity, ties=ties, watch=watch)
-
-
-def _unit(owner: str, unit: Unit | None, related: bool) -> Unit:
-    """What to resample: `unit` if given, else classes where there are any."""
+def _choose_unit(owner: str, unit: Unit | None, relation: bool) -> Unit:
+    """Which unit to resample: `unit` if given, else classes if there are any."""
     if unit is None:
-        return "query" if related else "class"
+        return "query" if relation else "class"
     check_choice(owner, "unit", unit, ("class", "query"))
-    if related and unit == "class":
-        raise ValueError(f'{owner}: unit="class" needs one class a sample, which a relation has not; say unit="query".')
+    if relation and unit == "class":
+        raise ValueError(f'{owner}: unit="class" needs labels, but a relation came; pass unit="query".')
     return unit
 
 
-def _checked(ks: Sequence[int]) -> tuple[int, ...]:
+def _check_ks(ks: Sequence[int]) -> tuple[int, ...]:
     if not ks or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in ks):
         raise ValueError(f"evaluate: ks must be whole numbers from 1 on, such as (1, 2, 4, 8), but came as {ks!r}.")
     return tuple(sorted(set(ks)))
@@ -320,7 +301,7 @@ class Comparison:
         )
 
 
-def _evaluated(a: Evaluation | Vectors, b: Evaluation | Vectors) -> tuple[Evaluation, Evaluation]:
+def _evaluate_both(a: Evaluation | Vectors, b: Evaluation | Vectors) -> tuple[Evaluation, Evaluation]:
     for one in (a, b):
         if not isinstance(one, Evaluation | Vectors):
             raise TypeError(f"compare: evaluations or Vectors are compared, but {type(one).__name__} came.")
@@ -346,8 +327,8 @@ def compare(
     The verdict depends on whether the interval of the difference contains 0. `Vectors` are evaluated first.
     """
     check_seed("compare", seed)
-    a, b = _evaluated(a, b)
-    unit = _unit("compare", unit, not a.classes)
+    a, b = _evaluate_both(a, b)
+    unit = _choose_unit("compare", unit, not a.classes)
     same = torch.equal(a.per_query.labels, b.per_query.labels)
     if not a.classes:  # no labels: how many right answers each query has tells one relation from another
         same = same and torch.equal(a.per_query.relevant, b.per_query.relevant)
