@@ -174,7 +174,7 @@ disk_build.build_index(folder, vectors(), kind=kind, chunk=250)
         ("ivfpq", "train", 0, 4),
         ("ivfpq", "build_part", 2, 2),
         ("ivfpq", "join", 0, 0),
-        ("ivfpq", "judged", 0, 0),
+        ("ivfpq", "choose_effort", 0, 0),
         ("ivf", "build_part", 3, 1),
         ("hnsw", "build_part", 1, 3),
     ],
@@ -242,7 +242,7 @@ def test_lists_of_former_parts_are_not_kept(built, tmp_path, monkeypatch):
 
     changed = vectors()
     changed.x[260] += 1
-    for step, given in (("judged", changed), ("join", vectors())):
+    for step, given in (("choose_effort", changed), ("join", vectors())):
         monkeypatch.setattr(disk_build, step, stop)
         with pytest.raises(KeyboardInterrupt):
             build_index(tmp_path / "i", given, chunk=250)

@@ -15,7 +15,7 @@ import numpy as np
 
 from nearfar._utils.files import atomic_write, read_text, write_text
 
-__all__ = ["ABOUT", "Names", "digest_of_file", "digest_of_rows", "hushed", "read_record", "write_npy", "write_record"]
+__all__ = ["ABOUT", "Names", "digest_of_file", "digest_of_rows", "read_record", "silence", "write_npy", "write_record"]
 
 ABOUT = "about.json"
 """Written last: a folder without it is not finished."""
@@ -93,18 +93,18 @@ class Names:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Silence what faiss prints from C++ within the block, on the process's own streams."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
+    former = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        for descriptor, _ in kept:
+        for descriptor, _ in former:
             os.dup2(nowhere, descriptor)
         yield
     finally:
-        for descriptor, former in kept:
-            os.dup2(former, descriptor)
-            os.close(former)
+        for descriptor, copy in former:
+            os.dup2(copy, descriptor)
+            os.close(copy)
         os.close(nowhere)

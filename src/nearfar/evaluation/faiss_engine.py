@@ -1,16 +1,17 @@
-"""faiss's part of an index in a folder: what is trained, built in parts, joined on disk, and searched memory-mapped.
+"""Approximate indices by faiss: train, build in parts, join on disk, load, and search.
 
-ivf      rows sorted into cells; a query looks into a few (`probes`). The cells' lists lie in one mapped file.
+ivf      rows sorted into cells; a query looks into a few. On disk the lists of the cells lie in one mapped file.
 ivfpq    the same, each row coded in a few bytes by a product quantizer.
-hnsw     graphs of `chunk` rows each, mapped files that are searched one after the other.
+hnsw     graphs of `chunk` rows each; on disk, mapped files that are searched one after the other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,52 +19,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar._utils.checks import check_choice
 from nearfar._utils.files import atomic_write
-from nearfar.evaluation.disk_files import hushed
+from nearfar.evaluation.disk_files import silence
 from nearfar.evaluation.exact_search import Neighbors
 from nearfar.evaluation.faiss_backend import faiss
-from nearfar.evaluation.ranking_keys import Metric
+from nearfar.evaluation.ranking_keys import METRICS, Metric
 from nearfar.similarity import unit
 
 __all__ = [
     "INDEX",
     "LISTS",
-    "DiskKind",
+    "Kind",
     "Plan",
-    "ask",
-    "best",
     "build_part",
+    "check_settings",
+    "default_cells",
     "default_code_bytes",
     "graphs",
     "join",
-    "opened",
-    "ready",
+    "load_part",
+    "merge",
+    "new_index",
+    "open_parts",
+    "prepare",
+    "rank_again",
+    "search_parts",
     "train",
 ]
 
-DiskKind = Literal["exact", "ivf", "ivfpq", "hnsw"]
+Kind = Literal["exact", "ivf", "ivfpq", "hnsw"]
+CLASSES = {"ivf": "IndexIVFFlat", "ivfpq": "IndexIVFPQ", "hnsw": "IndexHNSWFlat"}
 INDEX, LISTS = "index.faiss", "lists.ivfdata"
 REMEDY = 'choose kind="exact"'
 PER_CELL = 64
-"""Training rows a cell: a quarter of faiss's own number, trained four times sooner and as good to search."""
+"""Training rows per cell: a quarter of faiss's default, trained four times faster and as good to search."""
 FEWEST = 20_000
-"""Training rows of a product quantizer, where there are so many."""
+"""Training rows of a product quantizer, if there are so many."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides an index besides its vectors; see `DiskIndex.build` for the settings."""
+    """Everything that determines an index besides its vectors; see `build_index` for the settings."""
 
-    kind: DiskKind
+    kind: Kind
     similarity: Metric
     rows: int
     width: int
     chunk: int
-    cells: int
-    code_bytes: int
-    links: int
-    rerank: int
-    seed: int
+    cells: int = 0
+    code_bytes: int = 0
+    links: int = 0
+    rerank: int = 0
+    seed: int = 0
 
     @property
     def inner(self) -> bool:
@@ -72,7 +80,7 @@ class Plan:
 
     @property
     def bits(self) -> int:
-        """Bits of a code of the product quantizer: 8, fewer where there are fewer rows than codes."""
+        """Bits of a code of the product quantizer: 8, fewer if there are fewer rows than codes."""
         return max(1, min(8, int(math.log2(self.rows))))
 
     @property
@@ -82,7 +90,7 @@ class Plan:
 
     @property
     def sample(self) -> int:
-        """How many rows it is trained on."""
+        """The number of rows to train on."""
         return min(self.rows, max(PER_CELL * self.cells, FEWEST if self.kind == "ivfpq" else 0))
 
     @property
@@ -104,8 +112,23 @@ class Plan:
         return asdict(self)
 
 
+def check_settings(owner: str, kind: str, similarity: str, kinds: Sequence[Kind]) -> None:
+    """Require a known kind and similarity that go together."""
+    check_choice(owner, "similarity", similarity, METRICS)
+    check_choice(owner, "kind", kind, kinds)
+    if kind == "hnsw" and similarity == "dot":
+        raise ValueError(
+            f"{owner}: kind='hnsw' needs similarity='cosine' or 'euclidean', since its graph asks for a distance."
+        )
+
+
+def default_cells(rows: int) -> int:
+    """About 4 √rows cells, but no more than faiss can place well, which needs 39 rows per cell."""
+    return max(1, min(round(4 * math.sqrt(rows)), rows // 39))
+
+
 def default_code_bytes(width: int) -> int:
-    """Codes of a product quantizer: the largest divisor of the width up to a quarter of it, and up to 64.
+    """Bytes per code of a product quantizer: the largest divisor of the width up to a quarter of it and up to 64.
 
     >>> default_code_bytes(128), default_code_bytes(384), default_code_bytes(7)
     (32, 64, 1)
@@ -113,17 +136,21 @@ def default_code_bytes(width: int) -> int:
     return max(part for part in range(1, min(64, max(1, width // 4)) + 1) if width % part == 0)
 
 
-def ready(x: Tensor, similarity: Metric) -> Tensor:
+def prepare(x: Tensor, similarity: Metric) -> Tensor:
     """Rows as they are compared: float32 on the CPU, of unit length for the cosine."""
     x = x.detach().float().cpu()
     return (unit(x) if similarity == "cosine" else x).contiguous()
 
 
-def train(plan: Plan, sample: np.ndarray, path: Path) -> None:
-    """Train cells and codes on a sample [s, d], and write the empty index."""
+def new_index(plan: Plan) -> Any:
+    """An empty faiss index, not yet trained."""
     module = faiss(REMEDY)
-    coarse = module.IndexFlatIP(plan.width) if plan.inner else module.IndexFlatL2(plan.width)
     metric = module.METRIC_INNER_PRODUCT if plan.inner else module.METRIC_L2
+    if plan.kind == "hnsw":
+        index = module.IndexHNSWFlat(plan.width, plan.links, metric)
+        index.hnsw.efConstruction = 200
+        return index
+    coarse = module.IndexFlatIP(plan.width) if plan.inner else module.IndexFlatL2(plan.width)
     if plan.kind == "ivf":
         index = module.IndexIVFFlat(coarse, plan.width, plan.cells, metric)
     else:
@@ -131,9 +158,14 @@ def train(plan: Plan, sample: np.ndarray, path: Path) -> None:
         index.pq.cp.min_points_per_centroid, index.pq.cp.seed = 1, plan.seed
     index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, PER_CELL
     index.cp.seed = plan.seed
+    return index
+
+
+def train(plan: Plan, sample: np.ndarray, path: Path) -> None:
+    """Train cells and codes on a sample [s, d], and write the empty index."""
+    index = new_index(plan)
     index.train(sample)
-    with atomic_write(path) as temporary:
-        module.write_index(index, str(temporary))
+    _write(index, path)
 
 
 def build_part(plan: Plan, trained: Path, rows: np.ndarray, first: int, path: Path, threads: int) -> None:
@@ -143,13 +175,15 @@ def build_part(plan: Plan, trained: Path, rows: np.ndarray, first: int, path: Pa
         index = module.read_index(str(trained))
         index.add_with_ids(rows, np.arange(first, first + len(rows)))
     else:
-        metric = module.METRIC_INNER_PRODUCT if plan.inner else module.METRIC_L2
-        index = module.IndexHNSWFlat(plan.width, plan.links, metric)
-        index.hnsw.efConstruction = 200
-        with _threads(module, threads):  # the order in which several would finish decides the links
+        index = new_index(plan)
+        with _threads(module, threads):  # with several threads, timing decides some links
             index.add(rows)
+    _write(index, path)
+
+
+def _write(index: Any, path: Path) -> None:
     with atomic_write(path) as temporary:
-        module.write_index(index, str(temporary))
+        faiss(REMEDY).write_index(index, str(temporary))
 
 
 @contextmanager
@@ -166,21 +200,36 @@ def join(folder: Path, trained: Path, parts: Sequence[Path]) -> None:
     """Merge the lists of all parts into one file, from disk to disk, and write the index that refers to it."""
     module = faiss(REMEDY)
     index = module.read_index(str(trained))
-    with atomic_write(folder / LISTS) as temporary, hushed():
+    with atomic_write(folder / LISTS) as temporary, silence():
         lists = module.OnDiskInvertedLists(index.nlist, index.code_size, str(temporary))
         held = [module.read_index(str(part), module.IO_FLAG_MMAP) for part in parts]
         several = module.InvertedListsPtrVector()
         for part in held:
             several.push_back(part.invlists)
-        merge = getattr(lists, "merge_from_multiple", lists.merge_from)  # its former name, in faiss 1.8
-        index.ntotal = merge(several.data(), several.size())
-        lists.filename = LISTS  # it is looked for beside the index, wherever that is moved
+        merge_lists = getattr(lists, "merge_from_multiple", lists.merge_from)  # its name in faiss 1.8
+        index.ntotal = merge_lists(several.data(), several.size())
+        lists.filename = LISTS  # found beside the index, wherever the folder is moved
         index.replace_invlists(lists, False)
-    with atomic_write(folder / INDEX) as other:
-        module.write_index(index, str(other))
+    _write(index, folder / INDEX)
 
 
-def opened(plan: Plan, folder: Path) -> list[Any]:
+def load_part(plan: Plan, rows: int, name: str, read: Callable[[], Any]) -> Any:
+    """Call faiss's reader, and check that it gives an index of `rows` rows with the plan's kind, width and metric."""
+    module = faiss(REMEDY)
+    try:
+        with silence():
+            index = read()
+    except Exception as error:  # faiss raises its own errors, and MemoryError for an impossible size
+        raise ValueError(f"faiss cannot read {name}: {type(error).__name__}") from None
+    metric = module.METRIC_INNER_PRODUCT if plan.inner else module.METRIC_L2
+    found = type(index).__name__, index.ntotal, index.d, index.metric_type
+    if found != (CLASSES[plan.kind], rows, plan.width, metric):
+        held = f"{found[0]} of {found[1]:,} rows of width {found[2]}, measure {found[3]}"
+        raise ValueError(f"{name} is {held}, for {rows:,} vectors of width {plan.width}, measure {metric}")
+    return index
+
+
+def open_parts(plan: Plan, folder: Path) -> list[Any]:
     """Open what `join` or `build_part` left in the folder, memory-mapped: one index, or the graphs in order."""
     module = faiss(REMEDY)
     flags = module.IO_FLAG_ONDISK_SAME_DIR | module.IO_FLAG_READ_ONLY
@@ -188,23 +237,10 @@ def opened(plan: Plan, folder: Path) -> list[Any]:
     if plan.kind == "hnsw":
         flags = getattr(module, "IO_FLAG_MMAP_IFC", 0)  # before faiss 1.11 graphs are read into memory
         files, sizes = graphs(plan, folder), [rows.stop - rows.start for rows in plan.chunks]
-    metric = module.METRIC_INNER_PRODUCT if plan.inner else module.METRIC_L2
-    found = []
-    kinds = {"ivf": "IndexIVFFlat", "ivfpq": "IndexIVFPQ", "hnsw": "IndexHNSWFlat"}
-    for path, rows in zip(files, sizes, strict=True):
-        try:
-            with hushed():
-                index = module.read_index(str(path), flags)
-        except Exception as error:  # faiss raises errors of its own, and MemoryError for an impossible size
-            raise ValueError(f"faiss cannot read {path.name}: {type(error).__name__}") from None
-        if type(index).__name__ != kinds[plan.kind] or (index.ntotal, index.d, index.metric_type) != (
-            rows,
-            plan.width,
-            metric,
-        ):
-            raise ValueError(f"{path.name} is {type(index).__name__} of {index.ntotal:,} rows of width {index.d}")
-        found.append(index)
-    return found
+    return [
+        load_part(plan, rows, path.name, partial(module.read_index, str(path), flags))
+        for path, rows in zip(files, sizes, strict=True)
+    ]
 
 
 def graphs(plan: Plan, folder: Path) -> list[Path]:
@@ -212,28 +248,42 @@ def graphs(plan: Plan, folder: Path) -> list[Path]:
     return [folder / f"graph-{number:05d}.faiss" for number in range(len(plan.chunks))]
 
 
-def ask(plan: Plan, indices: Sequence[Any], queries: np.ndarray, k: int, effort: int) -> Neighbors:
-    """The k nearest rows of each query [n, d], which is `ready`; entries that are not found have place -1."""
+def search_parts(plan: Plan, parts: Sequence[Any], queries: np.ndarray, k: int, effort: int) -> Neighbors:
+    """The k nearest rows of each query [n, d] from `prepare`; missing entries have place -1 and score -inf."""
     module = faiss(REMEDY)
     found = []
-    for index, rows in zip(indices, plan.chunks if plan.kind == "hnsw" else [slice(0, plan.rows)], strict=True):
+    for index, rows in zip(parts, plan.chunks if plan.kind == "hnsw" else [slice(0, plan.rows)], strict=True):
         many = min(k, rows.stop - rows.start)
         if plan.kind == "hnsw":
             how = module.SearchParametersHNSW(efSearch=max(effort, many))
         else:
             how = module.SearchParametersIVF(nprobe=effort)
-        # faiss.contrib.torch_utils, which pytorch-metric-learning imports, puts a search without `params` in its place
+        # faiss.contrib.torch_utils, which pytorch-metric-learning imports, replaces `search` by one without `params`
         search = getattr(index, "search_numpy", index.search)
         keys, listed = search(queries, many, params=how)
+        if listed.max(initial=-1) >= rows.stop - rows.start:
+            raise ValueError(f"Index: faiss found row {listed.max()} of {plan.rows:,}; make the index again.")
         scores, places = torch.from_numpy(keys), torch.from_numpy(listed)
         scores = scores if plan.inner else -scores.clamp_min(0).sqrt()
         missing = places < 0
         found.append(Neighbors(scores.masked_fill(missing, -torch.inf), (places + rows.start).masked_fill(missing, -1)))
-    return found[0] if len(found) == 1 else best(found, k)
+    return found[0] if len(found) == 1 else merge(found, k)
 
 
-def best(found: Sequence[Neighbors], k: int) -> Neighbors:
-    """The k best of several lists, whose rows follow each other: of equal scores the first row wins."""
+def merge(found: Sequence[Neighbors], k: int) -> Neighbors:
+    """Merge lists of successive rows into the k best; of equal scores the first row wins."""
     scores, places = (torch.cat([getattr(one, field) for one in found], dim=1) for field in ("scores", "places"))
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
     return Neighbors(scores.gather(1, order), places.gather(1, order))
+
+
+def rank_again(plan: Plan, rows: np.ndarray, queries: Tensor, found: Neighbors, k: int) -> Neighbors:
+    """Order candidates by the scores of the vectors themselves, which codes only approximate."""
+    scores, places = torch.empty(len(queries), k), torch.empty(len(queries), k, dtype=torch.long)
+    for row, listed in enumerate(found.places):
+        near = listed.sort().values  # of equal scores the first row wins
+        x = torch.from_numpy(rows[near.clamp_min(0).numpy()]).float()
+        exact = x @ queries[row] if plan.inner else -(x - queries[row]).norm(dim=1)
+        order = exact.masked_fill(near < 0, -torch.inf).sort(descending=True, stable=True).indices[:k]
+        scores[row], places[row] = exact[order].masked_fill(near[order] < 0, -torch.inf), near[order]
+    return Neighbors(scores, places)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DIGITS", "check_same_network", "checked", "of_preprocessing", "of_weights"]
+__all__ = ["DIGITS", "check_fingerprint", "check_same_network", "of_preprocessing", "of_weights"]
 
 DIGITS = 32
 """Hexadecimal digits of each part of a fingerprint."""
@@ -35,7 +35,7 @@ def of_preprocessing(description: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 
-def checked(owner: str, text: str) -> str:
+def check_fingerprint(owner: str, text: str) -> str:
     """Validate a fingerprint that was read from a file."""
     if not re.fullmatch(r"[0-9a-f]{1,128}(/[0-9a-f]{1,128})?", text):
         raise ValueError(f"{owner}: fingerprint must be hexadecimal digits, but came as {text[:40]!r}; write it again.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from nearfar._utils.arrays import labels_of, tensor_of
 from nearfar._utils.files import read_arrays, write_arrays
-from nearfar.evaluation.fingerprint import checked
+from nearfar.evaluation.fingerprint import check_fingerprint
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
 
-__all__ = ["Vectors"]
+__all__ = ["Vectors", "name_classes"]
 
 RUN_FILE = "embeddings.npz"
 
@@ -48,7 +48,7 @@ class Vectors:
     fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        for field, convert in CONVERTED.items():
+        for field, convert in CONVERTERS.items():
             value: Any = getattr(self, field)
             if value is not None or field == "x":
                 object.__setattr__(self, field, convert(value))
@@ -75,15 +75,7 @@ class Vectors:
         """
         if self.y is None or self.classes is None:
             return {}
-        labels = sorted(set(self.y.tolist()))
-        if len(labels) == len(self.classes):
-            return dict(zip(labels, self.classes, strict=True))
-        if labels and not 0 <= labels[0] <= labels[-1] < len(self.classes):
-            raise ValueError(
-                f"Vectors: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
-                f"but {len(self.classes)} names came."
-            )
-        return {label: self.classes[label] for label in labels}
+        return name_classes(sorted(set(self.y.tolist())), self.classes)
 
     def in_terms_of(self, queries: Vectors) -> Vectors:
         """Renumber the classes as those of the queries, if both sides have class names.
@@ -124,7 +116,7 @@ class Vectors:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], place: Path) -> Vectors:
         """Build from the arrays of a file; error messages name the file."""
-        fields: dict[str, Any] = {key: arrays[key] for key in CONVERTED if key in arrays}
+        fields: dict[str, Any] = {key: arrays[key] for key in CONVERTERS if key in arrays}
         try:
             return cls(**fields)
         except (TypeError, ValueError) as error:
@@ -132,13 +124,30 @@ class Vectors:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Every field that is not None, as an array."""
-        fields = {field: getattr(self, field) for field in CONVERTED}
+        fields = {field: getattr(self, field) for field in CONVERTERS}
         return {field: _array(value) for field, value in fields.items() if value is not None}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `vectors.npz`, completely or not at all, and return its path."""
         write_arrays(Path(path), self.to_arrays())
         return Path(path)
+
+
+def name_classes(labels: Sequence[int], classes: Sequence[str]) -> dict[int, str]:
+    """The name of each label: the i-th name is that of the i-th label if the counts are equal, else that of label i.
+
+    Args:
+        labels: the distinct labels, in ascending order.
+        classes: the names.
+    """
+    if len(labels) == len(classes):
+        return dict(zip(labels, classes, strict=True))
+    if labels and not 0 <= labels[0] <= labels[-1] < len(classes):
+        raise ValueError(
+            f"Vectors: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
+            f"but {len(classes)} names came."
+        )
+    return {label: classes[label] for label in labels}
 
 
 def _array(value: Tensor | tuple[str, ...] | str) -> np.ndarray:
@@ -202,12 +211,12 @@ def _tensor(value: Any) -> Tensor:
     return tensor_of(array.copy())
 
 
-CONVERTED: dict[str, Callable[[Any], Any]] = {
+CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "x": _x,
     "y": _y,
     "name": lambda value: _words("name", value),
     "images": _images,
     "classes": lambda value: _words("classes", value),
-    "fingerprint": lambda value: checked("Vectors", str(value)),
+    "fingerprint": lambda value: check_fingerprint("Vectors", str(value)),
 }
-"""The fields, each with its conversion."""
+"""The conversion of each field."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearfar.evaluation.disk_index import DiskIndex
 from nearfar.evaluation.exact_search import Neighbors
-from nearfar.evaluation.fingerprint import check_same_network, checked
+from nearfar.evaluation.fingerprint import check_fingerprint, check_same_network
 from nearfar.evaluation.index import Index
 from nearfar.serve.decode import RefusedError
 
@@ -83,7 +83,7 @@ class Searcher:
 
     def _check_network(self, mark: Any) -> None:
         try:
-            sides = ("the index", self.index.fingerprint), ("the vector", checked("search", str(mark)))
+            sides = ("the index", self.index.fingerprint), ("the vector", check_fingerprint("search", str(mark)))
             check_same_network("search", *sides)
         except ValueError as error:
             raise RefusedError(409, str(error).removeprefix("search: ")) from None
