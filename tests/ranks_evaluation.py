@@ -11,7 +11,9 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar._utils.process_group import Group
-from nearfar.evaluation import exact_search, k_means, neighbors, rank_counting, retrieval
+from nearfar.evaluation import _exact_search as exact_search
+from nearfar.evaluation import _rank_counting as rank_counting
+from nearfar.evaluation import k_means, neighbors, retrieval
 from nearfar.evaluation import parallel as module
 from nearfar.evaluation.parallel import current_group, split_over
 

@@ -15,8 +15,8 @@ from oracles import retrieval as oracle
 
 from nearfar.evaluation import neighbors
 
-module = importlib.import_module("nearfar.evaluation.exact_search")
-top_k = importlib.import_module("nearfar.evaluation.top_k")
+module = importlib.import_module("nearfar.evaluation._exact_search")
+top_k = importlib.import_module("nearfar.evaluation._top_k")
 SIMILARITIES = ("cosine", "dot", "euclidean")
 torch.set_num_threads(1)  # small tiles on a busy machine: threads would wait for each other
 similarities = pytest.mark.parametrize("similarity", SIMILARITIES)

@@ -1,12 +1,12 @@
 """Evaluation: neighbors, scores with error bars, comparison, clustering, verification; embed, index, export."""
 
 from nearfar.data.ks import KS
+from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.disk_build import build_index
 from nearfar.evaluation.disk_index import DiskIndex, open_index
 from nearfar.evaluation.embed import embed
 from nearfar.evaluation.evaluate import ClassRow, Comparison, Evaluation, compare, evaluate
-from nearfar.evaluation.exact_search import Neighbors
 from nearfar.evaluation.export import Exported, export_onnx
 from nearfar.evaluation.index import Index
 from nearfar.evaluation.k_means import Clusters, k_means

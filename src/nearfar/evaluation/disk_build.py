@@ -20,7 +20,7 @@ from nearfar._utils.checks import check_seed, check_whole
 from nearfar._utils.files import atomic_write, remove_files
 from nearfar._utils.lock import alone
 from nearfar._utils.progress import Progress
-from nearfar.evaluation.disk_files import (
+from nearfar.evaluation._disk_files import (
     ABOUT,
     Names,
     digest_of_file,
@@ -29,10 +29,9 @@ from nearfar.evaluation.disk_files import (
     write_npy,
     write_record,
 )
-from nearfar.evaluation.disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex, files_of
-from nearfar.evaluation.disk_recall import choose_effort
-from nearfar.evaluation.faiss_backend import faiss
-from nearfar.evaluation.faiss_engine import (
+from nearfar.evaluation._disk_recall import choose_effort
+from nearfar.evaluation._faiss_backend import faiss
+from nearfar.evaluation._faiss_engine import (
     INDEX,
     REMEDY,
     Kind,
@@ -46,7 +45,8 @@ from nearfar.evaluation.faiss_engine import (
     prepare,
     train,
 )
-from nearfar.evaluation.ranking_keys import Metric
+from nearfar.evaluation._ranking_keys import Metric
+from nearfar.evaluation.disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex, files_of
 from nearfar.evaluation.vectors import Vectors
 
 __all__ = ["build_index"]

@@ -16,10 +16,10 @@ from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.extras import need
 from nearfar._utils.progress import Watch
 from nearfar.data.ks import USUAL
+from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores, demand_scores
 from nearfar.evaluation.inputs import demand_classes, read_inputs
-from nearfar.evaluation.ranking_keys import Metric
 from nearfar.evaluation.retrieval import PerQuery, Ties, retrieve
 from nearfar.evaluation.vectors import Vectors
 from nearfar.relations.relation import Relation

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation.disk_files import Names
-from nearfar.evaluation.exact_search import Neighbors
-from nearfar.evaluation.faiss_backend import faiss
-from nearfar.evaluation.faiss_engine import (
+from nearfar.evaluation._disk_files import Names
+from nearfar.evaluation._exact_search import Neighbors
+from nearfar.evaluation._faiss_backend import faiss
+from nearfar.evaluation._faiss_engine import (
     REMEDY,
     Kind,
     Plan,
@@ -35,9 +35,9 @@ from nearfar.evaluation.faiss_engine import (
     rank_again,
     search_parts,
 )
+from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.neighbors import neighbors
-from nearfar.evaluation.ranking_keys import Metric
 from nearfar.evaluation.vectors import Vectors
 
 __all__ = ["Index", "SearchIndex"]

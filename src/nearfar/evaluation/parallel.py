@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation.ranking_keys import Metric, Rows, odd_norms, rows_of_share, shift, spaces
+from nearfar.evaluation._ranking_keys import Metric, Rows, odd_norms, rows_of_share, shift, spaces
 
 __all__ = [
     "SharedSpace",

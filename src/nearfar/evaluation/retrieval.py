@@ -21,10 +21,10 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice
 from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_labels
-from nearfar.evaluation.exact_search import TILE, strips
+from nearfar.evaluation._exact_search import TILE, strips
+from nearfar.evaluation._rank_counting import Ties, count_ranks
+from nearfar.evaluation._ranking_keys import METRICS, Metric, keys, spaces
 from nearfar.evaluation.parallel import check_rows, current_group, merge_rows, pace, share
-from nearfar.evaluation.rank_counting import Ties, count_ranks
-from nearfar.evaluation.ranking_keys import METRICS, Metric, keys, spaces
 from nearfar.relations.relation import Relation
 
 __all__ = ["TIES", "PerQuery", "Ties", "Watch", "check_sides", "retrieve"]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_seed
+from nearfar.evaluation._ranking_keys import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
 from nearfar.evaluation.inputs import demand_classes, read_inputs
-from nearfar.evaluation.ranking_keys import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
 from nearfar.evaluation.retrieval import check_sides
 
 __all__ = ["Verification", "verification"]

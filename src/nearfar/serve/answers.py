@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation.disk_index import DiskIndex
-from nearfar.evaluation.exact_search import Neighbors
 from nearfar.evaluation.fingerprint import check_fingerprint, check_same_network
 from nearfar.evaluation.index import Index
 from nearfar.serve.decode import RefusedError

@@ -21,32 +21,11 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice
 from nearfar._utils.files import atomic_write
-from nearfar.evaluation.disk_files import silence
-from nearfar.evaluation.exact_search import Neighbors
-from nearfar.evaluation.faiss_backend import faiss
-from nearfar.evaluation.ranking_keys import METRICS, Metric
+from nearfar.evaluation._disk_files import silence
+from nearfar.evaluation._exact_search import Neighbors
+from nearfar.evaluation._faiss_backend import faiss
+from nearfar.evaluation._ranking_keys import METRICS, Metric
 from nearfar.similarity import unit
-
-__all__ = [
-    "INDEX",
-    "LISTS",
-    "Kind",
-    "Plan",
-    "build_part",
-    "check_settings",
-    "default_cells",
-    "default_code_bytes",
-    "graphs",
-    "join",
-    "load_part",
-    "merge",
-    "new_index",
-    "open_parts",
-    "prepare",
-    "rank_again",
-    "search_parts",
-    "train",
-]
 
 Kind = Literal["exact", "ivf", "ivfpq", "hnsw"]
 CLASSES = {"ivf": "IndexIVFFlat", "ivfpq": "IndexIVFPQ", "hnsw": "IndexHNSWFlat"}

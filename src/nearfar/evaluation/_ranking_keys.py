@@ -20,21 +20,6 @@ from torch import Tensor
 
 from nearfar.similarity import unit
 
-__all__ = [
-    "METRICS",
-    "Buffer",
-    "Metric",
-    "Rows",
-    "keys",
-    "odd_norms",
-    "pair_keys",
-    "rows_of_share",
-    "scores",
-    "shift",
-    "spaces",
-    "wide",
-]
-
 Metric = Literal["cosine", "dot", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "dot", "euclidean")
 BLOCK = 2**22

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["TopK", "merge_lists", "sort_by_key", "top_k"]
-
 
 class TopK:
     """The k largest keys so far: `keys` [n, k], largest first, and their columns `places` [n, k]."""

@@ -15,8 +15,6 @@ import numpy as np
 
 from nearfar._utils.files import atomic_write, read_text, write_text
 
-__all__ = ["ABOUT", "Names", "digest_of_file", "digest_of_rows", "read_record", "silence", "write_npy", "write_record"]
-
 ABOUT = "about.json"
 """Written last: a folder without it is not finished."""
 DIGEST = 32

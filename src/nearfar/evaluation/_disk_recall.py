@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar.evaluation._exact_search import Neighbors
+from nearfar.evaluation._faiss_engine import Plan, merge
 from nearfar.evaluation.disk_index import DiskIndex
-from nearfar.evaluation.exact_search import Neighbors
-from nearfar.evaluation.faiss_engine import Plan, merge
 from nearfar.evaluation.neighbors import neighbors
-
-__all__ = ["choose_effort"]
 
 K = 10
 QUERIES = 500

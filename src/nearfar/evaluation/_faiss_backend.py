@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.extras import need
-from nearfar.evaluation.exact_search import Neighbors, strips
-from nearfar.evaluation.ranking_keys import Metric, Rows, spaces, wide
+from nearfar.evaluation._exact_search import Neighbors, strips
+from nearfar.evaluation._ranking_keys import Metric, Rows, spaces, wide
 from nearfar.similarity import unit
-
-__all__ = ["faiss", "faiss_neighbors"]
 
 
 def faiss(remedy: str = 'leave backend="torch"') -> Any:

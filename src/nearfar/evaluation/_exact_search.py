@@ -20,11 +20,9 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.progress import Watch
+from nearfar.evaluation._ranking_keys import Buffer, Metric, Rows, keys, scores, spaces
+from nearfar.evaluation._top_k import TopK, merge_lists
 from nearfar.evaluation.parallel import SharedSpace, current_group, pace, share
-from nearfar.evaluation.ranking_keys import Buffer, Metric, Rows, keys, scores, spaces
-from nearfar.evaluation.top_k import TopK, merge_lists
-
-__all__ = ["TILE", "Neighbors", "strips"]
 
 Lists = tuple[Tensor, Tensor]
 Strip = tuple[slice, Tensor, Tensor]

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.progress import Watch
-from nearfar.evaluation.exact_search import TILE
+from nearfar.evaluation._exact_search import TILE
+from nearfar.evaluation._ranking_keys import Buffer, Metric, Rows, keys
 from nearfar.evaluation.parallel import SharedSpace, current_group, share
-from nearfar.evaluation.ranking_keys import Buffer, Metric, Rows, keys
-
-__all__ = ["Ties", "count_ranks"]
 
 Ties = Literal["place", "favorable"]
 WIDE = 8192
