@@ -114,7 +114,7 @@ REFUSED = {
     "no type": ("POST", "/search", b"abc", "", 415, "send a picture as image/jpeg"),
     "a form": ("POST", "/search", b"abc", "multipart/form-data; boundary=x", 415, "'multipart/form-data'"),
     "text": ("POST", "/search", b"abc", "text/plain", 415, "'text/plain'"),
-    "not JSON": ("POST", "/search", b"{", JSON, 422, "no JSON"),
+    "no JSON": ("POST", "/search", b"{", JSON, 422, "not JSON"),
     "deep JSON": ("POST", "/search", b"[" * 100_000, JSON, 422, "not JSON"),
     "bytes": ("POST", "/search", b"\xff\xfe\xff", JSON, 422, "not JSON"),
     "a list": ("POST", "/search", b"[1, 2]", JSON, 422, 'must be {"vector": [numbers]}'),

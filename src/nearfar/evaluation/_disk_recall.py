@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar.evaluation._exact_search import Neighbors
-from nearfar.evaluation._faiss_engine import Plan, merge
+from nearfar.evaluation._faiss import Plan, merge
 from nearfar.evaluation.disk_index import DiskIndex
 from nearfar.evaluation.neighbors import neighbors
 

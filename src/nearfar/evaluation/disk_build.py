@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,7 @@ from nearfar.evaluation._disk_files import (
     write_record,
 )
 from nearfar.evaluation._disk_recall import choose_effort
-from nearfar.evaluation._faiss_backend import faiss
-from nearfar.evaluation._faiss_engine import (
+from nearfar.evaluation._faiss import (
     INDEX,
     REMEDY,
     Kind,
@@ -40,6 +40,7 @@ from nearfar.evaluation._faiss_engine import (
     check_settings,
     default_cells,
     default_code_bytes,
+    faiss,
     graphs,
     join,
     prepare,
@@ -180,7 +181,7 @@ class _Build:
 
     def begin(self, extras: dict[str, str], recall: float) -> bool:
         """Return True if the folder holds the finished index; else write the plan. Other contents are refused."""
-        self.about |= {"plan": self.plan.record(), "extras": extras, "target": recall}
+        self.about |= {"plan": asdict(self.plan), "extras": extras, "target": recall}
         folder, plan = self.folder, self.folder / PLAN
         finished = read_record(folder / ABOUT)
         if finished is not None:

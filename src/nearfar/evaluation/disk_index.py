@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearfar.evaluation._disk_files import ABOUT, Names, digest_of_file, read_record
 from nearfar.evaluation._exact_search import TILE, Neighbors, strips
-from nearfar.evaluation._faiss_engine import Kind, Plan, check_settings, open_parts, prepare
+from nearfar.evaluation._faiss import Kind, Plan, check_settings, open_parts, prepare
 from nearfar.evaluation.fingerprint import check_fingerprint
 from nearfar.evaluation.index import Index, SearchIndex
 from nearfar.evaluation.vectors import name_classes

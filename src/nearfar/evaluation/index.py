@@ -22,13 +22,13 @@ from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation._disk_files import Names
 from nearfar.evaluation._exact_search import Neighbors
-from nearfar.evaluation._faiss_backend import faiss
-from nearfar.evaluation._faiss_engine import (
+from nearfar.evaluation._faiss import (
     REMEDY,
     Kind,
     Plan,
     check_settings,
     default_cells,
+    faiss,
     load_part,
     new_index,
     prepare,

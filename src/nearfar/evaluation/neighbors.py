@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice
 from nearfar.evaluation._exact_search import TILE, Neighbors, strips
-from nearfar.evaluation._faiss_backend import faiss_neighbors
+from nearfar.evaluation._faiss import faiss_neighbors
 from nearfar.evaluation._ranking_keys import METRICS, Metric, wide
 from nearfar.evaluation.parallel import check_rows, current_group, merge_rows, single_process
 

@@ -95,7 +95,7 @@ class Guard:
             await send(message)
 
         if not self._may_call(scope):
-            await _answer(send_counted, 421, "this server is not called so; use the address that it printed.")
+            await _answer(send_counted, 421, "another host is asked for; use the address that the server printed.")
             return
         try:
             await self.app(scope, receive, send_counted)

@@ -19,7 +19,7 @@ from nearfar.data.pictures import CorruptImageError
 from nearfar.data.samples import Labels, Samples, Transform
 from nearfar.data.view import Batch, View, collate
 from nearfar.evaluation import Evaluation, evaluate
-from nearfar.evaluation.embed import evaluating
+from nearfar.evaluation.embed import evaluation_mode
 from nearfar.evaluation.parallel import current_group
 
 __all__ = ["Score", "chance", "score", "vectors_of", "violation"]
@@ -63,7 +63,7 @@ def vectors_of(
     )
     parts: list[Tensor] = []
     rows: list[Tensor] = []
-    with evaluating(model, device), torch.inference_mode():
+    with evaluation_mode(model, device), torch.inference_mode():
         batches = iter(loader)
         for turn in range(-(-len(cuts) // group.world)):
             _, _, indices = batch = next(batches, NOTHING)

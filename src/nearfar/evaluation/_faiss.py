@@ -1,4 +1,6 @@
-"""Approximate indices by faiss: train, build in parts, join on disk, load, and search.
+"""Everything that calls faiss: exact neighbors by its flat index, and approximate indices.
+
+Approximate indices are trained, built in parts, joined on disk, loaded and searched:
 
 ivf      rows sorted into cells; a query looks into a few. On disk the lists of the cells lie in one mapped file.
 ivfpq    the same, each row coded in a few bytes by a product quantizer.
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +22,11 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
+from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
 from nearfar.evaluation._disk_files import silence
-from nearfar.evaluation._exact_search import Neighbors
-from nearfar.evaluation._faiss_backend import faiss
-from nearfar.evaluation._ranking_keys import METRICS, Metric
+from nearfar.evaluation._exact_search import Neighbors, strips
+from nearfar.evaluation._ranking_keys import METRICS, Metric, spaces
 from nearfar.similarity import unit
 
 Kind = Literal["exact", "ivf", "ivfpq", "hnsw"]
@@ -35,6 +37,11 @@ PER_CELL = 64
 """Training rows per cell: a quarter of faiss's default, trained four times faster and as good to search."""
 FEWEST = 20_000
 """Training rows of a product quantizer, if there are so many."""
+
+
+def faiss(remedy: str = 'leave backend="torch"') -> Any:
+    """Import faiss, or raise an error that says how to install it or what to do without it."""
+    return need("faiss", "this search", "faiss", instead=remedy)
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,6 @@ class Plan:
         if self.kind == "hnsw":
             return [16 << step for step in range(7)]
         return [*(1 << step for step in range(20) if 1 << step < self.cells), self.cells]
-
-    def record(self) -> dict[str, Any]:
-        """The plan as plain values."""
-        return asdict(self)
 
 
 def check_settings(owner: str, kind: str, similarity: str, kinds: Sequence[Kind]) -> None:
@@ -266,3 +269,58 @@ def rank_again(plan: Plan, rows: np.ndarray, queries: Tensor, found: Neighbors, 
         order = exact.masked_fill(near < 0, -torch.inf).sort(descending=True, stable=True).indices[:k]
         scores[row], places[row] = exact[order].masked_fill(near[order] < 0, -torch.inf), near[order]
     return Neighbors(scores, places)
+
+
+def faiss_neighbors(queries: Tensor, references: Tensor | None, k: int, similarity: Metric) -> Neighbors:
+    """The k nearest references by faiss's flat index; see `neighbors`.
+
+    faiss leaves the order of ties open and rounds differently. Rows whose order depends on that (two successive keys,
+    up to the first one left out, are closer than rounding errors) are searched again, so that ties are resolved by
+    position.
+    """
+    module = faiss()
+    x, y = spaces(queries, references, similarity)
+    rows = prepare(x.x, similarity)
+    cols = rows if references is None else prepare(y.x, similarity)
+    index = module.IndexFlatL2(cols.shape[1]) if similarity == "euclidean" else module.IndexFlatIP(cols.shape[1])
+    index.add(cols.numpy())
+    more = min(k + 1, len(cols) - (references is None))
+    found, listed = index.search(rows.numpy(), more + (references is None))
+    keys, places = torch.from_numpy(found), torch.from_numpy(listed)
+    if similarity == "euclidean":
+        keys = -keys
+    if references is None:
+        keys, places = _without_itself(keys, places, torch.arange(len(places)))
+    scores = keys if similarity != "euclidean" else -(-keys).clamp_min(0).sqrt()
+    scores, places = scores[:, :k].to(x.side), places[:, :k].to(queries.device)
+    again = _unclear(keys, rows, cols, similarity).nonzero().flatten().to(queries.device)
+    if len(again):
+        exact = _search_again(queries, references, again, k, similarity)
+        scores[again], places[again] = exact.scores, exact.places
+    return Neighbors(scores.clamp(-1, 1) if similarity == "cosine" else scores, places)
+
+
+def _without_itself(keys: Tensor, places: Tensor, itself: Tensor) -> tuple[Tensor, Tensor]:
+    """Drop each row itself from its list, or the last entry if duplicates pushed the row off the list."""
+    own = places == itself[:, None]
+    own[~own.any(dim=1), -1] = True
+    keep = (~own).nonzero()[:, 1].reshape(len(places), -1)
+    return keys.gather(1, keep), places.gather(1, keep)
+
+
+def _unclear(keys: Tensor, rows: Tensor, cols: Tensor, similarity: Metric) -> Tensor:
+    """Which rows have neighbors in their list whose keys are closer than rounding errors."""
+    size, largest = torch.linalg.vector_norm(rows, dim=1), float(torch.linalg.vector_norm(cols, dim=1).max())
+    scale = size * largest if similarity != "euclidean" else size.square() + largest**2
+    close: Tensor = keys[:, :-1] - keys[:, 1:] <= 2e-6 * scale[:, None]
+    return close.any(dim=1)
+
+
+def _search_again(queries: Tensor, references: Tensor | None, chosen: Tensor, k: int, similarity: Metric) -> Neighbors:
+    """Search some rows with the torch backend; without references each row drops itself from its list."""
+    extra = references is None
+    cols = queries if references is None else references
+    found = list(strips(queries[chosen], cols, k=k + extra, similarity=similarity))
+    scores = torch.cat([strip.scores for _, strip in found])
+    places = torch.cat([strip.places for _, strip in found])
+    return Neighbors(*(_without_itself(scores, places, chosen) if extra else (scores, places)))
