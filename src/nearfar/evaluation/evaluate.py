@@ -104,32 +104,26 @@ class Evaluation:
     def to_frame(self) -> Any:
         """A pandas table with one row per score, with its interval."""
         pandas = need("pandas", "to_frame", "pandas", instead="use to_dict")
-        rows = []
-        for name, value in self.scores().items():
-            interval = self.intervals.get(name)
-            ends = (interval.low, interval.high, interval.error) if interval else (None, None, None)
-            rows.append((name, value, *ends))
+        rows = [
+            (name, value, *((bar.low, bar.high, bar.error) if bar else (None, None, None)))
+            for name, value, bar in self._rows()
+        ]
         return pandas.DataFrame(rows, columns=["score", "value", "low", "high", "error"]).set_index("score")
 
     def __repr__(self) -> str:
         lines = [self._about()]
-        for name, value in self.scores().items():
-            interval = self.intervals.get(name)
-            ends = f"  [{100 * interval.low:5.1f}, {100 * interval.high:5.1f}]" if interval else ""
+        for name, value, bar in self._rows():
+            ends = f"  [{100 * bar.low:5.1f}, {100 * bar.high:5.1f}]" if bar else ""
             lines.append(f"  {name:<15} {100 * value:5.1f}{ends}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: each score with its interval, and on a click the ten worst classes."""
         rows: list[tuple[object, ...]] = []
-        for name, value in self.scores().items():
-            bar = self.intervals.get(name)
-            ends = (
-                (f"{100 * bar.low:.1f} to {100 * bar.high:.1f}", html.interval(bar.low, value, bar.high))
-                if bar
-                else ("", "")
-            )
-            rows.append((name, f"{100 * value:.1f}", *ends))
+        for name, value, bar in self._rows():
+            ends = f"{100 * bar.low:.1f} to {100 * bar.high:.1f}" if bar else ""
+            drawn = html.interval(bar.low, value, bar.high) if bar else ""
+            rows.append((name, f"{100 * value:.1f}", ends, drawn))
         whole = html.table(("score", "%", "interval", ""), rows, caption=self._about())
         if not self.per_class:
             return whole
@@ -138,6 +132,9 @@ class Evaluation:
         ]
         head = ("class", "queries", "recall@1, %", "MAP@R, %")
         return whole + html.folded("the classes that fare worst", html.table(head, worst))
+
+    def _rows(self) -> list[tuple[str, float, Interval | None]]:
+        return [(name, value, self.intervals.get(name)) for name, value in self.scores().items()]
 
     def _about(self) -> str:
         classes = f" of {self.classes} classes" if self.classes else ""

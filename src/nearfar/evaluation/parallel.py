@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation._ranking_keys import Metric, Rows, odd_norms, rows_of_share, shift, spaces
+from nearfar.evaluation._ranking_keys import Metric, Rows, make_rows, odd_norms, shift, spaces
 
 __all__ = [
     "SharedSpace",
@@ -128,7 +128,7 @@ class SharedSpace:
         if self._whole is not None:
             rows = self._whole[side]
             return Rows(rows.x[chosen], rows.side[chosen], self.similarity)
-        return rows_of_share(self._sides[side][chosen], self.similarity, self._origin, self._odd[side])
+        return make_rows(self._sides[side][chosen], self.similarity, self._origin, self._odd[side])
 
 
 def check_rows(owner: str, name: str, x: Tensor) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from PIL import Image
@@ -83,9 +82,9 @@ class Thumbnails:
 
     def __init__(self, index: SearchIndex, folder: Path | None = None) -> None:
         self.folder = folder
-        self._images, self._names = index.thumbnails, index.name
-        self._rows, self._lock = len(index), Lock()
-        self._cache: OrderedDict[int, tuple[str, bytes] | None] = OrderedDict()
+        self._images: Any = index.thumbnails
+        self._names: Any = index.name
+        self._rows, self._cached = len(index), lru_cache(CACHED)(self._make)
         if folder is not None and not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder} of pictures.")
         if folder is not None and self._names is None:
@@ -100,18 +99,7 @@ class Thumbnails:
 
     def get(self, row: int) -> tuple[str, bytes] | None:
         """The type and bytes of a row's picture; None if there is none."""
-        if not self.available or not 0 <= row < self._rows:
-            return None
-        with self._lock:
-            if row in self._cache:
-                self._cache.move_to_end(row)
-                return self._cache[row]
-        picture = self._make(row)
-        with self._lock:
-            self._cache[row] = picture
-            while len(self._cache) > CACHED:
-                self._cache.popitem(last=False)
-        return picture
+        return self._cached(row) if self.available and 0 <= row < self._rows else None
 
     def _make(self, row: int) -> tuple[str, bytes] | None:
         try:
