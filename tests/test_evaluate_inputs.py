@@ -80,7 +80,7 @@ def test_compare_takes_vectors():
     names = [f"{i}" for i in range(N)]
     with pytest.raises(ValueError, match="their names differ"):
         nf.compare(Vectors(X, Y, names), Vectors(X, Y, names[::-1]))
-    with pytest.raises(TypeError, match="evaluations or Vectors are compared, but ndarray came"):
+    with pytest.raises(TypeError, match="a and b must be evaluations or Vectors, but ndarray came"):
         nf.compare(X, X)
 
 

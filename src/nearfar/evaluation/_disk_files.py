@@ -1,4 +1,4 @@
-"""The files of an index in a folder: digests, names that are read where they lie, and the record `about.json`."""
+"""The files of an index in a folder: digests, memory-mapped names, and the record `about.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from nearfar._utils.files import atomic_write, read_text, write_text
 
 ABOUT = "about.json"
-"""Written last: a folder without it is not finished."""
+"""Written last: the index is unfinished without it."""
 DIGEST = 32
 """Bytes of a digest."""
 
@@ -42,7 +42,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Read a record; None if there is none that can be read."""
+    """Read a record; None if it is missing or damaged."""
     try:
         found = json.loads(read_text("Index", path, most=1 << 26))
     except (OSError, ValueError, RecursionError):
@@ -57,9 +57,7 @@ def write_npy(path: Path, array: np.ndarray) -> None:
 
 
 class Names:
-    """Names of rows in two files: their text in UTF-8, one after the other, and where each ends.
-
-    Only the names that are asked for are read.
+    """Names of rows in two memory-mapped files: the text of all names in UTF-8, and where each name ends.
 
     Args:
         text: the file of the text.
@@ -92,7 +90,7 @@ class Names:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Silence what faiss prints from C++ within the block, on the process's own streams."""
+    """Silence the output streams of the process within the block, since faiss prints from C++."""
     sys.stdout.flush()
     sys.stderr.flush()
     former = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]

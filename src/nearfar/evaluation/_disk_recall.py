@@ -50,7 +50,7 @@ def choose_effort(index: DiskIndex, rows: Callable[[slice], np.ndarray], target:
 def _exact(
     plan: Plan, rows: Callable[[slice], np.ndarray], chosen: np.ndarray, k: int
 ) -> tuple[Tensor, list[set[int]]]:
-    """The chosen rows, and the exact k nearest others of each, one chunk in memory at a time."""
+    """The chosen rows, and the k nearest other rows of each by exact search, with one chunk in memory at a time."""
     first = [np.searchsorted(chosen, [part.start, part.stop]) for part in plan.chunks]
     parts = zip(plan.chunks, first, strict=True)
     queries = torch.from_numpy(np.concatenate([rows(part)[chosen[a:b] - part.start] for part, (a, b) in parts]))

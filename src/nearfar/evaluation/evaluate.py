@@ -48,15 +48,15 @@ class Evaluation:
         r_precision: mean share of right answers among the R nearest, R the number of right answers.
         map_at_r: mean average precision at R.
         mrr: mean of 1 / rank of the first right answer.
-        nmi: normalized mutual information of k-means with the classes, or None without `clustering`.
-        ami: adjusted mutual information, or None.
-        f1: pairwise F1, or None.
-        intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. For clustering scores: the
-            lowest and highest over k-means restarts, as "nmi over starts" and so on, which is not a sampling error.
+        nmi: normalized mutual information of k-means clusters and classes; None without `clustering`.
+        ami: adjusted mutual information; None without `clustering`.
+        f1: pairwise F1; None without `clustering`.
+        intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. For clustering scores, the
+            lowest and highest over k-means restarts as "nmi over starts" and so on, which is not a sampling error.
         per_class: one row per class, worst first; none if a relation was used instead of labels.
-        queries: how many queries were scored.
-        lone: how many queries had no right answer and were left out.
-        classes: how many classes the scored queries have; 0 with a relation.
+        queries: number of scored queries.
+        lone: number of queries without a right answer, which were left out.
+        classes: number of classes of the scored queries; 0 with a relation.
         unit: what the bootstrap resamples: "class" or "query".
         per_query: the result of each query.
     """
@@ -158,7 +158,7 @@ def evaluate(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Evaluation:
-    """Compute retrieval (and on request clustering) scores of an embedding, with confidence intervals.
+    """Compute retrieval scores of an embedding, and clustering scores on request, with confidence intervals.
 
     Args:
         embeddings: [n, d] queries: a tensor, an array, lists or `Vectors`; NaN rows are an error that names them.
@@ -175,11 +175,11 @@ def evaluate(
         unit: what the bootstrap resamples. "class" is right for questions about unseen classes, since queries of one
             class fail together; "query" gives narrower intervals that hold for these classes only. The default is
             "class", and "query" with a relation, which has no classes.
-        resamples: how many bootstrap resamples; 0 for no intervals. With a single unit there are no intervals either.
+        resamples: number of bootstrap resamples; 0 for no intervals. A single unit gives no intervals either.
         seed: seed of the bootstrap and of k-means.
         watch: called as watch(what, done, total) during the work.
 
-    Lone queries (no other sample of their class) have no right answer; they are counted in `lone` and left out.
+    Lone queries (no other sample of their class) have no right answer; they are left out and counted in `lone`.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.7, 0.8]])
     >>> evaluate(x, torch.tensor([0, 0, 1, 1, 0]), ks=(1, 2)).recall
@@ -272,7 +272,7 @@ def _per_class(found: PerQuery) -> tuple[ClassRow, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two spaces on the same queries: is b better than a?
+    """The comparison of two spaces, a and b, on the same queries.
 
     Attributes:
         score: which score was compared.
@@ -301,9 +301,9 @@ class Comparison:
 def _evaluate_both(a: Evaluation | Vectors, b: Evaluation | Vectors) -> tuple[Evaluation, Evaluation]:
     for one in (a, b):
         if not isinstance(one, Evaluation | Vectors):
-            raise TypeError(f"compare: evaluations or Vectors are compared, but {type(one).__name__} came.")
+            raise TypeError(f"compare: a and b must be evaluations or Vectors, but {type(one).__name__} came.")
     if isinstance(a, Vectors) and isinstance(b, Vectors) and None not in (a.name, b.name) and a.name != b.name:
-        raise ValueError("compare: the two are not of the same samples in the same order: their names differ.")
+        raise ValueError("compare: a and b must have the same samples in the same order, but their names differ.")
     left, right = (evaluate(one, ks=(1,), resamples=0) if isinstance(one, Vectors) else one for one in (a, b))
     return left, right
 
@@ -318,16 +318,16 @@ def compare(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two evaluations of the same queries by a paired bootstrap: is b better, worse, or can we not tell?
+    """Compare two evaluations of the same queries by a paired bootstrap: is b better than a?
 
     Both spaces are scored on the same resampled classes (queries, with a relation), so that shared variation cancels.
-    The verdict depends on whether the interval of the difference contains 0. `Vectors` are evaluated first.
+    The verdict is "cannot tell" if the interval of the difference contains 0. `Vectors` are evaluated first.
     """
     check_seed("compare", seed)
     a, b = _evaluate_both(a, b)
     unit = _choose_unit("compare", unit, not a.classes)
     same = torch.equal(a.per_query.labels, b.per_query.labels)
-    if not a.classes:  # no labels: how many right answers each query has tells one relation from another
+    if not a.classes:  # without labels, the numbers of right answers tell one relation from another
         same = same and torch.equal(a.per_query.relevant, b.per_query.relevant)
     if not same:
         raise ValueError(

@@ -36,10 +36,10 @@ def neighbors(
     Args:
         queries: [n, d].
         references: [m, d]; None compares the queries with each other, no row with itself.
-        k: how many; no more than there are references.
+        k: number of neighbors; at most the number of references.
         similarity: "cosine", "dot" or "euclidean".
         backend: "torch", or "faiss" for its flat index where it is installed (the same answer).
-        tile: entries of a tile of scores; memory grows with it, and with n·k.
+        tile: entries of a tile of scores; memory grows with it and with n·k.
 
     >>> found = neighbors(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), k=1)
     >>> found.places.flatten().tolist()

@@ -38,7 +38,7 @@ NO_CLASS = -1
 
 @dataclass(frozen=True, eq=False)
 class PerQuery:
-    """The result of each query. All tensors are [n]; entries of lone queries are meaningless.
+    """The results of each query, tensors [n]; entries of lone queries are meaningless.
 
     Attributes:
         rank: place of the first relevant reference, from 1.

@@ -27,13 +27,12 @@ class Vectors:
     """Embedded samples with labels, names and thumbnails; arrays and lists are converted to the types below.
 
     Args:
-        x: float32 [n, d], the vectors; rows with NaN or infinity are an error that names them. Those of a folder (see
-            `nearfar.evaluation.vectors_folder`) stay in their file, in the type that they were stored in.
+        x: float32 [n, d], the vectors; rows with NaN or infinity are an error that names them. Vectors of a folder
+            (`nearfar.evaluation.vectors_folder`) stay in their file, in the type in which they are stored.
         y: int64 [n], the classes, or None.
         name: n strings, one per sample, or None.
         images: uint8 [n, h, w] or [n, h, w, 3], thumbnails, or None.
-        classes: the name of each class, or None: of class 0, 1, ..., or, where there are as many names as classes in y,
-            of these in ascending order.
+        classes: the names of the classes in y in ascending order, or of classes 0, 1, ..., or None.
         fingerprint: identifies the network (`nearfar.evaluation.fingerprint`), or None if it is not known.
 
     >>> Vectors([[1.0, 0.0], [0.0, 1.0]], y=[3, 5])
@@ -78,7 +77,7 @@ class Vectors:
         return name_classes(sorted(set(self.y.tolist())), self.classes)
 
     def in_terms_of(self, queries: Vectors) -> Vectors:
-        """Renumber the classes as those of the queries, if both sides have class names.
+        """Renumber the classes by the class names of the queries, if both sides have names.
 
         >>> gallery = Vectors([[1.0], [2.0]], y=[0, 1], classes=["ant", "bee"])
         >>> gallery.in_terms_of(Vectors([[1.0]], y=[0], classes=["bee"])).y

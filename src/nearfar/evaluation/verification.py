@@ -29,9 +29,9 @@ class Verification:
         auc: area under the ROC curve; ties count half.
         tar: true accept rate for each false accept rate.
         threshold: for each false accept rate, the score above which a pair is accepted.
-        positive: how many positive pairs were scored.
-        negative: how many negative pairs were scored.
-        sampled: whether pairs were drawn at random; otherwise all pairs were scored.
+        positive: number of positive pairs.
+        negative: number of negative pairs.
+        sampled: whether pairs were drawn at random; otherwise all were scored.
     """
 
     auc: float
@@ -57,7 +57,7 @@ def verification(
         embeddings: [n, d], a tensor, an array, lists or `Vectors`.
         labels: [n] integers; by default the y of `Vectors`.
         far: false accept rates.
-        pairs: how many pairs of each kind to draw with replacement; None scores all n(n-1)/2 (n up to 20,000).
+        pairs: number of pairs of each kind to draw with replacement; None scores all n(n-1)/2 (n up to 20,000).
         similarity: "cosine", "dot" or "euclidean".
         seed: seed of the draw.
 
@@ -91,7 +91,7 @@ def verification(
     tar, threshold = {}, {}
     for rate in far:
         allowed = int(np.floor(rate * len(ranked) + 1e-9))  # 0.29 * 100 is a hair below 29
-        # strictly above the first score that must be refused
+        # accept strictly above the first score to refuse
         cut = ranked[allowed] if allowed < len(ranked) else -np.inf
         tar[rate] = float((positive > cut).mean())
         threshold[rate] = float(cut)
@@ -127,7 +127,7 @@ def _draw_pairs(
     first = rng.integers(sizes[group])
     second = (first + 1 + rng.integers(sizes[group] - 1)) % sizes[group]
     one = rng.choice(len(place), size=count, p=(len(place) - sizes[place]) / (len(place) - sizes[place]).sum())
-    # the k-th row outside of one's class: skip the class's own stretch in label order
+    # the k-th row of other classes: in label order, skip the rows of the own class
     k = rng.integers(len(place) - sizes[place[one]])
     other = order[k + np.where(k >= start[place[one]], sizes[place[one]], 0)]
     positive = (order[start[group] + first], order[start[group] + second])
