@@ -38,9 +38,7 @@ def of_preprocessing(description: dict[str, Any]) -> str:
 def check_fingerprint(owner: str, text: str) -> str:
     """Validate a fingerprint that was read from a file."""
     if not re.fullmatch(r"[0-9a-f]{1,128}(/[0-9a-f]{1,128})?", text):
-        raise ValueError(
-            f"{owner}: fingerprint must be hexadecimal digits, but came as {text[:40]!r}; write it again."
-        )
+        raise ValueError(f"{owner}: fingerprint must be hexadecimal digits, but came as {text[:40]!r}; write it again.")
     return text
 
 
