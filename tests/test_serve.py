@@ -280,7 +280,7 @@ def test_a_server_that_was_killed_starts_again_and_answers_the_same(home, server
     [
         (["none.index"], "nearfar serve: Index: there is no file none.index."),
         (["v.npz"], "is not an index"),
-        (["shop.index", "--host", "no.such.host.invalid"], "cannot be listened on"),
+        (["shop.index", "--host", "no.such.host.invalid"], "cannot listen on"),
         (["shop.index", "--images", "nowhere"], "there is no folder nowhere of pictures"),
         (["shop.index", "--model", "other.safetensors"], "networks with different weights; embed both with one"),
     ],

@@ -91,21 +91,17 @@ class _Grid:
     once: bool
 
     def strip(self, number: int) -> slice:
-        """The queries of a strip."""
         return slice(number * self.tall, min((number + 1) * self.tall, self.rows))
 
     def tile(self, number: int) -> slice:
-        """The references of a tile."""
         return slice(number * self.wide, min((number + 1) * self.wide, self.columns))
 
     @property
     def strips(self) -> int:
-        """The number of strips."""
         return -(-self.rows // self.tall)
 
     @property
     def tiles(self) -> int:
-        """The number of tiles of a strip."""
         return -(-self.columns // self.wide)
 
 

@@ -195,7 +195,7 @@ class _Build:
             return True
         before = read_record(plan)
         if before is None and os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-            raise FileExistsError(f"Index: {folder} is there and is no empty folder; name another one for the index.")
+            raise FileExistsError(f"Index: {folder} exists and is not an empty folder; name another one for the index.")
         if before is not None and before != self.about:
             raise ValueError(
                 f"Index: the folder {folder} holds an unfinished index of other vectors or settings; go on with those, "

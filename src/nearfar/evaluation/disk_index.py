@@ -57,7 +57,7 @@ class DiskIndex(SearchIndex):
         try:
             self._read(record, verify)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            reason = str(error) if isinstance(error, ValueError | OSError) else f"{ABOUT} is not one of ours"
+            reason = str(error) if isinstance(error, ValueError | OSError) else f"{ABOUT} is not an index record"
             raise ValueError(f"Index: {folder} is damaged ({reason}); make it again with `nearfar index`.") from None
 
     @classmethod
@@ -88,7 +88,7 @@ class DiskIndex(SearchIndex):
         if self.name is not None and len(self.name) != plan.rows:
             raise ValueError(f"{len(self.name):,} names for {plan.rows:,} rows")
         if (plan.kind == "exact" or plan.rerank > 0) != (self._rows is not None):
-            raise ValueError(f"a kind {plan.kind!r} does not fit what it holds")
+            raise ValueError(f"its files do not fit the kind {plan.kind!r}")
         self._parts = [] if plan.kind == "exact" else open_parts(plan, self.folder)
 
     def _search_exact(self, queries: Tensor, k: int) -> Neighbors:
@@ -122,9 +122,9 @@ def _check_files(folder: Path, files: dict[str, dict[str, Any]], verify: bool) -
         path = folder / name
         size = path.stat().st_size if path.is_file() else 0
         if size != noted["bytes"]:
-            raise ValueError(f"{name} has {size:,} bytes, and {noted['bytes']:,} were written")
+            raise ValueError(f"{name} has {size:,} bytes, but {noted['bytes']:,} were written")
         if (verify or size <= SMALL) and digest_of_file(path) != noted["digest"]:
-            raise ValueError(f"the bytes of {name} are not those that were written")
+            raise ValueError(f"{name} has changed since it was written")
 
 
 def files_of(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -157,7 +157,7 @@ def _concatenate(parts: Sequence[Part]) -> Part:
     try:
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     except KeyError as error:
-        raise ValueError(f"embed: some items of the dataset carry {error.args[0]!r} and others do not.") from None
+        raise ValueError(f"embed: all items of the dataset must have {error.args[0]!r}, but some lack it.") from None
 
 
 def _batch(data: Any, rows: range) -> tuple[Tensor, Part, Sequence[int]]:

@@ -157,7 +157,7 @@ def bind(host: str, port: int) -> socket.socket:
         if found is not None:
             found.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"{host}:{port} cannot be listened on ({reason}); choose another --host or --port.") from None
+        raise ValueError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port.") from None
     return found
 
 
