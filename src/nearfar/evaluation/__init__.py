@@ -8,7 +8,7 @@ from nearfar.evaluation.disk_index import DiskIndex, open_index
 from nearfar.evaluation.embed import embed
 from nearfar.evaluation.evaluate import ClassRow, Comparison, Evaluation, compare, evaluate
 from nearfar.evaluation.export import Exported, export_onnx
-from nearfar.evaluation.index import Index
+from nearfar.evaluation.index import Index, SearchIndex
 from nearfar.evaluation.k_means import Clusters, k_means
 from nearfar.evaluation.neighbors import neighbors
 from nearfar.evaluation.vectors import Vectors
@@ -25,6 +25,7 @@ __all__ = [
     "Index",
     "Interval",
     "Neighbors",
+    "SearchIndex",
     "Vectors",
     "Verification",
     "build_index",

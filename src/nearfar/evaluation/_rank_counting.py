@@ -89,7 +89,7 @@ class _Counting:
         return self.group.sum(rank) + 1
 
     def _earlier(self, equal: Tensor, labels: Tensor) -> Tensor:
-        """How many references have the score of the best right one and precede the first such right one, [t]."""
+        """Count the references [t] that tie with the best right one and precede the first right one of that score."""
         tied = self.group.sum(_count(equal)) > 1
         found = torch.zeros(len(equal), dtype=torch.long, device=equal.device)
         if not bool(tied.any()):

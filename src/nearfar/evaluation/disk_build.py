@@ -216,8 +216,8 @@ class _Build:
             raise ValueError(f"Index: vectors must be finite, but row {bad} holds NaN or infinity; look at it.")
         return x.numpy()
 
-    def ready(self, rows: slice) -> np.ndarray:
-        """Rows as they are compared."""
+    def prepared_rows(self, rows: slice) -> np.ndarray:
+        """Rows of the source as they are compared."""
         return prepare(torch.from_numpy(self.chunk(rows)), self.plan.similarity).numpy()
 
     def parts(self, bar: Progress) -> None:
@@ -252,7 +252,7 @@ class _Build:
         """Train on a sample, unless that was done, and return the digest of the result."""
         plan, path = self.plan, self.folder / PARTS / INDEX
         chosen = np.sort(np.random.default_rng(plan.seed).permutation(plan.rows)[: plan.sample])
-        sample = np.concatenate([self.ready(rows)[_within(chosen, rows)] for rows in plan.chunks])
+        sample = np.concatenate([self.prepared_rows(rows)[_within(chosen, rows)] for rows in plan.chunks])
         note, key = path.with_suffix(".json"), {"rows": digest_of_rows(sample), "trained": ""}
         if not self._is_done(note, key, path, None):
             train(plan, sample, path)
@@ -297,7 +297,7 @@ class _Build:
         names = [name for name in names if not name.startswith(".")]  # the lock, and files of a killed write
         record = {**self.about, "digests": self.digests, "files": files_of(self.folder, names)}
         index = DiskIndex.from_record(self.folder, {**record, "effort": 1, "recall": {}})
-        effort, measured = choose_effort(index, self.ready, target)
+        effort, measured = choose_effort(index, self.prepared_rows, target)
         write_record(self.folder / ABOUT, {**record, "effort": effort, "recall": measured})
         self.clear()
 

@@ -127,7 +127,7 @@ class Graph(nn.Module):
             self.register_buffer(name, torch.tensor(getattr(transform, name)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Vectors of a batch of pixels, or of values as they are stored."""
+        """Vectors of a batch of uint8 pixels, or of values as the dataset stores them."""
         x = x.float() / 255 if self.pixels else x
         shape = (-1,) if x.ndim < 4 else (-1, 1, 1)  # numbers, or channels [c, h, w]
         vectors: Tensor = self.model((x - self.mean.view(shape)) / self.std.view(shape))

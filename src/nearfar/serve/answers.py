@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.evaluation import Neighbors
+from nearfar.evaluation import Neighbors, SearchIndex
 from nearfar.evaluation.fingerprint import check_fingerprint, check_same_network
-from nearfar.evaluation.index import SearchIndex
 from nearfar.serve.pictures import RefusedError
 
 __all__ = ["Answer", "Searcher"]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from nearfar._utils.files import inside
 from nearfar.data.pictures import FORMATS, UNREADABLE
-from nearfar.evaluation.index import SearchIndex
+from nearfar.evaluation import SearchIndex
 from nearfar.report.pictures import as_picture
 
 __all__ = ["PIXELS", "SIDE", "RefusedError", "Thumbnails", "data_uri", "decode", "encode"]
