@@ -25,7 +25,7 @@ from nearfar.data import DataSet, open_data, part
 from nearfar.doctor import prescribe
 from nearfar.doctor.course import look
 from nearfar.evaluation import evaluate
-from nearfar.evaluation.embed import evaluating
+from nearfar.evaluation.embed import evaluation_mode
 from nearfar.losses import Triplet
 from nearfar.runs import parts
 from nearfar.runs.journal import read
@@ -107,7 +107,7 @@ class Truth:
         """Rank, recall@1 and spread of the held-out samples, as they are now."""
         if self._x is None:
             self._x = setting.plain.batch(self.probe.x, iter(())).to(setting.machine.device)
-        with evaluating(setting.bare_model, setting.machine.device), torch.inference_mode():
+        with evaluation_mode(setting.bare_model, setting.machine.device), torch.inference_mode():
             rows = setting.bare_model(self._x).float()
         if not bool(torch.isfinite(rows).all()):
             self.seen.append([step, 0.0, 0.0, 0.0])

@@ -168,7 +168,7 @@ def test_a_model_without_preprocessing_is_fed_as_it_was_indexed(home, tmp_path):
         (["index", "v.npz", "-o", "x", "--model", "v.npz"], "v.npz is none"),
         (["index", "v.npz", "-o", "x", "--probes", 3], "--probes is of an index in a file"),
         (["index", "v.npz", "-o", "x", "--size", 9], "are of --model"),
-        (["index", "v.npz", "-o", "photos"], "photos is there and is no empty folder"),
+        (["index", "v.npz", "-o", "photos"], "photos exists and is not an empty folder"),
     ],
 )
 def test_errors(home, words, sentence):

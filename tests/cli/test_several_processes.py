@@ -21,7 +21,7 @@ from torch.distributed.run import get_args_parser
 
 from nearfar.cli.commands.training import OPTIONS
 from nearfar.evaluation import Vectors, embed
-from nearfar.evaluation.embed import clear, embedded, stored, tell_done, wait_for_others
+from nearfar.evaluation.embed import clear, embed_chunks, mark_done, read_chunks, wait_for_others
 from nearfar.train import fit, load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
@@ -63,28 +63,30 @@ def test_a_share_is_embedded_once_and_only_what_is_missing_again(tmp_path):
     options = {"batch_size": 1, "resume": tmp_path / "parts", "progress": False}  # chunks of 16
     whole = embed(model, data, batch_size=1, progress=False)
     calls.clear()
-    for part in embedded(model, data, rank=1, world=3, **options):
+    for part in embed_chunks(model, data, rank=1, world=3, **options):
         assert len(part["x"]) == 16
         break  # killed after its first chunk
     for rank in range(3):
-        list(embedded(model, data, rank=rank, world=3, **options))
+        list(embed_chunks(model, data, rank=rank, world=3, **options))
     assert sum(calls) == 100
-    assert np.array_equal(np.concatenate([part["x"] for part in stored(tmp_path / "parts", 100, 1)]), whole.numpy())
-    list(embedded(model, data, rank=0, world=2, **options))  # another number of ranks takes them up, too
+    assert np.array_equal(
+        np.concatenate([part["x"] for part in read_chunks(tmp_path / "parts", 100, 1)]), whole.numpy()
+    )
+    list(embed_chunks(model, data, rank=0, world=2, **options))  # another number of ranks takes them up, too
     assert sum(calls) == 100
-    tell_done(tmp_path / "parts", 1, 2, "a launch")
+    mark_done(tmp_path / "parts", 1, 2, "a launch")
     (tmp_path / "parts" / ".chunk-000003.npz.4711-0a1b2c3d.part").touch()  # of a rank that was killed as it wrote
     clear(tmp_path / "parts")
     assert not (tmp_path / "parts").exists()
 
 
 def test_the_first_rank_waits_for_those_of_this_launch(tmp_path):
-    tell_done(tmp_path, 1, 2, "an earlier one")
+    mark_done(tmp_path, 1, 2, "an earlier one")
     looks = []
 
     def told(seconds):
         looks.append(seconds)
-        tell_done(tmp_path, 1, 2, "this")
+        mark_done(tmp_path, 1, 2, "this")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", told)

@@ -10,8 +10,8 @@ import torch
 
 import nearfar as nf
 from nearfar.evaluation.bootstrap import Interval, intervals, resampled_means
+from nearfar.evaluation.evaluate import Evaluation
 from nearfar.evaluation.retrieval import PerQuery
-from nearfar.evaluation.summary import Evaluation
 
 SIMULATIONS = 400
 RESAMPLES = 500

@@ -174,7 +174,7 @@ disk_build.build_index(folder, vectors(), kind=kind, chunk=250)
         ("ivfpq", "train", 0, 4),
         ("ivfpq", "build_part", 2, 2),
         ("ivfpq", "join", 0, 0),
-        ("ivfpq", "judged", 0, 0),
+        ("ivfpq", "choose_effort", 0, 0),
         ("ivf", "build_part", 3, 1),
         ("hnsw", "build_part", 1, 3),
     ],
@@ -242,7 +242,7 @@ def test_lists_of_former_parts_are_not_kept(built, tmp_path, monkeypatch):
 
     changed = vectors()
     changed.x[260] += 1
-    for step, given in (("judged", changed), ("join", vectors())):
+    for step, given in (("choose_effort", changed), ("join", vectors())):
         monkeypatch.setattr(disk_build, step, stop)
         with pytest.raises(KeyboardInterrupt):
             build_index(tmp_path / "i", given, chunk=250)
@@ -262,10 +262,10 @@ def test_other_vectors_or_settings_are_refused(built, tmp_path):
             build_index(built / "exact", given, kind="exact", chunk=250)
     (tmp_path / "i").mkdir()
     (tmp_path / "i" / "letter.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(FileExistsError, match="no empty folder"):
+    with pytest.raises(FileExistsError, match="not an empty folder"):
         build_index(tmp_path / "i", rows(), kind="exact")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(FileExistsError, match="no empty folder"):
+    with pytest.raises(FileExistsError, match="not an empty folder"):
         build_index(tmp_path / "loop", rows(), kind="exact")
 
 
@@ -319,12 +319,12 @@ def test_damage_is_noticed(built, tmp_path, kind):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"plan": {}}, "not one of ours"),
-        ({"plan": 3}, "not one of ours"),
+        ({"plan": {}}, "not an index record"),
+        ({"plan": 3}, "not an index record"),
         ({"files": {"../secret.txt": {"bytes": 1, "digest": ""}}}, "lists a file '../secret.txt'"),
         ({"fingerprint": "not one"}, "must be hexadecimal"),
         ({"effort": "many"}, "is damaged"),
-        ({"files": {}}, "faiss cannot read|does not fit"),
+        ({"files": {}}, "faiss cannot read|do not fit"),
     ],
 )
 def test_a_record_that_lies(built, tmp_path, changes, words):
@@ -352,7 +352,7 @@ def test_large_files_are_verified_where_asked(built, tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     monkeypatch.setattr("nearfar.evaluation.disk_index.SMALL", 1)
     DiskIndex(tmp_path / "i")
-    with pytest.raises(ValueError, match=r"the bytes of vectors\.npy are not those that were written"):
+    with pytest.raises(ValueError, match=r"vectors\.npy has changed since it was written"):
         DiskIndex(tmp_path / "i", verify=True)
 
 

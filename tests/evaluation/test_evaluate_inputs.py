@@ -80,7 +80,7 @@ def test_compare_takes_vectors():
     names = [f"{i}" for i in range(N)]
     with pytest.raises(ValueError, match="their names differ"):
         nf.compare(Vectors(X, Y, names), Vectors(X, Y, names[::-1]))
-    with pytest.raises(TypeError, match="evaluations or Vectors are compared, but ndarray came"):
+    with pytest.raises(TypeError, match="a and b must be evaluations or Vectors, but ndarray came"):
         nf.compare(X, X)
 
 
@@ -128,12 +128,12 @@ def test_relations_equal_the_oracle(kind, ties, similarity):
 
 
 def test_strips_of_a_relation_change_nothing(monkeypatch):
-    from nearfar.evaluation import related
+    from nearfar.evaluation import retrieval
 
     relation = nf.Relation.from_multilabel(torch.from_numpy(HOT))
     told = []
     wanted = nf.evaluate(X, relation).to_dict()
-    monkeypatch.setattr(related, "TILE", 5 * N)
+    monkeypatch.setattr(retrieval, "TILE", 5 * N)
     assert nf.evaluate(X, relation, watch=lambda *words: told.append(words)).to_dict() == wanted
     assert told[-1] == ("ranking references of queries", N, N)
     assert len(told) == 5
@@ -154,14 +154,14 @@ def test_one_hot_rows_are_labels():
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda r: nf.evaluate(X, r, clustering=True), r"clustering \(nmi, ami, f1\): one class a sample is needed"),
-        (lambda r: nf.evaluate(X, r, unit="class"), 'unit="class" needs one class a sample'),
+        (lambda r: nf.evaluate(X, r, clustering=True), r"clustering \(nmi, ami, f1\): labels are needed"),
+        (lambda r: nf.evaluate(X, r, unit="class"), 'unit="class" needs labels, but a relation came'),
         (lambda r: nf.compare(nf.evaluate(X, r), nf.evaluate(X, r), unit="class"), 'compare: unit="class" needs'),
-        (lambda r: verification(X, r), "verification: one class a sample is needed, but Relation"),
-        (lambda r: diagnose(X, r), "diagnose: one class a sample is needed, but Relation"),
+        (lambda r: verification(X, r), "verification: labels are needed, but Relation"),
+        (lambda r: diagnose(X, r), "diagnose: labels are needed, but Relation"),
         (lambda r: nf.evaluate(X[:9], r), "must be of 9 x 9 rows among themselves"),
         (lambda r: nf.evaluate(X, r, ref_emb=G), "24 x 17 rows against a gallery"),
-        (lambda r: nf.evaluate(X, Y, ref_emb=X, ref_labels=r), "goes in as labels"),
+        (lambda r: nf.evaluate(X, Y, ref_emb=X, ref_labels=r), "pass a relation of queries and gallery as labels"),
         (lambda r: nf.evaluate(X, r, ties="kind"), "ties must be one of"),
         (lambda r: nf.evaluate(X, r, similarity="near"), "similarity must be one of"),
         (lambda r: nf.evaluate(np.where(X[3, 0] == X, np.nan, X), r), r"must be finite.*rows 3"),

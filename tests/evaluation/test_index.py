@@ -185,7 +185,7 @@ def test_a_faiss_part_of_other_vectors_is_refused(faiss, tmp_path):
     }
     for words, other in others.items():
         Index(small, kind="ivf").save(path)
-        altered(path, faiss=faiss.serialize_index(other._faiss))
+        altered(path, faiss=faiss.serialize_index(other._parts[0]))
         assert words in refused(path)
     for part, words in (
         (None, "does not fit"),
@@ -270,3 +270,11 @@ def test_errors(call, words):
     with pytest.raises(ValueError) as error:
         call()
     assert words in str(error.value)
+
+
+def test_one_search_may_take_another_effort(faiss):
+    x, q = rows(2000), rows(100, seed=1)
+    index, exact = Index(x, kind="ivf", cells=40, probes=1), Index(x).search(q, 5).places
+    assert not torch.equal(index.search(q, 5).places, exact)
+    assert torch.equal(index.search(q, 5, effort=40).places, exact)
+    assert index.effort == 1

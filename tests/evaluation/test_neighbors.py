@@ -15,8 +15,8 @@ from oracles import retrieval as oracle
 
 from nearfar.evaluation import neighbors
 
-module = importlib.import_module("nearfar.evaluation.sweep")
-best = importlib.import_module("nearfar.evaluation.best")
+module = importlib.import_module("nearfar.evaluation._exact_search")
+top_k = importlib.import_module("nearfar.evaluation._top_k")
 SIMILARITIES = ("cosine", "dot", "euclidean")
 torch.set_num_threads(1)  # small tiles on a busy machine: threads would wait for each other
 similarities = pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -251,6 +251,6 @@ def test_no_queries_give_no_rows():
 def test_candidates_survive_a_ragged_last_block():
     """1,003 columns fold unevenly; the largest sits in the ragged part."""
     tile = torch.arange(2 * 1003, dtype=torch.float32).reshape(2, 1003)
-    keys, places = best.top(tile, 5)
+    keys, places = top_k.top_k(tile, 5)
     assert places.tolist() == [[1002, 1001, 1000, 999, 998]] * 2
     assert torch.equal(keys, tile[:, [1002, 1001, 1000, 999, 998]])

@@ -17,7 +17,7 @@ from nearfar import models
 from nearfar.data import transforms
 from nearfar.data.transforms import Moved, Photograph, Plain
 from nearfar.evaluation import Vectors, export_onnx
-from nearfar.evaluation.preprocessing import Pixels, beside_graph, described, from_description, from_text
+from nearfar.evaluation.preprocessing import Pixels, beside_graph, describe, from_description, from_text
 from nearfar.models import registry
 from nearfar.runs.config import to_tree, to_yaml
 from nearfar.train import checkpoint, parse
@@ -147,7 +147,7 @@ def test_another_onnx_of_whole_numbers_gets_pixels_and_no_fractions(tmp_path):
 @pytest.mark.parametrize("name", sorted({**transforms.NAMED, **transforms.CROPS}))
 def test_every_transform_of_evaluation_is_described_and_read_back(name):
     transform = transforms.get(name, False, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    back = from_text("m.onnx", json.dumps(beside_graph(described(transform))))
+    back = from_text("m.onnx", json.dumps(beside_graph(describe(transform))))
     if isinstance(transform, Photograph):
         picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 280, 3), dtype=np.uint8))
         assert isinstance(back, Pixels)
@@ -162,8 +162,8 @@ def test_every_transform_of_evaluation_is_described_and_read_back(name):
 
 @pytest.mark.parametrize("transform", [transforms.get("qi2020", True), Moved(), lambda picture, generator: picture])
 def test_what_cannot_be_described(transform):
-    with pytest.raises(ValueError, match="without chance"):
-        described(transform)
+    with pytest.raises(ValueError, match="must be a deterministic one"):
+        describe(transform)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_a_description_made_by_hand_is_one_sentence(text):
 
 def test_a_description_names_4096_channels_at_most():
     for count in (4096, 4097):
-        told = {**described(Plain()), "mean": [0.5] * count, "std": [1.0]}
+        told = {**describe(Plain()), "mean": [0.5] * count, "std": [1.0]}
         if count == 4096:
             assert len(from_description(told).mean) == count
         else:
-            with pytest.raises(ValueError, match="its preprocessing is none that there is"):
+            with pytest.raises(ValueError, match="unknown preprocessing"):
                 from_description(told)

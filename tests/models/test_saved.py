@@ -16,7 +16,7 @@ from shop import photographs
 
 import nearfar as nf
 from nearfar.data import transforms
-from nearfar.evaluation.preprocessing import described, fingerprint_of
+from nearfar.evaluation.preprocessing import describe, fingerprint_of
 from nearfar.models.saved import Network, Saved, read
 from nearfar.train import fit, open_run
 
@@ -56,7 +56,7 @@ def test_what_is_read_is_what_was_written_bit_for_bit(tmp_path, name):
     x = torch.randn(2, *saved.network.inputs)
     assert torch.equal(saved.model(x), model(x))
     assert (again.network, again.classes) == (saved.network, ("a", "ß"))
-    assert described(again.transform) == described(transform)
+    assert describe(again.transform) == describe(transform)
     assert {p.requires_grad for p in model.parameters()} == {True}
     assert path.read_bytes() == made(name, transform).save(tmp_path / "n.safetensors").read_bytes()
     if name == "frozen":
@@ -227,7 +227,7 @@ def test_preprocessing_is_not_believed_either(tmp_path, change):
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["nearfar"])
     save_file(load_file(path), path, {"nearfar": json.dumps({**about, "preprocessing": change})})
-    with pytest.raises(ValueError, match="its preprocessing is none that there is"):
+    with pytest.raises(ValueError, match="unknown preprocessing"):
         nf.models.load(path)
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from nearfar.evaluation import Index, Neighbors
 from nearfar.serve import Searcher
 from nearfar.serve.answers import Answer
-from nearfar.serve.guard import LOOPBACK
+from nearfar.serve.middleware import LOOPBACK
 
 need("fastapi", "prometheus_client", "uvicorn")
 import nearfar.serve.app  # noqa: E402
@@ -152,12 +152,12 @@ def test_this_machine_may_be_called_by_no_other_name(host):
 
 
 def test_times_are_counted_up_to_1_2_and_5_of_each_decade():
-    from nearfar.serve.metrics import Metrics
+    from nearfar.serve.middleware import Metrics
 
     made = Metrics(3)
     bounds = [digit * 10.0**power for power in (-3, -2, -1, 0) for digit in (1, 2, 5)]
     for seconds in bounds:
-        made.searched(1.01 * seconds)
+        made.record_search(1.01 * seconds)
     lines = made.text().decode().splitlines()
     counts = [int(float(line.split()[1])) for line in lines if line.startswith("nearfar_search_seconds_bucket")]
     assert counts == [*range(12), 12]
@@ -172,7 +172,7 @@ def test_a_body_has_as_many_bytes_as_are_allowed_and_no_more():
 def test_a_search_takes_the_time_from_its_body_to_its_answer(monkeypatch):
     seen, clock = [], iter([100.0, 100.25])
     monkeypatch.setattr(nearfar.serve.app, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(nearfar.serve.app.Metrics, "searched", lambda self, seconds: seen.append(seconds))
+    monkeypatch.setattr(nearfar.serve.app.Metrics, "record_search", lambda self, seconds: seen.append(seconds))
     assert asyncio.run(ask(create_app(searcher())))[0] == 200
     assert seen == [0.25]
 

@@ -114,9 +114,9 @@ REFUSED = {
     "no type": ("POST", "/search", b"abc", "", 415, "send a picture as image/jpeg"),
     "a form": ("POST", "/search", b"abc", "multipart/form-data; boundary=x", 415, "'multipart/form-data'"),
     "text": ("POST", "/search", b"abc", "text/plain", 415, "'text/plain'"),
-    "no JSON": ("POST", "/search", b"{", JSON, 422, "no JSON"),
-    "deep JSON": ("POST", "/search", b"[" * 100_000, JSON, 422, "no JSON"),
-    "bytes": ("POST", "/search", b"\xff\xfe\xff", JSON, 422, "no JSON"),
+    "no JSON": ("POST", "/search", b"{", JSON, 422, "not JSON"),
+    "deep JSON": ("POST", "/search", b"[" * 100_000, JSON, 422, "not JSON"),
+    "bytes": ("POST", "/search", b"\xff\xfe\xff", JSON, 422, "not JSON"),
     "a list": ("POST", "/search", b"[1, 2]", JSON, 422, 'must be {"vector": [numbers]}'),
     "words": ("POST", "/search", b'{"vector": ["a"]}', JSON, 422, "a list of numbers"),
     "truths": ("POST", "/search", b'{"vector": [true]}', JSON, 422, "a list of numbers"),
@@ -280,7 +280,7 @@ def test_a_server_that_was_killed_starts_again_and_answers_the_same(home, server
     [
         (["none.index"], "nearfar serve: Index: there is no file none.index."),
         (["v.npz"], "is not an index"),
-        (["shop.index", "--host", "no.such.host.invalid"], "cannot be listened on"),
+        (["shop.index", "--host", "no.such.host.invalid"], "cannot listen on"),
         (["shop.index", "--images", "nowhere"], "there is no folder nowhere of pictures"),
         (["shop.index", "--model", "other.safetensors"], "networks with different weights; embed both with one"),
     ],
@@ -318,7 +318,7 @@ def test_it_listens_on_loopback_and_stops_after_some_seconds(home):
 def test_connections_of_a_client(home, monkeypatch, words, wanted):
     given = []
     monkeypatch.setattr(
-        "nearfar.serve.run.run", lambda app, listening, countdown, limits, seconds: given.append(limits)
+        "nearfar.serve.server.run", lambda app, listening, countdown, limits, seconds: given.append(limits)
     )
     run(home, "serve", "shop.index", "--port", 0, *words)
     assert [limits.per_client for limits in given] == [wanted]

@@ -11,24 +11,26 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar._utils.process_group import Group
-from nearfar.evaluation import dealing as module
-from nearfar.evaluation import deep_ranks, k_means, neighbors, related, sweep
-from nearfar.evaluation.dealing import dealt, ranks
+from nearfar.evaluation import _exact_search as exact_search
+from nearfar.evaluation import _rank_counting as rank_counting
+from nearfar.evaluation import k_means, neighbors, retrieval
+from nearfar.evaluation import parallel as module
+from nearfar.evaluation.parallel import current_group, split_over
 
 
 @contextmanager
 def small_tiles() -> Iterator[None]:
     """Tiles of 192 x 192, so that two thousand rows are many strips on every rank, with messages within a strip."""
-    told = {deep_ranks: ("TILE", "WIDE"), related: ("TILE",), module: ("WORK",)}
-    before = {(owner, name): getattr(owner, name) for owner, names in told.items() for name in names}
-    usual = sweep.strips.__kwdefaults__["tile"]
-    sweep.strips.__kwdefaults__["tile"] = 192 * 192
+    constants = {rank_counting: ("TILE", "WIDE"), retrieval: ("TILE",), module: ("WORK",)}
+    before = {(owner, name): getattr(owner, name) for owner, names in constants.items() for name in names}
+    usual = exact_search.strips.__kwdefaults__["tile"]
+    exact_search.strips.__kwdefaults__["tile"] = 192 * 192
     for owner, name in before:
         setattr(owner, name, {"WIDE": 512, "WORK": 2**20}.get(name, 2**17))
     try:
         yield
     finally:
-        sweep.strips.__kwdefaults__["tile"] = usual
+        exact_search.strips.__kwdefaults__["tile"] = usual
         for (owner, name), value in before.items():
             setattr(owner, name, value)
 
@@ -88,7 +90,7 @@ def compared(rank: int, world: int) -> dict[str, bool]:
     with small_tiles():
         for name, case in cases().items():
             alone = values(case())
-            with dealt(Group("evaluate")):
+            with split_over(Group("evaluate")):
                 found[name] = values(case()) == alone
     return found
 
@@ -97,13 +99,13 @@ def failing(rank: int, world: int) -> list[str]:
     """What each rank hears of a row that only one of them reads."""
     x, heard = rows(300), []
     x[299] = torch.nan
-    with dealt(Group("evaluate")):
+    with split_over(Group("evaluate")):
         for attempt in (lambda: nf.evaluate(x, classes(300, 5)), lambda: neighbors(x, k=3)):
             try:
                 attempt()
             except ValueError as error:
                 heard.append(str(error))
-    assert ranks().world == 1
+    assert current_group().world == 1
     return heard
 
 

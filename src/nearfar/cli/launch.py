@@ -75,12 +75,12 @@ def sharing(owner: str) -> Iterator[ProcessGroup]:
     import torch.distributed as dist
 
     from nearfar._utils.process_group import Group
-    from nearfar.evaluation.dealing import dealt
+    from nearfar.evaluation.parallel import split_over
 
     if not dist.is_initialized():
         dist.init_process_group("gloo")  # left by `nearfar.cli.main.main`
     group = Group(owner)
-    with dealt(group):
+    with split_over(group):
         yield group
 
 

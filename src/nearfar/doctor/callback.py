@@ -15,7 +15,7 @@ from nearfar.data import View
 from nearfar.doctor.course import CLASSES, Case, Sight, judged, look, seen
 from nearfar.doctor.findings import Diagnosis, Finding, concluded
 from nearfar.doctor.thresholds import Thresholds
-from nearfar.evaluation.embed import evaluating
+from nearfar.evaluation.embed import evaluation_mode
 from nearfar.runs.config import Config
 
 __all__ = ["Doctor", "Moment", "Training"]
@@ -121,7 +121,7 @@ class Doctor:
         if len(y) < 2:
             return None  # nothing that was drawn can be read
         device = state.machine.device
-        with evaluating(state.bare_model, device), torch.inference_mode():
+        with evaluation_mode(state.bare_model, device), torch.inference_mode():
             rows = state.bare_model(x.to(device, non_blocking=True)).float().cpu().clone()
         if not bool(torch.isfinite(rows).all()):
             return None  # the loop itself stops at a loss that is not finite, and says where

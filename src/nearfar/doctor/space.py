@@ -16,7 +16,7 @@ from nearfar.doctor.findings import Diagnosis, Finding, Severity, concluded, lis
 from nearfar.doctor.remedies import finding, level
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.evaluation import neighbors
-from nearfar.evaluation.taken import demand_classes, taken
+from nearfar.evaluation.inputs import demand_classes, read_inputs
 from nearfar.geometry import Collapse, Pull, collapse, pull
 from nearfar.geometry.collapse import sample
 from nearfar.losses import Triplet
@@ -110,7 +110,7 @@ def diagnose(
     """
     check_choice("diagnose", "metric", metric, ("cosine", "euclidean"))
     check_seed("diagnose", seed)
-    given = taken("diagnose", embeddings, labels)
+    given = read_inputs("diagnose", embeddings, labels)
     embeddings, labels = given.x, demand_classes("diagnose", given.y)
     check_embeddings("diagnose", "embeddings", embeddings, finite=False)
     check_labels("diagnose", "labels", labels, len(embeddings), embeddings.device)

@@ -20,7 +20,7 @@ from nearfar._utils.files import atomic_write
 from nearfar.data import transforms
 from nearfar.data.samples import Transform
 from nearfar.evaluation.fingerprint import of_weights
-from nearfar.evaluation.preprocessing import described, from_description
+from nearfar.evaluation.preprocessing import describe, from_description
 from nearfar.models.embedder import POOLS, Embedder, freeze_norms, group_norms
 from nearfar.models.registry import OWN, build, network_for
 
@@ -121,7 +121,7 @@ class Saved:
         network = {**asdict(self.network), "inputs": list(self.network.inputs)}
         network = {key: value for key, value in network.items() if key not in LATER or value != LATER[key]}
         classes = None if self.classes is None else list(self.classes)
-        return {"format": FORMAT, "network": network, "preprocessing": described(self.transform), "classes": classes}
+        return {"format": FORMAT, "network": network, "preprocessing": describe(self.transform), "classes": classes}
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Embedder:

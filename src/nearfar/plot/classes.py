@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nearfar._utils.checks import check_choice
-from nearfar.evaluation.summary import Evaluation, evaluate
+from nearfar.evaluation.evaluate import Evaluation, evaluate
 from nearfar.plot.maps import rows_and_labels
 from nearfar.plot.style import COLORS, GRAY, axis, class_words, plain
 from nearfar.report.confusion import Row, confusion

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.tensors import check_embeddings, check_labels
-from nearfar.evaluation.taken import demand_classes, taken
+from nearfar.evaluation.inputs import demand_classes, read_inputs
 from nearfar.plot.style import COLORS, GRAY, MARKS, axis, class_words, key
 from nearfar.report.maps import MOST_FOR_TSNE, principal, sample
 from nearfar.report.measures import MEASURES, Metric, prepared
@@ -92,7 +92,7 @@ def embedding_map(
 
 def rows_and_labels(owner: str, embeddings: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """Check rows [n, d] and labels [n], and move them to the CPU."""
-    given = taken(owner, embeddings, labels)
+    given = read_inputs(owner, embeddings, labels)
     x, y = given.x.detach().cpu(), demand_classes(owner, given.y).detach().cpu()
     check_embeddings(owner, "embeddings", x)
     check_labels(owner, "labels", y, len(x), x.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nearfar.evaluation.summary import Evaluation
+from nearfar.evaluation.evaluate import Evaluation
 from nearfar.plot.style import COLORS, MARKS, axis, by_name, key, plain, words
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nearfar._utils.checks import check_choice, check_seed
-from nearfar.evaluation.summary import evaluate
+from nearfar.evaluation.evaluate import evaluate
 from nearfar.plot.maps import rows_and_labels
 from nearfar.plot.style import NEGATIVE, POSITIVE, axis, class_words
 from nearfar.report.gallery import Query

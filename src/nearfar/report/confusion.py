@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from nearfar.evaluation.summary import Evaluation
+from nearfar.evaluation.evaluate import Evaluation
 
 __all__ = ["Row", "confusion"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nearfar._utils.progress import Watch
-from nearfar.evaluation.summary import Evaluation
+from nearfar.evaluation.evaluate import Evaluation
 from nearfar.report.confusion import Row
 from nearfar.report.curves import curve_data, span
 from nearfar.report.gallery import Query

@@ -19,8 +19,8 @@ from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.files import atomic_write
 from nearfar._utils.page import FOOTER, allow, document, hash_of
 from nearfar._utils.progress import Watch
-from nearfar.evaluation.dealing import alone, ranks
-from nearfar.evaluation.summary import Evaluation, evaluate
+from nearfar.evaluation.evaluate import Evaluation, evaluate
+from nearfar.evaluation.parallel import current_group, single_process
 from nearfar.report import sections
 from nearfar.report.confusion import confusion
 from nearfar.report.contents import add_pictures, contents
@@ -112,9 +112,9 @@ def build(
     evaluation = evaluate(
         material.x, material.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
     )
-    if ranks().rank:
+    if current_group().rank:
         return ""
-    with alone():  # of several ranks, which share the search, the first goes on by itself
+    with single_process():  # of several ranks, which share the search, the first goes on by itself
         x, y, worst = material.x, material.y, [row.label for row in evaluation.worst]
         found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
         tell("laying out the map", 0, 0)
@@ -145,7 +145,7 @@ def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Option
     """Write the page to `path`, completely or not at all; keyword arguments as in `build`."""
     target = Path(path)
     text = build(source, **options)
-    if ranks().rank:
+    if current_group().rank:
         return target
     with (
         atomic_write(target) as temporary,

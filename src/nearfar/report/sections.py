@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from nearfar.evaluation.bootstrap import Interval
-from nearfar.evaluation.summary import Evaluation
+from nearfar.evaluation.evaluate import Evaluation
 from nearfar.report.confusion import Row
 from nearfar.report.curves import curve, span
 from nearfar.report.journal import Journal

@@ -19,8 +19,8 @@ from nearfar.data.loading import Batch, View, collate
 from nearfar.data.pictures import CorruptImageError
 from nearfar.data.samples import Labels, Samples, Transform
 from nearfar.evaluation import Evaluation, evaluate
-from nearfar.evaluation.dealing import ranks
-from nearfar.evaluation.embed import evaluating
+from nearfar.evaluation.embed import evaluation_mode
+from nearfar.evaluation.parallel import current_group
 
 __all__ = ["Score", "chance", "score", "vectors_of", "violation"]
 
@@ -48,10 +48,10 @@ def vectors_of(
     Samples that cannot be read (if `on_corrupt` is "skip") are left out, without a substitute. The model's training
     modes are restored.
 
-    Over ranks (`nearfar.evaluation.dealing`) batches are dealt out in turn, and after each turn everyone gets all of
+    Over ranks (`nearfar.evaluation.parallel`) batches are dealt out in turn, and after each turn everyone gets all of
     its vectors: the batches, and so the vectors, are those of one process.
     """
-    device, group = torch.device(device), ranks()
+    device, group = torch.device(device), current_group()
     view = View(samples, transform, substitutes=False, device=device if hold else None)
     cuts = [range(i, min(i + batch_size, len(samples))) for i in range(0, len(samples), batch_size)]
     loader: DataLoader[Any] = DataLoader(
@@ -63,7 +63,7 @@ def vectors_of(
     )
     parts: list[Tensor] = []
     rows: list[Tensor] = []
-    with evaluating(model, device), torch.inference_mode():
+    with evaluation_mode(model, device), torch.inference_mode():
         batches = iter(loader)
         for turn in range(-(-len(cuts) // group.world)):
             _, _, indices = batch = next(batches, NOTHING)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.process_group import Group, ProcessGroup
-from nearfar.evaluation.dealing import dealt
+from nearfar.evaluation.parallel import split_over
 from nearfar.train.state import TrainState
 
 __all__ = ["shared"]
@@ -27,7 +27,7 @@ def shared(state: TrainState, model: nn.Module) -> Iterator[None]:
         return
     group = Group("train")
     _copy(model, group)
-    with dealt(group):
+    with split_over(group):
         yield
 
 

@@ -134,16 +134,16 @@ def _check_output(output: Path, dtype: str) -> None:
 
 def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
     """Embed this rank's chunks into the folder `parts`; True on the first rank, once all others have done so too."""
-    from nearfar.evaluation.embed import embedded, tell_done, wait_for_others
+    from nearfar.evaluation.embed import embed_chunks, mark_done, wait_for_others
 
     rank, world = place()
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     launch = " ".join(os.environ.get(name, "") for name in names)
     options: dict[str, Any] = {"batch_size": batch_size, "resume": parts, "rank": rank, "world": world}
-    for _ in embedded(run, inputs, progress=rank == 0, **options):
+    for _ in embed_chunks(run, inputs, progress=rank == 0, **options):
         pass  # kept in its file
     if rank:
-        tell_done(parts, rank, world, launch)
+        mark_done(parts, rank, world, launch)
         return False
     wait_for_others(parts, world, launch)
     return True
@@ -157,15 +157,15 @@ def _join(
     import torch
 
     from nearfar.evaluation import Vectors
-    from nearfar.evaluation.embed import stored
+    from nearfar.evaluation.embed import read_chunks
     from nearfar.evaluation.vectors_folder import as_stored, write_folder
 
-    sound = [(len(part["x"]), part.get("y")) for part in stored(parts, rows, batch_size) if part]
+    sound = [(len(part["x"]), part.get("y")) for part in read_chunks(parts, rows, batch_size) if part]
     if not sound:
         raise ValueError(f"all {rows} samples were left out, so there is nothing to embed.")
     numbers = [y for _, y in sound if y is not None]
     kept = np.concatenate(numbers) if numbers else None
-    chunks = (part["x"] for part in stored(parts, rows, batch_size) if part)
+    chunks = (part["x"] for part in read_chunks(parts, rows, batch_size) if part)
     fields = samples.fields(None if kept is None else torch.from_numpy(kept))
     if output.suffix == FOLDER:
         count = rows if kept is None else len(kept)

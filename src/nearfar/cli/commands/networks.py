@@ -156,7 +156,7 @@ def _onnx(path: Path, digest: str) -> Model:
     return Model(
         _careful(path, lambda batch: session.run([out], {feed.name: _converted(batch, kind).numpy()})[0]),
         digest,
-        fingerprint.checked(str(path), about.get(FINGERPRINT) or digest[: fingerprint.DIGITS]),
+        fingerprint.check_fingerprint(str(path), about.get(FINGERPRINT) or digest[: fingerprint.DIGITS]),
         transform=transform,
         side=_side(feed.shape),
         pixels=kind == torch.uint8,

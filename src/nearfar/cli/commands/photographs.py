@@ -15,7 +15,7 @@ from nearfar.cli.commands.inputs import PICTURES, Assumed, Transformed, read_sam
 from nearfar.cli.commands.networks import Model, load_model
 from nearfar.evaluation import DiskIndex, Vectors, embed
 from nearfar.evaluation.fingerprint import check_same_network
-from nearfar.evaluation.preprocessing import Pixels, described
+from nearfar.evaluation.preprocessing import Pixels, describe
 from nearfar.evaluation.vectors import RUN_FILE
 from nearfar.evaluation.vectors_folder import MANIFEST
 
@@ -112,4 +112,4 @@ def told(transform: Callable[..., Any]) -> dict[str, Any]:
     """A transform in plain values, to be noted in an index."""
     if isinstance(transform, Assumed):
         return {"name": "assumed", **asdict(transform)}
-    return described(transform.transform if isinstance(transform, Pixels) else transform)
+    return describe(transform.transform if isinstance(transform, Pixels) else transform)

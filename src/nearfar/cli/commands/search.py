@@ -247,15 +247,15 @@ def _write_page(
     """Write the gallery."""
     from nearfar.report.pictures import as_picture
     from nearfar.serve import Found, Searcher, Thumbnails, write_gallery
-    from nearfar.serve.thumbnails import encoded, uri
+    from nearfar.serve.pictures import data_uri, encode
 
     shown, home = Thumbnails(made, images), queries if queries.is_dir() else queries.parent
 
     def of_query(row: int, name: str) -> str | None:
         if asked.images is not None:
-            return uri(encoded(as_picture(asked.images[row])))
+            return data_uri(encode(as_picture(asked.images[row])))
         try:
-            return uri(encoded(as_picture(home / name)))
+            return data_uri(encode(as_picture(home / name)))
         except OSError:
             return None
 
@@ -264,7 +264,7 @@ def _write_page(
     every = [Found(name, of_query(row, name), answers[row]) for row, name in enumerate(names)]
     about = f"{len(asked):,} {'query' if len(asked) == 1 else 'queries'}, nearest of {len(made):,} vectors by "
     write_gallery(
-        page, f"{queries.name} in {index.name}", f"{about}{made.similarity}.", every, lambda r: uri(shown.get(r))
+        page, f"{queries.name} in {index.name}", f"{about}{made.similarity}.", every, lambda r: data_uri(shown.get(r))
     )
     pictured = any(shown.get(answer.row) for each in answers for answer in each)
     hint = "" if pictured else " (without pictures: nearfar embed --thumbnails 96, or --images FOLDER, brings them)"

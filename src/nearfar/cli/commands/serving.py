@@ -57,8 +57,8 @@ def serve(
         from nearfar.evaluation import open_index
         from nearfar.serve import Searcher, Thumbnails
         from nearfar.serve.app import Limits, create_app
-        from nearfar.serve.guard import LOOPBACK
-        from nearfar.serve.run import Countdown, bind, is_loopback, run
+        from nearfar.serve.middleware import LOOPBACK
+        from nearfar.serve.server import Countdown, bind, is_loopback, run
 
         made = open_index(index)
         network = network_of(made, index, model, trust_model=trust_model, needed=False)
@@ -83,7 +83,7 @@ def serve(
 
 def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:
     """Say where it listens, and what it does not do."""
-    from nearfar.serve.run import is_loopback
+    from nearfar.serve.server import is_loopback
 
     if not pictures:
         say(f"{index} holds no network: vectors are taken, and no pictures (--model RUN).")

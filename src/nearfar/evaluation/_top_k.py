@@ -1,8 +1,8 @@
-"""A running top-k of each row over tiles of keys that arrive from left to right; ties go to the earlier column.
+"""The k largest keys of each row, over tiles that arrive from left to right; ties go to the earlier column.
 
-Once a row has k entries, only keys above its last one matter, and soon there are few of them. So a tile is reduced
-once to the maxima of blocks of columns, and only blocks whose maximum exceeds the row's last entry are read. That costs
-a tenth of a matrix product, where `topk` over the tile would cost a quarter.
+Once a row has k entries, only keys above its last entry matter, and soon there are few of them. Each tile is therefore
+reduced to the maxima of blocks of columns, and only blocks whose maximum exceeds the row's last entry are read. This
+costs a tenth of a matrix product; `topk` over the tile would cost a quarter.
 """
 
 from __future__ import annotations
@@ -13,29 +13,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Best", "joined", "ordered", "top"]
 
-
-class Best:
-    """Running lists: `keys` [n, k], largest first, and the columns `places` [n, k] that they come from."""
+class TopK:
+    """The k largest keys so far: `keys` [n, k], largest first, and their columns `places` [n, k]."""
 
     def __init__(self, rows: int, k: int, like: Tensor) -> None:
         self.keys = torch.full((rows, k), -torch.inf, dtype=like.dtype, device=like.device)
         self.places = torch.zeros((rows, k), dtype=torch.long, device=like.device)
 
-    def meet(self, rows: slice, tile: Tensor, left: int, seen: int | None = None) -> None:
-        """Merge keys [rows, w] of the columns left, left + 1, ..., which must follow all columns merged before.
+    def update(self, rows: slice, tile: Tensor, left: int, seen: int | None = None) -> None:
+        """Merge the keys [rows, w] of columns left, left + 1, ..., which must follow all columns merged before.
 
-        `tile` is contiguous, or the transpose of a contiguous matrix. `seen` is about how many columns were merged
-        before, if not all that are to the left; only a matter of speed.
+        `tile` is contiguous or the transpose of a contiguous matrix. `seen` is the approximate number of columns merged
+        so far, `left` by default; it affects only the speed.
         """
         k = self.keys.shape[1]
         found, seen = None, left if seen is None else seen
         if tile.device.type == "cpu" and seen >= 8 * k:
-            # the share of columns that still enter is about k / seen; balance reading peaks against blocks
+            # about k / seen of the columns still enter: balance the cost of reading maxima against that of blocks
             found = _above(tile, self.keys[rows, -1], max(2, min(32, math.isqrt(seen // (8 * k)))), most=max(64, 2 * k))
         if found is None:
-            keys, places = top(tile if tile.stride(1) == 1 else tile.contiguous(), min(k, tile.shape[1]))
+            keys, places = top_k(tile if tile.stride(1) == 1 else tile.contiguous(), min(k, tile.shape[1]))
             self._merge(torch.arange(rows.start, rows.stop, device=tile.device), keys, places + left)
         elif len(found[0]):
             self._merge(found[0] + rows.start, found[1], found[2] + left)
@@ -48,17 +46,18 @@ class Best:
         self.keys[rows], self.places[rows] = ranked[:, :k], spots[:, :k]
 
 
-def joined(lists: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The k best of several lists of k (keys, columns), each [n, k], of different columns; ties by column."""
+def merge_lists(lists: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Merge lists of (keys, columns), each [n, k], of different columns into the k best; ties by column."""
     k = lists[0][0].shape[1]
-    keys, places = ordered(*(torch.cat(side, dim=1) for side in zip(*lists, strict=True)))
+    keys, places = sort_by_key(*(torch.cat(side, dim=1) for side in zip(*lists, strict=True)))
     return keys[:, :k], places[:, :k]
 
 
 def _above(tile: Tensor, bar: Tensor, fold: int, most: int) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Rows with keys above their threshold `bar`, these keys (padded with -inf) and columns; None above `most`.
+    """Rows with keys above their threshold `bar`, with these keys (padded with -inf) and their columns.
 
-    A block is `fold` columns, a stride apart: its maximum is then an elementwise maximum of slices.
+    None if a row has more than `most` such keys. A block is `fold` columns, a stride apart, so that the maxima of all
+    blocks are an elementwise maximum of slices.
     """
     wide = tile.shape[1]
     stride = -(-wide // fold)
@@ -83,8 +82,8 @@ def _above(tile: Tensor, bar: Tensor, fold: int, most: int) -> tuple[Tensor, Ten
 
 
 def _peaks(tile: Tensor, stride: int) -> Tensor:
-    """The largest key of each block of columns, [n, stride]; block b holds the columns b, b + stride, ..."""
-    if tile.stride(1) != 1:  # reduced in the layout of the memory: five times faster than through the transpose
+    """The largest key of each block of columns, [n, stride]; block b holds columns b, b + stride, ..."""
+    if tile.stride(1) != 1:  # reduce along the memory layout: five times faster than through the transpose
         return _peaks_down(tile.T, stride).T
     whole = tile.shape[1] // stride
     peaks = tile[:, : whole * stride].view(len(tile), whole, stride).amax(dim=1)
@@ -103,8 +102,8 @@ def _peaks_down(tile: Tensor, stride: int) -> Tensor:
     return peaks
 
 
-def top(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row [n, w], largest first, ties by column; `topk` alone leaves the order of ties open."""
+def top_k(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row [n, w], largest first, ties by column; `topk` leaves the order of ties open."""
     keys, places = _by_place(*_candidates(tile, min(k + 1, tile.shape[1])), k)
     if keys.shape[1] > k:
         unclear = ((keys[:, k - 1] == keys[:, k]) & (keys[:, k] > -torch.inf)).nonzero().flatten()
@@ -114,7 +113,7 @@ def top(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, largest first, ties in any order: they lie in the k blocks with the largest maxima."""
+    """The k largest of each row, ties in any order: they lie in the k blocks with the largest maxima."""
     wide = tile.shape[1]
     fold = math.isqrt(wide // k)
     if tile.device.type != "cpu" or fold < 4:
@@ -129,24 +128,24 @@ def _candidates(tile: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _earliest(tile: Tensor, last: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest if the k-th, `last`, has ties beyond the list: those above it, then the earliest of the ties."""
+    """The k largest where the k-th, `last`, has ties beyond the list: keys above it, then its earliest ties."""
     above, equal = tile > last[:, None], tile == last[:, None]
     spare = k - above.sum(dim=1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=1, dtype=torch.int32) <= spare))
     places = chosen.nonzero()[:, 1].reshape(len(tile), k)
-    return ordered(tile.gather(1, places), places)
+    return sort_by_key(tile.gather(1, places), places)
 
 
 def _by_place(keys: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Sort ties among the first k by column, in lists that are already sorted by key."""
+    """Sort ties among the first k entries by column, in lists that are sorted by key."""
     tied = ((keys[:, :-1] == keys[:, 1:])[:, :k] & (keys[:, 1:] > -torch.inf)[:, :k]).any(dim=1)
     if bool(tied.any()):
-        keys[tied], places[tied] = ordered(keys[tied], places[tied])
+        keys[tied], places[tied] = sort_by_key(keys[tied], places[tied])
     return keys, places
 
 
-def ordered(keys: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort by key, and by column among equal keys: first by column, then stably by key."""
+def sort_by_key(keys: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort by key, equal keys by column: first by column, then stably by key."""
     places, order = places.sort(dim=1)
     keys, again = keys.gather(1, order).sort(dim=1, descending=True, stable=True)
     return keys, places.gather(1, again)

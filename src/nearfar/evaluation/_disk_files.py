@@ -1,4 +1,4 @@
-"""The files of an index in a folder: digests, names that are read where they lie, and the record `about.json`."""
+"""The files of an index in a folder: digests, memory-mapped names, and the record `about.json`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import numpy as np
 
 from nearfar._utils.files import atomic_write, read_text, write_text
 
-__all__ = ["ABOUT", "Names", "digest_of_file", "digest_of_rows", "hushed", "read_record", "write_npy", "write_record"]
-
 ABOUT = "about.json"
-"""Written last: a folder without it is not finished."""
+"""Written last: the index is unfinished without it."""
 DIGEST = 32
 """Bytes of a digest."""
 
@@ -44,7 +42,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Read a record; None if there is none that can be read."""
+    """Read a record; None if it is missing or damaged."""
     try:
         found = json.loads(read_text("Index", path, most=1 << 26))
     except (OSError, ValueError, RecursionError):
@@ -59,9 +57,7 @@ def write_npy(path: Path, array: np.ndarray) -> None:
 
 
 class Names:
-    """Names of rows in two files: their text in UTF-8, one after the other, and where each ends.
-
-    Only the names that are asked for are read.
+    """Names of rows in two memory-mapped files: the text of all names in UTF-8, and where each name ends.
 
     Args:
         text: the file of the text.
@@ -93,18 +89,18 @@ class Names:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
-    """Silence what faiss prints from C++ within the block, on the process's own streams."""
+def silence() -> Iterator[None]:
+    """Silence the output streams of the process within the block, since faiss prints from C++."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
+    former = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        for descriptor, _ in kept:
+        for descriptor, _ in former:
             os.dup2(nowhere, descriptor)
         yield
     finally:
-        for descriptor, former in kept:
-            os.dup2(former, descriptor)
-            os.close(former)
+        for descriptor, copy in former:
+            os.dup2(copy, descriptor)
+            os.close(copy)
         os.close(nowhere)

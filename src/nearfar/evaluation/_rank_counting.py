@@ -1,12 +1,11 @@
-"""Ranks of queries whose first right answer lies beyond their lists: the references before it are counted.
+"""Ranks of queries whose first right answer lies beyond their lists, found by counting the references before it.
 
-Over ranks each counts among its own references, and the counts are added up: the best right key is the largest of all,
-and of equal keys the earliest reference is the first.
+With several processes each rank counts among its own references, and the counts are added up: the best right key is the
+largest over all ranks, and of equal keys the earliest reference is the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,18 +13,16 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.progress import Watch
-from nearfar.evaluation.dealing import SharedSpace, ranks, share
-from nearfar.evaluation.spaces import Buffer, Metric, Rows, keys, spaces
-from nearfar.evaluation.sweep import TILE
-
-__all__ = ["Ties", "deep_ranks"]
+from nearfar.evaluation._exact_search import TILE
+from nearfar.evaluation._ranking_keys import Buffer, Metric, Rows, keys
+from nearfar.evaluation.parallel import SharedSpace, current_group, share
 
 Ties = Literal["place", "favorable"]
 WIDE = 8192
 """References that are compared at once."""
 
 
-def deep_ranks(
+def count_ranks(
     queries: Tensor,
     references: Tensor | None,
     labels: Tensor,
@@ -36,46 +33,34 @@ def deep_ranks(
     ties: Ties,
     watch: Watch | None,
 ) -> Tensor:
-    """The ranks of the queries `chosen`, each of which has a right answer.
+    """Ranks [c] of the queries `chosen` [c], each of which must have a right answer.
 
     Args:
         queries: [n, d].
         references: [m, d]; None for the queries themselves.
         labels: [n] classes of the queries.
         names: [m] classes of the references.
-        chosen: numbers of some queries.
+        chosen: row numbers of the queries to rank.
         similarity: "cosine", "dot" or "euclidean".
         ties: as in `retrieve`.
         watch: called as watch(what, done, total) during the work.
     """
-    group, itself = ranks(), references is None
-    x, y, left = _sides(group, queries, references, similarity)
+    group, itself = current_group(), references is None
+    space = SharedSpace(group, queries, references, similarity)
+    mine = share(-(-len(names) // WIDE), group.rank, group.world)
+    left, right = (min(end * WIDE, len(names)) for end in (mine.start, mine.stop))
     tall = min(len(chosen), max(16, TILE // len(names)))
-    counting = _Counting(group, y, names, left, tall, ties)
+    counting = _Counting(group, space.references(slice(left, right)), names, left, tall, ties)
     found: list[Tensor] = []
     for part in torch.split(chosen, tall):
-        found.append(counting.ranks(x(part), labels[part], part if itself else None))
+        found.append(counting.ranks(space.queries(part)[:], labels[part], part if itself else None))
         if watch is not None:
             watch("ranking queries whose answer lies deep", sum(map(len, found)), len(chosen))
     return torch.cat(found)
 
 
-def _sides(
-    group: ProcessGroup, queries: Tensor, references: Tensor | None, similarity: Metric
-) -> tuple[Callable[[Tensor], Rows], Rows, int]:
-    """What gives some queries, this rank's references, and the number of the first of these."""
-    if group.world == 1:
-        x, y = spaces(queries, references, similarity)
-        return x.__getitem__, y, 0
-    there = queries if references is None else references
-    space = SharedSpace(group, queries, there, similarity)
-    mine = share(-(-len(there) // WIDE), group.rank, group.world)
-    left, right = (min(end * WIDE, len(there)) for end in (mine.start, mine.stop))
-    return lambda part: space.queries(part)[:], space.references(slice(left, right)), left
-
-
 class _Counting:
-    """Counts among the references `y`, the first of which is number `left`; over ranks, among those of all."""
+    """Counts of references: of this rank's, `y` from number `left` on, added up over all ranks."""
 
     def __init__(self, group: ProcessGroup, y: Rows, names: Tensor, left: int, tall: int, ties: Ties) -> None:
         self.group, self.y, self.left, self.ties, self.last = group, y, left, ties, len(names)
@@ -84,7 +69,7 @@ class _Counting:
         self.flags = Buffer(tall * len(y), names.bool()[:0])
 
     def ranks(self, strip: Rows, labels: Tensor, itself: Tensor | None) -> Tensor:
-        """Ranks [t] of some queries; `itself`: their numbers, if they are references too."""
+        """Ranks [t] of some queries; `itself` holds their row numbers if they are references too."""
         shape = (len(strip), len(self.y))
         row = self.scores.tile(*shape)
         for start in range(0, len(self.y), WIDE):
@@ -104,7 +89,7 @@ class _Counting:
         return self.group.sum(rank) + 1
 
     def _earlier(self, equal: Tensor, labels: Tensor) -> Tensor:
-        """How many references have the score of the best right one and precede the first such right one, [t]."""
+        """Count the references [t] that tie with the best right one and precede the first right one of that score."""
         tied = self.group.sum(_count(equal)) > 1
         found = torch.zeros(len(equal), dtype=torch.long, device=equal.device)
         if not bool(tied.any()):

@@ -1,4 +1,4 @@
-"""Convert the inputs of an evaluation: tensors, arrays, lists or `Vectors`; labels or a relation."""
+"""Convert the inputs of an evaluation: tensors, arrays, lists or `Vectors`, with labels or a relation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.vectors import Vectors
 from nearfar.relations.relation import Relation
 
-__all__ = ["Taken", "demand_classes", "taken"]
+__all__ = ["Inputs", "demand_classes", "read_inputs"]
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class Inputs:
     """Queries, their labels or relation, and the gallery if there is one.
 
     Attributes:
@@ -32,8 +32,8 @@ class Taken:
     ref_y: Tensor | None = None
 
 
-def taken(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_labels: Any = None) -> Taken:
-    """Convert everything to tensors; a relation that is equivalent to labels becomes labels.
+def read_inputs(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_labels: Any = None) -> Inputs:
+    """Convert everything to tensors; a relation that labels can express becomes labels.
 
     Raises:
         TypeError: an argument has an unknown type; the message names it.
@@ -48,20 +48,20 @@ def taken(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_lab
     if ref_emb is not None:
         ref, ref_labels = _side(owner, "ref_emb", ref_emb, ref_labels)
     if isinstance(ref_labels, Relation):
-        raise TypeError(f"{owner}: a relation of queries and gallery goes in as labels, not as ref_labels.")
+        raise TypeError(f"{owner}: pass a relation of queries and gallery as labels, not as ref_labels.")
     if isinstance(labels, Relation):
-        return _related(owner, x, labels, ref, ref_labels)
+        return _relation_inputs(owner, x, labels, ref, ref_labels)
     if labels is None:
-        raise ValueError(f"{owner}: labels are needed, but none came; pass them, or Vectors that hold y.")
+        raise ValueError(f"{owner}: labels are needed, but none came; pass labels or Vectors with y.")
     if ref_labels is not None:
         ref_labels = labels_of(owner, "ref_labels", ref_labels, x.device)
-    return Taken(x, labels_of(owner, "labels", labels, x.device), ref, ref_labels)
+    return Inputs(x, labels_of(owner, "labels", labels, x.device), ref, ref_labels)
 
 
 def demand_classes(owner: str, y: Tensor | Relation) -> Tensor:
     """Require labels: one class per sample."""
     if isinstance(y, Relation):
-        raise TypeError(f"{owner}: one class a sample is needed, but {y!r} came; pass integer labels [n].")
+        raise TypeError(f"{owner}: labels are needed, but {y!r} came; pass integer labels [n].")
     return y
 
 
@@ -71,7 +71,7 @@ def _side(owner: str, name: str, embeddings: Any, labels: Any) -> tuple[Tensor, 
     return rows_of(owner, name, embeddings), labels
 
 
-def _related(owner: str, x: Tensor, relation: Relation, ref: Tensor | None, ref_labels: Any) -> Taken:
+def _relation_inputs(owner: str, x: Tensor, relation: Relation, ref: Tensor | None, ref_labels: Any) -> Inputs:
     if ref_labels is not None and ref is None:
         raise ValueError(f"{owner}: ref_labels came without ref_emb.")
     columns = len(x) if ref is None else len(ref)
@@ -88,5 +88,5 @@ def _related(owner: str, x: Tensor, relation: Relation, ref: Tensor | None, ref_
         raise ValueError(f"{owner}: {extra} have no meaning for a ranking; make the relation without them.")
     plain = relation.plain_labels()
     if plain is None:
-        return Taken(x, relation, ref, None)
-    return Taken(x, plain[0], ref, None if ref is None else plain[1])
+        return Inputs(x, relation, ref, None)
+    return Inputs(x, plain[0], ref, None if ref is None else plain[1])

@@ -1,12 +1,12 @@
-"""Tiles of scores between the rows of one space, without a second copy of the rows.
+"""Keys by which rows are ranked, computed tile by tile without a second copy of the rows.
 
-Rows are ranked by a *key*, larger = nearer, computed from the inner product of the rows and one number per row:
+A key is larger the nearer two rows are. It is computed from their inner product and one number per row:
 
     cosine       ⟨x, y⟩ · 1/|x| · 1/|y|
     dot          ⟨x, y⟩
     euclidean    ⟨x, y⟩ - |x|²/2 - |y|²/2  =  -|x - y|²/2
 
-Dividing after the product keeps ties: rows of integers with equal norms give equal keys, to the last bit.
+Dividing after the product keeps ties: integer rows of equal norms have equal keys, to the last bit.
 """
 
 from __future__ import annotations
@@ -20,30 +20,15 @@ from torch import Tensor
 
 from nearfar.similarity import unit
 
-__all__ = [
-    "METRICS",
-    "Buffer",
-    "Metric",
-    "Rows",
-    "keys",
-    "odd_norms",
-    "pair_keys",
-    "rows_of_share",
-    "scores",
-    "shift",
-    "spaces",
-    "wide",
-]
-
 Metric = Literal["cosine", "dot", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "dot", "euclidean")
 BLOCK = 2**22
-"""Entries that a pass over all rows may copy at once."""
+"""Most entries that a pass over all rows copies at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows x [n, d] and the number per row that the keys need, `side` [n]."""
+    """Rows x [n, d], and the number per row that the keys need, `side` [n]."""
 
     x: Tensor
     side: Tensor
@@ -64,43 +49,33 @@ def wide(x: Tensor) -> Tensor:
 
 def spaces(queries: Tensor, references: Tensor | None, similarity: Metric) -> tuple[Rows, Rows]:
     """Prepare queries and references as `Rows` of one space; without references the queries are both."""
-    queries = queries.detach()
-    references = queries if references is None else references.detach()
-    if similarity == "euclidean":
-        origin = shift(references)
-        if origin is not None:
-            same = queries is references
-            references = wide(references) - origin
-            queries = references if same else wide(queries) - origin
-    rows = _rows(queries, similarity)
-    return rows, rows if queries is references else _rows(references, similarity)
+    origin = shift(queries if references is None else references) if similarity == "euclidean" else None
+    x = make_rows(queries, similarity, origin)
+    return x, x if references is None or references is queries else make_rows(references, similarity, origin)
 
 
-def rows_of_share(x: Tensor, similarity: Metric, origin: Tensor | None, odd: bool) -> Rows:
-    """`Rows` of some rows of a side, equal to those that `spaces` makes of the whole side.
+def make_rows(x: Tensor, similarity: Metric, origin: Tensor | None, odd: bool = False) -> Rows:
+    """Prepare rows, or some rows of a side with the bits that they have in the whole side.
 
     Args:
         x: [t, d].
         similarity: "cosine", "dot" or "euclidean".
         origin: `shift` of the references, for "euclidean".
-        odd: whether the whole side has `odd_norms`, for "cosine".
+        odd: scale the rows to unit length first, because the whole side has `odd_norms`.
     """
     x = x.detach() if origin is None else wide(x.detach()) - origin
-    return _rows(unit(wide(x)) if odd else x, similarity)
-
-
-def odd_norms(x: Tensor, similarity: Metric) -> bool:
-    """Whether rows have norms whose squares overflow or vanish, so that all rows must be scaled first."""
-    return similarity == "cosine" and _inverse_norms(x.detach()) is None
-
-
-def _rows(x: Tensor, similarity: Metric) -> Rows:
+    x = unit(wide(x)) if odd else x
     if similarity == "dot" or not len(x):
         return Rows(x, wide(x.new_zeros(len(x))), similarity)
     if similarity == "euclidean":
         return Rows(x, torch.cat([wide(block).square().sum(dim=1) / 2 for block in _blocks(x)]), similarity)
     side = _inverse_norms(x)
-    return _rows(unit(wide(x)), similarity) if side is None else Rows(x, side, similarity)
+    return make_rows(x, similarity, None, odd=True) if side is None else Rows(x, side, similarity)
+
+
+def odd_norms(x: Tensor, similarity: Metric) -> bool:
+    """Whether squares of the norms of some rows overflow or vanish, so that all rows must be scaled first."""
+    return similarity == "cosine" and _inverse_norms(x.detach()) is None
 
 
 def _blocks(x: Tensor) -> tuple[Tensor, ...]:
@@ -108,7 +83,7 @@ def _blocks(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _inverse_norms(x: Tensor) -> Tensor | None:
-    """1/|x| of each row, 0 for a row of zeros; None if squares overflow or vanish: only such rows are worth a copy."""
+    """1/|x| of each row, 0 for a row of zeros; None if the square of a norm overflows or vanishes."""
     if not len(x):
         return wide(x.new_zeros(0))
     norm = torch.cat([torch.linalg.vector_norm(wide(block), dim=1) for block in _blocks(x)])
@@ -122,8 +97,8 @@ def _inverse_norms(x: Tensor) -> Tensor | None:
 def shift(x: Tensor) -> Tensor | None:
     """A shift of the origin [d] that avoids cancellation in |x|² + |y|² - 2xy; None if none is needed.
 
-    It is an integer multiple of a power of two near the rows' spread, so that integers stay integers and ties stay
-    ties.
+    It is an integer multiple of a power of two near the spread of the rows, so that integers remain integers and ties
+    remain ties.
     """
     if len(x) < 2:
         return None
@@ -137,7 +112,7 @@ def shift(x: Tensor) -> Tensor | None:
 
 
 def keys(x: Rows, y: Rows, out: Tensor | None = None) -> Tensor:
-    """The keys [n, m] between rows selected by `[...]`; written to `out` if given."""
+    """The keys [n, m] between rows selected by indexing; written to `out` if given."""
     product = torch.mm(x.x, y.x.T, out=out)
     if x.similarity == "cosine":
         product.mul_(x.side[:, None]).mul_(y.side)
@@ -147,7 +122,7 @@ def keys(x: Rows, y: Rows, out: Tensor | None = None) -> Tensor:
 
 
 class Buffer:
-    """Memory for one tile, reused: a new tile each time would fragment the allocator's memory."""
+    """Reusable memory for one tile; a new tile each time would fragment the allocator's memory."""
 
     def __init__(self, entries: int, like: Tensor) -> None:
         self.memory = torch.empty(entries, dtype=like.dtype, device=like.device)
@@ -158,7 +133,7 @@ class Buffer:
 
 
 def pair_keys(x: Rows, y: Rows) -> Tensor:
-    """Keys [n] of corresponding rows: the first of x with the first of y, and so on."""
+    """Keys [n] of pairs of rows: the i-th of x with the i-th of y."""
     product = (x.x * y.x).sum(dim=1)
     if x.similarity == "cosine":
         return product * x.side * y.side

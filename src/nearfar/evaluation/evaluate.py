@@ -16,12 +16,11 @@ from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.extras import need
 from nearfar._utils.progress import Watch
 from nearfar.data.samples import USUAL_KS
+from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation.bootstrap import Interval, Unit, intervals
 from nearfar.evaluation.clustering import clustering_scores, demand_scores
-from nearfar.evaluation.related import retrieve_related
-from nearfar.evaluation.retrieval import TIES, PerQuery, Ties, check_sides, retrieve
-from nearfar.evaluation.spaces import METRICS, Metric
-from nearfar.evaluation.taken import Taken, demand_classes, taken
+from nearfar.evaluation.inputs import demand_classes, read_inputs
+from nearfar.evaluation.retrieval import PerQuery, Ties, retrieve
 from nearfar.evaluation.vectors import Vectors
 from nearfar.relations.relation import Relation
 
@@ -49,15 +48,15 @@ class Evaluation:
         r_precision: mean share of right answers among the R nearest, R the number of right answers.
         map_at_r: mean average precision at R.
         mrr: mean of 1 / rank of the first right answer.
-        nmi: normalized mutual information of k-means with the classes, or None without `clustering`.
-        ami: adjusted mutual information, or None.
-        f1: pairwise F1, or None.
-        intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. For clustering scores: the
-            lowest and highest over k-means restarts, as "nmi over starts" and so on, which is not a sampling error.
+        nmi: normalized mutual information of k-means clusters and classes; None without `clustering`.
+        ami: adjusted mutual information; None without `clustering`.
+        f1: pairwise F1; None without `clustering`.
+        intervals: score name ("recall@1", "map_at_r", ...) -> `Interval` over `unit`s. For clustering scores, the
+            lowest and highest over k-means restarts as "nmi over starts" and so on, which is not a sampling error.
         per_class: one row per class, worst first; none if a relation was used instead of labels.
-        queries: how many queries were scored.
-        lone: how many queries had no right answer and were left out.
-        classes: how many classes the scored queries have; 0 with a relation.
+        queries: number of scored queries.
+        lone: number of queries without a right answer, which were left out.
+        classes: number of classes of the scored queries; 0 with a relation.
         unit: what the bootstrap resamples: "class" or "query".
         per_query: the result of each query.
     """
@@ -91,7 +90,7 @@ class Evaluation:
         return named | {k: v for k, v in (("nmi", self.nmi), ("ami", self.ami), ("f1", self.f1)) if v is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the per-query results, in plain types that JSON can hold."""
+        """Everything but the per-query results, in types that JSON can hold."""
         return {
             "scores": self.scores(),
             "intervals": {name: asdict(interval) for name, interval in self.intervals.items()},
@@ -104,33 +103,27 @@ class Evaluation:
 
     def to_frame(self) -> Any:
         """A pandas table with one row per score, with its interval."""
-        pandas = _pandas()
-        rows = []
-        for name, value in self.scores().items():
-            interval = self.intervals.get(name)
-            ends = (interval.low, interval.high, interval.error) if interval else (None, None, None)
-            rows.append((name, value, *ends))
+        pandas = need("pandas", "to_frame", "pandas", instead="use to_dict")
+        rows = [
+            (name, value, *((bar.low, bar.high, bar.error) if bar else (None, None, None)))
+            for name, value, bar in self._rows()
+        ]
         return pandas.DataFrame(rows, columns=["score", "value", "low", "high", "error"]).set_index("score")
 
     def __repr__(self) -> str:
         lines = [self._about()]
-        for name, value in self.scores().items():
-            interval = self.intervals.get(name)
-            ends = f"  [{100 * interval.low:5.1f}, {100 * interval.high:5.1f}]" if interval else ""
+        for name, value, bar in self._rows():
+            ends = f"  [{100 * bar.low:5.1f}, {100 * bar.high:5.1f}]" if bar else ""
             lines.append(f"  {name:<15} {100 * value:5.1f}{ends}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: each score with its interval, and on a click the ten worst classes."""
+        """HTML for notebooks: each score with its interval, and on a click the ten worst classes."""
         rows: list[tuple[object, ...]] = []
-        for name, value in self.scores().items():
-            bar = self.intervals.get(name)
-            ends = (
-                (f"{100 * bar.low:.1f} to {100 * bar.high:.1f}", html.interval(bar.low, value, bar.high))
-                if bar
-                else ("", "")
-            )
-            rows.append((name, f"{100 * value:.1f}", *ends))
+        for name, value, bar in self._rows():
+            ends = f"{100 * bar.low:.1f} to {100 * bar.high:.1f}" if bar else ""
+            drawn = html.interval(bar.low, value, bar.high) if bar else ""
+            rows.append((name, f"{100 * value:.1f}", ends, drawn))
         whole = html.table(("score", "%", "interval", ""), rows, caption=self._about())
         if not self.per_class:
             return whole
@@ -140,19 +133,14 @@ class Evaluation:
         head = ("class", "queries", "recall@1, %", "MAP@R, %")
         return whole + html.folded("the classes that fare worst", html.table(head, worst))
 
+    def _rows(self) -> list[tuple[str, float, Interval | None]]:
+        return [(name, value, self.intervals.get(name)) for name, value in self.scores().items()]
+
     def _about(self) -> str:
         classes = f" of {self.classes} classes" if self.classes else ""
         lone = f"; {self.lone} lone queries left out" if self.lone else ""
-        return f"{self.queries} queries{classes}{lone}{self._about_intervals()}"
-
-    def _about_intervals(self) -> str:
-        if not self.intervals:
-            return "; no intervals"
-        return f"; 95% intervals over {'classes' if self.unit == 'class' else 'queries'}"
-
-
-def _pandas() -> Any:
-    return need("pandas", "to_frame", "pandas", instead="use to_dict")
+        over = f"95% intervals over {'classes' if self.unit == 'class' else 'queries'}"
+        return f"{self.queries} queries{classes}{lone}; {over if self.intervals else 'no intervals'}"
 
 
 def evaluate(
@@ -170,7 +158,7 @@ def evaluate(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Evaluation:
-    """Compute retrieval (and on request clustering) scores of an embedding, with confidence intervals.
+    """Compute retrieval scores of an embedding, and clustering scores on request, with confidence intervals.
 
     Args:
         embeddings: [n, d] queries: a tensor, an array, lists or `Vectors`; NaN rows are an error that names them.
@@ -187,24 +175,26 @@ def evaluate(
         unit: what the bootstrap resamples. "class" is right for questions about unseen classes, since queries of one
             class fail together; "query" gives narrower intervals that hold for these classes only. The default is
             "class", and "query" with a relation, which has no classes.
-        resamples: how many bootstrap resamples; 0 for no intervals. With a single unit there are no intervals either.
+        resamples: number of bootstrap resamples; 0 for no intervals. A single unit gives no intervals either.
         seed: seed of the bootstrap and of k-means.
         watch: called as watch(what, done, total) during the work.
 
-    Lone queries (no other sample of their class) have no right answer; they are counted in `lone` and left out.
+    Lone queries (no other sample of their class) have no right answer; they are left out and counted in `lone`.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.7, 0.8]])
     >>> evaluate(x, torch.tensor([0, 0, 1, 1, 0]), ks=(1, 2)).recall
     {1: 0.8, 2: 0.8}
     """
     check_seed("evaluate", seed)
-    ks = _checked(ks)
-    given = taken("evaluate", embeddings, labels, ref_emb, ref_labels)
-    unit = _unit("evaluate", unit, isinstance(given.y, Relation))
+    ks = _check_ks(ks)
+    given = read_inputs("evaluate", embeddings, labels, ref_emb, ref_labels)
+    unit = _choose_unit("evaluate", unit, isinstance(given.y, Relation))
     if clustering:
         demand_classes("evaluate: clustering (nmi, ami, f1)", given.y)
         demand_scores()
-    found = _found(given, max(ks), similarity, ties, watch)
+    found = retrieve(
+        given.x, given.y, given.ref, given.ref_y, depth=max(ks), similarity=similarity, ties=ties, watch=watch
+    )
     keep = ~found.lone
     if not bool(keep.any()):
         raise ValueError(
@@ -214,14 +204,14 @@ def evaluate(
     groups = found.labels[keep].cpu().numpy()
     means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))
     bars = intervals(values, groups, unit=unit, resamples=resamples, seed=seed) if resamples else []
-    kept = {name: bar for name, bar in zip(names, bars, strict=False) if not math.isnan(bar.error)}
+    bounds = {name: bar for name, bar in zip(names, bars, strict=False) if not math.isnan(bar.error)}
     rows = () if isinstance(given.y, Relation) else _per_class(found)
     clusters = None
     if clustering:
         x, y = (given.x, given.y) if given.ref is None or given.ref_y is None else (given.ref, given.ref_y)
         y = demand_classes("evaluate", y)
         clusters = clustering_scores(x, y, normalize=similarity == "cosine", seed=seed, watch=watch)
-        kept |= {f"{name} over starts": spread for name, spread in clusters.spread.items()}
+        bounds |= {f"{name} over starts": spread for name, spread in clusters.spread.items()}
     return Evaluation(
         recall={k: means[f"recall@{k}"] for k in ks},
         precision_at_1=means["precision_at_1"],
@@ -231,7 +221,7 @@ def evaluate(
         nmi=clusters.nmi if clusters else None,
         ami=clusters.ami if clusters else None,
         f1=clusters.f1 if clusters else None,
-        intervals=kept,
+        intervals=bounds,
         per_class=rows,
         queries=len(values),
         lone=int(found.lone.sum()),
@@ -241,29 +231,17 @@ def evaluate(
     )
 
 
-def _found(given: Taken, depth: int, similarity: Metric, ties: Ties, watch: Watch | None) -> PerQuery:
-    """The result of each query, by labels or by a relation."""
-    if not isinstance(given.y, Relation):
-        return retrieve(
-            given.x, given.y, given.ref, given.ref_y, depth=depth, similarity=similarity, ties=ties, watch=watch
-        )
-    check_choice("evaluate", "ties", ties, TIES)
-    check_choice("evaluate", "similarity", similarity, METRICS)
-    check_sides("evaluate", given.x, None, given.ref, None)
-    return retrieve_related(given.x, given.y, given.ref, similarity=similarity, ties=ties, watch=watch)
-
-
-def _unit(owner: str, unit: Unit | None, related: bool) -> Unit:
-    """What to resample: `unit` if given, else classes where there are any."""
+def _choose_unit(owner: str, unit: Unit | None, relation: bool) -> Unit:
+    """Which unit to resample: `unit` if given, else classes if there are any."""
     if unit is None:
-        return "query" if related else "class"
+        return "query" if relation else "class"
     check_choice(owner, "unit", unit, ("class", "query"))
-    if related and unit == "class":
-        raise ValueError(f'{owner}: unit="class" needs one class a sample, which a relation has not; say unit="query".')
+    if relation and unit == "class":
+        raise ValueError(f'{owner}: unit="class" needs labels, but a relation came; pass unit="query".')
     return unit
 
 
-def _checked(ks: Sequence[int]) -> tuple[int, ...]:
+def _check_ks(ks: Sequence[int]) -> tuple[int, ...]:
     if not ks or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in ks):
         raise ValueError(f"evaluate: ks must be whole numbers from 1 on, such as (1, 2, 4, 8), but came as {ks!r}.")
     return tuple(sorted(set(ks)))
@@ -294,7 +272,7 @@ def _per_class(found: PerQuery) -> tuple[ClassRow, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two spaces on the same queries: is b better than a?
+    """The comparison of two spaces, a and b, on the same queries.
 
     Attributes:
         score: which score was compared.
@@ -320,12 +298,12 @@ class Comparison:
         )
 
 
-def _evaluated(a: Evaluation | Vectors, b: Evaluation | Vectors) -> tuple[Evaluation, Evaluation]:
+def _evaluate_both(a: Evaluation | Vectors, b: Evaluation | Vectors) -> tuple[Evaluation, Evaluation]:
     for one in (a, b):
         if not isinstance(one, Evaluation | Vectors):
-            raise TypeError(f"compare: evaluations or Vectors are compared, but {type(one).__name__} came.")
+            raise TypeError(f"compare: a and b must be evaluations or Vectors, but {type(one).__name__} came.")
     if isinstance(a, Vectors) and isinstance(b, Vectors) and None not in (a.name, b.name) and a.name != b.name:
-        raise ValueError("compare: the two are not of the same samples in the same order: their names differ.")
+        raise ValueError("compare: a and b must have the same samples in the same order, but their names differ.")
     left, right = (evaluate(one, ks=(1,), resamples=0) if isinstance(one, Vectors) else one for one in (a, b))
     return left, right
 
@@ -340,16 +318,16 @@ def compare(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two evaluations of the same queries by a paired bootstrap: is b better, worse, or can we not tell?
+    """Compare two evaluations of the same queries by a paired bootstrap: is b better than a?
 
     Both spaces are scored on the same resampled classes (queries, with a relation), so that shared variation cancels.
-    The verdict depends on whether the interval of the difference contains 0. `Vectors` are evaluated first.
+    The verdict is "cannot tell" if the interval of the difference contains 0. `Vectors` are evaluated first.
     """
     check_seed("compare", seed)
-    a, b = _evaluated(a, b)
-    unit = _unit("compare", unit, not a.classes)
+    a, b = _evaluate_both(a, b)
+    unit = _choose_unit("compare", unit, not a.classes)
     same = torch.equal(a.per_query.labels, b.per_query.labels)
-    if not a.classes:  # no labels: how many right answers each query has tells one relation from another
+    if not a.classes:  # without labels, the numbers of right answers tell one relation from another
         same = same and torch.equal(a.per_query.relevant, b.per_query.relevant)
     if not same:
         raise ValueError(
