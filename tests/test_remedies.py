@@ -22,8 +22,7 @@ from nearfar.doctor.remedies import KINDS, Patient, finding
 from nearfar.runs import parts
 from nearfar.runs.config import changed, to_tree
 from nearfar.train import fit, loop, processes
-from nearfar.train.moment import take_step
-from nearfar.train.state import prepare
+from nearfar.train.state import prepare, take_step
 
 QUIET = Console(quiet=True)
 CLASSES = 9

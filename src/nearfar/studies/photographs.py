@@ -25,7 +25,7 @@ from nearfar.studies._photographs_ledger import Ledger
 from nearfar.studies._photographs_methods import BASE, CLAIMS, METHODS, QUICK
 from nearfar.studies._photographs_pages import draw, markdown, ranked
 from nearfar.studies.grid import Line, Trial, Workers
-from nearfar.train.readings import NotFiniteError
+from nearfar.train.progress import NotFiniteError
 
 __all__ = ["draw", "markdown", "ranked", "reproduce"]
 

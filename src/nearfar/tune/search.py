@@ -21,8 +21,7 @@ from nearfar._utils.workers import Workers, stopping
 from nearfar.data import DataSet
 from nearfar.runs.config import Config, load, save, to_tree
 from nearfar.studies.grid import MANNER
-from nearfar.train.source import opened
-from nearfar.train.suited import shares_of
+from nearfar.train.build import class_shares, open_dataset
 from nearfar.tune import page
 from nearfar.tune.proposals import Proposals
 from nearfar.tune.record import Ended, Record
@@ -95,9 +94,9 @@ def search(
     if not 0 < held_out < 1:
         raise ValueError(f"tune: held_out must lie between 0 and 1, both excluded, but came as {held_out!r}.")
     every = spaces(config, space)
-    mine = judged(data or opened(config.data), held_out)
+    mine = judged(data or open_dataset(config.data), held_out)
     for each in every:
-        shares_of(each.base, mine)
+        class_shares(each.base, mine)
     plan = Job(config, seeds, score, held_out)
     about = _about(config, space, plan, seed, mine.name)
     with Record(folder, about) as record:

@@ -17,7 +17,7 @@ from nearfar.data import DataSet
 from nearfar.runs.config import Config, DataConfig
 from nearfar.studies.grid import held_out, run_folder, words_of
 from nearfar.train import Moment, NotFiniteError, fit
-from nearfar.train.source import opened
+from nearfar.train.build import open_dataset
 
 __all__ = ["SCORES", "Curve", "Job", "Outcome", "attempt", "behind", "judged"]
 
@@ -88,7 +88,7 @@ def judged(data: DataSet, share: float) -> DataSet:
 
 @functools.lru_cache(maxsize=2)
 def _opened(spec: DataConfig, share: float) -> DataSet:
-    return judged(opened(spec), share)
+    return judged(open_dataset(spec), share)
 
 
 def behind(curve: Curve, rivals: Sequence[Curve]) -> bool:

@@ -1,44 +1,83 @@
-"""Defaults that depend on the data: transform, size of pictures and network; and the split of the classes."""
+"""Open the data and build the network of a configuration, with defaults that depend on the data; split the classes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from nearfar import models
+from nearfar._utils.checks import check_workers
 from nearfar._utils.extras import command
-from nearfar._utils.memory import size_of
-from nearfar.data import DataSet, Samples, Tensors, transforms
+from nearfar._utils.memory import check_room, size_of
+from nearfar.data import DataSet, Samples, Tensors, open_data, transforms
+from nearfar.data.open import kind_of
+from nearfar.data.pictures import OnCorrupt
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares, classes_apart, classes_by_name, hold_out
 from nearfar.distributed.cross_batch_memory import bytes_of
 from nearfar.models.usual import LARGE, network_for
-from nearfar.runs.config import Config
+from nearfar.runs.config import Config, DataConfig
 from nearfar.runs.parts import shape_of_batch
 
-__all__ = ["Input", "default_transform", "describe", "is_slow", "open_model", "shares_of", "short_side", "split"]
+__all__ = [
+    "Input",
+    "build_model",
+    "check_memory",
+    "class_shares",
+    "compile_trunk",
+    "default_transform",
+    "describe",
+    "is_slow",
+    "open_dataset",
+    "set_data_name",
+    "set_threads",
+    "short_side",
+    "split",
+]
 
-LOOKED_AT = 16
+SAMPLED = 16
 """How many pictures are read to find their size."""
+_compiled = set[str]()
+"""The modes in which trunks were compiled in this process."""
+
+
+def set_data_name(config: Config) -> Config:
+    """Fill in `data.name` from the path, where it is null."""
+    spec = config.data
+    return replace(config, data=replace(spec, name=spec.name or kind_of(spec.path)))
+
+
+def open_dataset(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataSet:
+    """Open the data set of a configuration; `on_corrupt`, if given, takes precedence."""
+    return open_data(
+        spec.name,
+        spec.path,
+        labels=spec.labels,
+        inputs=spec.inputs,
+        on_corrupt=on_corrupt or spec.on_corrupt,
+        outside=spec.outside,
+    )
 
 
 @dataclass(frozen=True)
 class Input:
-    """The network's input: the name of the transform, the shape of one transformed sample, and how it is augmented.
+    """The network's input: the transform, the shape of a transformed sample, and the augmentation.
 
     Attributes:
-        transform: its name.
-        shape: that of a sample in evaluation.
+        transform: the name of the transform.
+        shape: the shape of a transformed sample in evaluation.
         train_size: pixels a side in training; None: as in evaluation.
-        min_area: the smallest share of the area that a crop takes in training.
+        min_area: the smallest share of the area that a training crop takes.
         color: how much colors vary in training.
-        move: how far drawings are moved in training; 1 is usual.
-        crop_pct: the share of the short side that evaluation takes; None: as usual.
+        move: how far drawings are shifted, scaled and slanted in training, relative to the default.
+        crop_pct: the share of the short side that an evaluation crop takes; None for the transform's default.
     """
 
     transform: str
@@ -51,7 +90,7 @@ class Input:
 
     @staticmethod
     def of(config: Config, data: DataSet) -> Input:
-        """Build from the configuration, or as suits the data; the shape is that of the first sample."""
+        """Build it from the configuration, with defaults from the data; the first sample gives the shape."""
         name = config.data.transform or default_transform(data)
         plain = transforms.get(name, False, size=_size(config, name, data.train), crop_pct=config.data.crop_pct)
         shape = tuple(plain(data.train[0], np.random.default_rng(0)).shape)
@@ -68,7 +107,7 @@ class Input:
 
 
 def default_transform(data: DataSet) -> str:
-    """The default transform: small drawings are shifted a little, vectors stay, photographs are cropped."""
+    """The default transform: "glyphs" for small drawings, "none" for vectors, "photographs" for pictures."""
     if not isinstance(data.train, Tensors):
         return "photographs"
     return "glyphs" if data.train.x.dtype == torch.uint8 else "none"
@@ -77,7 +116,7 @@ def default_transform(data: DataSet) -> str:
 def _size(config: Config, transform: str, samples: Samples) -> int | None:
     """The side of a crop in pixels; None for the transform's default.
 
-    By default pictures of at most `LARGE` pixels keep their size, and the network `small` gets no larger ones.
+    By default pictures of at most `LARGE` pixels keep their size, and larger ones are cropped to it for `small`.
     """
     if config.data.size is not None or transform not in transforms.CROPS or config.model.name not in (None, "small"):
         return config.data.size
@@ -88,17 +127,17 @@ def _size(config: Config, transform: str, samples: Samples) -> int | None:
 
 
 def short_side(samples: Samples) -> int:
-    """The short side of pictures in pixels: the median of some of them; if none is a picture, that of a photograph."""
-    every = max(1, len(samples) // LOOKED_AT)
+    """The median short side of some of the pictures in pixels; larger than `LARGE` if no sample is a picture."""
+    every = max(1, len(samples) // SAMPLED)
     seen = (samples[i] for i in range(0, len(samples), every))
     sides = [min(picture.size) for picture in seen if isinstance(picture, Image.Image)]
     return int(median(sides)) if sides else LARGE + 1
 
 
-def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:
+def build_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:
     """Build the network, and the transforms of training and evaluation.
 
-    Without `fresh`, published weights are not loaded: those of a checkpoint will replace them.
+    Without `fresh`, published weights are not loaded, since those of a checkpoint will replace them.
     """
     spec = config.model
     try:
@@ -133,7 +172,7 @@ def open_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any
 
 
 def _check_train_size(model: Any, name: str, given: Input) -> None:
-    """Refuse another size in training where the head depends on the size, as it does where maps are not pooled."""
+    """Refuse a training size other than evaluation's if the head depends on it, as without pooled feature maps."""
     *rest, side = given.shape
     if given.train_size in (None, side) or given.transform not in transforms.CROPS:
         return
@@ -146,7 +185,7 @@ def _check_train_size(model: Any, name: str, given: Input) -> None:
 
 
 def _features(model: Any, shape: tuple[int, ...]) -> int | None:
-    """The number of features of an input of this shape; None if the trunk takes another size alone."""
+    """The number of features for an input of this shape; None if the trunk does not accept its size."""
     try:
         count: int = model.features(shape)
     except (RuntimeError, AssertionError):  # such as a transformer
@@ -154,17 +193,17 @@ def _features(model: Any, shape: tuple[int, ...]) -> int | None:
     return count
 
 
-def shares_of(config: Config, data: DataSet) -> Shares:
-    """How many classes are for training, validation and the test.
+def class_shares(config: Config, data: DataSet) -> Shares:
+    """Count the classes for training, validation and the test.
 
     Raises:
-        ValueError: too few are left to learn from, or fewer than a batch needs.
+        ValueError: fewer than two classes are left for training, or fewer than a batch needs.
     """
     share = config.data.validation if config.training.protocol == "validation" else 0.0
     test = classes_apart(data.train, data.test)
     shares = Shares.of(len(data.train.classes), share, test=test)
-    if _named(config):
-        held = len(np.unique(data.train.labels[classes_by_name(data.train, _named(config))[1]]))
+    if patterns := _validation_patterns(config):
+        held = len(np.unique(data.train.labels[classes_by_name(data.train, patterns)[1]]))
         shares = Shares(len(data.train.classes) - held, held, test)
         if held < 2:
             raise ValueError(
@@ -182,14 +221,14 @@ def shares_of(config: Config, data: DataSet) -> Shares:
 
 
 def split(config: Config, samples: Samples, shares: Shares) -> tuple[Samples, Samples | None]:
-    """The classes to learn from, and those that are held out, if any."""
+    """Split the samples into those of the training classes and those of the held-out classes, if any."""
     if not shares.held_out:
         return samples, None
-    return hold_out(samples, shares.held_out / len(samples.classes), _named(config))
+    return hold_out(samples, shares.held_out / len(samples.classes), _validation_patterns(config))
 
 
-def _named(config: Config) -> tuple[str, ...]:
-    """Patterns of the classes to hold out; none by the papers' protocol, which holds out no classes."""
+def _validation_patterns(config: Config) -> tuple[str, ...]:
+    """Patterns of the classes to hold out; none under the papers' protocol, which holds out no classes."""
     return config.data.validation_classes if config.training.protocol == "validation" else ()
 
 
@@ -213,3 +252,61 @@ def describe(config: Config, shares: Shares, inputs: Input, model: Any, device: 
     if is_slow(inputs, device) and _features(model, (inputs.shape[0], 2 * LARGE, 2 * LARGE)) is not None:
         lines.append(f"on a CPU a step takes seconds at this size; --data.size {2 * LARGE} makes it faster")
     return "\n".join(lines)
+
+
+def check_memory(config: Config, classes: int, inputs: Input, model: Any, machine: Any) -> None:
+    """Refuse a batch or a cross-batch memory that the device cannot hold, before pictures are decoded.
+
+    Args:
+        config: the configuration.
+        classes: the number of training classes.
+        inputs: the network's input.
+        model: the network.
+        machine: the `accelerate.Accelerator` or `SingleProcess`.
+    """
+    shape, device = shape_of_batch(config, classes), machine.device
+    sides = [shape[name] for name in ("classes", "samples", "batch_size") if name in shape]
+    if all(isinstance(side, int) for side in sides):  # otherwise the sampler raises an error
+        rows = math.prod(sides) // machine.num_processes
+        what = f"batches with {rows:,} samples {list(inputs.shape)}"
+        check_room("config", what, 4 * rows * math.prod(inputs.shape), device)
+    size = config.training.cross_batch_memory
+    what = f"training.cross_batch_memory of {size:,} rows of width {model.embedding_dim:,}"
+    check_room("config", what, bytes_of(size, model.embedding_dim), device)
+
+
+def set_threads(config: Config) -> None:
+    """Set the number of threads; refuse more threads or workers than the machine can run."""
+    threads = config.training.threads
+    check_workers("config", "training.threads", threads or 1)
+    check_workers("config", "data.workers", config.data.workers)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def compile_trunk(model: Any, mode: Literal["kernels", "graphs"]) -> None:
+    """Compile a network's trunk by torch.compile for training; evaluation keeps the plain one.
+
+    Compiling takes about a minute at the first step, and less if torch finds the kernels of an earlier run in its
+    cache. Parameters are used in place, so optimizers and checkpoints see no difference. Only the trunk is compiled:
+    its code is the same object in every run, so a second run in one process compiles nothing.
+
+    Args:
+        model: an `Embedder`, before it is prepared.
+        mode: "kernels" compiles. "graphs" also records the kernels in a CUDA graph and replays it, since a small batch
+            takes a GPU less time than Python needs to launch its kernels; torch cannot record the network of a second
+            run in the same process, which therefore gets "kernels".
+    """
+    if mode == "kernels" or _compiled or not next(model.trunk.parameters()).is_cuda:
+        _compiled.add("kernels")
+        model.compiled = (torch.compile(model.trunk, dynamic=False),)
+        return
+    _compiled.add("graphs")
+    recorded: Any = torch.compile(model.trunk, mode="reduce-overhead", dynamic=False)
+
+    def call(x: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # frees the last step's output
+        maps: Tensor = recorded(x)
+        return maps
+
+    model.compiled = (call,)
