@@ -27,7 +27,8 @@ MEASURED = 2
 def copy_state(state: TrainState) -> TrainState:
     """Copy what training steps change, and share the rest: the copy trains without changing the original."""
     changed = {name: getattr(state, name) for name in ("model", "loss", "sampler", "step")}
-    return replace(state, **copy.deepcopy(changed, {id(state.machine): state.machine}))
+    shared = {id(each): each for each in (state.machine, state.config)}
+    return replace(state, **copy.deepcopy(changed, shared))
 
 
 def measure_seconds(state: TrainState, *, cached: bool = False) -> float:

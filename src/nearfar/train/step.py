@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from nearfar.batches import Proximal
 from nearfar.distributed import cached_step
 from nearfar.relations.relation import Relation
-from nearfar.runs.config import OptimizerConfig
+from nearfar.runs.config import Config, OptimizerConfig
 
 __all__ = ["Average", "Step", "lr_factor", "make_optimizer", "set_lr"]
 
@@ -25,25 +25,21 @@ class Step:
     """A training step as a callable: each call embeds a batch, back-propagates the loss and updates all parameters.
 
     Args:
+        config: the configuration: clipping, chunks and whether batch norms keep their statistics.
         machine: an `accelerate.Accelerator` or a `SingleProcess`; it knows the device, the precision and the processes.
         model: the prepared network.
         loss: a `Distributed` loss; the gradient of its own parameters is complete on every rank.
         optimizer: the optimizer of the parameters of network and loss.
-        clip: the largest gradient norm, or None.
         proximal: the proximal term, or None.
-        chunk: how many samples the network processes at a time; None for the whole batch.
-        frozen: whether the network's batch norms keep their statistics.
         average: the moving average of the weights, or None.
     """
 
+    config: Config
     machine: Any
     model: nn.Module
     loss: nn.Module
     optimizer: Any
-    clip: float | None = None
     proximal: Proximal | None = None
-    chunk: int | None = None
-    frozen: bool = False
     average: Average | None = None
 
     def __call__(
@@ -60,8 +56,8 @@ class Step:
             scaler.unscale_(self.optimizer)  # the proximal term and the clipping need unscaled gradients
         if self.proximal is not None:
             self.proximal.add_gradient()
-        if self.clip is not None:
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        if self.config.optimizer.max_grad_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
             scalars["gradient"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if scaler is None:
             self.optimizer.step()
@@ -83,13 +79,13 @@ class Step:
             value: Tensor = self.loss(exact, target, ids=ids)
             return value
 
-        scaler = self.machine.scaler
-        if self.chunk is None:
+        scaler, chunk = self.machine.scaler, self.config.training.chunk
+        if chunk is None:
             value = compute_loss(self.model(x), target)
             (value if scaler is None else scaler.scale(value)).backward()
         else:
-            norms: Literal["refuse", "frozen"] = "frozen" if self.frozen else "refuse"
-            value = cached_step(self.model, x, target, compute_loss, self.chunk, bn=norms, scaler=scaler)
+            norms: Literal["refuse", "frozen"] = "frozen" if self.config.model.freeze_norms else "refuse"
+            value = cached_step(self.model, x, target, compute_loss, chunk, bn=norms, scaler=scaler)
         return seen[0], value
 
 
