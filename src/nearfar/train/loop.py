@@ -131,7 +131,7 @@ def _run(
     before, callbacks = journal.read(path), _with_doctor(config, progress, callbacks)
     with (
         Trackers(config, folder, quiet=not machine.is_main_process) as trackers,
-        journal.Journal(path, quiet=not machine.is_main_process, heard=trackers.log) as lines,
+        journal.Journal(path, quiet=not machine.is_main_process, on_write=trackers.log) as lines,
         catch_interrupt() as stop,
     ):
         _note_restart(state, done, lines, progress)
