@@ -21,8 +21,8 @@ from nearfar.doctor.history import Outcome
 from nearfar.doctor.remedies import KINDS, Patient, finding
 from nearfar.runs import parts
 from nearfar.runs.config import changed, to_tree
-from nearfar.train import fit, loop, processes
-from nearfar.train.state import prepare, take_step
+from nearfar.train import fit, processes
+from nearfar.train.state import load_batches, prepare, take_step
 
 QUIET = Console(quiet=True)
 CLASSES = 9
@@ -111,7 +111,7 @@ def test_every_remedy_trains():
     machine, data = processes.begin("float32"), tiny()
     for cured in seen.values():
         setting = prepare(cured, machine, data)
-        moments = [take_step(setting, *drawn) for drawn in itertools.islice(loop._batches(setting, 0), 2)]
+        moments = [take_step(setting, *drawn) for drawn in itertools.islice(load_batches(setting), 2)]
         assert all(bool(torch.isfinite(moment.scalars["loss"])) for moment in moments)
 
 

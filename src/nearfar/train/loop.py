@@ -19,7 +19,6 @@ from nearfar._utils.process_group import gather_objects, in_touch
 from nearfar._utils.progress import Progress
 from nearfar.batches import violations
 from nearfar.data import DataSet, Tensors
-from nearfar.data.view import Batch
 from nearfar.doctor import Doctor, diagnose_run
 from nearfar.evaluation import Evaluation
 from nearfar.evaluation.preprocessing import fingerprint_of
@@ -128,48 +127,36 @@ def _run(
         journal.cut(path, done, checkpointer.lines)
     machine.wait_for_everyone()
     progress.tell(describe(config, state.shares, state.inputs, state.bare_model, machine.device))
-    before, callbacks = journal.read(path), _with_doctor(config, progress, callbacks)
+    before = journal.read(path)
     with (
         Trackers(config, folder, quiet=not machine.is_main_process) as trackers,
         journal.Journal(path, quiet=not machine.is_main_process, on_write=trackers.log) as lines,
         catch_interrupt() as stop,
     ):
-        _note_restart(state, done, lines, progress)
+        callbacks = _with_doctor(config, progress, callbacks)
+        run = _Training(state, checkpointer, progress, lines, before, callbacks, done)
+        run.note_restart()
         state.model.train()
-        _estimate_time(state, done, progress)
-        first = _get_baselines(state, done, before, lines, progress)
-        _begin_doctors(state, before, lines, callbacks)
+        run.estimate_time()
+        baselines = run.get_baselines()
+        run.begin_doctors()
         try:
-            with progress:
-                done = _steps(state, checkpointer, lines, progress, stop, callbacks, done, before)
+            with progress.bar:
+                run.take_steps(stop)
         except NotFiniteError as error:
             raise NotFiniteError(
                 f"{error}; {checkpointer.last_good()}; lower optimizer.lr or set optimizer.max_grad_norm, "
                 "then --resume."
             ) from None
-    if done < config.training.steps:
-        progress.tell(f"stopped after step {done}; go on with: nearfar train --run {folder} --resume")
-        return Result(folder, done, checkpointer.best_step, None, finished=False)
+    if run.done < config.training.steps:
+        progress.tell(f"stopped after step {run.done}; go on with: nearfar train --run {folder} --resume")
+        return Result(folder, run.done, checkpointer.best_step, None, finished=False)
     scores = _test(state, checkpointer, progress)
-    if first:
-        progress.tell(describe_baselines({**first, "trained": scores.recall[1]}))
+    if baselines:
+        progress.tell(describe_baselines({**baselines, "trained": scores.recall[1]}))
     if config.training.diagnose_every != 0 and machine.is_main_process:
         progress.tell(_diagnose(folder, progress.console.width))
-    return Result(folder, done, checkpointer.best_step, scores, finished=True)
-
-
-def _note_restart(state: TrainState, done: int, lines: journal.Journal, progress: RunProgress) -> None:
-    """Record in the journal that the launcher restarted the processes after one of them died."""
-    count, world = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), state.machine.num_processes
-    if count.isdigit() and int(count):
-        # with the number of the next step: another restart before the next checkpoint removes the line again
-        lines.write({"step": done + 1, "restart": {"count": int(count), "after": done, "processes": world}})
-        progress.tell(f"restart {count}: a process died, and {world} go on after step {done}")
-
-
-def _earlier_seconds(before: Iterable[dict[str, Any]]) -> float:
-    """The seconds that a resumed run was trained before."""
-    return max((float(entry["time"]) for entry in before if isinstance(entry.get("time"), int | float)), default=0.0)
+    return Result(folder, run.done, checkpointer.best_step, scores, finished=True)
 
 
 def _with_doctor(config: Config, progress: RunProgress, callbacks: Sequence[Callback]) -> list[Callback]:
@@ -181,46 +168,6 @@ def _with_doctor(config: Config, progress: RunProgress, callbacks: Sequence[Call
     return [Doctor(every=every, tell=lambda words: progress.tell(f"doctor: {words}")), *callbacks]
 
 
-def _estimate_time(state: TrainState, done: int, progress: RunProgress) -> None:
-    """Estimate how long a run on photographs takes on a CPU, if it is long enough to be worth three steps."""
-    plan = state.config.training
-    alone = state.machine.num_processes == 1 and state.sharded is None and plan.compile == "none"
-    if done or plan.steps < MIN_STEPS_TIMED or not alone or not is_slow(state.inputs, state.machine.device):
-        return
-    with Progress("measuring two steps", console=progress.console):
-        seconds = measure_seconds(copy_state(state))
-    progress.tell(f"time on this CPU: {describe_time(plan.steps, seconds)}")
-
-
-def _get_baselines(
-    state: TrainState, done: int, before: Sequence[dict[str, Any]], lines: journal.Journal, progress: RunProgress
-) -> dict[str, float]:
-    """The baselines of the run: measured before the first step, or read from the journal if it is resumed."""
-    if not state.config.training.baselines:
-        return {}
-    found = run_on_first_rank(state.machine, lambda: read_baselines(before))
-    if found is None and done == 0:
-        with (
-            share_evaluations(state, state.bare_model),
-            Progress("scoring the untrained network", console=progress.console) as watch,
-        ):
-            found = measure_baselines(state, watch)
-        lines.write({"step": 0, BASELINES: found})
-        progress.tell(describe_baselines(found))
-    return found or {}
-
-
-def _begin_doctors(
-    state: TrainState, before: Sequence[dict[str, Any]], lines: journal.Journal, callbacks: Sequence[Callback]
-) -> None:
-    """Let doctors check the untrained network, or continue from their entries in the journal of a resumed run."""
-    for each in callbacks:
-        if isinstance(each, Doctor):
-            found = each.begin(state, before)
-            if found:
-                lines.write({"step": 0, **found})
-
-
 def _diagnose(folder: Path, width: int) -> str:
     """The doctor's diagnosis of the whole run as text, and the command that applies its remedy."""
     found = diagnose_run(folder)
@@ -228,57 +175,117 @@ def _diagnose(folder: Path, width: int) -> str:
     return f"doctor: {found.text(min(width, 100))}{follow}"
 
 
-def _steps(
-    state: TrainState,
-    checkpointer: Checkpointer,
-    lines: journal.Journal,
-    progress: RunProgress,
-    stop: Callable[[], bool],
-    callbacks: Sequence[Callback],
-    done: int,
-    before: Sequence[dict[str, Any]],
-) -> int:
-    """Take the steps done + 1 ... steps, with evaluations, callbacks and checkpoints; return the last step."""
-    plan = state.config.training
-    queue, start = ScalarQueue(done), time.monotonic() - _earlier_seconds(before)
-    for step, batch in _batches(state, done):
-        moment = take_step(state, step, batch)
-        evaluating = step == plan.steps or step % plan.evaluate_every == 0
-        if state.sharded is not None and (evaluating or _is_doctor_due(step, callbacks)):
-            state.sharded.gather()
-        queue.put({"step": step, "lr": moment.lr, "time": round(time.monotonic() - start, 3)}, moment.scalars)
-        _write(lines, progress, queue.take())
-        for found in _extra_entries(moment, callbacks):
-            lines.write({"step": step, **found})
-        last = step == plan.steps or _should_stop(state, step, stop)
-        if last or evaluating or step % plan.checkpoint_every == 0:
-            _write(lines, progress, queue.take(all_of_them=True))  # raises before a network that diverged is saved
-        if evaluating:
-            lines.write({"step": step, **_evaluate(state, checkpointer, moment, progress)})
-        if last or step % plan.checkpoint_every == 0:
-            lines.sync()
-            checkpointer.keep(state, step, len(before) + lines.lines)
-        done = step
-        if last:
-            break
-    return done
+@dataclass(eq=False)
+class _Training:
+    """A run in progress, after `done` steps; `before` holds the journal of a resumed run."""
 
+    state: TrainState
+    checkpointer: Checkpointer
+    progress: RunProgress
+    lines: journal.Journal
+    before: Sequence[dict[str, Any]]
+    callbacks: Sequence[Callback]
+    done: int
 
-def _is_doctor_due(step: int, callbacks: Sequence[Callback]) -> bool:
-    """Whether a doctor checks the network after this step."""
-    return any(step % each.every == 0 for each in callbacks if isinstance(each, Doctor))
+    @property
+    def doctors(self) -> list[Doctor]:
+        """The doctors among the callbacks."""
+        return [each for each in self.callbacks if isinstance(each, Doctor)]
 
+    def note_restart(self) -> None:
+        """Record in the journal that the launcher restarted the processes after one of them died."""
+        count, world = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), self.state.machine.num_processes
+        if count.isdigit() and int(count):
+            restart = {"count": int(count), "after": self.done, "processes": world}
+            # with the number of the next step: another restart before the next checkpoint removes the line again
+            self.lines.write({"step": self.done + 1, "restart": restart})
+            self.progress.tell(f"restart {count}: a process died, and {world} go on after step {self.done}")
 
-def _batches(state: TrainState, done: int) -> Iterator[tuple[int, Batch]]:
-    if done >= state.config.training.steps:
-        return iter(())
-    return load_batches(state, done, workers=state.config.data.workers)
+    def estimate_time(self) -> None:
+        """Estimate how long a run on photographs takes on a CPU, if it is long enough to be worth three steps."""
+        state, plan = self.state, self.state.config.training
+        alone = state.machine.num_processes == 1 and state.sharded is None and plan.compile == "none"
+        slow = is_slow(state.inputs, state.machine.device)
+        if alone and slow and not self.done and plan.steps >= MIN_STEPS_TIMED:
+            with Progress("measuring two steps", console=self.progress.console):
+                seconds = measure_seconds(copy_state(state))
+            self.progress.tell(f"time on this CPU: {describe_time(plan.steps, seconds)}")
 
+    def get_baselines(self) -> dict[str, float]:
+        """The baselines: measured before the first step, or read from the journal of a resumed run."""
+        state, progress = self.state, self.progress
+        if not state.config.training.baselines:
+            return {}
+        found = run_on_first_rank(state.machine, lambda: read_baselines(self.before))
+        if found is None and self.done == 0:
+            bar = Progress("scoring the untrained network", console=progress.console)
+            with share_evaluations(state, state.bare_model), bar as watch:
+                found = measure_baselines(state, watch)
+            self.lines.write({"step": 0, BASELINES: found})
+            progress.tell(describe_baselines(found))
+        return found or {}
 
-def _write(lines: journal.Journal, progress: RunProgress, entries: Iterable[dict[str, Any]]) -> None:
-    for entry in entries:
-        lines.write(entry)
-        progress.step(entry)
+    def begin_doctors(self) -> None:
+        """Let doctors check the untrained network, or continue from their entries in the journal of a resumed run."""
+        for doctor in self.doctors:
+            if found := doctor.begin(self.state, self.before):
+                self.lines.write({"step": 0, **found})
+
+    def take_steps(self, stop: Callable[[], bool]) -> None:
+        """Take the remaining steps, or as many as `stop` lets, with evaluations, callbacks and checkpoints."""
+        state, plan, lines = self.state, self.state.config.training, self.lines
+        if self.done >= plan.steps:
+            return
+        earlier = [float(x["time"]) for x in self.before if isinstance(x.get("time"), int | float)]
+        queue, start = ScalarQueue(self.done), time.monotonic() - max(earlier, default=0.0)
+        for step, batch in load_batches(state, self.done, workers=state.config.data.workers):
+            moment = take_step(state, step, batch)
+            evaluating = step == plan.steps or step % plan.evaluate_every == 0
+            if state.sharded is not None and (evaluating or any(step % each.every == 0 for each in self.doctors)):
+                state.sharded.gather()
+            queue.put({"step": step, "lr": moment.lr, "time": round(time.monotonic() - start, 3)}, moment.scalars)
+            self._write(queue.take())
+            for found in _extra_entries(moment, self.callbacks):
+                lines.write({"step": step, **found})
+            last = step == plan.steps or _should_stop(state, step, stop)
+            saving = last or step % plan.checkpoint_every == 0
+            if saving or evaluating:
+                self._write(queue.take(all_of_them=True))  # raises before a network that diverged is saved
+            if evaluating:
+                lines.write({"step": step, **self._evaluate(moment)})
+            if saving:
+                lines.sync()
+                self.checkpointer.keep(state, step, len(self.before) + lines.lines)
+            self.done = step
+            if last:
+                return
+
+    def _write(self, entries: Iterable[dict[str, Any]]) -> None:
+        for entry in entries:
+            self.lines.write(entry)
+            self.progress.step(entry)
+
+    def _evaluate(self, moment: Moment) -> dict[str, Any]:
+        """Score the held-out classes (under the papers' protocol, the test classes), and save the best weights."""
+        state, plan = self.state, self.state.config.training
+        paper, found = plan.protocol == "paper", dict[str, Any]()
+        samples, gallery = (state.data.test, state.data.gallery) if paper else (state.validation, None)
+        if samples is not None:
+            model, options = state.scored_model, {"watch": self.progress.bar.aside, **state.evaluating}
+            with share_evaluations(state, model):
+                scores = score(model, samples, state.plain, gallery=gallery, **options).evaluation
+            word = "test" if paper else "validation"
+            found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
+            found[f"{word} map_at_r"] = scores.map_at_r
+            if state.machine.is_main_process:
+                self.checkpointer.offer(state, moment.step, scores.recall[1])
+        if state.machine.is_main_process:
+            near, far = plan.max_positive_distance, plan.min_negative_distance
+            broken = violations(moment.embeddings, moment.labels, max_positive_distance=near, min_negative_distance=far)
+            found["violation"] = float(broken.share)
+            self.progress.scores(moment.step, found)
+        state.machine.wait_for_everyone()
+        return found
 
 
 def _extra_entries(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[dict[str, Any]]:
@@ -292,43 +299,15 @@ def _extra_entries(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[di
             "effective_pairs": round(why.effective_pairs, 3),
         }
     for callback in callbacks:
-        found = callback(moment)
-        if found:
+        if found := callback(moment):
             yield found
 
 
 def _should_stop(state: TrainState, step: int, stop: Callable[[], bool]) -> bool:
     """Whether to stop; several processes ask one another every tenth step, so that all stop together."""
-    machine = state.machine
-    if machine.num_processes == 1:
+    if state.machine.num_processes == 1:
         return stop()
-    if step % 10:
-        return False
-    return any(gather_objects("train", stop()))
-
-
-def _evaluate(state: TrainState, checkpointer: Checkpointer, moment: Moment, progress: RunProgress) -> dict[str, Any]:
-    """Score the held-out classes (under the papers' protocol, the test classes), and save the best weights."""
-    plan = state.config.training
-    paper, found = plan.protocol == "paper", {}
-    samples, gallery = (state.data.test, state.data.gallery) if paper else (state.validation, None)
-    if samples is not None:
-        model = state.scored_model
-        with share_evaluations(state, model):
-            result = score(model, samples, state.plain, gallery=gallery, watch=progress.watch, **state.evaluating)
-        scores = result.evaluation
-        word = "test" if paper else "validation"
-        found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
-        found[f"{word} map_at_r"] = scores.map_at_r
-        if state.machine.is_main_process:
-            checkpointer.offer(state, moment.step, scores.recall[1])
-    if state.machine.is_main_process:
-        near, far = plan.max_positive_distance, plan.min_negative_distance
-        broken = violations(moment.embeddings, moment.labels, max_positive_distance=near, min_negative_distance=far)
-        found["violation"] = float(broken.share)
-        progress.scores(moment.step, found)
-    state.machine.wait_for_everyone()
-    return found
+    return step % 10 == 0 and any(gather_objects("train", stop()))
 
 
 def _test(state: TrainState, checkpointer: Checkpointer, progress: RunProgress) -> Evaluation:

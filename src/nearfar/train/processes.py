@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from nearfar._utils.extras import need
 
-__all__ = ["Counts", "SingleProcess", "begin", "describe", "run_on_first_rank"]
+__all__ = ["SingleProcess", "begin", "count_processes", "describe", "have_same_count", "run_on_first_rank"]
 
 T = TypeVar("T")
 
@@ -85,44 +84,23 @@ def run_on_first_rank(machine: Any, act: Callable[[], T]) -> T:
     return result
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The number of processes and the rank of this one according to each source.
+Count = tuple[int | None, int | None]
+"""A number of processes and the rank of this one; None where a source does not say."""
 
-    Attributes:
-        group: torch.distributed; (1, 0) without a process group.
-        accelerate: the `Accelerator`.
-        environment: the launcher's variables; None for one that is not set.
-    """
 
-    group: tuple[int, int]
-    accelerate: tuple[int, int]
-    environment: tuple[int | None, int | None]
+def count_processes(machine: Any) -> dict[str, Count]:
+    """Count the processes by each source: torch.distributed, accelerate and the variables of the launcher."""
+    has_group = dist.is_available() and dist.is_initialized()
+    return {
+        "torch.distributed": (dist.get_world_size(), dist.get_rank()) if has_group else (1, 0),
+        "accelerate": (machine.num_processes, machine.process_index),
+        "the environment": (_number(SIZES), _number(RANKS)),
+    }
 
-    @staticmethod
-    def of(machine: Any) -> Counts:
-        """Read the counts of this process."""
-        there = dist.is_available() and dist.is_initialized()
-        return Counts(
-            (dist.get_world_size(), dist.get_rank()) if there else (1, 0),
-            (machine.num_processes, machine.process_index),
-            (_number(SIZES), _number(RANKS)),
-        )
 
-    @property
-    def agree(self) -> bool:
-        """Whether all sources agree, apart from variables that are not set."""
-        stated = (y if x is None else x for x, y in zip(self.environment, self.accelerate, strict=True))
-        return self.group == self.accelerate == tuple(stated)
-
-    def words(self) -> str:
-        """The counts of each source as text."""
-        size, rank = self.environment
-        named = "nothing" if size is None else f"{size} (rank {'unknown' if rank is None else rank})"
-        return (
-            f"torch.distributed counts {self.group[0]} (rank {self.group[1]}), accelerate {self.accelerate[0]} "
-            f"(rank {self.accelerate[1]}), the environment {named}"
-        )
+def have_same_count(counts: Iterable[Count]) -> bool:
+    """Whether all counts have the same size and rank, apart from those that are None."""
+    return all(len(set(values) - {None}) == 1 for values in zip(*counts, strict=True))
 
 
 def begin(precision: str) -> Any:
@@ -152,7 +130,7 @@ def begin(precision: str) -> Any:
         raise RuntimeError(
             f"train: rank {rank} of {size} did not find the others ({words}); {_advice(size or 2)}"
         ) from problem
-    _compare(Counts.of(machine))
+    _compare(count_processes(machine))
     return machine
 
 
@@ -186,16 +164,20 @@ def _check_environment(variables: Mapping[str, str]) -> None:
         )
 
 
-def _compare(counts: Counts) -> None:
+def _compare(counts: dict[str, Count]) -> None:
     """Raise an error on every process of the group if the counts of one differ."""
-    everyone: list[Any] = [counts] * counts.group[0]
-    if counts.group[0] > 1:
+    everyone: list[Any] = [counts] * (counts["torch.distributed"][0] or 1)
+    if len(everyone) > 1:
         dist.all_gather_object(everyone, counts)
     for rank, theirs in enumerate(everyone):
-        if not theirs.agree:
+        if not have_same_count(theirs.values()):
+            words = ", ".join(
+                f"{name} counts " + ("nothing" if size is None else f"{size} (rank {'unknown' if at is None else at})")
+                for name, (size, at) in theirs.items()
+            )
             raise RuntimeError(
-                f"train: there is no one number of processes: on rank {rank} {theirs.words()}; "
-                f"{_advice(max(theirs.group[0], theirs.accelerate[0], theirs.environment[0] or 1))}"
+                f"train: there is no one number of processes: on rank {rank} {words}; "
+                f"{_advice(max(size or 1 for size, _ in theirs.values()))}"
             )
 
 

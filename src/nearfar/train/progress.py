@@ -8,15 +8,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
 from nearfar._utils.console import Terminal, visible
-from nearfar._utils.progress import Progress, Watch
+from nearfar._utils.progress import Progress
 from nearfar.evaluation import Evaluation
 from nearfar.train.state import TrainState
 
@@ -24,26 +24,19 @@ __all__ = ["NotFiniteError", "RunProgress", "ScalarQueue", "catch_interrupt"]
 
 
 class RunProgress:
-    """Progress of a run in the terminal; silent on every rank but the first."""
+    """Progress of a run in the terminal, silent on every rank but the first: messages above the progress bar `bar`."""
 
     def __init__(self, state: TrainState, console: Console | None, *, quiet: bool, done: int = 0) -> None:
         self.console = Terminal(quiet=True) if quiet else console or Terminal()
         self._begun = False
-        self._bar = Progress("training", state.config.training.steps, done=done, console=self.console, stays=True)
-
-    def __enter__(self) -> Self:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._bar.__exit__(kind, error, at)
+        self.bar = Progress("training", state.config.training.steps, done=done, console=self.console, stays=True)
 
     def step(self, entry: dict[str, Any]) -> None:
         """Report a step; the rate leaves out the first one, which waits for workers, caches and compilers."""
         if not self._begun:
             self._begun = True
-            self._bar.begin(entry["step"])
-        self._bar.to(entry["step"], f"loss {entry['loss']:.4f}, lr {entry['lr']:.1e}")
+            self.bar.begin(entry["step"])
+        self.bar.to(entry["step"], f"loss {entry['loss']:.4f}, lr {entry['lr']:.1e}")
 
     def scores(self, step: int, found: dict[str, Any]) -> None:
         """Report an evaluation."""
@@ -56,11 +49,6 @@ class RunProgress:
         """Report the scores of the test."""
         how = "the best of all evaluations on the test classes, as the papers report it" if paper else "tested once"
         self.tell(f"test classes, weights of step {step}, {how}:\n{scores!r}")
-
-    @property
-    def watch(self) -> Watch:
-        """The callback to which evaluations during training report their progress."""
-        return self._bar.aside
 
     def tell(self, words: str) -> None:
         """Print a line above the bar."""
