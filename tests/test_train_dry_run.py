@@ -15,7 +15,7 @@ from runs import config, journal, tiny
 from shell import run
 
 from nearfar.data import DataSet, Labeled, Tensors
-from nearfar.runs.config import changed
+from nearfar.runs.config import apply_flags
 from nearfar.train import cost, fit
 from nearfar.train.checkpoints import random_state
 from nearfar.train.contact_sheet import CAPTION, GAP, TILE, contact_sheet
@@ -131,7 +131,7 @@ def test_reading_counts_as_the_workers_share_it(monkeypatch):
     assert measure_seconds(state) == 8.0
     assert measure_seconds(state, cached=True) == 2.0
     for workers, each in ((2, 3.0), (4, 2.0)):
-        loaded = changed(state.config, [("data.workers", str(workers))])
+        loaded = apply_flags(state.config, [("data.workers", str(workers))])
         assert measure_seconds(replace(state, config=loaded)) == each
 
 

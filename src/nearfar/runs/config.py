@@ -23,7 +23,7 @@ __all__ = [
     "OptimizerConfig",
     "Part",
     "TrainingConfig",
-    "changed",
+    "apply_flags",
     "flat",
     "load",
     "option",
@@ -101,7 +101,7 @@ def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
     return parse(_with_flags(tree, flags))
 
 
-def changed(config: Config, flags: Sequence[tuple[str, str]]) -> Config:
+def apply_flags(config: Config, flags: Sequence[tuple[str, str]]) -> Config:
     """Apply flags to a configuration, as `load` does to the one in a file."""
     return parse(_with_flags(to_tree(config), flags))
 

@@ -13,7 +13,7 @@ from nearfar.data.open import kind_of
 from nearfar.data.samples import Samples
 from nearfar.data.splits import Shares
 from nearfar.models.usual import LARGE
-from nearfar.runs.config import Config, changed, load, parse, read_yaml
+from nearfar.runs.config import Config, apply_flags, load, parse, read_yaml
 from nearfar.train.build import default_transform, open_dataset, short_side
 
 __all__ = ["are_photographs", "default_config", "recipe"]
@@ -45,7 +45,7 @@ def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
         plain = load(None, flags)
     spec = plain.data
     if spec.name == "vectors" and plain.model.name in (None, "linear") and plain.model.hidden is None:
-        config = changed(parse(VECTORS), flags)
+        config = apply_flags(parse(VECTORS), flags)
         return config, "these are vectors: the head begins as the identity (docs/guides/models.md); flags change it"
     if (
         spec.name in OTHER_DATA
@@ -60,7 +60,7 @@ def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     tree = recipe(data.train, validation=spec.validation if _has_flag(flags, "data", "validation") else None)
     if spec.size is not None and plain.model.name not in (None, tree["model"]["name"]):
         tree["data"]["train_size"] = None  # the recipe's train_size fits its own network and data.size only
-    config = changed(parse(tree), flags)
+    config = apply_flags(parse(tree), flags)
     return config, "these are photographs: the recipe for them is taken (docs/measured/photographs.md); flags change it"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from nearfar._utils.checks import nearest
 from nearfar._utils.files import read_text
 from nearfar.runs import parts
-from nearfar.runs.config import SECTIONS, Config, changed, flat, parse, read_yaml, to_tree
+from nearfar.runs.config import SECTIONS, Config, apply_flags, flat, parse, read_yaml, to_tree
 from nearfar.studies.grid import MANNER
 from nearfar.tune.ranges import Choices, Range, is_range, read_range, takes_fractions
 
@@ -51,7 +51,7 @@ class Space:
 
     def config(self, values: Mapping[str, Any]) -> Config:
         """The configuration with these values."""
-        return changed(self.base, [(key, json.dumps(value)) for key, value in values.items()])
+        return apply_flags(self.base, [(key, json.dumps(value)) for key, value in values.items()])
 
     def check(self) -> None:
         """Check the configurations at the ends of every range and with each choice, before any trial is run."""
@@ -125,7 +125,7 @@ def _build(config: Config, loss: Any, common: Mapping[str, Any], label: str) -> 
     ranges = {}
     for key in sorted(searched, key=lambda key: (key.startswith("loss."), SECTIONS.index(_section(key)))):
         if key in own and not is_range(own[key]):  # a single value, for this loss only
-            config = changed(config, [(key, json.dumps(own[key]))])
+            config = apply_flags(config, [(key, json.dumps(own[key]))])
             continue
         ranges[key] = read_range(key, searched[key], fractions=takes_fractions(config, key))
     return Space(label, config, ranges)

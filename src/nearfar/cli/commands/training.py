@@ -167,11 +167,11 @@ def _usual(flags: Sequence[tuple[str, str]]) -> Config:
 def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
     """The configuration of an unhealthy run, changed by the remedy of its worst finding, and then by flags."""
     from nearfar.doctor import prescribe
-    from nearfar.runs.config import changed
+    from nearfar.runs.config import apply_flags
 
     remedy = prescribe(ill)
     say(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
-    return changed(remedy.config, flags)
+    return apply_flags(remedy.config, flags)
 
 
 def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
