@@ -49,7 +49,7 @@ _compiled = set[str]()
 
 
 def set_data_name(config: Config) -> Config:
-    """Fill in `data.name` from the path, where it is null."""
+    """Fill in `data.name` from the path if it is null."""
     spec = config.data
     return replace(config, data=replace(spec, name=spec.name or kind_of(spec.path)))
 
@@ -68,42 +68,32 @@ def open_dataset(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataS
 
 @dataclass(frozen=True)
 class Input:
-    """The network's input: the transform, the shape of a transformed sample, and the augmentation.
+    """The network's input.
 
     Attributes:
         transform: the name of the transform.
         shape: the shape of a transformed sample in evaluation.
-        train_size: pixels a side in training; None: as in evaluation.
-        min_area: the smallest share of the area that a training crop takes.
-        color: how much colors vary in training.
-        move: how far drawings are shifted, scaled and slanted in training, relative to the default.
-        crop_pct: the share of the short side that an evaluation crop takes; None for the transform's default.
+        data: the configuration of the data, with the options of the transform.
     """
 
     transform: str
     shape: tuple[int, ...]
-    train_size: int | None = None
-    min_area: float | None = None
-    color: float = 0.0
-    move: float = 1.0
-    crop_pct: float | None = None
+    data: DataConfig
 
     @staticmethod
     def of(config: Config, data: DataSet) -> Input:
         """Build it from the configuration, with defaults from the data; the first sample gives the shape."""
         name = config.data.transform or default_transform(data)
         plain = transforms.get(name, False, size=_size(config, name, data.train), crop_pct=config.data.crop_pct)
-        shape = tuple(plain(data.train[0], np.random.default_rng(0)).shape)
-        spec = config.data
-        return Input(name, shape, spec.train_size, spec.min_area, spec.color, spec.move, spec.crop_pct)
+        return Input(name, tuple(plain(data.train[0], np.random.default_rng(0)).shape), config.data)
 
     def make(self, train: bool, model: Any) -> Transform:
         """The transform for training or evaluation, with the mean and deviation that the network needs."""
-        size = self.shape[-1] if self.transform in transforms.CROPS else None
-        more: dict[str, Any] = {"size": size, "crop_pct": self.crop_pct}
+        spec, size = self.data, self.shape[-1] if self.transform in transforms.CROPS else None
+        options: dict[str, Any] = {"size": size, "crop_pct": spec.crop_pct}
         if train:
-            more |= {"train_size": self.train_size, "area": self.min_area, "color": self.color, "move": self.move}
-        return transforms.get(self.transform, train, model.mean, model.std, **more)
+            options |= {"train_size": spec.train_size, "area": spec.min_area, "color": spec.color, "move": spec.move}
+        return transforms.get(self.transform, train, model.mean, model.std, **options)
 
 
 def default_transform(data: DataSet) -> str:
@@ -173,13 +163,13 @@ def build_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[An
 
 def _check_train_size(model: Any, name: str, given: Input) -> None:
     """Refuse a training size other than evaluation's if the head depends on it, as without pooled feature maps."""
-    *rest, side = given.shape
-    if given.train_size in (None, side) or given.transform not in transforms.CROPS:
+    (*rest, side), size = given.shape, given.data.train_size
+    if size in (None, side) or given.transform not in transforms.CROPS:
         return
-    if _features(model, (rest[0], given.train_size, given.train_size)) != model.features(given.shape):
+    if _features(model, (rest[0], size, size)) != model.features(given.shape):
         raise ValueError(
             f"train: data.train_size must fit the network {name}, whose head is made for {side} pixels a side, but "
-            f"came as {given.train_size}; write --data.train_size null, or name a network that pools its feature maps, "
+            f"came as {size}; write --data.train_size null, or name a network that pools its feature maps, "
             "such as --model.name lite0."
         )
 

@@ -203,7 +203,7 @@ class Checkpointer:
                 "inputs": {
                     "transform": inputs.transform,
                     "shape": list(inputs.shape),
-                    "crop_pct": inputs.crop_pct,
+                    "crop_pct": inputs.data.crop_pct,
                 },
                 "classes": list(state.train.classes),
             },

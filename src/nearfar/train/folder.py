@@ -34,7 +34,7 @@ LOCK = "nearfar-run.lock"
 MARK = "nearfar-run.json"
 REPORT = "report.html"
 FILES = (
-    "config.yaml",  # first: a marked folder without it has not been begun
+    "config.yaml",  # written first: a marked folder without it holds no run yet
     "journal.jsonl",
     "journal.damaged",
     "checkpoints/last.pt",

@@ -13,7 +13,7 @@ from nearfar._utils.checkpoint import load as load_checkpoint
 from nearfar.data import DataSet, Samples
 from nearfar.data.samples import Transform
 from nearfar.runs.changes import check_network
-from nearfar.runs.config import Config, load
+from nearfar.runs.config import Config, DataConfig, load
 from nearfar.train.build import Input, build_model, open_dataset
 
 __all__ = ["Run", "open_run", "samples_of_test"]
@@ -58,7 +58,8 @@ def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
     check_network(state["config"], config)
     try:
         given = state["inputs"]
-        inputs = Input(given["transform"], tuple(given["shape"]), crop_pct=given.get("crop_pct"))
+        options = DataConfig(crop_pct=given.get("crop_pct"))
+        inputs = Input(given["transform"], tuple(given["shape"]), options)
         model, _, transform = build_model(config, inputs, fresh=False)
         model.load_state_dict(state["model"])
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
