@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from nearfar.cli.main import app
 from nearfar.report.curves import Axis
 from nearfar.tune import page, spaces
-from nearfar.tune.results import Best, Trial, Tuned
-from nearfar.tune.trial import Outcome
+from nearfar.tune.results import Best, Tuned
+from nearfar.tune.trial import Outcome, Trial
 
 CONFIG = """
 data: {name: vectors, path: vectors.npz, transform: none, validation: 0.2}

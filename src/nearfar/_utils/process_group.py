@@ -114,7 +114,7 @@ class Group(ProcessGroup):
     """The processes of a `torch.distributed` group.
 
     Args:
-        owner: whom messages name.
+        owner: the name that error messages begin with.
         group: the group; None for all processes.
     """
 

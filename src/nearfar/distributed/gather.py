@@ -15,7 +15,7 @@ from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, Loss
 from nearfar.relations.relation import Relation
 
-__all__ = ["Distributed"]
+__all__ = ["Distributed", "JointRows"]
 
 
 class Distributed(Loss):
@@ -90,8 +90,8 @@ class Distributed(Loss):
             return call
         ranks = Group("Distributed", self.group)
         sizes = agree(ranks, self, call, self._summary, _problem(self.loss, call))
-        rows = _JointRows(ranks, sizes.rows)
-        cols = None if call.ref_emb is None else _JointRows(ranks, sizes.cols)
+        rows = JointRows(ranks, sizes.rows)
+        cols = None if call.ref_emb is None else JointRows(ranks, sizes.cols)
         factor = ranks.world if self.averaged else 1
         labels = call.labels
         if isinstance(labels, Relation):
@@ -112,7 +112,7 @@ class Distributed(Loss):
         return f"averaged={self.averaged}"
 
 
-class _JointRows:
+class JointRows:
     """The order of the rows of all ranks in the joint batch.
 
     Attributes:
@@ -144,7 +144,7 @@ class _JointRows:
 
 class _Concatenate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: _JointRows, factor: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rows: JointRows, factor: int) -> Tensor:
         ctx.mine, ctx.factor = rows.mine, factor
         return rows(x)
 

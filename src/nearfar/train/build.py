@@ -245,15 +245,7 @@ def describe(config: Config, shares: Shares, inputs: Input, model: Any, device: 
 
 
 def check_memory(config: Config, classes: int, inputs: Input, model: Any, machine: Any) -> None:
-    """Refuse a batch or a cross-batch memory that the device cannot hold, before pictures are decoded.
-
-    Args:
-        config: the configuration.
-        classes: the number of training classes.
-        inputs: the network's input.
-        model: the network.
-        machine: the `accelerate.Accelerator` or `SingleProcess`.
-    """
+    """Refuse a batch or a cross-batch memory that the device cannot hold, before pictures are decoded."""
     shape, device = shape_of_batch(config, classes), machine.device
     sides = [shape[name] for name in ("classes", "samples", "batch_size") if name in shape]
     if all(isinstance(side, int) for side in sides):  # otherwise the sampler raises an error

@@ -34,11 +34,8 @@ def copy_state(state: TrainState) -> TrainState:
 def measure_seconds(state: TrainState, *, cached: bool = False) -> float:
     """Measure the mean time of a step in seconds; with workers, their number divides the time of reading samples.
 
-    The steps change `state`; random generators are restored.
-
-    Args:
-        state: the run.
-        cached: leave the time of reading out, since the run decodes pictures only once.
+    With `cached` the time of reading is left out, since the run decodes pictures only once. The steps change `state`;
+    random generators are restored.
     """
     before, workers = random_state(), state.config.data.workers
     batches = load_batches(state)

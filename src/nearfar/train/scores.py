@@ -18,6 +18,7 @@ from nearfar._utils.progress import Watch
 from nearfar.data.pictures import CorruptImageError
 from nearfar.data.samples import Labels, Samples, Transform
 from nearfar.data.view import Batch, View, collate
+from nearfar.distributed.gather import JointRows
 from nearfar.evaluation import Evaluation, evaluate
 from nearfar.evaluation.dealing import dealt, ranks
 from nearfar.evaluation.embed import evaluating
@@ -81,8 +82,9 @@ def embed_samples(
         for turn in range(-(-len(cuts) // group.world)):
             _, _, indices = batch = next(batches, NOTHING)
             x = model(view.render(batch[0], indices, device)).float() if len(indices) else None
-            for theirs, numbers in _gather_batches(group, x, indices.to(device)):
-                parts.append(theirs)
+            x, numbers = _gather_batches(group, x, indices.to(device))
+            if x is not None and len(x):
+                parts.append(x)
                 rows.append(numbers.cpu())
             if watch is not None:
                 seen = min((turn + 1) * group.world * batch_size, len(samples))
@@ -94,20 +96,14 @@ def embed_samples(
     return torch.cat(parts).clone(), torch.cat(rows).numpy()
 
 
-def _gather_batches(group: ProcessGroup, x: Tensor | None, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the vectors [t, d] and sample numbers [t] of each rank that has a batch, in the order of ranks."""
-    if group.world == 1:
-        if x is not None:
-            yield x, rows
-        return
-    shapes = group.gather(torch.tensor([0, 0] if x is None else list(x.shape), device=rows.device))
-    most, width = shapes.amax(dim=0).tolist()
-    padded, numbers = torch.zeros(most, width, device=rows.device), torch.zeros(most, dtype=torch.long).to(rows.device)
-    if x is not None:
-        padded[: len(x)], numbers[: len(x)] = x, rows
-    for theirs, places, (count, _) in zip(group.gather(padded), group.gather(numbers), shapes.tolist(), strict=True):
-        if count:
-            yield theirs[:count], places[:count]
+def _gather_batches(group: ProcessGroup, x: Tensor | None, rows: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Concatenate the vectors [t, d] and the sample numbers [t] of all ranks; `x` is None on a rank without a batch."""
+    if group.world > 1:
+        shapes = group.gather(torch.tensor([0, 0] if x is None else list(x.shape), device=rows.device))
+        joint = JointRows(group, shapes[:, 0].tolist())
+        x = joint(torch.zeros(0, int(shapes[:, 1].max()), device=rows.device) if x is None else x)
+        rows = joint(rows)
+    return x, rows
 
 
 @dataclass(frozen=True, eq=False)

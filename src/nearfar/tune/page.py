@@ -13,7 +13,8 @@ from nearfar.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis,
 from nearfar.report.sections import banner, opening, pairs, percent, section
 from nearfar.runs.config import to_yaml
 from nearfar.tune.ranges import Choices
-from nearfar.tune.results import STATES, Best, Trial, Tuned, short
+from nearfar.tune.results import STATES, Best, Tuned, short
+from nearfar.tune.trial import Trial
 
 __all__ = ["Mark", "build", "scatter"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from nearfar._utils.extras import need
 from nearfar.tune.space import Space
-from nearfar.tune.trial import Outcome
+from nearfar.tune.trial import Outcome, Trial
 
 __all__ = ["Proposals", "importances", "optuna_quiet"]
 
@@ -39,22 +39,17 @@ class Proposals:
     """Propose values for the trials of one loss, by Optuna's tree-structured Parzen estimator.
 
     The n-th proposal depends only on the seed, on n, and on the trials that have ended, so a resumed search proposes
-    what it would have proposed without the interruption.
-
-    Args:
-        space: the search space.
-        seed: the seed of the sampler.
-        ended: the values and the outcome of each earlier trial.
+    what it would have proposed without the interruption. `ended` are the earlier trials.
     """
 
-    def __init__(self, space: Space, seed: int, ended: Iterable[tuple[Mapping[str, Any], Outcome]] = ()) -> None:
+    def __init__(self, space: Space, seed: int, ended: Iterable[Trial] = ()) -> None:
         self.space, self._seed = space, seed
         with optuna_quiet() as optuna:
             self._study = optuna.create_study(direction="maximize", pruner=optuna.pruners.NopPruner())
             self._ranges = {key: each.distribution(optuna) for key, each in space.ranges.items()}
         self._tried: set[str] = set()
-        for values, outcome in ended:
-            self._add(values, outcome)
+        for trial in ended:
+            self._add(trial.values, trial.outcome)
 
     def ask(self, number: int) -> tuple[Any, dict[str, Any]] | None:
         """Propose Optuna's trial and its values, which no trial had before; None if all values were tried."""
@@ -99,22 +94,20 @@ class Proposals:
     def _add(self, values: Mapping[str, Any], outcome: Outcome) -> None:
         self._tried.add(_key(values))
         with optuna_quiet() as optuna:
-            params = {key: each.encode(values[key]) for key, each in self.space.ranges.items()}
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    state=_state(optuna, outcome),
-                    value=outcome.score,
-                    params=params,
-                    distributions=self._ranges,
-                    intermediate_values=_join_curves(outcome),
-                )
+            trial = optuna.trial.create_trial(
+                state=_state(optuna, outcome),
+                value=outcome.score,
+                params={key: each.encode(values[key]) for key, each in self.space.ranges.items()},
+                distributions=self._ranges,
+                intermediate_values=_join_curves(outcome),
             )
+            self._study.add_trial(trial)
 
 
-def importances(space: Space, ended: Iterable[tuple[Mapping[str, Any], Outcome]]) -> dict[str, float]:
+def importances(space: Space, ended: Iterable[Trial]) -> dict[str, float]:
     """The share of each key in the variance of the good scores (PED-ANOVA); empty if too few trials have ended."""
-    done = [(values, outcome) for values, outcome in ended if outcome.state == "done"]
-    if len(space.ranges) < 2 or len(done) < 10 or len({outcome.score for _, outcome in done}) < 3:
+    done = [trial for trial in ended if trial.outcome.state == "done"]
+    if len(space.ranges) < 2 or len(done) < 10 or len({trial.outcome.score for trial in done}) < 3:
         return {}
     study = Proposals(space, 0, done)._study
     with optuna_quiet() as optuna, warnings.catch_warnings():

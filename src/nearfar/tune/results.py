@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,32 +16,12 @@ from nearfar.runs.config import Config, flat, to_tree
 from nearfar.runs.journal import Journal
 from nearfar.tune.proposals import importances
 from nearfar.tune.space import Space
-from nearfar.tune.trial import Outcome
+from nearfar.tune.trial import Trial
 
-__all__ = ["Best", "Trial", "TrialLog", "Tuned", "summary"]
+__all__ = ["Best", "TrialLog", "Tuned", "summary"]
 
 FILE = "trials.jsonl"
 STATES = ("done", "pruned", "diverged", "failed")
-
-
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """A trial that has ended: the label of its loss, its number within the loss, its values and its outcome."""
-
-    loss: str
-    number: int
-    values: Mapping[str, Any]
-    outcome: Outcome
-
-    @staticmethod
-    def of(entry: Mapping[str, Any]) -> Trial:
-        """Build a trial from the mapping that `to_tree` returned."""
-        rest = dict(entry)
-        return Trial(rest.pop("loss"), rest.pop("number"), rest.pop("values"), Outcome(**rest))
-
-    def to_tree(self) -> dict[str, Any]:
-        """Convert to plain values for JSON."""
-        return {"loss": self.loss, "number": self.number, "values": dict(self.values), **asdict(self.outcome)}
 
 
 class TrialLog:
@@ -146,7 +126,7 @@ class Best:
 
     def importances(self) -> dict[str, float]:
         """The share of each key in the variance of good scores; empty with fewer than ten finished trials."""
-        return importances(self.space, [(each.values, each.outcome) for each in self.trials])
+        return importances(self.space, self.trials)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,9 @@ from nearfar.studies.grid import MANNER
 from nearfar.train.build import class_shares, open_dataset
 from nearfar.tune import page
 from nearfar.tune.proposals import Proposals
-from nearfar.tune.results import Best, Trial, TrialLog, Tuned, summary
+from nearfar.tune.results import Best, TrialLog, Tuned, summary
 from nearfar.tune.space import Space, as_tree, read_space, spaces
-from nearfar.tune.trial import SCORES, STARTUP, Job, hold_out_test, run_trial
+from nearfar.tune.trial import SCORES, STARTUP, Job, Trial, hold_out_test, run_trial
 
 __all__ = ["search"]
 
@@ -146,10 +146,7 @@ class _Search:
         self.spaces = {each.label: each for each in every}
         self.log, self.trials, self.plan, self.prune = log, trials, plan, prune
         self.stopped = False
-        self._proposals = {
-            each.label: Proposals(each, seed, [(one.values, one.outcome) for one in log.of(each.label)])
-            for each in every
-        }
+        self._proposals = {each.label: Proposals(each, seed, log.of(each.label)) for each in every}
         self._exhausted: set[str] = set()
         self._waiting = self._missing()
 

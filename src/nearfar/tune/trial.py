@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from nearfar.studies.grid import held_out, run_folder, words_of
 from nearfar.train import Moment, NotFiniteError, fit
 from nearfar.train.build import open_dataset
 
-__all__ = ["SCORES", "Curve", "Job", "Outcome", "hold_out_test", "is_behind", "run_trial"]
+__all__ = ["SCORES", "Curve", "Job", "Outcome", "Trial", "hold_out_test", "is_behind", "run_trial"]
 
 SCORES = ("recall@1", "map_at_r")
 STARTUP = 5
@@ -68,6 +68,26 @@ class Outcome:
     curves: Sequence[Curve] = ()
     error: str | None = None
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A trial that has ended: the label of its loss, its number within the loss, its values and its outcome."""
+
+    loss: str
+    number: int
+    values: Mapping[str, Any]
+    outcome: Outcome
+
+    @staticmethod
+    def of(entry: Mapping[str, Any]) -> Trial:
+        """Build a trial from the mapping that `to_tree` returned."""
+        rest = dict(entry)
+        return Trial(rest.pop("loss"), rest.pop("number"), rest.pop("values"), Outcome(**rest))
+
+    def to_tree(self) -> dict[str, Any]:
+        """Convert to plain values for JSON."""
+        return {"loss": self.loss, "number": self.number, "values": dict(self.values), **asdict(self.outcome)}
 
 
 class Pruned(Exception):  # noqa: N818  (not an error)
