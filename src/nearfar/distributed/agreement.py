@@ -19,7 +19,7 @@ from nearfar._utils.process_group import Group
 from nearfar.losses.robust import Call
 from nearfar.relations.relation import Relation
 
-__all__ = ["LossSummary", "Sizes", "agree"]
+__all__ = ["LossSummary", "agree"]
 
 EVERY = 100
 """Settings and parameter values are compared every so many calls; shapes and dtypes at each call."""
@@ -44,16 +44,10 @@ class LossSummary:
         self.calls += 1
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers of rows and of reference rows of each rank."""
-
-    rows: list[int]
-    cols: list[int]
-
-
-def agree(ranks: Group, loss: nn.Module, call: Call, summary: LossSummary, problem: Exception | None) -> Sizes:
-    """Check that all ranks make the same call of the same loss, and return the sizes of all ranks.
+def agree(
+    ranks: Group, loss: nn.Module, call: Call, summary: LossSummary, problem: Exception | None
+) -> tuple[list[int], list[int]]:
+    """Check that all ranks make the same call of the same loss; return their numbers of rows and of reference rows.
 
     Args:
         ranks: the processes that take part.
@@ -72,7 +66,7 @@ def agree(ranks: Group, loss: nn.Module, call: Call, summary: LossSummary, probl
     message = torch.cat([message, torch.tensor(summary.values, dtype=torch.float64).view(torch.int64)])
     heard = ranks.gather(message.to(ranks.wire)).cpu()
     if _all_agree(heard):
-        return Sizes(heard[:, 1].tolist(), heard[:, 2].tolist())
+        return heard[:, 1].tolist(), heard[:, 2].tolist()
     words = None if problem is None else str(problem)
     everyone = ranks.objects((words, mine + _loss_lines(loss) + _value_lines(loss)))
     raise problem or ValueError(_difference(everyone))

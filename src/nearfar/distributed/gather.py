@@ -89,9 +89,9 @@ class Distributed(Loss):
         if self._alone:
             return call
         ranks = Group("Distributed", self.group)
-        sizes = agree(ranks, self, call, self._summary, _problem(self.loss, call))
-        rows = JointRows(ranks, sizes.rows)
-        cols = None if call.ref_emb is None else JointRows(ranks, sizes.cols)
+        rows_of, cols_of = agree(ranks, self, call, self._summary, _problem(self.loss, call))
+        rows = JointRows(ranks, rows_of)
+        cols = None if call.ref_emb is None else JointRows(ranks, cols_of)
         factor = ranks.world if self.averaged else 1
         labels = call.labels
         if isinstance(labels, Relation):
