@@ -114,7 +114,7 @@ class Group(ProcessGroup):
     """The processes of a `torch.distributed` group.
 
     Args:
-        owner: the name that error messages begin with.
+        owner: whom messages name.
         group: the group; None for all processes.
     """
 

@@ -113,34 +113,29 @@ def parse(tree: Any) -> Config:
 
 def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
     """Change a tree in place by keys ("loss.k", "160") and whole sections ("loss", "{name: DroTopK, k: 160}")."""
-    before, texts = _sizes(tree), dict[str, str]()
+    texts, before, given = dict[str, str](), _data_sizes(tree), set[tuple[str, ...]]()
     for name, text in flags:
         if texts.setdefault(name, text) != text:
             raise ValueError(f"config: --{name} came twice, as {texts[name]} and as {text}; keep one of them.")
     for name, text in sorted(texts.items(), key=lambda flag: (flag[0].count("."), not flag[0].endswith(".name"))):
         if name in SECTIONS:
-            for key, value in _mapping(name, text).items():
-                _put(tree, [name, str(key)], value, name)
+            values = [((name, str(key)), value) for key, value in _mapping(name, text).items()]
         else:
-            _put(tree, name.split("."), read_yaml(f"--{name}", text), name)
-    _fit_train_size(tree, before, flags)
+            values = [(tuple(name.split(".")), read_yaml(f"--{name}", text))]
+        for path, value in values:
+            _put(tree, path, value, name)
+            given.add(path)
+    if ("data", "size") in given and ("data", "train_size") not in given and before[1] is not None:
+        sizes = (_data_sizes(tree)[0], *before)
+        known = all(isinstance(size, int) and size > 0 for size in sizes)
+        tree["data"]["train_size"] = max(1, round(sizes[0] * sizes[2] / sizes[1])) if known else None
     return tree
 
 
-def _sizes(tree: Any) -> tuple[Any, Any]:
-    """`data.size` and `data.train_size`."""
+def _data_sizes(tree: Any) -> tuple[Any, Any]:
+    """`data.size` and `data.train_size`, which keep their ratio if flags set only the first."""
     section = tree.get("data") if isinstance(tree, dict) else None
     return (section.get("size"), section.get("train_size")) if isinstance(section, dict) else (None, None)
-
-
-def _fit_train_size(tree: Any, before: tuple[Any, Any], flags: Sequence[tuple[str, str]]) -> None:
-    """Scale `data.train_size` if flags set only `data.size`; null if the former size is unknown."""
-    whole = [("data", key) for name, text in flags if name == "data" for key in _mapping(name, text)]
-    given = {*whole, *(tuple(name.split(".")) for name, _ in flags)}
-    if ("data", "size") in given and ("data", "train_size") not in given and before[1] is not None:
-        size, (old, train) = _sizes(tree)[0], before
-        known = all(isinstance(value, int) and value > 0 for value in (size, old, train))
-        tree["data"]["train_size"] = max(1, round(size * train / old)) if known else None
 
 
 def _mapping(section: str, text: str) -> Mapping[str, Any]:
@@ -164,7 +159,7 @@ def _mapping(section: str, text: str) -> Mapping[str, Any]:
     return dict(sorted(value.items(), key=lambda item: item[0] != "name"))
 
 
-def _put(tree: Any, path: list[str], value: Any, name: str) -> None:
+def _put(tree: Any, path: Sequence[str], value: Any, name: str) -> None:
     for key in path[:-1]:
         if not isinstance(tree, dict):
             break
@@ -232,7 +227,7 @@ def _fit(hint: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         return next((got for got in (_fit(kind, value) for kind in inner) if got is not MISSING), MISSING)
     if origin is Literal:
-        return value if value in inner else ("no" if value is False and "no" in inner else MISSING)
+        return value if value in inner else MISSING
     if origin is tuple:
         fitted = tuple(_fit(inner[0], x) for x in value) if isinstance(value, list | tuple) else (MISSING,)
         right = len(set(fitted)) == len(fitted) if inner[-1] is Ellipsis else len(fitted) == len(inner)
@@ -240,7 +235,7 @@ def _fit(hint: Any, value: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:03d}" if isinstance(value, int) else str(value)  # YAML reads a name of digits as a number
+        return str(value)  # YAML reads a name of digits as a number
     right = isinstance(value, hint) and not (hint is not bool and isinstance(value, bool))
     return value if right else MISSING
 

@@ -90,12 +90,13 @@ class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         given = {value.untyped_storage()._cdata for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)}
         for value in tree_iter(out):
-            if isinstance(value, Tensor) and value.untyped_storage()._cdata not in (given | self._known.keys()):
+            if isinstance(value, Tensor):
                 storage = value.untyped_storage()
                 key, size = storage._cdata, storage.nbytes()
-                self.live += size
-                self.peak = max(self.peak, self.live)
-                self._known[key] = weakref.finalize(storage, self._free, key, size)
+                if key not in given and key not in self._known:
+                    self.live += size
+                    self.peak = max(self.peak, self.live)
+                    self._known[key] = weakref.finalize(storage, self._free, key, size)
         return out
 
     def _free(self, key: int, size: int) -> None:
