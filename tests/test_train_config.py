@@ -130,6 +130,10 @@ def test_options_without_a_name_change_the_default_part():
     assert parse({"loss": {"temperature": 0.2}}).loss.name == "NTXent"
 
 
+def test_a_word_of_digits_stays_as_it_is():
+    assert parse({"data": {"path": 5, "labels": 2.5}}).data.path == "5"
+
+
 def test_a_configuration_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().training.steps = 3

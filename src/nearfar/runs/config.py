@@ -118,11 +118,12 @@ def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
         if texts.setdefault(name, text) != text:
             raise ValueError(f"config: --{name} came twice, as {texts[name]} and as {text}; keep one of them.")
     for name, text in sorted(texts.items(), key=lambda flag: (flag[0].count("."), not flag[0].endswith(".name"))):
+        values: dict[tuple[str, ...], Any]
         if name in SECTIONS:
-            values = [((name, str(key)), value) for key, value in _mapping(name, text).items()]
+            values = {(name, str(key)): value for key, value in _mapping(name, text).items()}
         else:
-            values = [(tuple(name.split(".")), read_yaml(f"--{name}", text))]
-        for path, value in values:
+            values = {tuple(name.split(".")): read_yaml(f"--{name}", text)}
+        for path, value in values.items():
             _put(tree, path, value, name)
             given.add(path)
     if ("data", "size") in given and ("data", "train_size") not in given and before[1] is not None:
