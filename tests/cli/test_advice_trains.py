@@ -21,7 +21,7 @@ from nearfar.cli.recommend import measured, recommend
 from nearfar.data import DataSet, Tensors
 from nearfar.data.splits import Shares
 from nearfar.doctor import diagnose_journal, diagnose_run
-from nearfar.runs.config import changed, to_tree
+from nearfar.runs.config import apply_flags, to_tree
 from nearfar.train import Config, fit, load, parse
 from nearfar.train.recipe import FILE
 
@@ -169,7 +169,7 @@ def test_what_is_said_of_an_early_best_can_be_followed(tmp_path):
     assert [name for name, _ in ways] == ["training.steps", "optimizer.lr", "optimizer.weight_decay"]
     for name, value in ways:
         quick = [] if name == "training.steps" else [("training.steps", "2")]
-        cured = changed(settings, [(name, value), *quick])
+        cured = apply_flags(settings, [(name, value), *quick])
         result = fit(cured, tmp_path / name, data=tiny(), console=QUIET)
         assert (result.finished, result.step) == (True, cured.training.steps)
     assert (tmp_path / "training.steps" / "checkpoints" / "best.pt").is_file()

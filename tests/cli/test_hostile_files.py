@@ -17,11 +17,12 @@ from PIL import Image
 from shell import Flat, run, saved
 from typer.testing import CliRunner
 
+from nearfar._utils import checkpoint
 from nearfar.cli.main import app
 from nearfar.data import _tables, open_data
 from nearfar.report.journal import read_journal
 from nearfar.runs.config import save
-from nearfar.train import checkpoint, parse
+from nearfar.train import parse
 from nearfar.train.folder import MARK
 
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from nearfar.data import ByName, CorruptImageError, Labeled, Pictures, View, gen
 from nearfar.doctor.callback import _drawn as drawn
 from nearfar.evaluation import evaluate
 from nearfar.train import fit
-from nearfar.train.scores import score, vectors_of
+from nearfar.train.scores import embed_samples, score
 
 pytestmark = pytest.mark.filterwarnings("ignore::nearfar.data.CorruptImageWarning")
 PLAIN = transforms.get("none", train=False)
@@ -87,7 +87,7 @@ def test_a_view_without_substitutes_leaves_them_out(photographs):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_vectors_are_of_what_was_read(photographs, workers):
     test = open_data("folder", photographs, on_corrupt="skip").test
-    x, rows = vectors_of(Flat(), test, PLAIN, workers=workers, batch_size=3)
+    x, rows = embed_samples(Flat(), test, PLAIN, workers=workers, batch_size=3)
     assert rows.tolist() == list(range(CUT, 24))
     assert torch.equal(x[0], PLAIN(test[CUT], None).flatten())
 
@@ -95,7 +95,7 @@ def test_vectors_are_of_what_was_read(photographs, workers):
 def test_nothing_readable_is_an_error(photographs):
     bees = part(open_data("folder", photographs, on_corrupt="skip").test, range(CUT))
     with pytest.raises(CorruptImageError, match=r"none of the 8 samples can be read, the first is bee/00\.png"):
-        vectors_of(Flat(), bees, PLAIN)
+        embed_samples(Flat(), bees, PLAIN)
 
 
 # ----------------------------------------------------------------------------------------------- the scores
@@ -107,7 +107,7 @@ def test_scores_are_those_of_the_readable_files(photographs):
     for place in found.left_out:
         (photographs / "test" / place).unlink()
     alone = open_data("folder", photographs).test
-    x, rows = vectors_of(Flat(), alone, PLAIN)
+    x, rows = embed_samples(Flat(), alone, PLAIN)
     wanted = evaluate(x, torch.from_numpy(alone.labels), ks=(1,), resamples=0)
     assert len(rows) == 24 - CUT
     assert found.evaluation.to_dict() == wanted.to_dict()

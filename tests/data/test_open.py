@@ -16,8 +16,8 @@ from shell import run
 from nearfar.data import open_data
 from nearfar.data.registry import MARKS, kind_of
 from nearfar.train import load, parse
-from nearfar.train.recipe import usual
-from nearfar.train.source import named
+from nearfar.train.build import set_data_name
+from nearfar.train.recipe import default_config
 
 SIDE = 72
 """Large enough for a photograph."""
@@ -121,8 +121,8 @@ def test_what_a_path_holds(kind, tmp_path, cache):
     assert kind_of(path) == kind_of(str(path)) == name
     found, wanted = open_data(None, path), open_data(name, path)
     assert (found.name, list(found.train.names)) == (wanted.name, list(wanted.train.names))
-    assert named(parse({"data": {"path": str(path)}})).data.name == name
-    assert named(parse({"data": {"name": "cub", "path": str(path)}})).data.name == "cub"
+    assert set_data_name(parse({"data": {"path": str(path)}})).data.name == name
+    assert set_data_name(parse({"data": {"name": "cub", "path": str(path)}})).data.name == "cub"
 
 
 def test_files_by_which_benchmarks_are_known(tmp_path):
@@ -166,15 +166,15 @@ def test_glyphs_have_no_path(tmp_path, cache):
     words = ("train", "--data.name", "glyphs", "--data.path", "photos", "--run", "r")
     assert "glyphs are drawn and have no path, but photos came" in run(tmp_path, *words, code=1)
     assert not list((tmp_path / "photos").iterdir())
-    assert named(parse({})).data.name == "glyphs"
+    assert set_data_name(parse({})).data.name == "glyphs"
 
 
 def test_a_folder_of_photographs_gets_their_recipe(tmp_path):
     photos = make_folder(tmp_path)
-    config, words = usual([("data.path", str(photos))])
+    config, words = default_config([("data.path", str(photos))])
     assert (config.data.name, config.loss.name) == ("folder", "ProxyAnchor")
     assert words.startswith("these are photographs")
-    config, words = usual([("data.path", str(make_vectors(tmp_path)))])
+    config, words = default_config([("data.path", str(make_vectors(tmp_path)))])
     assert (config.data.name, config.model.embedding_dim) == ("vectors", None)
 
 

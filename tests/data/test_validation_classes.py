@@ -10,7 +10,7 @@ from runs import config, tiny
 
 from nearfar.data import Tensors, classes_by_name
 from nearfar.train import fit, load
-from nearfar.train.suited import shares_of, split
+from nearfar.train.build import class_shares, split
 
 BIRDS = ("gull, herring", "gull, ivory", "tern, arctic", "tern, little", "wren", "Gull")
 
@@ -56,7 +56,7 @@ def test_a_pattern_that_matches_no_class_is_refused():
 
 def test_they_take_the_place_of_the_share():
     given, wanted = data(), settings("m[67]", "k5")
-    shares = shares_of(wanted, given)
+    shares = class_shares(wanted, given)
     assert (shares.learn, shares.held_out) == (9, 3)
     train, validation = split(wanted, given.train, shares)
     assert validation.classes == ("k5", "m6", "m7")
@@ -67,7 +67,7 @@ def test_they_take_the_place_of_the_share():
 
 def test_the_papers_protocol_holds_out_none():
     given, wanted = data(), settings("m*", training={"protocol": "paper"})
-    shares = shares_of(wanted, given)
+    shares = class_shares(wanted, given)
     assert (shares.learn, shares.held_out) == (12, 0)
     assert split(wanted, given.train, shares) == (given.train, None)
 

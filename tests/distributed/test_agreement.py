@@ -108,8 +108,8 @@ def test_a_rank_without_rows_and_labels_of_other_types_are_taken(heard):
 def test_the_trainer_refuses_processes_that_accelerate_does_not_see(heard):
     for of_rank in heard:
         assert (
-            "on rank 0 torch.distributed counts 2 (rank 0), accelerate 1 (rank 0), the environment nothing; "
-            "start several with: torchrun --nproc_per_node 2 your_script.py"
+            "on rank 0 torch.distributed counts 2 (rank 0), accelerate counts 1 (rank 0), the environment counts "
+            "nothing; start several with: torchrun --nproc_per_node 2 your_script.py"
         ) in of_rank["worlds"]
 
 

@@ -16,7 +16,7 @@ from nearfar.cli.commands import training
 from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
 from nearfar.doctor.course import Case, Sight, judged, look, seen
 from nearfar.doctor.prescription import against
-from nearfar.runs.config import changed
+from nearfar.runs.config import apply_flags
 from nearfar.train import Result, fit, parse
 
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
@@ -254,7 +254,7 @@ def test_the_command_follows_the_remedy(ill, tmp_path, monkeypatch):
 
 
 def test_the_cured_run_recovers(ill, tmp_path):
-    fit(changed(prescribe(ill[0]).config, [("training.diagnose_every", "5")]), tmp_path / "new", data=tiny())
+    fit(apply_flags(prescribe(ill[0]).config, [("training.diagnose_every", "5")]), tmp_path / "new", data=tiny())
     assert "total collapse" not in diagnose_run(tmp_path / "new")
 
 
@@ -294,7 +294,7 @@ def test_every_collapse_has_a_remedy_that_runs(what):
     settings = parse(ILL[what])
     flags = remedies.against_collapse(settings)
     assert flags
-    cured = changed(settings, flags)
+    cured = apply_flags(settings, flags)
     parts.check(cured)
     parts.make_loss(cured, classes=50)
     assert cured != settings

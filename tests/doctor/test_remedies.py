@@ -20,10 +20,9 @@ from nearfar.doctor.course import Case, Sight, judged
 from nearfar.doctor.history import Outcome
 from nearfar.doctor.remedies import KINDS, Patient, finding
 from nearfar.runs import parts
-from nearfar.runs.config import changed, to_tree
-from nearfar.train import fit, loop, processes
-from nearfar.train.moment import take_step
-from nearfar.train.state import prepare
+from nearfar.runs.config import apply_flags, to_tree
+from nearfar.train import fit, processes
+from nearfar.train.state import load_batches, prepare, take_step
 
 QUIET = Console(quiet=True)
 CLASSES = 9
@@ -80,7 +79,7 @@ def every_remedy(name):
 def test_what_is_said_of_a_run_changes_it_into_one_that_can_be_trained(name):
     assert all(each.remedy.endswith(".") for each in said(name).values())
     for flags in every_remedy(name):
-        cured = changed(RUNS[name], flags)
+        cured = apply_flags(RUNS[name], flags)
         parts.check(cured)
         parts.make_loss(cured, classes=CLASSES)
         assert to_tree(cured) != to_tree(RUNS[name]), flags
@@ -95,7 +94,7 @@ def test_what_is_said_without_a_configuration_fits_every_run(name):
             continue  # likewise, of k and fraction
         if dict(flags).keys() == {"loss.margin"}:
             continue  # said of triplets alone: `history.risk` asks first
-        cured = changed(RUNS[name], flags)
+        cured = apply_flags(RUNS[name], flags)
         parts.check(cured)
         parts.make_loss(cured, classes=CLASSES)
 
@@ -106,13 +105,13 @@ def test_every_remedy_trains():
     for name, run in RUNS.items():
         for flags in every_remedy(name):
             if name == "DroTopK" or not all(flag.startswith(("optimizer.", "training.", "data.")) for flag, _ in flags):
-                cured = changed(run, flags)
+                cured = apply_flags(run, flags)
                 seen[json.dumps(to_tree(cured), sort_keys=True)] = cured
     assert len(seen) > 80
     machine, data = processes.begin("float32"), tiny()
     for cured in seen.values():
         setting = prepare(cured, machine, data)
-        moments = [take_step(setting, *drawn) for drawn in itertools.islice(loop._batches(setting, 0), 2)]
+        moments = [take_step(setting, *drawn) for drawn in itertools.islice(load_batches(setting), 2)]
         assert all(bool(torch.isfinite(moment.scalars["loss"])) for moment in moments)
 
 
@@ -313,14 +312,14 @@ def test_a_run_measures_its_baselines_once_and_follows_the_remedy_to_a_better_sc
 def test_baselines_change_nothing_and_are_not_measured_again(tmp_path):
     settings, data = config(training={"steps": 10}), tiny()
     fit(settings, tmp_path / "with", data=data, console=QUIET)
-    fit(changed(settings, [("training.baselines", "false")]), tmp_path / "without", data=data, console=QUIET)
+    fit(apply_flags(settings, [("training.baselines", "false")]), tmp_path / "without", data=data, console=QUIET)
     first, second = (
         torch.load(tmp_path / name / "checkpoints/last.pt", weights_only=True) for name in ("with", "without")
     )
     assert all(torch.equal(first["model"][key], second["model"][key]) for key in first["model"])
     assert torch.equal(first["random"][0]["torch"], second["random"][0]["torch"])
     written = (tmp_path / "with/journal.jsonl").read_text(encoding="utf-8")
-    fit(changed(settings, [("training.steps", "15")]), tmp_path / "with", data=data, resume=True, console=QUIET)
+    fit(apply_flags(settings, [("training.steps", "15")]), tmp_path / "with", data=data, resume=True, console=QUIET)
     again = (tmp_path / "with/journal.jsonl").read_text(encoding="utf-8")
     assert again.count("baselines") == written.count("baselines") == 1
 

@@ -14,13 +14,14 @@ from shell import Flat, run, saved
 from torch import nn
 
 from nearfar import models
+from nearfar._utils import checkpoint
 from nearfar.data import transforms
 from nearfar.data.transforms import Moved, Photograph, Plain
 from nearfar.evaluation import Vectors, export_onnx
 from nearfar.evaluation.preprocessing import Pixels, beside_graph, describe, from_description, from_text
 from nearfar.models import registry
 from nearfar.runs.config import to_tree, to_yaml
-from nearfar.train import checkpoint, parse
+from nearfar.train import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
 

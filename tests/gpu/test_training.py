@@ -9,9 +9,9 @@ import torch
 from nearfar import models
 from nearfar.data import View
 from nearfar.data.samples import DataSet
-from nearfar.train import faster as module
+from nearfar.train import build as module
 from nearfar.train import fit
-from nearfar.train.faster import faster
+from nearfar.train.build import compile_trunk
 from tests.data.test_cache import KEYS, files, pictures, shrunk, stored  # noqa: F401
 
 pytestmark = [
@@ -38,7 +38,7 @@ def test_held_pictures_are_the_files(files, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("how", ["graphs", "kernels"])
 def test_a_compiled_network_computes_the_same(how, monkeypatch):
     """Several steps, with batch norms that learn, and a batch of another shape in between."""
-    monkeypatch.setattr(module, "_used", set())
+    monkeypatch.setattr(module, "_compiled", set())
     torch.manual_seed(0)
     x = torch.randn(5, 12, 1, 16, 16, device=GPU)
 
@@ -46,7 +46,7 @@ def test_a_compiled_network_computes_the_same(how, monkeypatch):
         torch.manual_seed(1)
         model = models.build("small", embedding_dim=8, inputs=(1, 16, 16), bn_neck=True).to(GPU).train()
         if fast:
-            faster(model, how)
+            compile_trunk(model, how)
         moves, found = torch.optim.SGD(model.parameters(), lr=0.1), []
         for step, batch in enumerate(x):
             out = model(batch[: 7 if step == 3 else None])

@@ -14,7 +14,7 @@ from nearfar.data import open_data
 from nearfar.data.transforms import Photograph
 from nearfar.models import Embedder, build, freeze_norms, timm_torchvision
 from nearfar.models.lite0 import Lite0
-from nearfar.train.faster import faster
+from nearfar.train.build import compile_trunk
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 torch.set_num_threads(1)
@@ -309,7 +309,7 @@ def test_the_compiled_trunk_is_for_training_alone(monkeypatch):
     names, x = list(model.state_dict()), torch.randn(3, 1, 8, 8)
     model.eval()
     plain = model(x)
-    faster(model, "graphs")  # on a CPU there is nothing to record
+    compile_trunk(model, "graphs")  # on a CPU there is nothing to record
     assert torch.equal(model(x), plain)
     with torch.no_grad():
         model.train()(x)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from nearfar.data import transforms
 from nearfar.models import build, lite0, weights
-from nearfar.train import fit, open_run, parse, suited
+from nearfar.train import fit, open_run, parse
 
 QUIET = Console(quiet=True)
 
@@ -119,9 +119,9 @@ def settings(photographs, **more):
 
 
 def shape_of(config):
-    from nearfar.train.source import opened
+    from nearfar.train.build import Input, open_dataset
 
-    return suited.Input.of(config, opened(config.data)).shape
+    return Input.of(config, open_dataset(config.data)).shape
 
 
 def test_sizes_that_suit(photographs):

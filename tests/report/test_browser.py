@@ -15,8 +15,9 @@ from runs import config, tiny
 
 from nearfar import report
 from nearfar._utils.page import document
+from nearfar.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
 from nearfar.train import fit
-from nearfar.tune.chart import Axis, Point, figure
+from nearfar.tune.page import Mark, scatter
 
 pytestmark = pytest.mark.browser
 
@@ -360,23 +361,24 @@ def test_curves_of_a_real_run_can_be_read(chromium, tmp_path, width):
 @pytest.mark.parametrize("width", [390, 1280])
 def test_charts_of_a_search_can_be_read(chromium, tmp_path, width):
     kinds = ("cosine", "euclidean", "dot product", "squared")
-    axes = [
-        Axis(1, 30, name="trial"),
-        Axis(1e-6, 1e-1, log=True, name="optimizer.weight_decay"),
-        Axis(0.02, 0.07, log=True, name="loss.temperature"),
-        Axis(100, 12_345, name="training.steps"),
-        Axis(0, 3, names=kinds, name="loss.similarity"),
+    sides, height = (LEFT, WIDTH - RIGHT), (HEIGHT - BOTTOM, TOP)
+    charts = [
+        ("trials", Axis(1, 30, *sides, name="trial")),
+        ("optimizer.weight_decay", Axis(1e-6, 1e-1, *sides, log=True, name="log")),
+        ("loss.temperature", Axis(0.02, 0.07, *sides, log=True, name="log")),
+        ("training.steps", Axis(100, 12_345, *sides)),
+        ("loss.similarity", Axis(0, 3, *sides, names=kinds)),
     ]
     drawn = "".join(
-        figure(axis.name, [Point(axis.low, 50.0, "a"), Point(axis.high, 80.0, "b")], axis, Axis(45, 85), color)
-        for color, axis in enumerate(axes)
+        scatter(title, [Mark(x.low, 50.0, "a"), Mark(x.high, 80.0, "b")], x, Axis(45, 85, *height), color)
+        for color, (title, x) in enumerate(charts)
     )
     style = files("nearfar.report").joinpath("page.css").read_text(encoding="utf-8")
     page = document("a search", f'<main><div class="curves">{drawn}</div></main>', style=style)
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     chromium.window(width, 900)
     chromium.open(tmp_path / "page.html", ".curve")
-    check_charts(chromium, width, len(axes))
+    check_charts(chromium, width, len(charts))
 
 
 def test_without_pictures_words_stand_in_their_place(chromium, tmp_path):

@@ -33,10 +33,11 @@ import torch
 from rich.console import Console
 from runs import config, tiny
 
+from nearfar._utils import checkpoint
 from nearfar._utils.journal import read_lines
 from nearfar.data import _cache
 from nearfar.evaluation import Index, Vectors, embed
-from nearfar.train import checkpoint, fit
+from nearfar.train import fit
 from nearfar.train.folder import MARK
 
 TRAINING = {"steps": 24, "evaluate_every": 3, "checkpoint_every": 4, "explain_every": 5, "diagnose_every": 6}

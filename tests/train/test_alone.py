@@ -8,7 +8,7 @@ from needs import need
 from runs import config, tiny, weights
 
 from nearfar.train import fit, processes
-from nearfar.train.alone import Alone
+from nearfar.train.processes import SingleProcess
 from nearfar.train.state import prepare
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_a_scale_of_gradients_changes_neither_their_norm_nor_the_proximal_term(m
     """In fp16 gradients are kept multiplied, which a step must undo once: before the pull, and before the clip."""
     found = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
-        machine, data = Alone(CPU, "float32"), tiny()
+        machine, data = SingleProcess(CPU, "float32"), tiny()
         machine.scaler = scaler
         state = prepare(config(**CLIPPED), machine, data)
         state.begin_projection(1)
@@ -61,10 +61,10 @@ def test_a_scale_of_gradients_changes_neither_their_norm_nor_the_proximal_term(m
 
 def test_half_precision_needs_a_device_that_computes_in_it(monkeypatch):
     with pytest.raises(ValueError, match=r"^train: training\.precision fp16 needs a GPU; take float32, or bf16\.$"):
-        Alone(CPU, "fp16")
+        SingleProcess(CPU, "fp16")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     with pytest.raises(ValueError, match=r"^train: training\.precision bf16 needs a newer GPU"):
-        Alone(torch.device("cuda"), "bf16")
+        SingleProcess(torch.device("cuda"), "bf16")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import nearfar as nf
-from nearfar.runs.config import changed, to_tree
+from nearfar.runs.config import apply_flags, to_tree
 from nearfar.runs.parts import LOSSES, check, make_loss
 from nearfar.train import Config, Part, load, parse, to_yaml
 from nearfar.tune.space import read_space
@@ -73,7 +73,7 @@ def test_a_flag_for_the_size_scales_the_size_in_training(tmp_path, written, flag
     (tmp_path / "c.yaml").write_text(f"data: {written}\n", encoding="utf-8")
     config = load(tmp_path / "c.yaml", list(flags.items()))
     assert (config.data.size, config.data.train_size) == sizes
-    assert changed(load(tmp_path / "c.yaml"), list(flags.items())) == config
+    assert apply_flags(load(tmp_path / "c.yaml"), list(flags.items())) == config
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,10 @@ def test_a_section_that_is_no_mapping_is_told_how_to_write_it(section, value):
 def test_options_without_a_name_change_the_default_part():
     assert parse({"loss": {"temperature": 0.2}}).loss.options["temperature"] == 0.2
     assert parse({"loss": {"temperature": 0.2}}).loss.name == "NTXent"
+
+
+def test_a_word_of_digits_stays_as_it_is():
+    assert parse({"data": {"path": 5, "labels": 2.5}}).data.path == "5"
 
 
 def test_a_configuration_is_frozen():
@@ -240,7 +244,7 @@ def test_the_order_of_flags_does_not_matter(flags, tmp_path):
     wanted = load(path, flags)
     for order in itertools.permutations(flags):
         assert load(path, order) == wanted
-        assert changed(load(path), order) == wanted
+        assert apply_flags(load(path), order) == wanted
     check(wanted)
 
 

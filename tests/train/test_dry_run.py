@@ -15,16 +15,14 @@ from runs import config, journal, tiny
 from shell import run
 
 from nearfar.data import DataSet, Labeled, Tensors
-from nearfar.runs.config import changed
-from nearfar.train import fit, pace
-from nearfar.train.checkpoint import random_state
+from nearfar.runs.config import apply_flags
+from nearfar.train import cost, fit
+from nearfar.train.checkpoints import random_state
 from nearfar.train.contact_sheet import CAPTION, GAP, TILE, contact_sheet
+from nearfar.train.cost import copy_state, measure_peak, measure_seconds
 from nearfar.train.dry_run import dry_run
-from nearfar.train.moment import take_step
-from nearfar.train.pace import copy_of, seconds
-from nearfar.train.peak import allocated
 from nearfar.train.processes import begin
-from nearfar.train.state import prepare
+from nearfar.train.state import prepare, take_step
 
 CPU = torch.device("cpu")
 
@@ -111,9 +109,9 @@ def test_measured_steps_leave_no_trace_in_the_run(name):
     plan = replace(plan, data=small().data) if pictures else plan
     state = prepare(plan, begin("float32"), drawings() if pictures else tiny())
     before = _snapshot(state)
-    assert seconds(copy_of(state)) > 0
+    assert measure_seconds(copy_state(state)) > 0
     assert _snapshot(state) == before
-    seconds(state)
+    measure_seconds(state)
     assert _snapshot(state) != before  # it would be seen
 
 
@@ -127,14 +125,14 @@ def test_reading_counts_as_the_workers_share_it(monkeypatch):
 
         return slow
 
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(pace, "take_step", passing(2.0, take_step))
+    monkeypatch.setattr(cost.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cost, "take_step", passing(2.0, take_step))
     monkeypatch.setattr(type(state.view), "__getitems__", passing(6.0, type(state.view).__getitems__))
-    assert seconds(state) == 8.0
-    assert seconds(state, cached=True) == 2.0
+    assert measure_seconds(state) == 8.0
+    assert measure_seconds(state, cached=True) == 2.0
     for workers, each in ((2, 3.0), (4, 2.0)):
-        loaded = changed(state.config, [("data.workers", str(workers))])
-        assert seconds(replace(state, config=loaded)) == each
+        loaded = apply_flags(state.config, [("data.workers", str(workers))])
+        assert measure_seconds(replace(state, config=loaded)) == each
 
 
 def test_memory_of_parameters_is_exact(tmp_path):
@@ -252,6 +250,6 @@ def test_the_peak_counts_what_is_alive_at_once():
         x = torch.ones(1000, requires_grad=True)
         (x.exp() * 2).sum().backward()
 
-    assert allocated(forgetful, CPU)[1] == 4000
-    assert allocated(keeping, CPU)[1] == 20_000
-    assert 12_000 <= allocated(backward, CPU)[1] <= 20_100
+    assert measure_peak(forgetful, CPU)[1] == 4000
+    assert measure_peak(keeping, CPU)[1] == 20_000
+    assert 12_000 <= measure_peak(backward, CPU)[1] <= 20_100

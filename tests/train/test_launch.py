@@ -120,15 +120,15 @@ def test_what_the_environment_tells(told, devices, words, monkeypatch):
 
 
 def test_all_who_count_must_agree():
-    assert processes.Counts((2, 1), (2, 1), (2, 1)).agree
-    assert processes.Counts((1, 0), (1, 0), (None, None)).agree
+    assert processes.have_same_count([(2, 1), (2, 1), (2, 1)])
+    assert processes.have_same_count([(1, 0), (1, 0), (None, None)])
     for group, accelerate, environment in (
         ((2, 1), (1, 0), (2, 1)),
         ((1, 0), (1, 0), (2, 0)),
         ((2, 1), (2, 1), (2, 0)),
         ((2, 0), (2, 1), (2, 0)),
     ):
-        assert not processes.Counts(group, accelerate, environment).agree
+        assert not processes.have_same_count([group, accelerate, environment])
 
 
 def test_the_command_leaves_its_group_before_it_ends(tmp_path, monkeypatch):

@@ -12,14 +12,14 @@ from runs import config, journal, tiny, weights
 from nearfar._utils.console import Terminal
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Tensors
-from nearfar.train import baselines, fit, loop, show
-from nearfar.train.moment import take_step
+from nearfar.train import fit, loop, progress, scores
+from nearfar.train.state import take_step
 
 
 def test_the_rate_is_that_of_training_steps_alone(tmp_path, monkeypatch):
     """Baselines take an hour here, the first step ten minutes, all others ten seconds."""
-    now, shown, measured = [0.0], io.StringIO(), baselines.measured
-    for module in (loop, show):
+    now, shown, measured = [0.0], io.StringIO(), scores.measure_baselines
+    for module in (loop, progress):
         monkeypatch.setattr(module, "Progress", functools.partial(Progress, clock=lambda: now[0]))
 
     def slow(state, watch):
@@ -33,7 +33,7 @@ def test_the_rate_is_that_of_training_steps_alone(tmp_path, monkeypatch):
         now[0] += 600 if number == 1 else 10
         return take_step(state, number, batch)
 
-    monkeypatch.setattr(baselines, "measured", slow)
+    monkeypatch.setattr(loop, "measure_baselines", slow)
     monkeypatch.setattr(loop, "take_step", step)
     plan = {"steps": 4, "evaluate_every": 4, "checkpoint_every": 4, "diagnose_every": 0, "explain_every": 0}
     fit(config(training=plan), tmp_path / "run", data=tiny(), console=Terminal(file=shown, width=200))
@@ -54,7 +54,7 @@ def drawings() -> DataSet:
 
 
 def test_on_a_cpu_a_long_run_on_photographs_says_how_long_it_will_take(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "WORTHWHILE", 4)
+    monkeypatch.setattr(loop, "MIN_STEPS_TIMED", 4)
     plan = {"data": {"transform": "none", "validation": 0.0}, "model": {"name": "small", "embedding_dim": 4}}
     said = {}
     for steps in (3, 4):
@@ -66,7 +66,7 @@ def test_on_a_cpu_a_long_run_on_photographs_says_how_long_it_will_take(tmp_path,
     before, _, after = said[4].partition("time on this CPU: about ")
     assert " for 4 steps of " in after.splitlines()[0]
     assert "R@1 on the test classes" not in before
-    monkeypatch.setattr(loop, "WORTHWHILE", 5)
+    monkeypatch.setattr(loop, "MIN_STEPS_TIMED", 5)
     fit(settings, tmp_path / "unmeasured", data=drawings())
     assert journal(tmp_path / "4") == journal(tmp_path / "unmeasured")
     first, second = weights(tmp_path / "4"), weights(tmp_path / "unmeasured")

@@ -18,7 +18,7 @@ from nearfar.data import open_data
 from nearfar.runs.config import flat, to_tree
 from nearfar.studies import grid
 from nearfar.train import Config, load
-from nearfar.train.recipe import FILE, are_photographs, recipe, usual
+from nearfar.train.recipe import FILE, are_photographs, default_config, recipe
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -50,18 +50,20 @@ def flags(path, **more):
 
 
 def test_photographs_get_the_recipe_and_flags_change_it(large):
-    config, words = usual(flags(large))
+    config, words = default_config(flags(large))
     assert words.startswith("these are photographs")
     assert (config.loss.name, config.optimizer.lr, config.data.size) == ("ProxyAnchor", 2.5e-5, 320)
     assert (config.data.path, config.data.validation) == (str(large), 0)
     assert config.batches.options["classes"] == 4  # of eight classes half are for the test
     assert config.training.steps == 200  # as few photographs as these would be seen in a step
-    config, _ = usual(flags(large, **{"loss.name": "Triplet", "loss.margin": "0.3", "training.steps": "7"}))
+    config, _ = default_config(flags(large, **{"loss.name": "Triplet", "loss.margin": "0.3", "training.steps": "7"}))
     assert (config.loss.name, dict(config.loss.options), config.training.steps) == ("Triplet", {"margin": 0.3}, 7)
     assert config.optimizer.lr == 2.5e-5
-    config, _ = usual(flags(large, **{"data.size": "100", "data.validation": "0.5", "model.name": "timm:resnet18"}))
+    config, _ = default_config(
+        flags(large, **{"data.size": "100", "data.validation": "0.5", "model.name": "timm:resnet18"})
+    )
     assert (config.data.size, config.data.train_size, config.model.name) == (100, None, "timm:resnet18")
-    assert usual(flags(large, **{"data.size": "100"}))[0].data.train_size == 70
+    assert default_config(flags(large, **{"data.size": "100"}))[0].data.train_size == 70
     assert config.batches.options["classes"] == 2  # two of four are held out
     assert config.training.evaluate_every < config.training.steps
 
@@ -72,7 +74,7 @@ def test_photographs_get_the_recipe_and_flags_change_it(large):
     ids=lambda told: next(iter(told)),
 )
 def test_what_is_told_to_be_something_else_gets_the_defaults(large, told):
-    config, words = usual(flags(large, **told))
+    config, words = default_config(flags(large, **told))
     assert words == ""
     assert config.loss == Config().loss
     assert config.optimizer == Config().optimizer
@@ -80,13 +82,13 @@ def test_what_is_told_to_be_something_else_gets_the_defaults(large, told):
 
 def test_vectors_begin_with_themselves_and_are_not_even_opened():
     told = [("data.name", "vectors"), ("data.path", "not/here.npz")]
-    config, words = usual(told)
+    config, words = default_config(told)
     assert words.startswith("these are vectors: the head begins as the identity")
     assert (config.model.embedding_dim, config.optimizer.lr, config.loss) == (None, 1e-4, Config().loss)
-    config, _ = usual([*told, ("model.embedding_dim", "64"), ("optimizer.lr", "0.01")])
+    config, _ = default_config([*told, ("model.embedding_dim", "64"), ("optimizer.lr", "0.01")])
     assert (config.model.embedding_dim, config.optimizer.lr) == (64, 0.01)
     for key, value in (("model.name", "mlp"), ("model.hidden", "32")):
-        assert usual([*told, (key, value)]) == (load(None, [*told, (key, value)]), "")
+        assert default_config([*told, (key, value)]) == (load(None, [*told, (key, value)]), "")
 
 
 def test_vectors_are_trained_no_worse_than_they_came(tmp_path):
@@ -105,8 +107,8 @@ def test_vectors_are_trained_no_worse_than_they_came(tmp_path):
 
 def test_small_pictures_and_glyphs_get_the_defaults(small):
     assert not are_photographs(open_data("folder", small))
-    assert usual(flags(small)) == (load(None, flags(small)), "")
-    assert usual([]) == (Config(), "")
+    assert default_config(flags(small)) == (load(None, flags(small)), "")
+    assert default_config([]) == (Config(), "")
 
 
 class _Many:

@@ -14,7 +14,7 @@ from runs import config, journal, weights
 from shard_cases import write
 
 from nearfar.train import fit
-from nearfar.train.source import opened
+from nearfar.train.build import open_dataset
 
 KINDS = [f"kind {number}" for number in range(8)]
 
@@ -49,10 +49,10 @@ def trained(places: dict[str, Path], name: str, run: Path, steps: int = 6, **mor
 def test_labels_and_inputs_are_keys(places):
     spec = config(data={"name": "shards", "path": str(places["shards"]), "labels": "txt", "inputs": "png"}).data
     with pytest.raises(ValueError, match=r"has no file .txt"):
-        opened(spec)
+        open_dataset(spec)
     spec = config(data={"name": "shards", "path": str(places["shards"]), "labels": "cls", "inputs": "jpg"}).data
     with pytest.raises(ValueError, match=r"has no file .jpg"):
-        opened(spec)
+        open_dataset(spec)
 
 
 def test_a_resumed_run_from_shards_is_the_run_from_a_folder(places, tmp_path):

@@ -13,11 +13,10 @@ from runs import config
 from typer.testing import CliRunner
 
 from nearfar.cli.main import app
+from nearfar.report.curves import Axis
 from nearfar.tune import page, spaces
-from nearfar.tune.chart import Axis
-from nearfar.tune.record import Ended
 from nearfar.tune.results import Best, Tuned
-from nearfar.tune.trial import Outcome
+from nearfar.tune.trial import Outcome, Trial
 
 CONFIG = """
 data: {name: vectors, path: vectors.npz, transform: none, validation: 0.2}
@@ -113,7 +112,7 @@ def searched(tmp_path) -> Tuned:
             values = {"optimizer.lr": 1e-1 * 0.6**number, "model.weights": evil}
             states = {3: Outcome("pruned"), 4: Outcome("diverged", 0.0, error=evil)}
             score = 0.9 - 0.05 * number
-            trials.append(Ended(each.label, number, values, states.get(number, Outcome("done", score, (score,)))))
+            trials.append(Trial(each.label, number, values, states.get(number, Outcome("done", score, (score,)))))
     losses = {each.label: Best.of(each, [one for one in trials if one.loss == each.label]) for each in every}
     return Tuned(tmp_path / "<b>", "recall@1", tuple(trials), losses)
 
@@ -134,7 +133,7 @@ def test_the_page_is_one_file_and_escapes_what_it_shows(tmp_path):
 
 
 def test_axes_have_round_ticks():
-    assert [words for _, words in Axis(0.0, 10.0).ticks(5)] == ["0", "2", "4", "6", "8", "10"]
-    assert [words for _, words in Axis(2.0, 64.0, log=True).ticks(5)] == ["3", "10", "30"]
-    assert [words for _, words in Axis(0.9, 1.1, log=True).ticks(5)] != []
-    assert [words for _, words in Axis(-0.5, 1.5, names=("hard", "semihard")).ticks(5)] == ["hard", "semihard"]
+    assert [words for _, words in Axis(0.0, 10.0, 0, 100).ticks(5)] == ["0", "2", "4", "6", "8", "10"]
+    assert [words for _, words in Axis(2.0, 64.0, 0, 100, log=True).ticks(5)] == ["3", "10", "30"]
+    assert [words for _, words in Axis(0.9, 1.1, 0, 100, log=True).ticks(5)] != []
+    assert [words for _, words in Axis(-0.5, 1.5, 0, 100, names=("hard", "semihard")).ticks(5)] == ["hard", "semihard"]

@@ -18,8 +18,8 @@ from nearfar._utils.journal import read_lines
 from nearfar.runs.config import load
 from nearfar.train import NotFiniteError, fit
 from nearfar.tune import trial
-from nearfar.tune.record import Record
-from nearfar.tune.trial import Job, Outcome, attempt, judged
+from nearfar.tune.results import TrialLog
+from nearfar.tune.trial import Job, Outcome, hold_out_test, run_trial
 
 QUIET = Console(quiet=True)
 SEARCH = import_module("nearfar.tune.search")  # the name in the package is the function
@@ -51,7 +51,7 @@ def faked(monkeypatch):
         score = 1 / (1 + abs(math.log10(job.config.optimizer.lr) + 2))
         return Outcome("done", score, (score,), (((2, score), (4, score)),))
 
-    monkeypatch.setattr(SEARCH, "attempt", fake)
+    monkeypatch.setattr(SEARCH, "run_trial", fake)
     return jobs
 
 
@@ -76,14 +76,14 @@ def test_every_loss_has_the_same_budget_and_the_test_classes_are_never_read(tmp_
 
 def test_the_classes_that_are_scored_are_held_out_of_training():
     data = tiny()
-    mine = judged(data, 0.3)
+    mine = hold_out_test(data, 0.3)
     assert len(mine.test.classes) == 4
     assert not set(mine.test.classes) & set(mine.train.classes)
     assert set(mine.test.names) | set(mine.train.names) == set(data.train.names)
     with pytest.raises(
         ValueError, match=r"^tune: held_out 0.01 of 12 training classes is one class, .* such as 0.17\.$"
     ):
-        judged(data, 0.01)
+        hold_out_test(data, 0.01)
 
 
 def test_what_the_search_writes(tmp_path, faked):
@@ -124,22 +124,22 @@ def test_a_search_goes_on_where_it_stopped(tmp_path, faked):
 
 
 def test_ctrl_c_keeps_what_has_ended(tmp_path, faked, monkeypatch):
-    plain = SEARCH.attempt
-    monkeypatch.setattr(SEARCH, "attempt", lambda *job, **how: None if len(faked) == 2 else plain(*job, **how))
+    plain = SEARCH.run_trial
+    monkeypatch.setattr(SEARCH, "run_trial", lambda *job, **how: None if len(faked) == 2 else plain(*job, **how))
     found = search(tmp_path, trials=4)
     assert (found.finished, len(found.trials)) == (False, 2)
     assert load(tmp_path / "best.yaml") == found.best
     assert "stopped; the search can go on" in (tmp_path / "tune.html").read_text(encoding="utf-8")
-    monkeypatch.setattr(SEARCH, "attempt", plain)
+    monkeypatch.setattr(SEARCH, "run_trial", plain)
     assert search(tmp_path, trials=4).finished
     assert len(faked) == 4
 
 
 def test_a_stopped_trial_is_not_a_result():
-    data = judged(tiny(), 0.3)
-    assert attempt(Job(SHORT), data, lambda: True) is None
+    data = hold_out_test(tiny(), 0.3)
+    assert run_trial(Job(SHORT), data, lambda: True) is None
     answers = iter([False, False, True])  # before the run, after the first step, after the second
-    assert attempt(Job(SHORT), data, lambda: next(answers)) is None
+    assert run_trial(Job(SHORT), data, lambda: next(answers)) is None
 
 
 def test_the_sampler_learns(tmp_path, faked):
@@ -152,13 +152,13 @@ def test_the_sampler_learns(tmp_path, faked):
 
 
 def test_a_trial_that_is_behind_is_stopped_at_once():
-    data = judged(tiny(), 0.3)
+    data = hold_out_test(tiny(), 0.3)
     far_ahead, far_behind = (((((2, score), (4, score)),),) * 5 for score in (1.1, -1.0))
-    stopped = attempt(Job(SHORT, rivals=far_ahead), data, lambda: False)
+    stopped = run_trial(Job(SHORT, rivals=far_ahead), data, lambda: False)
     assert (stopped.state, stopped.score, [step for step, _ in stopped.curves[0]]) == ("pruned", None, [2])
-    ran = attempt(Job(SHORT, rivals=far_behind), data, lambda: False)
+    ran = run_trial(Job(SHORT, rivals=far_behind), data, lambda: False)
     assert (ran.state, [step for step, _ in ran.curves[0]]) == ("done", [2, 4])
-    few = attempt(Job(SHORT, rivals=far_ahead[:4]), data, lambda: False)
+    few = run_trial(Job(SHORT, rivals=far_ahead[:4]), data, lambda: False)
     assert few.state == "done"
 
 
@@ -172,31 +172,31 @@ def test_rivals_are_the_trials_of_the_same_loss_once_five_have_finished(tmp_path
     faked.clear()
     ends, plain = (
         iter([{}, {"state": "pruned", "score": None}, {"state": "failed", "score": None}, *[{}] * 6]),
-        SEARCH.attempt,
+        SEARCH.run_trial,
     )
-    monkeypatch.setattr(SEARCH, "attempt", lambda *job, **how: replace(plain(*job, **how), **next(ends)))
+    monkeypatch.setattr(SEARCH, "run_trial", lambda *job, **how: replace(plain(*job, **how), **next(ends)))
     search(tmp_path / "states", trials=9)
     assert [len(job.rivals) for job in faked] == [0] * 7 + [6, 7]  # the one that failed is none
 
 
 def test_seeds_are_averaged_and_pruned_by_their_own_curves():
-    data = judged(tiny(), 0.3)
-    found = attempt(Job(SHORT, seeds=2), data, lambda: False)
+    data = hold_out_test(tiny(), 0.3)
+    found = run_trial(Job(SHORT, seeds=2), data, lambda: False)
     alone = [
-        attempt(Job(replace(SHORT, training=replace(SHORT.training, seed=seed))), data, lambda: False)
+        run_trial(Job(replace(SHORT, training=replace(SHORT.training, seed=seed))), data, lambda: False)
         for seed in (0, 1)
     ]
     assert found.scores == (alone[0].score, alone[1].score)
     assert found.score == pytest.approx(sum(found.scores) / 2)
     assert found.curves == (alone[0].curves[0], alone[1].curves[0])
     low, high = ((2, -1.0),), ((2, 1.1),)
-    second = attempt(Job(SHORT, seeds=2, rivals=((low, high),) * 5), data, lambda: False)
+    second = run_trial(Job(SHORT, seeds=2, rivals=((low, high),) * 5), data, lambda: False)
     assert (second.state, len(second.scores)) == ("pruned", 1)
 
 
 def test_the_score_can_be_map_at_r():
-    data = judged(tiny(), 0.3)
-    first, other = (attempt(Job(SHORT, score=name), data, lambda: False) for name in ("recall@1", "map_at_r"))
+    data = hold_out_test(tiny(), 0.3)
+    first, other = (run_trial(Job(SHORT, score=name), data, lambda: False) for name in ("recall@1", "map_at_r"))
     assert other.score < first.score
     assert other.curves != first.curves
 
@@ -261,7 +261,7 @@ def test_another_search_in_the_folder_is_refused(tmp_path, faked):
 @pytest.mark.skipif(sys.platform == "win32", reason="folders are not locked there")
 def test_a_second_search_in_the_folder_is_refused_while_the_first_runs(tmp_path, faked):
     with (
-        Record(tmp_path, {}),
+        TrialLog(tmp_path, {}),
         pytest.raises(BlockingIOError, match=r"^tune: another search runs in .* folder\.$"),
     ):
         search(tmp_path)

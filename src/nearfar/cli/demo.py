@@ -17,8 +17,9 @@ from nearfar.data._glyphs import few_glyphs
 from nearfar.data.registry import of_glyphs
 from nearfar.report.maps import without_tsne
 from nearfar.runs import journal
-from nearfar.train import Config, Result, baselines, fit, parse
+from nearfar.train import Config, Result, fit, parse
 from nearfar.train.folder import is_run
+from nearfar.train.scores import read_baselines
 
 __all__ = ["recipe", "run"]
 
@@ -72,7 +73,7 @@ def run(
         console.print(without_tsne(), highlight=False)
     spent = time.monotonic() - begun
     console.print(f"run: {folder}\npage: {page}\n{spent:.0f} s in all", highlight=False)
-    before = baselines.kept(journal.read(folder / "journal.jsonl")) or {}
+    before = read_baselines(journal.read(folder / "journal.jsonl")) or {}
     console.print(f"R@1 before: {100 * before['untrained']:.1f}", highlight=False)
     console.print(f"R@1 after: {100 * result.test.recall[1]:.1f}", highlight=False)
     return result

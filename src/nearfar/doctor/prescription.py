@@ -10,7 +10,7 @@ from typing import Any
 from nearfar.doctor.findings import Diagnosis, Finding
 from nearfar.doctor.history import Outcome, diagnose_journal
 from nearfar.runs import journal
-from nearfar.runs.config import Config, changed, flat, load, to_tree
+from nearfar.runs.config import Config, apply_flags, flat, load, to_tree
 from nearfar.runs.parts import check
 
 __all__ = ["Prescription", "against", "diagnose_run", "prescribe"]
@@ -71,7 +71,7 @@ def against(finding: Finding, config: Config) -> Prescription:
     """Apply the flags of a finding to a configuration."""
     if not finding.flags:
         raise ValueError(f"doctor: the remedy for {finding.name!r} is no change of configuration: {finding.remedy}")
-    cured = changed(config, finding.flags)
+    cured = apply_flags(config, finding.flags)
     check(cured)
     before, after = flat(to_tree(config)), flat(to_tree(cured))
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]

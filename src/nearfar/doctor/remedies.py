@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nearfar.doctor.findings import Finding, Severity
-from nearfar.runs.config import Config, changed, to_tree
+from nearfar.runs.config import Config, apply_flags, to_tree
 from nearfar.runs.parts import CLASSES, LOSSES, check, make_loss, shape_of_batch
 from nearfar.sets.counts import multiple
 
@@ -116,7 +116,7 @@ def _helps(run: Patient, way: Way) -> bool:
 def fits(config: Config, flags: Flags, classes: int | None = None) -> bool:
     """Whether flags give another valid configuration, as far as can be checked without data."""
     try:
-        cured = changed(config, flags)
+        cured = apply_flags(config, flags)
         check(cured)
         with torch.random.fork_rng(devices=[]):  # proxies are drawn, and a run's own draws must not move
             make_loss(cured, classes=classes or CLASSES)

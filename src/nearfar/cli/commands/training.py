@@ -85,14 +85,14 @@ def train(
     """
     with one_sentence("train"):
         from nearfar.train import fit
-        from nearfar.train.folder import begun
+        from nearfar.train.folder import can_resume
 
         if dry and processes is not None:
             raise ValueError("--dry-run looks at a run in one process, but --processes came; leave one out.")
         if _launched(processes, again, run):
             return
         config, flags = read_words(words or ())
-        if restarts() and run is not None and begun(run):  # by the launcher, after a process died
+        if restarts() and run is not None and can_resume(run):  # by the launcher, after a process died
             config, flags, resume, protocol, apply_remedy = None, [], True, None, None
         if protocol is not None:
             flags.append(("training.protocol", protocol))
@@ -156,9 +156,9 @@ def _chosen(
 
 def _usual(flags: Sequence[tuple[str, str]]) -> Config:
     """What suits the data, where no file was named."""
-    from nearfar.train.recipe import usual
+    from nearfar.train.recipe import default_config
 
-    found, words = usual(flags)
+    found, words = default_config(flags)
     if words and is_first():
         say(words)
     return found
@@ -167,11 +167,11 @@ def _usual(flags: Sequence[tuple[str, str]]) -> Config:
 def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
     """The configuration of an unhealthy run, changed by the remedy of its worst finding, and then by flags."""
     from nearfar.doctor import prescribe
-    from nearfar.runs.config import changed
+    from nearfar.runs.config import apply_flags
 
     remedy = prescribe(ill)
     say(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
-    return changed(remedy.config, flags)
+    return apply_flags(remedy.config, flags)
 
 
 def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
@@ -219,13 +219,13 @@ def config(words: Words = None) -> None:
     with one_sentence("config"):
         from nearfar.runs.parts import check
         from nearfar.train import load, to_yaml
-        from nearfar.train.recipe import usual
+        from nearfar.train.recipe import default_config
 
         path, flags = read_words(words or ())
         chosen = load(path, flags)
         if path is None:
             with suppress(FileNotFoundError):  # the data lie elsewhere
-                chosen = usual(flags)[0]
+                chosen = default_config(flags)[0]
         check(chosen)
         say(to_yaml(chosen), end="")
 

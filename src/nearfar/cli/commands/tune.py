@@ -42,11 +42,11 @@ def tune(
             if name.startswith("--") and "." not in name and name.removeprefix("--") not in SECTIONS:
                 raise ValueError(f"there is no option {name}; {nearest(name, OPTIONS)} Keys are set by --section.key.")
         from nearfar.train import load
-        from nearfar.train.recipe import usual
+        from nearfar.train.recipe import default_config
         from nearfar.tune import search
 
         config, flags = read_words(words or ())
-        chosen = usual(flags)[0] if config is None else load(config, flags)
+        chosen = default_config(flags)[0] if config is None else load(config, flags)
         if chosen.data.path is not None:
             check_apart({"--folder": folder}, [Path(chosen.data.path)])
         found = search(

@@ -1,31 +1,35 @@
-"""The checkpoints of a run: the last state to resume from, and the best weights."""
+"""The checkpoints of a run: the last state to resume from, the best weights, and the states of random generators."""
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from nearfar._utils.checkpoint import BEST, LAST, first_line, load, save
 from nearfar._utils.files import atomic_write
 from nearfar._utils.process_group import gather_objects
 from nearfar.runs.changes import check_resumable
 from nearfar.runs.config import Config, to_tree
-from nearfar.train import checkpoint
 from nearfar.train.folder import remove_shards
 from nearfar.train.state import TrainState, seed_everything
 
-__all__ = ["Checkpointer"]
+__all__ = ["Checkpointer", "random_state", "set_random_state"]
 
 
 class Checkpointer:
     """Write and read `checkpoints/last.pt` and `checkpoints/best.pt` of a run folder.
 
-    `last.pt` records the step of the weights in `best.pt`. Between two `last.pt` a better `best.pt` may be written,
-    whose step a killed run may not reach again; so the one that `last.pt` refers to stays in `best-before.pt` until
-    then.
+    `last.pt` records the step of the weights in `best.pt`. A better `best.pt` may be written before the next `last.pt`,
+    and a killed run may never reach its step again; so `best-before.pt` keeps the file that `last.pt` refers to until
+    the next `last.pt`.
 
     Args:
         folder: the run.
@@ -39,7 +43,7 @@ class Checkpointer:
         self.best_score, self.best_step = float("-inf"), 0
         self.lines = 0
         """The number of lines in the journal when the restored state was written."""
-        self._kept: int | None = None
+        self._saved_step: int | None = None
         self._recorded = 0
         """The best step recorded in last.pt."""
         self._state: dict[str, Any] | None = None
@@ -52,16 +56,16 @@ class Checkpointer:
         """
         if not self.last.is_file():
             return False
-        self._state = checkpoint.load(self.last, checkpoint.LAST)
+        self._state = load(self.last, LAST)
         check_resumable(self._state["config"], config, self._state["step"])
         return True
 
     def keep(self, state: TrainState, step: int, lines: int) -> None:
         """Save the state after `step` and `lines` of the journal, from which a run can be resumed exactly."""
         machine = state.machine
-        randoms = gather_objects("train", checkpoint.random_state())
+        randoms = gather_objects("train", random_state())
         sharded = state.sharded is not None
-        learned = self._learned(state, step) if sharded or machine.is_main_process else {}
+        network = self._network_state(state, step) if sharded or machine.is_main_process else {}
         if machine.is_main_process:
             scaler, average = machine.scaler, state.step.average
             self._save(
@@ -69,7 +73,7 @@ class Checkpointer:
                 {
                     "step": step,
                     "config": to_tree(state.config),
-                    **learned,
+                    **network,
                     "loss": state.loss.state_dict(),
                     "sampler": state.sampler.state_dict(step=step),
                     "average": None if average is None else average.state_dict(),
@@ -82,23 +86,23 @@ class Checkpointer:
             self._recorded = self.best_step
             self._before.unlink(missing_ok=True)
             if sharded:
-                remove_shards(self.last.parent, learned["shards"])
-        self._kept = step
+                remove_shards(self.last.parent, network["shards"])
+        self._saved_step = step
         machine.wait_for_everyone()
 
-    def _learned(self, state: TrainState, step: int) -> dict[str, Any]:
-        """Weights, moments and anchors; or the folder where every process wrote its own part of them."""
-        moves, proximal = state.step.optimizer, state.step.proximal
+    def _network_state(self, state: TrainState, step: int) -> dict[str, Any]:
+        """Weights, optimizer state and proximal anchors; of a sharded run, the folder that all processes wrote to."""
+        optimizer, proximal = state.step.optimizer, state.step.proximal
         if state.sharded is None:
             return {
                 "model": state.bare_model.state_dict(),
-                "optimizer": moves.state_dict(),
+                "optimizer": optimizer.state_dict(),
                 "proximal": None if proximal is None else proximal.state_dict(),
             }
         with self._writing(self.last.parent):
             self.last.parent.mkdir(parents=True, exist_ok=True)
             anchors = [] if proximal is None else proximal.anchors
-            shards = state.sharded.save(self.last.parent, step, state.loss, moves, anchors)
+            shards = state.sharded.save(self.last.parent, step, state.loss, optimizer, anchors)
         return {"shards": shards, "model": None, "optimizer": None, "proximal": None}
 
     def restore(self, state: TrainState) -> int:
@@ -107,31 +111,30 @@ class Checkpointer:
             return 0
         saved, self._state = self._state, None
         try:
-            self._put(saved, state)
+            self._load_into(state, saved)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
             raise ValueError(
-                f"checkpoint: {self.last} does not fit this run ({checkpoint.first_line(error)}); train anew."
+                f"checkpoint: {self.last} does not fit this run ({first_line(error)}); train anew."
             ) from None
         step: int = saved["step"]
-        self._kept = step
+        self._saved_step = step
         return step
 
-    def _put(self, saved: dict[str, Any], state: TrainState) -> None:
-        machine, moves, proximal = state.machine, state.step.optimizer, state.step.proximal
-        settings = [{key: value for key, value in group.items() if key != "params"} for group in moves.param_groups]
+    def _load_into(self, state: TrainState, saved: dict[str, Any]) -> None:
+        machine, optimizer, proximal = state.machine, state.step.optimizer, state.step.proximal
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         state.loss.load_state_dict(saved["loss"])
         if state.sharded is not None:
             anchors = [] if proximal is None else proximal.anchors
-            state.sharded.load(self.last.parent, saved["shards"], state.loss, moves, anchors)
+            state.sharded.load(self.last.parent, saved["shards"], state.loss, optimizer, anchors)
             state.sharded.gather()
-            for group, now in zip(moves.param_groups, settings, strict=True):
+            for group, now in zip(optimizer.param_groups, settings, strict=True):
                 group.update(now)
         else:
             state.bare_model.load_state_dict(saved["model"])
-            # rates and decay as the configuration has them now, kernels as the device does: torch reads them as it
-            # loads
+            # hyper-parameters of the present configuration and device replace those of the checkpoint
             groups = [{**group, **now} for group, now in zip(saved["optimizer"]["param_groups"], settings, strict=True)]
-            moves.load_state_dict({**saved["optimizer"], "param_groups": groups})
+            optimizer.load_state_dict({**saved["optimizer"], "param_groups": groups})
             if proximal is not None:
                 proximal.load_state_dict(saved["proximal"])
         state.sampler.load_state_dict(saved["sampler"])
@@ -143,26 +146,26 @@ class Checkpointer:
         self.lines = int(saved["lines"])
         self._recorded = self.best_step
         if len(saved["random"]) == machine.num_processes:
-            checkpoint.set_random_state(saved["random"][machine.process_index])
-        else:  # another number of ranks: their generators start anew, each with its own seed
+            set_random_state(saved["random"][machine.process_index])
+        else:  # the number of ranks has changed: each generator starts from a new seed
             seed_everything(state.config.training.seed + 1000 * saved["step"] + machine.process_index)
 
     def check_best(self) -> None:
-        """Make sure that `best.pt` is of the step that `last.pt` refers to; called on the first rank only.
+        """Ensure that `best.pt` is of the step that `last.pt` refers to; called on the first rank only.
 
         Raises:
             FileNotFoundError: it is missing.
             ValueError: it is damaged, or of another step.
         """
         if self.best_step and self._before.is_file():
-            if self._of(self._before) == self.best_step:
+            if load(self._before, BEST)["step"] == self.best_step:
                 os.replace(self._before, self.best)
             self._before.unlink(missing_ok=True)
         if self.best_step:
             self._load_best()
 
     def offer(self, state: TrainState, step: int, score: float) -> None:
-        """Save these weights if they score better than all before."""
+        """Save the present weights if their score is the best so far."""
         if score <= self.best_score:
             return
         if self._recorded and self.best_step == self._recorded and not self._before.is_file():
@@ -176,22 +179,17 @@ class Checkpointer:
         if self.best_step:
             state.scored_model.load_state_dict(self._load_best()["model"])
             return
-        self.best_step = self._kept or 0
+        self.best_step = self._saved_step or 0
         self._save_best(state, None)
 
     def _load_best(self) -> dict[str, Any]:
-        saved = checkpoint.load(self.best, checkpoint.BEST)
+        saved = load(self.best, BEST)
         if saved["step"] != self.best_step:
             raise ValueError(
                 f"checkpoint: {self.best} is of step {saved['step']}, but the best of this run was step "
                 f"{self.best_step}; put back the file that this run wrote, or train anew."
             )
         return saved
-
-    def _of(self, path: Path) -> int:
-        """The step of the weights in a file."""
-        step: int = checkpoint.load(path, checkpoint.BEST)["step"]
-        return step
 
     def _save_best(self, state: TrainState, score: float | None) -> None:
         inputs = state.inputs
@@ -205,7 +203,7 @@ class Checkpointer:
                 "inputs": {
                     "transform": inputs.transform,
                     "shape": list(inputs.shape),
-                    "crop_pct": inputs.crop_pct,
+                    "crop_pct": inputs.data.crop_pct,
                 },
                 "classes": list(state.train.classes),
             },
@@ -213,13 +211,13 @@ class Checkpointer:
 
     def last_good(self) -> str:
         """Describe where the last good checkpoint is."""
-        return (
-            f"the last good checkpoint is {self.last} (step {self._kept})" if self._kept else "no checkpoint is there"
-        )
+        if not self._saved_step:
+            return "no checkpoint is there"
+        return f"the last good checkpoint is {self.last} (step {self._saved_step})"
 
     def _save(self, path: Path, saved: dict[str, Any]) -> None:
         with self._writing(path):
-            checkpoint.save(path, saved)
+            save(path, saved)
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -227,6 +225,30 @@ class Checkpointer:
             yield
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             raise OSError(
-                f"train: cannot write {path} ({checkpoint.first_line(error)}); {self.last_good()}; "
-                "make room, then --resume."
+                f"train: cannot write {path} ({first_line(error)}); {self.last_good()}; make room, then --resume."
             ) from None
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of Python's, NumPy's and torch's generators, in types that `weights_only` can read."""
+    python = random.getstate()
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002  (users' code may draw from it)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [python[0], list(python[1]), python[2]],
+        "numpy": [torch.from_numpy(np.asarray(keys, dtype=np.int64)), int(position), int(has_gauss), float(gauss)],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore states that `random_state` returned."""
+    torch.set_rng_state(state["torch"].cpu())
+    version, inner, gauss = state["python"]
+    random.setstate((version, tuple(inner), gauss))
+    keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state(("MT19937", keys.cpu().numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
