@@ -1,6 +1,6 @@
-"""The course of a training run: a series of short looks at a few samples, and the findings that follow from it.
+"""Looks at a few samples during training, and the findings that follow from a series of them.
 
-The callback and the journal apply the same rules to the same looks, so that they cannot disagree.
+The callback and the journal's diagnosis apply the same rules to the same looks, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from nearfar.doctor.findings import Finding
-from nearfar.doctor.remedies import Patient, finding, level, margin_of, widened
+from nearfar.doctor.remedies import Patient, enlarge_set, finding, level, margin_of
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.geometry.collapse import effective_rank
 from nearfar.runs.config import Config
 from nearfar.similarity import unit
 
-__all__ = ["CLASSES", "Case", "Sight", "judged", "look", "seen"]
+__all__ = ["CLASSES", "Case", "Look", "judge", "read_looks", "take_look"]
 
 NAMES = {
     "spread": "spread",
@@ -29,26 +29,25 @@ NAMES = {
     "skill": "probe skill",
     "pairs": "effective pairs per row",
 }
-"""Attribute -> its name in the journal."""
-LEAST = 3
-"""The least number of looks after the first for a finding about what was learned since then."""
+"""Attribute of a look -> its key in the journal."""
+MIN_LOOKS = 3
+"""Looks after the first that a finding about learning progress needs."""
 CLASSES = "training classes"
-"""The name of the number of training classes in the journal, written with the first look."""
+"""Journal key of the number of training classes, written with the first look."""
 
 
 @dataclass(frozen=True)
-class Sight:
+class Look:
     """One look at a few samples.
 
     Attributes:
-        step: the step of the look.
+        step: the training step.
         spread: rms distance of unit rows to their mean.
         rank: effective rank, the number of dimensions in use.
         recall: share of rows whose nearest other row is of their class.
-        skill: recall above chance, 1 if every row is right; None if no row has another of its class.
-        loss: loss of the step before the look; None before the first step.
-        pairs: number of pairs over which that loss spreads its weight (`Explanation.effective_pairs`), divided by the
-            rows of its batch; None if it was not computed.
+        skill: (recall - chance) / (1 - chance); None if no row has another of its class.
+        loss: the latest loss before the look; None before the first step.
+        pairs: `Explanation.effective_pairs` of that loss per row of its batch; None if not computed.
     """
 
     step: int
@@ -59,29 +58,29 @@ class Sight:
     loss: float | None = None
     pairs: float | None = None
 
-    def line(self) -> dict[str, float]:
-        """The look as an entry of the journal, without the loss, which has an entry of its own."""
+    def to_entry(self) -> dict[str, float]:
+        """The look as a journal entry, without the loss, which the training loop logs."""
         values = {name: getattr(self, attribute) for attribute, name in NAMES.items()}
         return {name: round(value, 6) for name, value in values.items() if value is not None}
 
 
-def seen(entries: Iterable[Mapping[str, Any]]) -> list[Sight]:
+def read_looks(entries: Iterable[Mapping[str, Any]]) -> list[Look]:
     """Read the looks of a journal, each with the last loss before it."""
     found, loss = [], None
     for entry in entries:
         loss = entry.get("loss", loss)
         if "spread" in entry and "effective_rank" in entry:
             values: dict[str, Any] = {attribute: entry.get(name) for attribute, name in NAMES.items()}
-            found.append(Sight(int(entry["step"]), **values, loss=loss))
+            found.append(Look(int(entry["step"]), **values, loss=loss))
     return found
 
 
 @torch.no_grad()
-def look(step: int, x: Tensor, y: Tensor, loss: float | None = None, pairs: float | None = None) -> Sight:
-    """Take a look at rows [n, d] with labels [n]; on the CPU, where such small problems are fastest."""
+def take_look(step: int, x: Tensor, y: Tensor, loss: float | None = None, pairs: float | None = None) -> Look:
+    """Examine rows [n, d] with labels [n], on the CPU, which is fastest for so few rows."""
     x, y = unit(x.detach().float().cpu()), y.cpu()
     same = y[:, None] == y[None, :]
-    # in float32, as vectors are searched: a cone too narrow for its cosines has lost its classes in effect
+    # float32 like retrieval: a cone too narrow for float32 cosines has lost its classes in practice
     near = (x @ x.T).fill_diagonal_(-torch.inf).argmax(dim=1)
     x = x.double()
     others = same.sum(dim=1) - 1
@@ -92,37 +91,36 @@ def look(step: int, x: Tensor, y: Tensor, loss: float | None = None, pairs: floa
         chance = float(others[asked].double().mean() / (len(x) - 1))
         skill = (recall - chance) / (1 - chance)
     x = x - x.mean(dim=0)
-    return Sight(step, float((x * x).sum(dim=1).mean().sqrt()), effective_rank(x), recall, skill, loss, pairs)
+    return Look(step, float((x * x).sum(dim=1).mean().sqrt()), effective_rank(x), recall, skill, loss, pairs)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is known about a run beside its looks: the margin of its triplets, and its configuration for remedies."""
+    """The settings of a run that rules need: the margin of its triplet loss, and its facts for remedies."""
 
     margin: float | None = None
     run: Patient = field(default_factory=Patient)
 
     @staticmethod
     def of(config: Config | None, classes: int | None = None) -> Case:
-        """Build from a configuration and the number of training classes."""
+        """Build a case from a configuration and the number of training classes."""
         return Case(margin_of(config), Patient(config, classes))
 
 
-def judged(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
-    """The findings that hold at the last `limits.looks` looks in a row, compared with the first look of the run.
+def judge(looks: Sequence[Look], limits: Thresholds, case: Case) -> Iterator[Finding]:
+    """Yield the findings that hold at each of the last `limits.looks` looks, compared with the first look of the run.
 
-    A run is unhealthy if classes have been lost since its first look, if few dimensions are left, or if the loss stays
-    at its margin and classes are not separated. The spread decides which finding it is: a small space whose classes are
-    separated has not collapsed.
+    A run is unhealthy if it has lost classes since its first look, if few dimensions are left, or if its loss stays at
+    the margin while classes overlap. A small spread alone is a note: the classes may still be separated.
     """
-    if len(sights) <= limits.looks:
+    if len(looks) <= limits.looks:
         return
-    recent = sights[-limits.looks :]
-    yield from _classes(sights[0], recent, limits, case)
-    yield from _few_pairs(sights, limits, case)
+    recent = looks[-limits.looks :]
+    yield from _classes(looks[0], recent, limits, case)
+    yield from _few_pairs(looks, limits, case)
     rank, spread = max(s.rank for s in recent), max(s.spread for s in recent)
-    if rank < limits.rank_alarm <= sights[0].rank:
-        evidence = f"The effective rank is {rank:.2f} and was {sights[0].rank:.2f} at the first look."
+    if rank < limits.rank_alarm <= looks[0].rank:
+        evidence = f"The effective rank is {rank:.2f} and was {looks[0].rank:.2f} at the first look."
         yield finding("dimensional collapse", "alarm", evidence, "dimensions", case.run)
     if _pinned(recent, limits, case.margin):
         evidence = (
@@ -132,9 +130,9 @@ def judged(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[
         yield finding("loss pinned at its margin", "alarm", evidence, "collapse", case.run)
 
 
-def _classes(first: Sight, recent: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
-    """Classes that were separated and no longer are, with a lower threshold in a narrow space; or a narrow cone."""
-    spread, share = max(s.spread for s in recent), _kept(first, recent, limits)
+def _classes(first: Look, recent: Sequence[Look], limits: Thresholds, case: Case) -> Iterator[Finding]:
+    """Yield lost classes, with a stricter threshold in a narrow space; or a narrow cone whose classes are separated."""
+    spread, share = max(s.spread for s in recent), _skill_left(first, recent, limits)
     narrow = spread < limits.spread_alarm
     if share < (limits.lost_warning if narrow else limits.lost_alarm):
         evidence = (
@@ -148,36 +146,36 @@ def _classes(first: Sight, recent: Sequence[Sight], limits: Thresholds, case: Ca
         yield finding("narrow cone", "note", evidence, "cone", case.run)
 
 
-def _few_pairs(sights: Sequence[Sight], limits: Thresholds, case: Case) -> Iterator[Finding]:
-    """Nearly all weight on a few pairs, by a set that could be larger, in a run that has learned little.
+def _few_pairs(looks: Sequence[Look], limits: Thresholds, case: Case) -> Iterator[Finding]:
+    """Yield a warning if the loss weights few pairs, its set could be larger, and the run has learned little.
 
-    Few pairs alone are no illness: a run that has learned its classes has few left, and some losses (N-pair, proxies)
-    are made of few.
+    Few pairs alone are healthy: a run that has learned its classes has few active pairs, and some losses (N-pair,
+    proxies) use few by design.
     """
-    first, since = sights[0], [s for s in sights[1:] if s.pairs is not None and s.skill is not None]
+    first, since = looks[0], [s for s in looks[1:] if s.pairs is not None and s.skill is not None]
     config = case.run.config
-    if first.skill is None or len(since) < LEAST or config is None or widened(case.run) is None:
+    if first.skill is None or len(since) < MIN_LOOKS or config is None or enlarge_set(case.run) is None:
         return
-    if sights[-1].step < config.training.steps / 2 or _moved(first, sights[-1]) < limits.moved:
-        return  # healthy runs, too, may begin slowly; and a space that has not moved needs another rate, not more pairs
+    if looks[-1].step < config.training.steps / 2 or _moved(first, looks[-1]) < limits.moved:
+        return  # healthy runs may start slowly, and a space that has not moved needs another rate, not more pairs
     pairs = median(s.pairs or 0.0 for s in since)
-    gained, room = max(s.skill or 0.0 for s in since[-LEAST:]) - first.skill, 1 - first.skill
+    gained, room = max(s.skill or 0.0 for s in since[-MIN_LOOKS:]) - first.skill, 1 - first.skill
     if 0 < pairs < limits.few_pairs and room > limits.lost_least and gained < limits.gained * room:
         evidence = (
             f"The loss has {pairs:.2f} effective pairs per row of a batch, and the nearest sample is of the same class "
-            f"for {_recall(since[-LEAST:]):.1%} after {sights[-1].step} steps, at first for {_recall([first]):.1%}."
+            f"for {_recall(since[-MIN_LOOKS:]):.1%} after {looks[-1].step} steps, at first for {_recall([first]):.1%}."
         )
         yield finding("weight on too few pairs", "warning", evidence, "too few", case.run)
 
 
-def _moved(first: Sight, last: Sight) -> float:
-    """How much the space has changed: the relative change of its spread or of its effective rank, the larger one."""
+def _moved(first: Look, last: Look) -> float:
+    """The relative change of the spread or of the effective rank, whichever is larger."""
     changes = (abs(now - then) / then for then, now in ((first.spread, last.spread), (first.rank, last.rank)) if then)
     return max(changes, default=0.0)
 
 
-def _pinned(recent: Sequence[Sight], limits: Thresholds, margin: float | None) -> bool:
-    """Whether distances are negligible beside the margin, and classes are not separated."""
+def _pinned(recent: Sequence[Look], limits: Thresholds, margin: float | None) -> bool:
+    """Whether the loss equals the margin, distances are small against it, and classes overlap."""
     if not margin:
         return False
     return all(
@@ -190,13 +188,13 @@ def _pinned(recent: Sequence[Sight], limits: Thresholds, margin: float | None) -
     )
 
 
-def _kept(first: Sight, recent: Sequence[Sight], limits: Thresholds) -> float:
-    """The share of the first look's skill that is left; 1 if the loss of skill is within chance."""
+def _skill_left(first: Look, recent: Sequence[Look], limits: Thresholds) -> float:
+    """The share of the first look's skill that is left; 1 if the drop may be chance."""
     now = max((s.skill for s in recent if s.skill is not None), default=None)
     if first.skill is None or now is None or first.skill - now < limits.lost_least:
         return 1.0
     return now / first.skill
 
 
-def _recall(sights: Sequence[Sight]) -> float:
-    return max([s.recall for s in sights if s.recall is not None] or [0.0])
+def _recall(looks: Sequence[Look]) -> float:
+    return max([s.recall for s in looks if s.recall is not None] or [0.0])
