@@ -28,7 +28,7 @@ __all__ = [
     "TripletObjective",
     "check_rows",
     "gate",
-    "normalize_weights",
+    "shares",
 ]
 
 
@@ -269,13 +269,13 @@ class TripletObjective(Objective):
         check_rows("TripletObjective", u, v)
         if len(u) != len(v):
             raise ValueError(f"TripletObjective: u and v must have one row a triplet, but {len(u)} and {len(v)} came.")
-        weights = normalize_weights("TripletObjective", weights, len(v), v)
+        weights = shares("TripletObjective", weights, len(v), v)
         super().__init__(u, v, margin=margin, mu=mu, weights=weights, ridge=ridge, pull=v[:0])
 
     def reweighted(self, weights: Tensor | None) -> Self:
         """The same triplets with other weights [n] (1/n each if None), without copying tensors."""
         other = copy.copy(self)
-        other.weights = normalize_weights("TripletObjective", weights, len(self.v), self.v)
+        other.weights = shares("TripletObjective", weights, len(self.v), self.v)
         return other
 
     def infimum(self, components: int | None = None) -> Infimum:
@@ -337,9 +337,7 @@ class ContrastiveObjective(Objective):
         ridge: float = 0.0,
     ) -> None:
         check_rows("ContrastiveObjective", u, v)
-        both = normalize_weights(
-            "ContrastiveObjective", None if weights is None else torch.cat(weights), len(u) + len(v), v
-        )
+        both = shares("ContrastiveObjective", None if weights is None else torch.cat(weights), len(u) + len(v), v)
         self.positive = u
         pull = both[: len(u), None].sqrt() * u
         super().__init__(torch.zeros_like(v), v, margin=margin, mu=mu, weights=both[len(u) :], ridge=ridge, pull=pull)
@@ -382,7 +380,7 @@ def check_rows(owner: str, u: Tensor, v: Tensor) -> None:
         raise ValueError(f"{owner}: v must have at least one row, but came with shape {list(v.shape)}.")
 
 
-def normalize_weights(owner: str, weights: Tensor | None, rows: int, like: Tensor) -> Tensor:
+def shares(owner: str, weights: Tensor | None, rows: int, like: Tensor) -> Tensor:
     """Normalize weights to sum 1; uniform if none are given."""
     if weights is None:
         return like.new_full((rows,), 1 / rows)

@@ -13,7 +13,7 @@ from nearfar.plot.maps import rows_and_labels
 from nearfar.plot.style import COLORS, GRAY, axis, class_words, plain
 from nearfar.report.confusion import Row, confusion
 from nearfar.report.gallery import nearest
-from nearfar.report.measures import MEASURES, Metric
+from nearfar.report.similarities import SIMILARITIES, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def class_confusion(
     Args:
         embeddings: [n, d] a tensor, an array, lists or `Vectors`.
         labels: [n] integers; by default the y of `Vectors`.
-        evaluation: an evaluation of the same rows, if there is one; it determines the worst classes.
+        evaluation: an evaluation of the same rows, which determines the worst classes; computed if None.
         names: label -> name of the class.
         similarity: "cosine", "dot" or "euclidean".
         ax: the axis to draw on; a new figure if None.
@@ -81,7 +81,7 @@ def class_confusion(
     >>> [text.get_text() for text in ax.texts]
     ['2', '1', '', '', '2', '']
     """
-    check_choice("plot.class_confusion", "similarity", similarity, MEASURES)
+    check_choice("plot.class_confusion", "similarity", similarity, SIMILARITIES)
     x, y = rows_and_labels("plot.class_confusion", embeddings, labels)
     found = evaluation or evaluate(x, y, ks=(1,), similarity=similarity, resamples=0)
     if len(found.per_query.labels) != len(y) or not bool((found.per_query.labels.cpu() == y).all()):

@@ -1,4 +1,4 @@
-"""The data of the page's scripts, in plain types: queries, classes, points of the map, curves and pictures."""
+"""The data of the page's scripts as JSON types: queries, classes, points of the map, curves and pictures."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from nearfar.evaluation.summary import Evaluation
 from nearfar.report.confusion import Row
 from nearfar.report.curves import curve_data, span
 from nearfar.report.gallery import Query
+from nearfar.report.inputs import Inputs
 from nearfar.report.maps import Map
-from nearfar.report.material import Material
 from nearfar.report.pictures import Pictures
 
-__all__ = ["add_pictures", "contents"]
+__all__ = ["add_pictures", "page_data"]
 
 
-def contents(
-    material: Material, evaluation: Evaluation, found: list[Query], layout: Map, table: list[Row], first: dict[int, int]
+def page_data(
+    inputs: Inputs, evaluation: Evaluation, found: list[Query], layout: Map, table: list[Row], first: dict[int, int]
 ) -> dict[str, Any]:
-    """Collect the data of the page's scripts: rows by number, classes by index into one list.
+    """Collect the data of the page's scripts, with rows by number and classes as indices into one list.
 
     Args:
-        material: names and labels.
-        evaluation: determines which queries are lone.
+        inputs: the inputs of the report.
+        evaluation: tells which queries are lone.
         found: the queries of the gallery.
         layout: the points of the map.
         table: the worst classes.
-        first: row -> its nearest other row, for every row on the map.
+        first: row -> its nearest other row, for each row on the map.
     """
-    labels = material.y.tolist()
+    labels = inputs.y.tolist()
     shown = layout.rows.tolist()
     rows = sorted({row for query in found for row in (query.row, query.right, *query.near)})
     used = sorted({labels[row] for row in [*rows, *shown, *(first[row] for row in shown)]})
     place = {label: i for i, label in enumerate(used)}
     lone = evaluation.per_query.lone.tolist()
     return {
-        "classes": [material.classes[label] for label in used],
-        "samples": {row: [place[labels[row]], material.names[row]] for row in rows},
+        "classes": [inputs.classes[label] for label in used],
+        "samples": {row: [place[labels[row]], inputs.names[row]] for row in rows},
         "queries": [_query(query) for query in found],
         "map": {
             "rows": shown,
             "classes": [place[labels[row]] for row in shown],
-            "names": [material.names[row] for row in shown],
+            "names": [inputs.names[row] for row in shown],
             "nearest": [-1 if lone[row] else place[labels[first[row]]] for row in shown],
             "pca": layout.pca.tolist(),
             "tsne": None if layout.tsne is None else layout.tsne.tolist(),
             "worst": [place[row.label] for row in table if row.label in place],
             "examples": [row.example for row in table if row.label in place],
         },
-        "curves": [curve_data(panel, span(material.journal.panels)) for panel in material.journal.panels],
+        "curves": [curve_data(panel, span(inputs.journal.panels)) for panel in inputs.journal.panels],
         "pictures": None,
         "atlas": None,
     }
@@ -69,7 +69,7 @@ def _query(query: Query) -> dict[str, Any]:
 
 def add_pictures(
     data: dict[str, Any],
-    material: Material,
+    inputs: Inputs,
     found: list[Query],
     layout: Map,
     table: list[Row],
@@ -77,9 +77,9 @@ def add_pictures(
     watch: Watch | None,
 ) -> int:
     """Add thumbnails and the map's atlas to `data`; return how many pictures could not be read."""
-    if material.picture is None:
+    if inputs.picture is None:
         return 0
-    pictures = Pictures(material.picture, watch)
+    pictures = Pictures(inputs.picture, watch)
     rows = {row for query in found for row in (query.row, query.right, *query.near)} | {row.example for row in table}
     thumbnails = pictures.thumbnails(rows, int(0.76 * (room - 120_000)))
     if thumbnails.data:
