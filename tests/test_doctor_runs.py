@@ -14,16 +14,16 @@ from typer.testing import CliRunner
 from nearfar import report
 from nearfar.cli.commands import training
 from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
-from nearfar.doctor.looks import Case, Look, judge, read_looks, take_look
+from nearfar.doctor.looks import Look, judge, read_looks, take_look
 from nearfar.doctor.prescription import apply_remedy
 from nearfar.runs.config import changed
 from nearfar.train import Result, fit, parse
 
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
-NOBODY = Case()
+UNKNOWN = remedies.Patient()
 
 
-def names(series, case=NOBODY, **limits):
+def names(series, case=UNKNOWN, **limits):
     return {each.name: each.severity for each in judge(series, Thresholds(**limits), case)}
 
 
@@ -75,7 +75,7 @@ def test_several_looks_in_a_row():
 
 
 def test_a_loss_on_its_margin_is_seen_where_labels_tell_nothing():
-    case = Case(0.2)
+    case = remedies.Patient(config(loss=HARD))
     assert names(course(0.02, 0.01, 0.02, spread=0.002, loss=0.2), case)["loss pinned at its margin"] == "alarm"
     assert "loss pinned at its margin" not in names(course(0.02, 0.01, 0.02, spread=0.002, loss=0.1), case)
     assert "loss pinned at its margin" not in names(course(0.3, 0.3, 0.4, spread=0.002, loss=0.2), case)
@@ -92,7 +92,7 @@ def of_few(*skills, pairs=1.0, loss=FEW, steps=40, rank=11.0):
     first, *later = skills
     looks = [Look(0, 0.8, 9.0, first, first)]
     looks += [Look(10 * i, 0.8, rank, skill, skill, pairs=pairs) for i, skill in enumerate(later, 1)]
-    return names(looks, Case.of(config(loss=loss, training={"steps": steps}), 9))
+    return names(looks, remedies.Patient(config(loss=loss, training={"steps": steps}), 9))
 
 
 def test_few_pairs_are_an_illness_only_where_little_is_learned():

@@ -16,7 +16,7 @@ from runs import config, tiny
 
 from nearfar.data import DataSet, Tensors
 from nearfar.doctor import Thresholds, diagnose_journal, diagnose_run, prescribe, remedies
-from nearfar.doctor.looks import Case, Look, judge
+from nearfar.doctor.looks import Look, judge
 from nearfar.doctor.remedies import KINDS, Patient, finding
 from nearfar.doctor.run import Outcome
 from nearfar.runs import parts
@@ -147,7 +147,7 @@ def test_too_few_pairs_are_cured_by_the_run_s_own_set_where_it_has_one(name):
 
 def test_a_collapse_of_a_top_k_loss_is_told_what_it_has():
     looks = [Look(0, 0.8, 9.0, 0.5, 0.5), Look(10, 0.01, 9.0, 0.1, 0.1)]
-    (found,) = judge(looks, Thresholds(), Case.of(RUNS["DroTopK"], CLASSES))
+    (found,) = judge(looks, Thresholds(), Patient(RUNS["DroTopK"], CLASSES))
     assert found.name == "total collapse"
     assert "--loss.mining semihard" not in found.remedy.replace("--loss.name Triplet --loss.mining semihard", "")
 

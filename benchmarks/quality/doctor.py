@@ -35,7 +35,8 @@ from rich.console import Console
 from nearfar._utils.files import write_text
 from nearfar.data import DataSet, View, open_data, part
 from nearfar.doctor import Thresholds, diagnose_journal, prescribe
-from nearfar.doctor.looks import Case, judge, read_looks, take_look
+from nearfar.doctor.looks import judge, read_looks, take_look
+from nearfar.doctor.remedies import Patient
 from nearfar.evaluation import evaluate
 from nearfar.evaluation.embed import evaluating
 from nearfar.losses import Triplet
@@ -460,7 +461,7 @@ _LOOKS = {}
 def looks_of(journal, tree):
     """The looks and the case of a run, read once."""
     if id(journal) not in _LOOKS:
-        _LOOKS[id(journal)] = journal, read_looks(journal), Case.of(parse(tree))
+        _LOOKS[id(journal)] = journal, read_looks(journal), Patient(parse(tree))
     return _LOOKS[id(journal)][1:]
 
 

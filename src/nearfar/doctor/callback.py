@@ -13,7 +13,8 @@ from nearfar._utils.checks import check_whole
 from nearfar._utils.rng import set_states, states
 from nearfar.data import View
 from nearfar.doctor.findings import Diagnosis, Finding, conclude
-from nearfar.doctor.looks import CLASSES, Case, Look, judge, read_looks, take_look
+from nearfar.doctor.looks import CLASSES, Look, judge, read_looks, take_look
+from nearfar.doctor.remedies import Patient
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.evaluation.embed import evaluating
 
@@ -96,8 +97,8 @@ class Doctor:
             return None  # the loop itself stops at a loss that is not finite, and says where
         self.looks.append(take_look(step, rows, y, loss, pairs))
         line: dict[str, Any] = self.looks[-1].to_entry()
-        case = Case.of(state.config, len(state.train.classes))
-        self.diagnosis = conclude(judge(self.looks, self.limits, case), dict(line))
+        run = Patient(state.config, len(state.train.classes))
+        self.diagnosis = conclude(judge(self.looks, self.limits, run), dict(line))
         for finding in self.diagnosis.findings:
             self._report(step, finding)
         found = {finding.name: finding.severity for finding in self.diagnosis.findings}

@@ -6,7 +6,7 @@ The callback and the journal's diagnosis apply the same rules to the same looks,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from nearfar.doctor.findings import Finding
-from nearfar.doctor.remedies import Patient, enlarge_set, finding, level, margin_of
+from nearfar.doctor.remedies import Patient, enlarge_set, finding, level
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.geometry.collapse import effective_rank
-from nearfar.runs.config import Config
 from nearfar.similarity import unit
 
-__all__ = ["CLASSES", "Case", "Look", "judge", "read_looks", "take_look"]
+__all__ = ["CLASSES", "Look", "judge", "read_looks", "take_look"]
 
 NAMES = {
     "spread": "spread",
@@ -94,20 +93,7 @@ def take_look(step: int, x: Tensor, y: Tensor, loss: float | None = None, pairs:
     return Look(step, float((x * x).sum(dim=1).mean().sqrt()), effective_rank(x), recall, skill, loss, pairs)
 
 
-@dataclass(frozen=True)
-class Case:
-    """The settings of a run that rules need: the margin of its triplet loss, and its facts for remedies."""
-
-    margin: float | None = None
-    run: Patient = field(default_factory=Patient)
-
-    @staticmethod
-    def of(config: Config | None, classes: int | None = None) -> Case:
-        """Build a case from a configuration and the number of training classes."""
-        return Case(margin_of(config), Patient(config, classes))
-
-
-def judge(looks: Sequence[Look], limits: Thresholds, case: Case) -> Iterator[Finding]:
+def judge(looks: Sequence[Look], limits: Thresholds, run: Patient) -> Iterator[Finding]:
     """Yield the findings that hold at each of the last `limits.looks` looks, compared with the first look of the run.
 
     A run is unhealthy if it has lost classes since its first look, if few dimensions are left, or if its loss stays at
@@ -116,21 +102,21 @@ def judge(looks: Sequence[Look], limits: Thresholds, case: Case) -> Iterator[Fin
     if len(looks) <= limits.looks:
         return
     recent = looks[-limits.looks :]
-    yield from _classes(looks[0], recent, limits, case)
-    yield from _few_pairs(looks, limits, case)
+    yield from _classes(looks[0], recent, limits, run)
+    yield from _few_pairs(looks, limits, run)
     rank, spread = max(s.rank for s in recent), max(s.spread for s in recent)
     if rank < limits.rank_alarm <= looks[0].rank:
         evidence = f"The effective rank is {rank:.2f} and was {looks[0].rank:.2f} at the first look."
-        yield finding("dimensional collapse", "alarm", evidence, "dimensions", case.run)
-    if _pinned(recent, limits, case.margin):
+        yield finding("dimensional collapse", "alarm", evidence, "dimensions", run)
+    if _pinned(recent, limits, run.margin):
         evidence = (
-            f"The loss rests on its margin of {case.margin:g}, the spread is {spread:.3g}, "
+            f"The loss rests on its margin of {run.margin:g}, the spread is {spread:.3g}, "
             f"and the nearest sample is of the same class for only {_recall(recent):.1%}."
         )
-        yield finding("loss pinned at its margin", "alarm", evidence, "collapse", case.run)
+        yield finding("loss pinned at its margin", "alarm", evidence, "collapse", run)
 
 
-def _classes(first: Look, recent: Sequence[Look], limits: Thresholds, case: Case) -> Iterator[Finding]:
+def _classes(first: Look, recent: Sequence[Look], limits: Thresholds, run: Patient) -> Iterator[Finding]:
     """Yield lost classes, with a stricter threshold in a narrow space; or a narrow cone whose classes are separated."""
     spread, share = max(s.spread for s in recent), _skill_left(first, recent, limits)
     narrow = spread < limits.spread_alarm
@@ -140,21 +126,21 @@ def _classes(first: Look, recent: Sequence[Look], limits: Thresholds, case: Case
             f"{_recall(recent):.1%}, at first {_recall([first]):.1%}); the spread is {spread:.3g}."
         )
         name, kind = ("total collapse", "collapse") if narrow else ("class collapse", "classes")
-        yield finding(name, level(share < limits.lost_alarm), evidence, kind, case.run)
+        yield finding(name, level(share < limits.lost_alarm), evidence, kind, run)
     elif narrow:
         evidence = f"The spread is {spread:.3g}; the nearest sample is of the same class for {_recall(recent):.1%}."
-        yield finding("narrow cone", "note", evidence, "cone", case.run)
+        yield finding("narrow cone", "note", evidence, "cone", run)
 
 
-def _few_pairs(looks: Sequence[Look], limits: Thresholds, case: Case) -> Iterator[Finding]:
+def _few_pairs(looks: Sequence[Look], limits: Thresholds, run: Patient) -> Iterator[Finding]:
     """Yield a warning if the loss weights few pairs, its set could be larger, and the run has learned little.
 
     Few pairs alone are healthy: a run that has learned its classes has few active pairs, and some losses (N-pair,
     proxies) use few by design.
     """
     first, since = looks[0], [s for s in looks[1:] if s.pairs is not None and s.skill is not None]
-    config = case.run.config
-    if first.skill is None or len(since) < MIN_LOOKS or config is None or enlarge_set(case.run) is None:
+    config = run.config
+    if first.skill is None or len(since) < MIN_LOOKS or config is None or enlarge_set(run) is None:
         return
     if looks[-1].step < config.training.steps / 2 or _moved(first, looks[-1]) < limits.moved:
         return  # healthy runs may start slowly, and a space that has not moved needs another rate, not more pairs
@@ -165,7 +151,7 @@ def _few_pairs(looks: Sequence[Look], limits: Thresholds, case: Case) -> Iterato
             f"The loss has {pairs:.2f} effective pairs per row of a batch, and the nearest sample is of the same class "
             f"for {_recall(since[-MIN_LOOKS:]):.1%} after {looks[-1].step} steps, at first for {_recall([first]):.1%}."
         )
-        yield finding("weight on too few pairs", "warning", evidence, "too few", case.run)
+        yield finding("weight on too few pairs", "warning", evidence, "too few", run)
 
 
 def _moved(first: Look, last: Look) -> float:

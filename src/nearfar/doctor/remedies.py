@@ -14,7 +14,7 @@ from nearfar.runs.config import Config, changed, to_tree
 from nearfar.runs.parts import CLASSES, LOSSES, check, make_loss, shape_of_batch
 from nearfar.sets.counts import multiple
 
-__all__ = ["KINDS", "Patient", "enlarge_set", "finding", "level", "margin_of"]
+__all__ = ["KINDS", "Patient", "enlarge_set", "finding", "level"]
 
 Flags = tuple[tuple[str, str], ...]
 
@@ -69,6 +69,11 @@ class Patient:
     best_step: int = 1
     steps: int = 1
     rising: bool = True
+
+    @property
+    def margin(self) -> float | None:
+        """The margin α of its triplet loss; None for any other loss."""
+        return margin_of(self.config)
 
     @property
     def triplets(self) -> bool:
@@ -180,7 +185,7 @@ def semihard(run: Patient) -> Remedy:
         return Remedy("semi-hard triplets", ANY_TO_SEMIHARD)
     if not run.triplets:
         return Remedy("semi-hard triplets", SEMIHARD)
-    margin: Flags = (("loss.margin", "0.2"),) if (margin_of(run.config) or 0) < NARROW else ()
+    margin: Flags = (("loss.margin", "0.2"),) if (run.margin or 0) < NARROW else ()
     return Remedy("semi-hard mining", (*_semihard(run.config), *margin))
 
 

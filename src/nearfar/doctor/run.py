@@ -6,14 +6,14 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from nearfar.doctor import remedies
 from nearfar.doctor.findings import ORDER, Diagnosis, Finding, Severity, conclude
-from nearfar.doctor.looks import CLASSES, Case, Look, judge, read_looks
+from nearfar.doctor.looks import CLASSES, Look, judge, read_looks
 from nearfar.doctor.remedies import Patient, finding
 from nearfar.doctor.thresholds import Thresholds
 from nearfar.runs import journal
@@ -81,11 +81,6 @@ class History:
         return tuple(read_looks(self.entries))
 
     @functools.cached_property
-    def case(self) -> Case:
-        """The `Case` of the configuration."""
-        return Case.of(self.config, next((int(entry[CLASSES]) for entry in self.entries if CLASSES in entry), None))
-
-    @functools.cached_property
     def recall(self) -> Series:
         """Held-out recall if it was evaluated twice; else the skill at the first look and its running median."""
         held = self.finite(*RECALL)
@@ -101,7 +96,9 @@ class History:
         """The facts about the run that decide which remedies fit."""
         losses, held = self.series("loss"), self.finite(*RECALL)
         best = max(held, key=lambda point: point[1])[0] if held else 1
-        return replace(self.case.run, steps=losses[-1][0] if losses else 1, best_step=best, rising=self.rising)
+        classes = next((int(entry[CLASSES]) for entry in self.entries if CLASSES in entry), None)
+        steps = losses[-1][0] if losses else 1
+        return Patient(self.config, classes, best_step=best, steps=steps, rising=self.rising)
 
     @functools.cached_property
     def baselines(self) -> dict[str, float]:
@@ -178,7 +175,7 @@ def not_finite(history: History) -> Iterator[Finding]:
 
 def pinned_loss(history: History) -> Iterator[Finding]:
     """A triplet loss stays at its margin: all distances are equal."""
-    losses, margin = history.finite("loss"), history.case.margin
+    losses, margin = history.finite("loss"), history.run.margin
     if not margin or len(losses) < MIN_LOSSES:
         return
     room = history.limits.pinned * margin
@@ -199,7 +196,7 @@ def pinned_loss(history: History) -> Iterator[Finding]:
 
 def collapse(history: History) -> Iterator[Finding]:
     """Findings of the callback `Doctor` that still hold at the last look."""
-    yield from judge(history.looks, history.limits, history.case)
+    yield from judge(history.looks, history.limits, history.run)
 
 
 def lost_recall(history: History) -> Iterator[Finding]:
@@ -297,10 +294,10 @@ def progress(history: History) -> Iterator[Finding]:
 def risk(history: History) -> Iterator[Finding]:
     """Hard mining without a margin, or with many more rows than dimensions: a risk of collapse (Xu et al. 2022)."""
     config = history.config
-    if config is None or history.case.margin is None or config.loss.options.get("mining") not in remedies.HARD:
+    if config is None or history.run.margin is None or config.loss.options.get("mining") not in remedies.HARD:
         return
     batch = remedies.batch_of(config, history.run.classes)
-    if history.case.margin == 0:
+    if history.run.margin == 0:
         evidence = "With hard mining and a margin of 0 all rows on one point are a global minimum of the loss."
         yield finding("margin of zero", "note", evidence, "no margin", history.run)
     dim = config.model.embedding_dim

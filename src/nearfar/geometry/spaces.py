@@ -6,7 +6,6 @@ a chord is 2 sin(angle/2): chords order pairs like angles, and in reverse like c
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import numpy as np
@@ -36,58 +35,39 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-class Space(ABC):
-    """A space: how rows are prepared, their distances, and the gradients of these distances."""
+class Flat:
+    """Euclidean space with distances |x - y|."""
 
-    @abstractmethod
     def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:
         """Prepare rows [n, d] for this space, in double precision."""
+        return center(owner, name, embeddings)
 
-    @abstractmethod
     def distances(self, x: Tensor, y: Tensor) -> Tensor:
         """Distances [n, m] between rows of this space."""
+        return distances(x, y)
 
-    @abstractmethod
     def of_chord(self, chord: Tensor) -> Tensor:
         """The distance as an increasing function of the chord |x - y|."""
+        return chord
 
-    @abstractmethod
     def place(self, x: Tensor) -> Tensor:
         """Project rows [n, d] into this space."""
+        return x
 
     def displacement(self, x: Tensor, y: Tensor) -> Tensor:
         """The distance [n] between corresponding rows of x and y."""
-        return self.of_chord((x - y).norm(dim=1))
+        return (x - y).norm(dim=1)
 
-    @abstractmethod
     def with_gradients(self, g: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
         """Distances [p] of the pairs (i, j) of NumPy rows g, and their gradients [p, d] in g_i and in g_j."""
-
-
-class Flat(Space):
-    """Euclidean space with distances |x - y|."""
-
-    def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:  # noqa: D102
-        return center(owner, name, embeddings)
-
-    def distances(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
-        return distances(x, y)
-
-    def of_chord(self, chord: Tensor) -> Tensor:  # noqa: D102
-        return chord
-
-    def place(self, x: Tensor) -> Tensor:  # noqa: D102
-        return x
-
-    def with_gradients(self, g: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:  # noqa: D102
         between = g[i] - g[j]
         apart = np.sqrt((between**2).sum(axis=1) + ROUND)
         slope = between / apart[:, None]
         return apart, slope, -slope
 
 
-class Sphere(Space):
-    """The unit sphere with angles in radians as distances."""
+class Sphere:
+    """The unit sphere with angles in radians as distances; its methods are those of `Flat`."""
 
     def rows(self, owner: str, name: str, embeddings: Tensor) -> Tensor:  # noqa: D102
         check_embeddings(owner, name, embeddings)
@@ -124,6 +104,7 @@ class Sphere(Space):
         return 2 * np.arctan2(near, far), (cosine * a - b) / (sine * length[i]), (cosine * b - a) / (sine * length[j])
 
 
+Space = Flat | Sphere
 SPACES: dict[str, Space] = {"euclidean": Flat(), "angle": Sphere()}
 
 
