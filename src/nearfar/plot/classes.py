@@ -10,7 +10,7 @@ import numpy as np
 from nearfar._utils.checks import check_choice
 from nearfar.evaluation.summary import Evaluation, evaluate
 from nearfar.plot.maps import rows_and_labels
-from nearfar.plot.style import COLORS, GRAY, axis, class_words, plain
+from nearfar.plot.style import COLORS, GRAY, axis, class_words, frame, plain
 from nearfar.report.confusion import Row, confusion
 from nearfar.report.gallery import nearest
 from nearfar.report.similarities import SIMILARITIES, Metric
@@ -99,8 +99,7 @@ def _drawn(table: list[Row], names: Mapping[int, str] | None, ax: Axes | None) -
         color = "white" if shares[i, j] > 0.55 else "#222222"
         ax.text(j, i, str(count) if count else "", ha="center", va="center", fontsize=8, color=color)
         if i == j:
-            box = ((j - 0.47, i - 0.47), 0.94, 0.94)
-            ax.add_patch(_frame(*box))
+            ax.add_patch(frame(j, i, 0.94, edgecolor="#222222", linewidth=1))
     words = [class_words(row.label, names) for row in table]
     ax.set_xticks(
         range(counts.shape[1]), [*words, "any other"], rotation=50, ha="right", rotation_mode="anchor", fontsize=8
@@ -111,9 +110,3 @@ def _drawn(table: list[Row], names: Mapping[int, str] | None, ax: Axes | None) -
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     return ax
-
-
-def _frame(corner: tuple[float, float], width: float, height: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, width, height, fill=False, edgecolor="#222222", linewidth=1)

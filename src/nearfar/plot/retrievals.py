@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar._utils.checks import check_choice, check_seed
+from nearfar._utils.checks import check_choice, check_seed, check_whole
 from nearfar.evaluation.summary import evaluate
 from nearfar.plot.maps import rows_and_labels
-from nearfar.plot.style import NEGATIVE, POSITIVE, axis, class_words
+from nearfar.plot.style import NEGATIVE, POSITIVE, axis, class_words, frame
 from nearfar.report.gallery import Query
 from nearfar.report.gallery import gallery as chosen_queries
 from nearfar.report.inputs import image_reader
@@ -56,9 +56,8 @@ def gallery(
     """
     check_choice("plot.gallery", "similarity", similarity, SIMILARITIES)
     check_seed("plot.gallery", seed)
-    for name, value in (("queries", queries), ("near", near)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"plot.gallery: {name} must be a whole number from 1 on, but came as {value!r}.")
+    check_whole("plot.gallery", "queries", queries)
+    check_whole("plot.gallery", "near", near)
     x, y = rows_and_labels("plot.gallery", embeddings, labels)
     read = image_reader(images, [str(row) for row in range(len(x))])
     if read is None:
@@ -94,13 +93,7 @@ def _line(ax: Axes, line: int, query: Query, y: np.ndarray, pictures: dict[int, 
             box = (left - 0.5, left + 0.5, line * STEP + 0.5, line * STEP - 0.5)
             ax.imshow(pictures[row], cmap="gray", vmin=0, vmax=255, extent=box, interpolation="nearest")
         color, style = ("#222222", "-") if not place else (POSITIVE, "-") if right else (NEGATIVE, "--")
-        ax.add_patch(_frame(left, line * STEP, color, style, wide=bool(place)))
+        width = 1.8 if place else 0.8
+        ax.add_patch(frame(left, line * STEP, 1.0, edgecolor=color, linestyle=style, linewidth=width))
         word = class_words(int(y[row]), names, most=14)
         ax.text(left, line * STEP - 0.53, word, ha="center", va="bottom", fontsize=6, color=color)
-
-
-def _frame(x: float, y: float, color: str, style: str, *, wide: bool) -> Any:
-    from matplotlib.patches import Rectangle
-
-    width = 1.8 if wide else 0.8
-    return Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=color, linestyle=style, linewidth=width)

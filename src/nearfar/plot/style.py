@@ -20,6 +20,7 @@ __all__ = [
     "axis",
     "by_name",
     "class_words",
+    "frame",
     "key",
     "plain",
     "words",
@@ -44,6 +45,13 @@ def axis(ax: Axes | None, size: tuple[float, float]) -> Axes:
 def plain(ax: Axes) -> None:
     """Remove the frame on two sides."""
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def frame(x: float, y: float, side: float, **style: Any) -> Any:
+    """The outline of a square centered at (x, y)."""
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - side / 2, y - side / 2), side, side, fill=False, **style)
 
 
 def words(text: object, most: int = 28) -> str:

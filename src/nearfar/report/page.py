@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from nearfar._utils.checks import check_choice, check_seed
+from nearfar._utils.checks import check_choice, check_seed, check_whole
 from nearfar._utils.files import atomic_write
 from nearfar._utils.page import FOOTER, allow, document, hash_of
 from nearfar._utils.progress import Watch
@@ -105,8 +105,7 @@ def build(
     check_choice("report", "similarity", similarity, SIMILARITIES)
     check_seed("report", seed)
     for name, value in (("queries", queries), ("near", near), ("points", points)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"report: {name} must be a whole number from 1 on, but came as {value!r}.")
+        check_whole("report", name, value)
     tell: Watch = watch or (lambda what, done, total: None)
     inputs = read_inputs(source, names=names, classes=classes, images=images, outside=outside, title=title)
     evaluation = evaluate(
