@@ -258,22 +258,26 @@ def descend(
     if rule in ("safe", "local") and not objective.mu:
         raise ValueError(f"descend: rule must be 'armijo' or 'exact' for the hinge (mu=0), but came as {rule!r}.")
     A = _project(A.detach(), radius)
-    if batch is not None:
-        return _descend_stochastic(objective, A, steps, radius, batch, generator, decay, callback)
     iterates: list[Iterate] = []
     step = certified = 0.0
     reason = "steps"
     for t in range(steps + 1):
-        value, gradient = objective.value_and_gradient(A)
-        base = _base(objective, A, gradient, radius, local=rule == "local")
-        slope = size(gradient) if radius is None else size(_project(A - base * gradient, radius) - A) / base
+        term = objective if batch is None else objective.sample(batch, generator)
+        value, gradient = term.value_and_gradient(A)
+        base = _base(term, A, gradient, radius, local=rule == "local" and batch is None)
+        projected = radius is not None and batch is None
+        slope = size(_project(A - base * gradient, radius) - A) / base if projected else size(gradient)
         iterates.append(Iterate(float(value), size(A), slope, step, certified))
         if callback is not None and callback(t, A, iterates[-1]):
             reason = "callback"
-        elif slope <= tolerance:
+        elif slope <= tolerance and batch is None:
             reason = "tolerance"
         elif t < steps:
-            move = _move(objective, A, float(value), gradient, rule, radius, base, step)
+            if batch is None:
+                move = _move(objective, A, float(value), gradient, rule, radius, base, step)
+            else:
+                step = base / (1 + t) ** decay
+                move = Move(_project(A - step * gradient, radius), step, math.nan)
             if move is not None:
                 A, step, certified = move
                 continue
@@ -333,29 +337,3 @@ def _move(
         if eta <= floor:
             return None
         eta = max(eta / 2, floor)
-
-
-def _descend_stochastic(
-    objective: Objective,
-    A: Tensor,
-    steps: int,
-    radius: float | None,
-    batch: int,
-    generator: torch.Generator | None,
-    decay: float,
-    callback: Callback | None,
-) -> Path:
-    """Stochastic descent: the safe step of each batch, divided by (1+t)^decay."""
-    iterates: list[Iterate] = []
-    step, reason = 0.0, "steps"
-    for t in range(steps + 1):
-        term = objective.sample(batch, generator)
-        value, gradient = term.value_and_gradient(A)
-        iterates.append(Iterate(float(value), size(A), size(gradient), step, math.nan if t else 0.0))
-        if callback is not None and callback(t, A, iterates[-1]):
-            reason = "callback"
-            break
-        if t < steps:
-            step = _base(term, A, gradient, radius) / (1 + t) ** decay
-            A = _project(A - step * gradient, radius)
-    return Path(A, tuple(iterates), reason)
