@@ -49,14 +49,14 @@ from nearfar.train.state import prepare
 ROOT = Path(__file__).parents[2]
 FILES = {"omniglot": "omniglot_28.npz", "cub": "cub200_lite0_train.npz"}
 HELD_OUT = {"glyphs": 3, "omniglot": 4, "cub": 10}
-"""Samples of each training class that are held out."""
+"""Samples of each training class that are held out of training."""
 PROBED, TESTED = 1000, 3000
-"""Held-out samples, and samples of test classes, that are looked at: whole classes."""
+"""Numbers of held-out samples and of samples of test classes that are scored, as whole classes."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: its configuration as a tree, and what was done to its labels."""
+    """One run: its configuration as a tree, the share of wrong labels, and what the tables need to know about it."""
 
     name: str
     data: str
@@ -90,7 +90,7 @@ def sgd(rate, **more):
     return adam(rate, name="sgd", **more)
 
 
-MADE = (  # kind, word, loss, optimizer, networks: u the usual one of the data, m a network of one hidden layer
+MADE = (  # kind, word, loss, optimizer, networks: u is the usual one of the data, m has one hidden layer
     ("rate", "hardest, adam .3", HARDEST, adam(0.3), "u"),
     ("rate", "hardest, adam 1", HARDEST, adam(1.0), "u"),
     ("rate", "hard, sgd 1", HARD, sgd(1.0), "um"),
@@ -140,7 +140,7 @@ def network(data, letter):
 
 
 def calibration(seed=0):
-    """Every setting once."""
+    """Every setting once: each way to collapse and each healthy one, on each data set."""
     for data in DATA:
         for kind, word, loss, optimizer, letters in MADE:
             batch, wrong = (2, 2) if kind == "tiny" else (32, 4), 0.5 if kind == "noise" else 0.0
@@ -161,7 +161,7 @@ def again():
 
 
 def largest():
-    """What of `mining` needs a loss of its own: one triplet out of a batch of 1,800 is sought among 6 billion."""
+    """The trials of `mining` with `HardestOfMany`: a batch of 1,800 has 6 billion triplets."""
     for trial in mining():
         if trial.about["rows"] > 1000 and trial.about["mining"] == "hardest":
             yield trial
@@ -185,7 +185,7 @@ def mining():
 
 
 def softened():
-    """Hard mining as it is, annealed, and semi-hard, at two rates, on three data sets, three seeds."""
+    """Hard mining, plain and annealed, and semi-hard mining, at two rates, on three data sets, with three seeds."""
     for seed, data, rate in itertools.product((0, 1, 2), DATA, (0.03, 0.3)):
         arms = {"hard": HARD, "hardest": HARDEST, "semihard": SEMIHARD}
         arms |= {f"{name}, annealed": arms[name] | {"anneal": STEPS // 2} for name in ("hard", "hardest")}
@@ -196,7 +196,7 @@ def softened():
 
 
 def rescue(names):
-    """The named settings of the calibration, seeds 1 to 3; each job trains the ill run, then the doctor's remedy."""
+    """Named settings of the calibration, seeds 1 to 3; each job trains the run as it is and with the doctor's remedy."""
     for seed in (1, 2, 3):
         for trial in calibration(seed):
             if trial.name in names:
@@ -211,7 +211,7 @@ def rescue(names):
 
 
 def prevented():
-    """Settings in which plain hard mining collapses by the truth: as they are, annealed, and semi-hard, three seeds."""
+    """Settings in which plain hard mining collapses: plain, annealed and semi-hard, with three seeds."""
     settings = {
         "omniglot, mlp, adam .0003": ("omniglot", MLP, adam(3e-4), (32, 4), 0.0),
         "cub, mlp, half of the labels wrong": ("cub", MLP, adam(1e-3), (32, 4), 0.5),
@@ -229,7 +229,7 @@ def prevented():
 
 
 class HardestOfMany(Triplet):
-    """`Triplet(mining="hardest")` for a batch whose triplets do not fit: the worst anchor's hardest triplet."""
+    """`Triplet(mining="hardest")` for batches whose triplets do not fit into memory: the worst anchor of "hard"."""
 
     def __init__(self, *, margin):
         super().__init__(margin=margin, mining="hard", reduction="none")
@@ -243,7 +243,7 @@ parts.LOSSES["HardestOfMany"] = HardestOfMany
 
 
 def data_path(name):
-    """Where the data lie: `shared/data` beside the repository, or a folder that an environment without it was given."""
+    """The path of a data set in `shared/data` beside the repository or `nearfar-data` inside it; None for glyphs."""
     if name == "glyphs":
         return None
     folders = (ROOT.parent / "shared" / "data", ROOT / "nearfar-data")
@@ -256,7 +256,7 @@ def data_path(name):
 
 @functools.lru_cache(maxsize=3)
 def open_split(name):
-    """The data set with its test classes thinned, and places of the held-out samples of training classes."""
+    """A data set with fewer test classes, and the held-out samples of its training classes."""
     data = open_data("vectors" if name == "cub" else name, data_path(name))
     random = np.random.default_rng(0)
     labels, held = data.train.labels, []
@@ -273,13 +273,13 @@ def open_split(name):
 
 
 class Truth:
-    """A callback that embeds the held-out samples now and then, in evaluation mode."""
+    """A callback that measures the held-out samples every few steps, without the doctor."""
 
     def __init__(self, probe, every):
         self.probe, self.every, self.seen, self._x = probe, every, [], None
 
     def measure(self, step, setting):
-        """Rank, recall@1 and spread of the held-out samples, as they are now."""
+        """Measure effective rank, recall@1 and spread of the held-out samples."""
         if self._x is None:
             rows = list(range(len(self.probe.labels)))
             self._x = (
@@ -296,13 +296,13 @@ class Truth:
         self.seen.append([step, round(found.rank, 3), round(right, 4), round(found.spread, 5)])
 
     def __call__(self, moment):
-        """After a step, where it is time."""
+        """Measure after a step, if it is due."""
         if moment.step % self.every == 0:
             self.measure(moment.step, moment.state)
 
 
 def attempt(trial):
-    """The line of a run; whatever it does, the others go on."""
+    """Run a trial and return its line; an error goes into the line, so that other trials continue."""
     begin = time.monotonic()
     line = {"name": trial.name, "data": trial.data, "kind": trial.kind, "wrong": trial.wrong, "tree": trial.tree}
     line |= trial.about
@@ -314,7 +314,7 @@ def attempt(trial):
 
 
 def configuration(trial):
-    """The tree, with what every run of this benchmark shares."""
+    """The configuration of a trial, with the settings that all runs of this benchmark share."""
     steps = trial.tree["training"]["steps"]
     data = {"name": "vectors" if trial.data == "cub" else trial.data, "path": data_path(trial.data), "validation": 0.0}
     training = {"evaluate_every": steps, "checkpoint_every": steps, "explain_every": max(1, steps // 20)}
@@ -325,6 +325,7 @@ def configuration(trial):
 
 
 def train_trial(trial):
+    """Train a trial, and if it is part of the rescue, train it again with the doctor's remedy."""
     config = configuration(trial)
     data, probe = open_split(trial.data)
     if trial.wrong:
@@ -346,7 +347,7 @@ def train_trial(trial):
 
 
 def train_and_watch(config, data, probe, folder):
-    """Train, with the truth looking on; what is kept of it."""
+    """Train with `Truth` as a callback; return what the tables need."""
     truth = Truth(probe, max(1, config.training.steps // 100))
     # the same seed gives the same untrained network
     truth.measure(0, prepare(config, processes.begin(config.training.precision), data))
@@ -361,7 +362,7 @@ def train_and_watch(config, data, probe, folder):
 
 
 def shorten(entries):
-    """The journal without times, and with every fifth loss."""
+    """The journal without times and with every fifth loss."""
     kept = []
     for entry in entries:
         if "loss" in entry and entry["step"] % 5 != 1 and entry["step"] > 20:
@@ -376,7 +377,7 @@ def _use_one_thread():
 
 
 def run_all(trials, jobs, seconds, tell=print):
-    """Lines as runs end; none begins after so many seconds."""
+    """Run trials in `jobs` processes and yield their lines; start none after `seconds`."""
     end, begin = time.monotonic() + seconds, time.monotonic()
     if jobs == 1:
         yield from (attempt(trial) for trial in itertools.takewhile(lambda _: time.monotonic() < end, trials))
@@ -401,7 +402,7 @@ def run_all(trials, jobs, seconds, tell=print):
 
 
 def onset(truth):
-    """The step from which a run is collapsed to its end, by the truth alone; None where it is not."""
+    """The step from which a run is collapsed to its end, by the truth; None if it is not collapsed at its end."""
     since = None
     for step, bad in zip((each[0] for each in truth), collapsed(truth), strict=True):
         since = (step if since is None else since) if bad else None
@@ -409,7 +410,7 @@ def onset(truth):
 
 
 def collapsed(truth):
-    """Look by look: effective rank below 2, or recall@1 below half of its start."""
+    """Whether each measurement is collapsed: effective rank below 2, or recall@1 below half of the first."""
     return [rank < 2 or recall < truth[0][2] / 2 for _, rank, recall, _ in truth]
 
 
@@ -422,7 +423,7 @@ GRID = {
     "lost_warning": (0.5, 0.6, 0.7, 0.8, 0.9),
     "lost_least": (0.0, 0.05, 0.1, 0.15),
 }
-"""What is chosen on half of the settings; other lines were fixed before."""
+"""Thresholds chosen on half of the settings; the others were fixed before."""
 TRUTH = ("collapsed", "healthy", "neither")
 MEANT = ("semihard", "hard, annealed")
 """Ways of mining that are meant to be healthy; plain hard mining at these rates is not."""
@@ -431,7 +432,7 @@ T95 = {1: 12.706, 2: 4.303}
 
 
 def pool(calibration, rescue, softened):
-    """All runs to calibrate on: one line each, with its setting, and whether it was meant to be healthy."""
+    """Yield the lines of all runs to calibrate on, with their setting and whether they were meant to be healthy."""
     for line in calibration:
         yield line | {"setting": line["name"], "meant": line["kind"] == "sound"}
     for line in softened:
@@ -449,7 +450,7 @@ def pool(calibration, rescue, softened):
 
 
 def truth_of(line):
-    """The truth: collapsed; healthy: meant to be, and at no look collapsed; else neither (ill, or only for a while)."""
+    """The truth about a run: collapsed at its end; healthy, if meant to be and never collapsed; else neither."""
     if onset(line["truth"]) is not None:
         return "collapsed"
     return "healthy" if line["meant"] and not any(collapsed(line["truth"])) else "neither"
@@ -459,14 +460,14 @@ _LOOKS = {}
 
 
 def looks_of(journal, tree):
-    """The looks and the case of a run, read once."""
+    """The looks of a run and the facts about it, cached."""
     if id(journal) not in _LOOKS:
         _LOOKS[id(journal)] = journal, read_looks(journal), Patient(parse(tree))
     return _LOOKS[id(journal)][1:]
 
 
 def findings(line, limits):
-    """(step, names) of every look with a finding above a note."""
+    """Yield (step, names) of each look with findings above a note."""
     looks, case = looks_of(line["journal"], line["tree"])
     for i in range(2, len(looks) + 1):
         recent = [*looks[:1], *looks[max(1, i - 4) : i]] if i > 5 else looks[:i]
@@ -476,18 +477,18 @@ def findings(line, limits):
 
 
 def first_finding(line, limits):
-    """The first such look, or None."""
+    """The first (step, names) of `findings`, or None."""
     return next(findings(line, limits), None)
 
 
 def in_time(line, limits):
-    """Whether a collapse is named before a twentieth of the run has passed since its onset."""
+    """Whether a collapse is found within a twentieth of the run after its onset."""
     first = first_finding(line, limits)
     return first is not None and first[0] <= onset(line["truth"]) + DELAY * line["tree"]["training"]["steps"]
 
 
 def split(lines):
-    """Settings, not runs, are split: of each group every second one, in the order of their names."""
+    """Split the runs by setting into two halves: of each truth every second setting, in the order of names."""
     by_group = {}
     for setting in sorted({line["setting"] for line in lines}):
         which = sorted({truth_of(line) for line in lines if line["setting"] == setting})[0]
@@ -497,9 +498,9 @@ def split(lines):
 
 
 def choose_thresholds(lines):
-    """The lines that name most collapses in time without a false alarm; of those the fewest looks, then the middle.
+    """Choose the thresholds that find most collapses in time without a false alarm.
 
-    The middle of the values of a line that are as good, with the lines before it at their middle.
+    Among equally good ones: the fewest looks, then for each threshold in turn the middle of its values.
     """
     ill, well = ([line for line in lines if truth_of(line) == which] for which in ("collapsed", "healthy"))
     tried = {}
@@ -520,7 +521,7 @@ def choose_thresholds(lines):
 
 
 def count_findings(lines, limits):
-    """Counts by truth: runs, those named at some look, in time, and those not healthy by their whole journal."""
+    """Count by truth the runs, those with a finding at some look, in time, and by the whole journal."""
     table = {which: {"runs": 0, "named": 0, "in time": 0, "at the end": 0} for which in TRUTH}
     for line in lines:
         row = table[truth_of(line)]
@@ -533,7 +534,7 @@ def count_findings(lines, limits):
 
 
 def about(line, limits, half):
-    """One run in a few words and numbers."""
+    """A run as a row of the table of all runs."""
     first, truth = first_finding(line, limits), line["truth"]
     return {
         "run": line["name"],
@@ -553,7 +554,7 @@ def about(line, limits, half):
 
 
 def interval(values):
-    """Mean and half of a 95% interval (Student's t) over seeds."""
+    """The mean over seeds and half of its 95% interval (Student's t)."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.nan
@@ -566,12 +567,12 @@ def format_share(values):
 
 
 def best(tried):
-    """(0, most): no false alarm, and so many collapses named in time."""
+    """The best counts: no false alarm, and the most collapses found in time."""
     return 0, max(right for false, right in tried.values() if false == 0)
 
 
 def summarize_calibration(lines, apart):
-    """Lines chosen on half of the settings, judged on the other half, and on runs that had no part in the choice."""
+    """Choose thresholds on half of the settings; judge them on the other half and on separate runs."""
     first, second = split(lines)
     chosen, tried = choose_thresholds(first)
     limits = replace(Thresholds(), **chosen)
@@ -587,7 +588,7 @@ def summarize_calibration(lines, apart):
 
 
 def summarize_rescue(lines):
-    """Before and after the remedy, a setting a row."""
+    """Recall before and after the remedy, one row per setting."""
     rows = []
     for setting in sorted({line["setting"] for line in lines}, key=lambda name: _order(name)):
         runs = [line for line in lines if line["setting"] == setting]
@@ -612,7 +613,7 @@ def _order(name):
 
 
 def summarize_softened(lines):
-    """Plain, annealed and semi-hard: R@1 over seeds."""
+    """R@1 over seeds of plain, annealed and semi-hard mining."""
     keys = sorted({(line["data"], line["rate"]) for line in lines})
     rows = []
     for data, rate in keys:
@@ -629,7 +630,7 @@ def summarize_softened(lines):
 
 
 def summarize_prevented(lines):
-    """Where plain hard mining collapses: it, annealed, and semi-hard."""
+    """R@1 of plain, annealed and semi-hard mining where plain hard mining collapses."""
     rows = {}
     for line in lines:
         row = rows.setdefault((line["setting"], line["arm"]), {"start": [], "held-out": [], "test": [], "collapsed": 0})
@@ -641,7 +642,7 @@ def summarize_prevented(lines):
 
 
 def summarize_mining(lines):
-    """Hard and hardest mining by rows, width and margin: what is left of the space."""
+    """Spread, rank and recall of hard and hardest mining by rows, width and margin."""
     rows = {}
     for line in lines:
         if line.get("test") is None:
@@ -660,13 +661,13 @@ def summarize_mining(lines):
 
 
 def markdown_table(head, rows):
-    """Markdown; numbers to the right."""
+    """A table in Markdown, with numbers aligned to the right."""
     marks = ["---" if i == 0 else "---:" for i in range(len(head))]
     return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in [head, marks, *rows])
 
 
 def confusion_table(found):
-    """Both halves, and the runs apart."""
+    """The confusion on both halves and on the separate runs."""
     titles = {"fitted on": "chosen on", "judged on": "**the other half**", "apart": "**runs apart**"}
     rows = []
     for half, title in titles.items():
@@ -678,7 +679,7 @@ def confusion_table(found):
 
 
 def chosen_table(found):
-    """Each line, and the values that are as good on the half it was chosen on."""
+    """Each threshold, and the values that are equally good on the half on which it was chosen."""
     good = found["as good"]
     rows = [
         [name, value, ", ".join(f"{each:g}" for each in sorted({one[name] for one in good}))]
@@ -688,7 +689,7 @@ def chosen_table(found):
 
 
 def rescue_table(rows):
-    """A setting a row."""
+    """The rescue, one row per setting."""
     cells = []
     for row in rows:
         after, test = (format_share(row[name]) if row[name] else "-" for name in ("after", "test after"))
@@ -710,14 +711,14 @@ def rescue_table(rows):
 
 
 def changes_table(rows):
-    """What the remedies were."""
+    """The changes of the remedies."""
     return markdown_table(
         ["run", "what the remedy changed"], [[row["setting"], " or ".join(row["remedy"]) or "-"] for row in rows]
     )
 
 
 def softened_table(rows):
-    """Unseen classes, five ways of mining."""
+    """R@1 on unseen classes and spread of five ways of mining."""
     arms = ["hard", "hard, annealed", "semihard", "hardest", "hardest, annealed"]
     cells = [[f"{row['data']}, {row['rate']:g}", *(format_share(row[arm]["test"]) for arm in arms)] for row in rows]
     spreads = [
@@ -732,7 +733,7 @@ def softened_table(rows):
 
 
 def prevented_table(rows):
-    """Where plain hard mining collapses."""
+    """The settings in which plain hard mining collapses."""
     cells = [
         [
             row["setting"],
@@ -748,7 +749,7 @@ def prevented_table(rows):
 
 
 def mining_table(rows):
-    """One line for each number of rows, width and margin."""
+    """The mining study, one row per number of rows, width and margin."""
     order = sorted(rows, key=lambda row: (row["mining"], row["rows"], row["margin"], row["width"]))
     cells = [
         [
@@ -797,7 +798,7 @@ def _or(value):
 
 
 def page(found):
-    """The whole of results/doctor.md."""
+    """The text of results/doctor.md."""
     calibration = found["calibration"]
     runs = calibration["runs"]
     return (
@@ -828,7 +829,7 @@ def page(found):
 
 
 def fill_page(text, found):
-    """The page in docs/ with its tables made anew, each between two marks."""
+    """Replace the tables of a page in docs, each between two marks."""
     parts = {
         "confusion": confusion_table(found["calibration"]),
         "lines": chosen_table(found["calibration"]),
@@ -864,7 +865,7 @@ READ = {
 
 
 def ill_settings(file):
-    """One setting for each kind of collapse and each data set: the first that collapsed, in the order of the plan."""
+    """The first setting that collapsed, for each kind of collapse and each data set."""
     lines = {line["name"]: line for line in json.loads(file.read_text(encoding="utf-8")) if "truth" in line}
     chosen = {}
     for trial in calibration():
@@ -875,15 +876,17 @@ def ill_settings(file):
 
 
 def trials_of(name, ill):
+    """The trials of a part; `ill` is the file of the calibration, for the rescue."""
     if name == "rescue":
         return list(rescue(ill_settings(ill)))
     found = list(PARTS[name]())
     if name in ("calibration", "again"):
-        random.Random(0).shuffle(found)  # what a time limit leaves out is then no kind in particular
+        random.Random(0).shuffle(found)  # a time limit then leaves out all kinds alike
     return found
 
 
 def train(args):
+    """Run the trials of `args.parts` and write their lines after each."""
     lines, begin = [], time.monotonic()
     trials = [(name, trial) for name in args.parts for trial in trials_of(name, args.ill)][: args.most]
     for line in run_all(
@@ -895,7 +898,7 @@ def train(args):
 
 
 def write_pages(args):
-    """From JSON files of runs: the lines, the tables, results/doctor.json and doctor.md."""
+    """Compute thresholds and tables from files of runs; write results/doctor.json, doctor.md and the page in docs."""
     lines = [line for file in args.made for line in json.loads(file.read_text(encoding="utf-8")) if "truth" in line]
     runs = {name: [line for line in lines if line["part"] in names] for name, names in READ.items()}
     found = {
@@ -928,7 +931,7 @@ def seconds_per_step(steps, every):
 
 
 def time_looks(steps, every=20, rounds=3):
-    """Print what a look costs: the demo's training with and without looks, in turns."""
+    """Print what a look costs, from the demo's training with and without looks in turns."""
     found = {each: [] for each in (0, every)}
     for _ in range(rounds):
         for each, times in found.items():
