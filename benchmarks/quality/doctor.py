@@ -196,7 +196,7 @@ def softened():
 
 
 def rescue(names):
-    """Named settings of the calibration, seeds 1 to 3; each job trains the run as it is and with the doctor's remedy."""
+    """Named settings of the calibration, seeds 1 to 3; each job trains the run and again with the doctor's remedy."""
     for seed in (1, 2, 3):
         for trial in calibration(seed):
             if trial.name in names:

@@ -162,9 +162,8 @@ def _distance(
     check_whole(owner, "starts", starts)
     check_seed(owner, seed)
     space = space_of(owner, metric)
-    hard = hardness(
-        embeddings, labels, margin=margin, metric=metric
-    )  # before x is allocated: it allocates a copy itself
+    # before x is allocated, because it allocates a copy of the rows
+    hard = hardness(embeddings, labels, margin=margin, metric=metric)
     x, y = check_inputs(owner, embeddings, labels, space)
     flat = isinstance(space, Flat)
     if hard == 0:

@@ -87,10 +87,11 @@ def class_confusion(
     if len(found.per_query.labels) != len(y) or not bool((found.per_query.labels.cpu() == y).all()):
         raise ValueError("plot.class_confusion: the evaluation is of other rows; pass one of these, or none.")
     rows = np.flatnonzero(np.isin(y.numpy(), [row.label for row in found.worst]))
-    return _drawn(confusion(x, y, found, rows, nearest(x, rows, similarity)), names, ax)
+    return _draw_confusion(confusion(x, y, found, rows, nearest(x, rows, similarity)), names, ax)
 
 
-def _drawn(table: list[Row], names: Mapping[int, str] | None, ax: Axes | None) -> Axes:
+def _draw_confusion(table: list[Row], names: Mapping[int, str] | None, ax: Axes | None) -> Axes:
+    """Draw the table as a heat map with counts."""
     counts = np.array([row.counts for row in table])
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     ax = axis(ax, (2.4 + 0.36 * counts.shape[1], 1.6 + 0.36 * len(table)))
