@@ -6,7 +6,6 @@ and the page's content security policy forbids other scripts and all connections
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -26,7 +25,7 @@ from nearfar.report.confusion import confusion
 from nearfar.report.gallery import Query, gallery, nearest
 from nearfar.report.inputs import Inputs, Names, Source, read_inputs
 from nearfar.report.maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
-from nearfar.report.page_data import add_pictures, page_data
+from nearfar.report.page_data import page_data
 from nearfar.report.similarities import SIMILARITIES, Metric
 
 __all__ = ["Options", "build", "write"]
@@ -121,11 +120,8 @@ def build(
         rows = np.union1d(layout.rows, np.flatnonzero(np.isin(y.numpy(), worst)))
         first = nearest(x, rows, similarity)
         table = confusion(x, y, evaluation, rows, first)
-        data = page_data(
-            inputs, evaluation, found, layout, table, dict(zip(rows.tolist(), first.tolist(), strict=True))
-        )
-        room = int(ROOM * max(1.0, queries / 200)) - len(_json(data).encode(errors="replace"))
-        unread = add_pictures(data, inputs, found, layout, table, room, watch)
+        limit, nearest_row = int(ROOM * max(1.0, queries / 200)), dict(zip(rows.tolist(), first.tolist(), strict=True))
+        data, unread = page_data(inputs, evaluation, found, layout, table, nearest_row, limit=limit, watch=watch)
         doctor = _doctor_findings(source) if findings is None else list(findings)
         body = [
             sections.headline(inputs.title, evaluation, x.shape[1], similarity, inputs.journal.baselines),
@@ -203,7 +199,7 @@ def _map_section(total: int, layout: Map) -> str:
     return sections.section("map", "Map", lead, '<div id="map-body"></div>')
 
 
-def _assemble(title: str, body: list[str], data: dict[str, Any]) -> str:
+def _assemble(title: str, body: list[str], data: str) -> str:
     here = files("nearfar.report")
     script = "\n".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
     written = "\n".join(body)
@@ -214,7 +210,7 @@ def _assemble(title: str, body: list[str], data: dict[str, Any]) -> str:
 </main>
 {FOOTER}
 <dialog id="detail" aria-labelledby="detail-title"></dialog>
-<script type="application/json" id="data">{_json(data)}</script>
+<script type="application/json" id="data">{data}</script>
 <script>{script}</script>"""
     return document(
         f"{title} · nearfar",
@@ -236,11 +232,3 @@ def _nav(body: str) -> str:
     }
     there = [name for name in titles if f'<section id="{name}"' in body]
     return "".join(f'<a href="#{name}">{titles[name]}</a>' for name in there)
-
-
-def _json(data: Any) -> str:
-    """JSON with `<`, `>` and `&` escaped, so that no name can end the script block."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text

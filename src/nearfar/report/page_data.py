@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from nearfar._utils.progress import Watch
@@ -9,17 +10,25 @@ from nearfar.evaluation.summary import Evaluation
 from nearfar.report.confusion import Row
 from nearfar.report.curves import curve_data, span
 from nearfar.report.gallery import Query
-from nearfar.report.inputs import Inputs
+from nearfar.report.inputs import ImageReader, Inputs
 from nearfar.report.maps import Map
 from nearfar.report.pictures import Pictures
 
-__all__ = ["add_pictures", "page_data"]
+__all__ = ["page_data"]
 
 
 def page_data(
-    inputs: Inputs, evaluation: Evaluation, found: list[Query], layout: Map, table: list[Row], first: dict[int, int]
-) -> dict[str, Any]:
-    """Collect the data of the page's scripts, with rows by number and classes as indices into one list.
+    inputs: Inputs,
+    evaluation: Evaluation,
+    found: list[Query],
+    layout: Map,
+    table: list[Row],
+    first: dict[int, int],
+    *,
+    limit: int,
+    watch: Watch | None,
+) -> tuple[str, int]:
+    """Collect the data of the page's scripts as JSON, with rows by number and classes as indices into one list.
 
     Args:
         inputs: the inputs of the report.
@@ -28,6 +37,11 @@ def page_data(
         layout: the points of the map.
         table: the worst classes.
         first: row -> its nearest other row, for each row on the map.
+        limit: characters that the data with its pictures may have.
+        watch: called as watch(what, done, total) during the work.
+
+    Returns:
+        The JSON text, and how many pictures could not be read.
     """
     labels = inputs.y.tolist()
     shown = layout.rows.tolist()
@@ -35,7 +49,7 @@ def page_data(
     used = sorted({labels[row] for row in [*rows, *shown, *(first[row] for row in shown)]})
     place = {label: i for i, label in enumerate(used)}
     lone = evaluation.per_query.lone.tolist()
-    return {
+    data: dict[str, Any] = {
         "classes": [inputs.classes[label] for label in used],
         "samples": {row: [place[labels[row]], inputs.names[row]] for row in rows},
         "queries": [_query(query) for query in found],
@@ -53,6 +67,19 @@ def page_data(
         "pictures": None,
         "atlas": None,
     }
+    unread = 0
+    if inputs.picture is not None:
+        room = limit - len(_json(data).encode(errors="replace"))
+        unread = _add_pictures(data, inputs.picture, {*rows, *(row.example for row in table)}, shown, room, watch)
+    return _json(data), unread
+
+
+def _json(data: Any) -> str:
+    """JSON with `<`, `>` and `&` escaped, so that no name can end the script block."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
 
 
 def _query(query: Query) -> dict[str, Any]:
@@ -67,24 +94,15 @@ def _query(query: Query) -> dict[str, Any]:
     }
 
 
-def add_pictures(
-    data: dict[str, Any],
-    inputs: Inputs,
-    found: list[Query],
-    layout: Map,
-    table: list[Row],
-    room: int,
-    watch: Watch | None,
+def _add_pictures(
+    data: dict[str, Any], read: ImageReader, rows: set[int], tiles: list[int], room: int, watch: Watch | None
 ) -> int:
-    """Add thumbnails and the map's atlas to `data`; return how many pictures could not be read."""
-    if inputs.picture is None:
-        return 0
-    pictures = Pictures(inputs.picture, watch)
-    rows = {row for query in found for row in (query.row, query.right, *query.near)} | {row.example for row in table}
+    """Add thumbnails of `rows` and the map's atlas to `data`; return how many pictures could not be read."""
+    pictures = Pictures(read, watch)
     thumbnails = pictures.thumbnails(rows, int(0.76 * (room - 120_000)))
     if thumbnails.data:
         data["pictures"] = vars(thumbnails)
         spent = sum(len(text) + 12 for text in thumbnails.data.values())
-        atlas = pictures.atlas(layout.rows.tolist(), min(1_800_000, room - 120_000 - spent))
+        atlas = pictures.atlas(tiles, min(1_800_000, room - 120_000 - spent))
         data["atlas"] = None if atlas is None else vars(atlas)
     return len(pictures.missing)
