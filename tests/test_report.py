@@ -209,7 +209,7 @@ def test_what_is_missing_is_left_out_with_a_note(run):
         np.savez(run / "embeddings.npz", x=stored["x"], y=stored["y"])
     page = report.build(run, **QUICK)
     assert sections_of(page) == ["headline", "scores", "gallery", "map", "confusion", "setup"]
-    for note in ("Curves: there is no journal", "findings: none were handed over", "Pictures: there are none"):
+    for note in ("Curves: there is no journal", "findings: none were given", "Pictures: there are none"):
         assert note in page
     assert "config.yaml: there is none" in page
     assert 'href="#curves"' not in page

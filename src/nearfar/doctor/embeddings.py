@@ -161,7 +161,7 @@ def _neighborhood(x: Tensor, y: Tensor, metric: str) -> tuple[float, float, Tens
 
 def _too_few(rows: int) -> Finding:
     evidence = "There is one finite row." if rows else "There are no finite rows."
-    return Finding("nothing to see", "note" if rows else "warning", evidence, "Hand in embeddings of two rows or more.")
+    return Finding("nothing to see", "note" if rows else "warning", evidence, "Pass embeddings of two or more rows.")
 
 
 def _not_finite(finite: Tensor) -> Iterator[Finding]:

@@ -30,8 +30,8 @@ def class_recall(evaluation: Evaluation, *, names: Mapping[int, str] | None = No
         ax: the axis to draw on; a new figure if None.
     """
     if not isinstance(evaluation, Evaluation) or not evaluation.per_class:
-        came = "one of a relation" if isinstance(evaluation, Evaluation) else type(evaluation).__name__
-        raise TypeError(f"plot.class_recall: an Evaluation with classes is drawn, but {came} came; evaluate by labels.")
+        came = "one by a relation" if isinstance(evaluation, Evaluation) else type(evaluation).__name__
+        raise TypeError(f"plot.class_recall: evaluation must be an Evaluation by labels, but came as {came}.")
     worst = evaluation.worst
     ax = axis(ax, (4.6, 0.9 + 0.27 * len(worst)))
     ax.barh(range(len(worst)), [100 * row.recall_at_1 for row in worst], color=COLORS[0], height=0.62)
@@ -85,7 +85,7 @@ def class_confusion(
     x, y = rows_and_labels("plot.class_confusion", embeddings, labels)
     found = evaluation or evaluate(x, y, ks=(1,), similarity=similarity, resamples=0)
     if len(found.per_query.labels) != len(y) or not bool((found.per_query.labels.cpu() == y).all()):
-        raise ValueError("plot.class_confusion: the evaluation is of other rows; pass one of these, or none.")
+        raise ValueError("plot.class_confusion: evaluation must be of these rows, but is of other rows; pass None.")
     rows = np.flatnonzero(np.isin(y.numpy(), [row.label for row in found.worst]))
     return _draw_confusion(confusion(x, y, found, rows, nearest(x, rows, similarity)), names, ax)
 

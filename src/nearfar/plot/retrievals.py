@@ -61,7 +61,7 @@ def gallery(
     x, y = rows_and_labels("plot.gallery", embeddings, labels)
     read = image_reader(images, [str(row) for row in range(len(x))])
     if read is None:
-        raise TypeError("plot.gallery: images are needed, one per row, but None came.")
+        raise TypeError("plot.gallery: images must hold one picture per row, but came as None.")
     found = evaluate(x, y, ks=(1,), similarity=similarity, resamples=0)
     worst = [row.label for row in found.worst]
     shown = chosen_queries(x, found.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)

@@ -76,7 +76,8 @@ def by_name(owner: str, given: Thing | Mapping[str, Thing], kind: type[Any]) -> 
     came = type(given).__name__
     if isinstance(given, Mapping):
         came = f"a mapping to {', '.join(sorted({type(each).__name__ for each in given.values()})) or 'nothing'}"
-    raise TypeError(f"plot.{owner}: an {kind.__name__} is drawn, or several as {{name: one}}, but {came} came.")
+    word = kind.__name__
+    raise TypeError(f"plot.{owner}: {word.lower()} must be an {word} or {{name: {word}}}, but came as {came}.")
 
 
 def key(ax: Axes) -> None:

@@ -167,7 +167,7 @@ def _missing(inputs: Inputs, findings: list[Any] | None, unread: int) -> list[st
     if not inputs.journal.panels:
         notes.append("Curves: there is no journal.")
     if findings is None:
-        notes.append("The doctor’s findings: none were handed over.")
+        notes.append("The doctor’s findings: none were given.")
     if inputs.picture is None:
         notes.append("Pictures: there are none; names stand in their place.")
     elif unread:
