@@ -56,7 +56,8 @@ class Flat:
 
     def displacement(self, x: Tensor, y: Tensor) -> Tensor:
         """The distance [n] between corresponding rows of x and y."""
-        return (x - y).norm(dim=1)
+        apart: Tensor = (x - y).norm(dim=1)
+        return apart
 
     def with_gradients(self, g: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
         """Distances [p] of the pairs (i, j) of NumPy rows g, and their gradients [p, d] in g_i and in g_j."""

@@ -67,7 +67,7 @@ def gallery(
         for rows, scores in _strips(x, _choose(found, worst, queries, seed, x, similarity), similarity)
         for query in _queries(rows, scores, found.labels, near)
     ]
-    return sorted(shown, key=lambda query: (-query.rank, -_or_least(query.gap), query.row))
+    return sorted(shown, key=lambda query: (-query.rank, math.inf if query.gap is None else -query.gap, query.row))
 
 
 def nearest(x: Tensor, rows: np.ndarray, similarity: Metric) -> np.ndarray:
@@ -152,7 +152,3 @@ def _queries(rows: Tensor, scores: Tensor, labels: Tensor, near: int) -> list[Qu
             )
         )
     return found
-
-
-def _or_least(gap: float | None) -> float:
-    return -math.inf if gap is None else gap
