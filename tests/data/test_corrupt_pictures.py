@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from nearfar import report
 from nearfar.cli.main import app
 from nearfar.data import ByName, CorruptImageError, Labeled, Pictures, View, genuine, open_data, part, transforms
-from nearfar.doctor.callback import _drawn as drawn
+from nearfar.doctor.callback import _draw_samples as drawn
 from nearfar.evaluation import evaluate
 from nearfar.train import fit
 from nearfar.train.scores import embed_samples, score

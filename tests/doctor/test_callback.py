@@ -14,33 +14,33 @@ from typer.testing import CliRunner
 from nearfar import report
 from nearfar.cli.commands import training
 from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
-from nearfar.doctor.course import Case, Sight, judged, look, seen
-from nearfar.doctor.prescription import against
+from nearfar.doctor.looks import Look, judge, read_looks, take_look
+from nearfar.doctor.prescription import apply_remedy
 from nearfar.runs.config import apply_flags
 from nearfar.train import Result, fit, parse
 
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
-NOBODY = Case()
+UNKNOWN = remedies.Patient()
 
 
-def names(sights, case=NOBODY, **limits):
-    return {each.name: each.severity for each in judged(sights, Thresholds(**limits), case)}
+def names(series, case=UNKNOWN, **limits):
+    return {each.name: each.severity for each in judge(series, Thresholds(**limits), case)}
 
 
 def course(*skills, spread=0.8, rank=9.0, loss=None):
-    return [Sight(10 * i, spread, rank, skill, skill, loss) for i, skill in enumerate(skills)]
+    return [Look(10 * i, spread, rank, skill, skill, loss) for i, skill in enumerate(skills)]
 
 
 def test_a_look():
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(64) // 4
     x = torch.eye(16)[y] + 0.01 * torch.randn(64, 16, generator=draw)
-    found = look(3, x, y)
+    found = take_look(3, x, y)
     assert (found.step, found.recall, found.skill) == (3, 1.0, 1.0)
     assert found.spread == pytest.approx((1 - 1 / 16) ** 0.5, abs=0.01)
     assert found.rank == pytest.approx(15.0, abs=0.1)
-    assert look(3, x, torch.arange(64)).skill is None  # nobody has a partner
-    shuffled = look(3, torch.randn(64, 16, generator=draw), y)
+    assert take_look(3, x, torch.arange(64)).skill is None  # nobody has a partner
+    shuffled = take_look(3, torch.randn(64, 16, generator=draw), y)
     assert abs(shuffled.skill) < 0.2
 
 
@@ -48,8 +48,8 @@ def test_a_cone_too_narrow_for_float32_has_lost_its_classes():
     """Retrieval compares cosines in float32: that classes lie apart in the eighth digit helps nobody."""
     y = torch.arange(64) // 4
     x = 1e-5 * torch.randn(16, 8, generator=torch.Generator().manual_seed(0))[y] + torch.tensor([1.0] + 7 * [0.0])
-    assert look(1, x, y).skill < 0.5
-    assert look(1, 1e3 * (x - x.mean(0)), y).skill == 1.0
+    assert take_look(1, x, y).skill < 0.5
+    assert take_look(1, 1e3 * (x - x.mean(0)), y).skill == 1.0
 
 
 def test_the_course_of_a_run():
@@ -63,9 +63,9 @@ def test_the_course_of_a_run():
     assert names(course(0.5, 0.6, 0.7, spread=0.01)) == {"narrow cone": "note"}
     assert names(course(0.09, 0.0, 0.0)) == {}  # too little to be told from luck
     assert names(course(None, None)) == {}
-    flat = [Sight(0, 0.8, 9.0), Sight(10, 0.8, 1.5)]
+    flat = [Look(0, 0.8, 9.0), Look(10, 0.8, 1.5)]
     assert names(flat) == {"dimensional collapse": "alarm"}
-    assert names([Sight(0, 0.8, 1.4), Sight(10, 0.8, 1.1)]) == {}  # two dimensions from the beginning
+    assert names([Look(0, 0.8, 1.4), Look(10, 0.8, 1.1)]) == {}  # two dimensions from the beginning
 
 
 def test_several_looks_in_a_row():
@@ -75,7 +75,7 @@ def test_several_looks_in_a_row():
 
 
 def test_a_loss_on_its_margin_is_seen_where_labels_tell_nothing():
-    case = Case(0.2)
+    case = remedies.Patient(config(loss=HARD))
     assert names(course(0.02, 0.01, 0.02, spread=0.002, loss=0.2), case)["loss pinned at its margin"] == "alarm"
     assert "loss pinned at its margin" not in names(course(0.02, 0.01, 0.02, spread=0.002, loss=0.1), case)
     assert "loss pinned at its margin" not in names(course(0.3, 0.3, 0.4, spread=0.002, loss=0.2), case)
@@ -90,9 +90,9 @@ ONE = {"mining": "hardest"}
 def of_few(*skills, pairs=1.0, loss=FEW, steps=40, rank=11.0):
     """Looks ten steps apart at a run whose loss spreads its weight over so many pairs a row."""
     first, *later = skills
-    sights = [Sight(0, 0.8, 9.0, first, first)]
-    sights += [Sight(10 * i, 0.8, rank, skill, skill, pairs=pairs) for i, skill in enumerate(later, 1)]
-    return names(sights, Case.of(config(loss=loss, training={"steps": steps}), 9))
+    looks = [Look(0, 0.8, 9.0, first, first)]
+    looks += [Look(10 * i, 0.8, rank, skill, skill, pairs=pairs) for i, skill in enumerate(later, 1)]
+    return names(looks, remedies.Patient(config(loss=loss, training={"steps": steps}), 9))
 
 
 def test_few_pairs_are_an_illness_only_where_little_is_learned():
@@ -125,9 +125,9 @@ def test_few_pairs_are_an_illness_only_where_little_is_learned():
 
 
 def test_the_journal_gives_the_looks_back():
-    entries = [{"step": 0, **Sight(0, 0.5, 3.0, 0.5, 0.4).line()}, {"step": 10, "loss": 0.3}]
-    entries.append({"step": 10, **Sight(10, 0.6, 4.0, pairs=2.0).line()})
-    assert seen(entries) == [Sight(0, 0.5, 3.0, 0.5, 0.4), Sight(10, 0.6, 4.0, loss=0.3, pairs=2.0)]
+    entries = [{"step": 0, **Look(0, 0.5, 3.0, 0.5, 0.4).to_entry()}, {"step": 10, "loss": 0.3}]
+    entries.append({"step": 10, **Look(10, 0.6, 4.0, pairs=2.0).to_entry()})
+    assert read_looks(entries) == [Look(0, 0.5, 3.0, 0.5, 0.4), Look(10, 0.6, 4.0, loss=0.3, pairs=2.0)]
 
 
 def test_a_run_has_a_doctor(tmp_path):
@@ -148,7 +148,7 @@ def test_its_own_doctor_is_left_out_where_one_is_handed_in(tmp_path):
     doctor = Doctor(every=10, rows=16, tell=told.append)
     fit(config(), tmp_path / "a", data=tiny(), callbacks=[doctor])
     assert [line["step"] for line in journal(tmp_path / "a") if "spread" in line] == [0, 10, 20]
-    assert [sight.step for sight in doctor.sights] == [0, 10, 20]
+    assert [look.step for look in doctor.looks] == [0, 10, 20]
 
 
 def spoil(step):
@@ -270,9 +270,9 @@ def test_what_cannot_be_followed_is_said(ill, tmp_path):
         assert out.exit_code != 0
         assert said in " ".join((out.output + str(out.exception)).split())
     with pytest.raises(ValueError, match="is no change of configuration"):
-        against(Finding("odd", "alarm", "", "Look at the data."), config())
+        apply_remedy(Finding("odd", "alarm", "", "Look at the data."), config())
     with pytest.raises(ValueError, match="already has the remedy"):
-        against(Finding("odd", "alarm", "", "", flags=(("training.steps", "20"),)), config())
+        apply_remedy(Finding("odd", "alarm", "", "", flags=(("training.steps", "20"),)), config())
 
 
 ILL = {

@@ -140,6 +140,6 @@ def test_a_batch_is_large_beyond_a_million_triplets(rows, counted):
 
 
 def test_a_large_batch_is_not_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(callback, "MOST", 12 * 12 * 2 - 1)  # twelve rows, two positives each
+    monkeypatch.setattr(callback, "MAX_TRIPLETS", 12 * 12 * 2 - 1)  # twelve rows, two positives each
     fit(config(training={"diagnose_every": 5}), tmp_path / "a", data=tiny(), console=QUIET)
     assert not any(PAIRS in line for line in journal(tmp_path / "a"))

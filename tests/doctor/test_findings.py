@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from nearfar import losses
 from nearfar.cli.commands import diagnosis
 from nearfar.doctor import Thresholds, diagnose, diagnose_journal
-from nearfar.doctor.space import margin_of
+from nearfar.doctor.embeddings import margin_of
 from nearfar.train import fit
 
 LABELS = torch.arange(400) // 10

@@ -16,9 +16,9 @@ from runs import config, tiny
 
 from nearfar.data import DataSet, Tensors
 from nearfar.doctor import Thresholds, diagnose_journal, diagnose_run, prescribe, remedies
-from nearfar.doctor.course import Case, Sight, judged
-from nearfar.doctor.history import Outcome
+from nearfar.doctor.looks import Look, judge
 from nearfar.doctor.remedies import KINDS, Patient, finding
+from nearfar.doctor.run import Outcome
 from nearfar.runs import parts
 from nearfar.runs.config import apply_flags, to_tree
 from nearfar.train import fit, processes
@@ -93,7 +93,7 @@ def test_what_is_said_without_a_configuration_fits_every_run(name):
         if name == "small share" and "loss.k" in dict(flags):
             continue  # likewise, of k and fraction
         if dict(flags).keys() == {"loss.margin"}:
-            continue  # said of triplets alone: `history.risk` asks first
+            continue  # said of triplets alone: `run.risk` asks first
         cured = apply_flags(RUNS[name], flags)
         parts.check(cured)
         parts.make_loss(cured, classes=CLASSES)
@@ -141,12 +141,12 @@ WIDER = {
 def test_too_few_pairs_are_cured_by_the_run_s_own_set_where_it_has_one(name):
     found = said(name)["too few"]
     assert found.flags == WIDER[name]
-    assert (remedies.widened(Patient(RUNS[name], CLASSES)) is None) == (found.flags == remedies.OTHER)
+    assert (remedies.enlarge_set(Patient(RUNS[name], CLASSES)) is None) == (found.flags == remedies.OTHER)
 
 
 def test_a_collapse_of_a_top_k_loss_is_told_what_it_has():
-    sights = [Sight(0, 0.8, 9.0, 0.5, 0.5), Sight(10, 0.01, 9.0, 0.1, 0.1)]
-    (found,) = judged(sights, Thresholds(), Case.of(RUNS["DroTopK"], CLASSES))
+    looks = [Look(0, 0.8, 9.0, 0.5, 0.5), Look(10, 0.01, 9.0, 0.1, 0.1)]
+    (found,) = judge(looks, Thresholds(), Patient(RUNS["DroTopK"], CLASSES))
     assert found.name == "total collapse"
     assert "--loss.mining semihard" not in found.remedy.replace("--loss.name Triplet --loss.mining semihard", "")
 

@@ -63,9 +63,9 @@ def test_what_an_anchor_can_be_at_most_is_a_close_bound(monkeypatch):
     y, order = y.sort(stable=True)
     x = x[order] - x.mean(dim=0)
     flat = SPACES["euclidean"]
-    *_, gap = separation._exact(x, y, torch.arange(200), flat)
+    *_, gap = separation._gaps(x, y, torch.arange(200), flat)
     monkeypatch.setattr(separation, "TILE", (48, 70))
-    most = separation._most(x, y, flat)
+    most = separation._gap_bounds(x, y, flat)
     assert bool((most >= gap).all())
     assert float((most - gap)[y != 99].max()) < 1e-3
     assert float(most[y == 99]) == -math.inf
@@ -168,7 +168,7 @@ def test_thickness_three_ways(width, seed):
     differences = flat._least_facet(rows)
     axes = np.linalg.eigh(rows.T @ rows)[1].T[:3]
     random = np.random.default_rng(0).normal(size=(20, width))
-    programs = min(flat._descend(rows, e / np.linalg.norm(e)) for e in (*axes, *random))
+    programs = min(flat._reduce_width(rows, e / np.linalg.norm(e)) for e in (*axes, *random))
     assert found.upper == pytest.approx(differences, rel=1e-9)
     assert found.upper == pytest.approx(programs, rel=1e-7)
     assert oracle.thickness(rows) >= found.lower - 1e-12

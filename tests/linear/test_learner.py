@@ -21,8 +21,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearfar.linear import TripletLearner
-from nearfar.linear.rounds import START, Problem, Run
-from nearfar.linear.starts import start
+from nearfar.linear.fitting import START, Problem, Run
+from nearfar.linear.initialization import initialize
 from nearfar.linear.stochastic import Plan
 from nearfar.sets import KL, Mean, TopK
 
@@ -108,7 +108,7 @@ def test_objective_never_rises_between_refreshes(seed, mu, margin, length, stage
     steps = 6 if stage == "gd" else 2
     before = float(run.objective(A, mu).value(A))
     run.generator.manual_seed(run.seed)
-    run.certified(stage, A, 2 * steps, steps)
+    run.run_certified(stage, A, 2 * steps, steps)
     first = [step for step in run.history if step.round == 0]
     for number in (0, 1):
         values = [step.value for step in run.history if step.round == number]
@@ -122,9 +122,9 @@ def test_start_is_scaled_to_the_margin_whatever_the_units():
     X, y = easy()
     for unit, margin in ((1.0, 1.0), (1e6, 1.0), (1e-6, 4.0)):
         run = run_of(X * unit, y, margin=margin)
-        A = run.scaled(torch.eye(8, dtype=torch.float64))
+        A = run.scale(torch.eye(8, dtype=torch.float64))
         run.generator.manual_seed(run.seed)
-        chosen = run.plan.chosen(run.problem.x, A, run.problem.classes, run.generator)
+        chosen = run.plan.choose(run.problem.x, A, run.problem.classes, run.generator)
         z = run.problem.x @ A.T
         mean = (z[chosen.anchors][:, None] - z[chosen.targets]).square().sum(dim=2).mean()
         assert float(mean) == pytest.approx(START * margin, rel=0.1)
@@ -143,7 +143,7 @@ def test_units_and_offsets_of_the_features_do_not_change_the_learnt_distances(da
 def test_dro_weights_come_from_the_set(data):
     X, y = data
     run = run_of(X, y, over=KL(0.4), kind="dro")
-    A = run.scaled(torch.eye(8, dtype=torch.float64))
+    A = run.scale(torch.eye(8, dtype=torch.float64))
     objective = run.objective(A, 0.5)
     losses = 0.5 * torch.nn.functional.softplus(objective.products(A)[2] / 0.5)
     assert torch.allclose(objective.weights, KL(0.4).weights(losses[None])[0])
@@ -234,16 +234,18 @@ def test_starts(init):
     X, y = load_wine(return_X_y=True)
     X = X - X.mean(axis=0)
     for d in (1, 2, 5, 13):
-        A = start(init, X, y, d)
+        A = initialize(init, X, y, d)
         assert A.shape == (d, 13)
         assert np.linalg.matrix_rank(A) == d
     if init == "pca":
-        variances = (X @ start(init, X, y, 13).T).var(axis=0)
+        variances = (X @ initialize(init, X, y, 13).T).var(axis=0)
         assert (np.diff(variances) <= 1e-9).all()
     if init == "lda":
         fisher = LinearDiscriminantAnalysis().fit(X, y).scalings_.T
-        assert np.allclose(start(init, X, y, 5)[:2], fisher)
-        assert np.allclose(np.abs(np.corrcoef(start(init, X, y, 5)[2:], start("pca", X, y, 3))[:3, 3:]).diagonal(), 1)
+        assert np.allclose(initialize(init, X, y, 5)[:2], fisher)
+        assert np.allclose(
+            np.abs(np.corrcoef(initialize(init, X, y, 5)[2:], initialize("pca", X, y, 3))[:3, 3:]).diagonal(), 1
+        )
 
 
 BAD = [
@@ -274,7 +276,7 @@ def test_bad_robust(data):
 
 def test_input_that_holds_nothing_to_learn_from(data):
     X, y = data
-    with pytest.raises(ValueError, match="y must hold two classes at least, but only one class came"):
+    with pytest.raises(ValueError, match="y must hold at least two classes, but only one class came"):
         TripletLearner().fit(X, np.zeros(len(X)))
     with pytest.raises(ValueError, match="each of the 5 has one sample"):
         TripletLearner().fit(X[:5], np.arange(5))

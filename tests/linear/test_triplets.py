@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nearfar.linear.neighbors import KINDS, choose, differences, sort_classes
-from nearfar.linear.stochastic import Batch, annealed, triplet_weights
+from nearfar.linear.stochastic import Batch, anneal, triplet_weights
 from nearfar.sets import KL, TopK
 
 
@@ -49,7 +49,7 @@ def test_selection_is_the_plain_loop(kind, sizes, tile):
 def test_flat_lists_each_triplet_once():
     z, classes = problem((1, 2, 5, 9))
     found = choose(z, classes, classes.anchors(), targets=3, impostors=4)
-    anchor, target, impostor = (x.tolist() for x in found.flat())
+    anchor, target, impostor = (x.tolist() for x in found.to_list())
     labels = classes.labels.tolist()
     triplets = list(zip(anchor, target, impostor, strict=True))
     assert len(set(triplets)) == len(triplets) == int(found.measure.sum())
@@ -78,7 +78,7 @@ def test_differences_and_their_cap():
     z, classes = problem((6, 7, 8))
     found = choose(z, classes, classes.anchors(), targets=2, impostors=5)
     u, v, index = differences(z, found, 10**6)
-    anchor, target, impostor = found.flat()
+    anchor, target, impostor = found.to_list()
     assert torch.equal(u, z[anchor] - z[target])
     assert torch.equal(v, z[anchor] - z[impostor])
     assert len(index) == 21 * 10
@@ -100,7 +100,7 @@ def test_batch_gradient_is_autograd(over, mu):
     x, classes = problem((1, 2, 8, 40), d=5)
     found = choose(x, classes, classes.anchors()[:20], targets=3, impostors=4)
     A = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    anchor, target, impostor = found.flat()
+    anchor, target, impostor = found.to_list()
     s = ((x[anchor] - x[target]) @ A.T).square().sum(1) - ((x[anchor] - x[impostor]) @ A.T).square().sum(1) + 1.0
     losses = mu * torch.logaddexp(s / mu, torch.zeros_like(s)) if mu else s.relu()
     weights = torch.full_like(losses, 1 / len(losses)) if over is None else over.weights(losses[None].detach())[0]
@@ -122,11 +122,11 @@ def test_dro_weights_are_those_of_the_set():
 
 
 def test_temperature_falls_and_a_given_one_stays():
-    path = [annealed(None, 2.0, share) for share in (0.0, 0.5, 1.0)]
+    path = [anneal(None, 2.0, share) for share in (0.0, 0.5, 1.0)]
     assert path == sorted(path, reverse=True)
     assert path[0] == 2.0
-    assert annealed(0.7, 2.0, 0.5) == 0.7
-    assert annealed(None, 0.0, 0.0) == 1.0
+    assert anneal(0.7, 2.0, 0.5) == 0.7
+    assert anneal(None, 0.0, 0.0) == 1.0
 
 
 def test_memory_of_the_search_does_not_grow_with_the_square(monkeypatch):

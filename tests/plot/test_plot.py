@@ -257,9 +257,9 @@ def test_no_color_is_too_pale_for_white_paper():
 @pytest.mark.parametrize(
     ("draw", "error", "sentence"),
     [
-        (lambda x, y: nf.plot.recall_curve(x), TypeError, "an Evaluation is drawn, .* but Tensor came"),
-        (lambda x, y: nf.plot.recall_curve({}), TypeError, "but a mapping to nothing came"),
-        (lambda x, y: nf.plot.weights({"a": x}), TypeError, "an Explanation is drawn, .* but a mapping to Tensor came"),
+        (lambda x, y: nf.plot.recall_curve(x), TypeError, "evaluation must be an Evaluation .*, but came as Tensor"),
+        (lambda x, y: nf.plot.recall_curve({}), TypeError, "but came as a mapping to nothing"),
+        (lambda x, y: nf.plot.weights({"a": x}), TypeError, "be an Explanation or .*, but came as a mapping to Tensor"),
         (lambda x, y: nf.plot.weights(nf.losses.DroWorst().explain(x, y), of="mass"), ValueError, "of must be"),
         (lambda x, y: nf.plot.embedding_map(x), ValueError, "labels are needed"),
         (lambda x, y: nf.plot.embedding_map(x, y[:5]), ValueError, "labels must have"),
@@ -268,8 +268,8 @@ def test_no_color_is_too_pale_for_white_paper():
         (lambda x, y: nf.plot.embedding_map(x, y, show=range(9)), ValueError, "up to 8 labels .* but 9 came"),
         (lambda x, y: nf.plot.embedding_map(x, y, similarity="l1"), ValueError, "similarity must be"),
         (lambda x, y: nf.plot.class_confusion(x, y, evaluation=nf.evaluate(x, y.flip(0))), ValueError, "other rows"),
-        (lambda x, y: nf.plot.class_recall(x), TypeError, "but Tensor came"),
-        (lambda x, y: nf.plot.gallery(x, y, images=None), TypeError, "images are needed"),
+        (lambda x, y: nf.plot.class_recall(x), TypeError, "but came as Tensor"),
+        (lambda x, y: nf.plot.gallery(x, y, images=None), TypeError, "images must hold one picture per row"),
         (lambda x, y: nf.plot.gallery(x, y, images=images(3)), ValueError, "one entry per row"),
         (lambda x, y: nf.plot.gallery(x, y, images=images(96), near=0), ValueError, "near must be a whole number"),
     ],

@@ -24,9 +24,9 @@ from runs import config, tiny
 import nearfar as nf
 from nearfar import report
 from nearfar.report.gallery import gallery
+from nearfar.report.inputs import read_inputs
 from nearfar.report.journal import QUANTITIES, read_journal
 from nearfar.report.maps import GRID, on_grid, principal, sample
-from nearfar.report.material import gather
 from nearfar.train import fit
 
 HOSTILE = "<script>alert(1)</script>\"'</script><!--&amp;\u2028"
@@ -209,7 +209,7 @@ def test_what_is_missing_is_left_out_with_a_note(run):
         np.savez(run / "embeddings.npz", x=stored["x"], y=stored["y"])
     page = report.build(run, **QUICK)
     assert sections_of(page) == ["headline", "scores", "gallery", "map", "confusion", "setup"]
-    for note in ("Curves: there is no journal", "findings: none were handed over", "Pictures: there are none"):
+    for note in ("Curves: there is no journal", "findings: none were given", "Pictures: there are none"):
         assert note in page
     assert "config.yaml: there is none" in page
     assert 'href="#curves"' not in page
@@ -380,10 +380,10 @@ def test_vectors_make_a_page():
 
 def test_class_names_by_mapping_by_place_and_by_order():
     x, y = some_data(classes=3)
-    assert gather((x, y)).classes == {0: "class 0", 1: "class 1", 2: "class 2"}
-    assert gather((x, y), classes=["a", "b", "c", "d"]).classes == {0: "a", 1: "b", 2: "c"}
-    assert gather((x, y + 101), classes=["a", "b", "c"]).classes == {101: "a", 102: "b", 103: "c"}
-    assert gather((x, y), classes={1: "one"}).classes == {0: "class 0", 1: "one", 2: "class 2"}
+    assert read_inputs((x, y)).classes == {0: "class 0", 1: "class 1", 2: "class 2"}
+    assert read_inputs((x, y), classes=["a", "b", "c", "d"]).classes == {0: "a", 1: "b", 2: "c"}
+    assert read_inputs((x, y + 101), classes=["a", "b", "c"]).classes == {101: "a", 102: "b", 103: "c"}
+    assert read_inputs((x, y), classes={1: "one"}).classes == {0: "class 0", 1: "one", 2: "class 2"}
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])

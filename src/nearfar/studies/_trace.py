@@ -11,7 +11,7 @@ import torch
 
 from nearfar import __version__
 from nearfar.doctor import diagnose_run
-from nearfar.doctor.course import seen
+from nearfar.doctor.looks import read_looks
 from nearfar.evaluation import Evaluation
 from nearfar.runs import journal
 
@@ -51,7 +51,7 @@ def of_journal(folder: Path, batch: int) -> Plain:
     chosen = [*steps[::every], *steps[-1:]] if steps and steps[-1] is not steps[::every][-1] else steps[::every]
     return {
         "loss": [[entry["step"], float(f"{entry['loss']:.5g}")] for entry in chosen],
-        "looks": [[sight.step, *_short(sight.spread, sight.rank, sight.recall)] for sight in seen(entries)],
+        "looks": [[sight.step, *_short(sight.spread, sight.rank, sight.recall)] for sight in read_looks(entries)],
         "findings": _findings(entries),
         "verdict": {each.name: each.severity for each in diagnose_run(folder).findings},
         "seconds": steps[-1]["time"] if steps else None,

@@ -1,7 +1,7 @@
-"""The inputs of a report: vectors, labels, names, pictures, journal and configuration, from several sources.
+"""Read the inputs of a report: vectors, labels, names, pictures, journal and configuration.
 
-There are three kinds of sources: arrays, a `vectors.npz` (x, y and optionally name, classes, images), and a run folder
-(config.yaml, journal.jsonl, embeddings.npz). What a source lacks is left empty, and the page says so in a line.
+A source is a pair of arrays, `Vectors`, a `vectors.npz` (x, y and optionally name, classes, images), or a run folder
+(config.yaml, journal.jsonl, embeddings.npz). The page names what a source lacks.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from nearfar.evaluation.vectors import Vectors
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
 from nearfar.report.journal import Journal, read_journal
 
-__all__ = ["Material", "Names", "Opener", "Source", "gather", "opener"]
+__all__ = ["ImageReader", "Inputs", "Names", "Source", "image_reader", "read_inputs"]
 
 Source = str | os.PathLike[str] | tuple[Any, Any] | Vectors
 Names = Mapping[int, str] | Sequence[str]
-Opener = Callable[[int], Any]
+ImageReader = Callable[[int], Any]
 KEYS = ("x", "y", "name", "classes", "images")
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
-    """Everything that a report is computed from.
+class Inputs:
+    """The inputs of a report.
 
     Attributes:
         x: [n, d] float vectors on the CPU.
         y: [n] int64 labels.
-        names: one word per row: a file name, or "row 17".
+        names: one name per row: a file name, or "row 17".
         classes: label -> the name of the class.
         picture: row -> an array, a path or a PIL image; None without pictures.
-        journal: the training curves, maybe empty.
-        config: the text of config.yaml, maybe empty.
+        journal: the training curves, possibly none.
+        config: the text of config.yaml, possibly empty.
         title: title of the page.
     """
 
@@ -49,13 +49,13 @@ class Material:
     y: Tensor
     names: tuple[str, ...]
     classes: dict[int, str]
-    picture: Opener | None
+    picture: ImageReader | None
     journal: Journal
     config: str
     title: str
 
 
-def gather(
+def read_inputs(
     source: Source,
     *,
     names: Sequence[str] | None = None,
@@ -63,8 +63,8 @@ def gather(
     images: Any = None,
     outside: bool = False,
     title: str | None = None,
-) -> Material:
-    """Read a source; keyword arguments take precedence over what the source contains. `outside`: see `opener`."""
+) -> Inputs:
+    """Read a source; keyword arguments take precedence over what the source contains. `outside`: see `image_reader`."""
     stored: dict[str, Any]
     journal, config = Journal((), ()), ""
     if isinstance(source, tuple):
@@ -93,12 +93,12 @@ def gather(
     check_labels("report", "y", y, len(x), x.device)
     y = y.long()
     rows = _sample_names(stored.get("name") if names is None else names, len(x))
-    return Material(
+    return Inputs(
         x=x,
         y=y,
         names=rows,
         classes=_class_names(stored.get("classes") if classes is None else classes, y),
-        picture=opener(stored.get("images") if images is None else images, rows, outside=outside),
+        picture=image_reader(stored.get("images") if images is None else images, rows, outside=outside),
         journal=journal,
         config=config,
         title=title or word,
@@ -123,7 +123,7 @@ def _load(path: Path) -> dict[str, Any]:
             raise ValueError(f"report: {path} must hold {key}, the {what}, but does not.")
     images = stored.get("images")
     if images is not None and (images.ndim not in (3, 4) or images.dtype.kind not in "bu"):
-        # words would be taken for the paths of files, which a stranger's file must not choose
+        # strings would be read as paths, which an untrusted file must not choose
         raise TypeError(
             f"report: images in {path} must be uint8 [n, h, w] or [n, h, w, 3], but are {in_words(images)}."
         )
@@ -169,16 +169,16 @@ def _class_names(given: Any, y: Tensor) -> dict[int, str]:
     )
 
 
-def opener(images: Any, names: Sequence[str], *, outside: bool = False) -> Opener | None:
+def image_reader(images: Any, names: Sequence[str], *, outside: bool = False) -> ImageReader | None:
     """Build a function row -> picture from a folder, a mapping by name, an array, a list or a function.
 
-    Names come from the file of vectors, so names that lead out of the folder are an error unless `outside` is true: the
-    page would show any picture that they point to.
+    Names may come from an untrusted file of vectors, and the page shows the pictures they point to; so names that lead
+    out of the folder are an error unless `outside` is true.
     """
     if images is None:
         return None
     if callable(images):
-        picture: Opener = images
+        picture: ImageReader = images
         return picture
     if isinstance(images, str | os.PathLike):
         folder = Path(images)

@@ -1,4 +1,4 @@
-"""Exact d_iso and d_haus on a line: a mixed-integer program with one binary variable for the order of each pair."""
+"""Exact d_iso and d_haus on a line, by a mixed-integer program with a binary variable for the order of each pair."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nearfar.geometry.constraints import Kind, splits
 __all__ = ["ROWS", "solve"]
 
 ROWS = 10
-"""The largest number of rows for which the program is solved: 45 binary variables."""
+"""The program is solved for at most this many rows, which have 45 binary variables."""
 
 
 class _Rows:
-    """Sparse constraints  low ≤ Σ a_k z_k ≤ high  of a linear program."""
+    """Sparse constraints  low ≤ Σ a_k z_k ≤ high  of a linear program in z."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -26,21 +26,19 @@ class _Rows:
 
     def constraint(self) -> Any:
         from scipy.optimize import LinearConstraint
-        from scipy.sparse import lil_matrix
+        from scipy.sparse import coo_array
 
-        matrix = lil_matrix((len(self.entries), self.size))
-        for row, (entries, _, _) in enumerate(self.entries):
-            for column, value in entries.items():
-                matrix[row, column] = value
+        cells = [(value, row, column) for row, (each, *_) in enumerate(self.entries) for column, value in each.items()]
+        values, rows, columns = zip(*cells, strict=True)
+        matrix = coo_array((values, (rows, columns)), shape=(len(self.entries), self.size))
         return LinearConstraint(matrix.tocsr(), [low for _, low, _ in self.entries], [h for _, _, h in self.entries])
 
 
 def solve(kind: Kind, f: Any, y: Any, margin: float, upper: float, *, seconds: float = 60.0) -> tuple[Any, float]:
-    """Solve for rows g [N, 1] and a lower bound, for rows f [N, 1] of diameter about 1 and a known upper bound.
+    """Solve for rows g [N, 1] and a lower bound, given rows f [N, 1] of diameter about 1 and an upper bound.
 
-    Orders, distances D and radii r are variables; with a binary b for the order of each pair, D = |g_i - g_j| is
-    linear: D is at least both differences and at most the one that b selects. The bound is the solver's, minus its
-    tolerance.
+    The variables are z = (g, D, b, r, t). With a binary b for the order of each pair, D = |g_i - g_j| is linear: D is
+    at least both differences and at most the one that b selects. The lower bound is the solver's minus its tolerance.
     """
     from scipy.optimize import Bounds, milp
 
@@ -49,11 +47,10 @@ def solve(kind: Kind, f: Any, y: Any, margin: float, upper: float, *, seconds: f
     i, j = parts["i"], parts["j"]
     many = len(i)
     reach = float(np.ptp(f)) + 2 * upper + margin
-    # z = (g, D, b, r, t)
     D, b, r, t = n, n + many, n + 2 * many, n + 2 * many + parts["radii"]
     rows = _Rows(t + 1)
-    _absolute(rows, i, j, (D, b), 2 * reach)
-    _separated(rows, parts, (D, r), margin)
+    _add_absolute(rows, i, j, (D, b), 2 * reach)
+    _add_separation(rows, parts, (D, r), margin)
     if kind == "haus":
         for k in range(n):
             rows.add({k: 1, t: -1}, high=f[k, 0])
@@ -66,7 +63,7 @@ def solve(kind: Kind, f: Any, y: Any, margin: float, upper: float, *, seconds: f
     low[:n], high[:n] = f.min() - reach, f.max() + reach
     high[b:r] = 1
     high[t] = upper * (1 + 1e-6) + 1e-9
-    if kind == "iso":  # only distances count: hold one row, and one order
+    if kind == "iso":  # only distances count: fix one row and one order
         low[0] = high[0] = f[0, 0]
         high[b] = 0
     cost = np.zeros(t + 1)
@@ -80,7 +77,7 @@ def solve(kind: Kind, f: Any, y: Any, margin: float, upper: float, *, seconds: f
     return g, max(0.0, float(bound) - 1e-6)
 
 
-def _absolute(rows: _Rows, i: Any, j: Any, at: tuple[int, int], big: float) -> None:
+def _add_absolute(rows: _Rows, i: Any, j: Any, at: tuple[int, int], big: float) -> None:
     """Add the constraints of D = |g_i - g_j|."""
     D, b = at
     for p in range(len(i)):
@@ -90,7 +87,7 @@ def _absolute(rows: _Rows, i: Any, j: Any, at: tuple[int, int], big: float) -> N
         rows.add({D + p: 1, int(i[p]): 1, int(j[p]): -1, b + p: big}, high=big)
 
 
-def _separated(rows: _Rows, parts: dict[str, Any], at: tuple[int, int], margin: float) -> None:
+def _add_separation(rows: _Rows, parts: dict[str, Any], at: tuple[int, int], margin: float) -> None:
     """Add D ≤ r for the rows that an anchor's radius must contain, and D ≥ r + α for the others."""
     D, r = at
     for pair, radius, sign in zip(parts["pairs"], parts["radius"], parts["sign"], strict=True):

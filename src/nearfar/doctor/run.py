@@ -1,35 +1,38 @@
-"""`diagnose_journal`: the diagnosis of a run from its journal, and its configuration if it is known."""
+"""`diagnose_journal` and `diagnose_run`: diagnose a training run from its journal and configuration."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from nearfar.doctor import remedies
-from nearfar.doctor.course import CLASSES, Case, Sight, judged, seen
-from nearfar.doctor.findings import ORDER, Diagnosis, Finding, Severity, concluded
+from nearfar.doctor.findings import ORDER, Diagnosis, Finding, Severity, conclude
+from nearfar.doctor.looks import CLASSES, Look, judge, read_looks
 from nearfar.doctor.remedies import Patient, finding
 from nearfar.doctor.thresholds import Thresholds
-from nearfar.runs.config import Config
+from nearfar.runs import journal
+from nearfar.runs.config import Config, load
 
-__all__ = ["History", "Outcome", "diagnose_journal"]
+__all__ = ["History", "Outcome", "diagnose_journal", "diagnose_run"]
 
 Series = tuple[tuple[int, float], ...]
 RECALL = ("validation recall@1", "test recall@1")
-LEAST = 20
-"""The least number of losses for a finding about the course of a run."""
-GONE = 5e-5
-"""A loss below this is printed as .0000, and needs no longer training."""
+MIN_LOSSES = 20
+"""Losses that a finding about the course of a run needs."""
+NEGLIGIBLE = 5e-5
+"""A loss below this needs no further training."""
 BASELINES = {"input": "for the input vectors themselves", "untrained": "for the network before its first step"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of the best weights on the test classes: R@1 with its interval, and R@1 by chance; 0: unknown."""
+    """R@1 of the best weights on the test classes, with its interval, and R@1 by chance (0 if unknown)."""
 
     recall: float
     low: float
@@ -38,7 +41,7 @@ class Outcome:
 
     @staticmethod
     def of(scores: Mapping[str, Any]) -> Outcome | None:
-        """Read from `scores.json`; None if it has no R@1."""
+        """Build from the content of `scores.json`; None if it has no R@1."""
         value = scores.get("scores", {}).get("recall@1")
         if value is None:
             return None
@@ -53,7 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """The series of a journal by name, and the configuration or None."""
+    """A journal as series by name, with the configuration and the test result if known."""
 
     entries: tuple[Mapping[str, Any], ...]
     config: Config | None
@@ -61,7 +64,7 @@ class History:
     tested: Outcome | None = None
 
     def series(self, *names: str) -> Series:
-        """The series (step, value) of the first of these names that the journal has."""
+        """The series (step, value) of the first of these names that the journal contains."""
         for name in names:
             found = [(int(e["step"]), float(e[name])) for e in self.entries if isinstance(e.get(name), int | float)]
             if found:
@@ -73,53 +76,50 @@ class History:
         return tuple((step, value) for step, value in self.series(*names) if math.isfinite(value))
 
     @functools.cached_property
-    def sights(self) -> tuple[Sight, ...]:
+    def looks(self) -> tuple[Look, ...]:
         """The looks that the callback `Doctor` took during the run."""
-        return tuple(seen(self.entries))
-
-    @functools.cached_property
-    def case(self) -> Case:
-        """The `Case` of the configuration."""
-        return Case.of(self.config, next((int(entry[CLASSES]) for entry in self.entries if CLASSES in entry), None))
+        return tuple(read_looks(self.entries))
 
     @functools.cached_property
     def recall(self) -> Series:
-        """Held-out recall, or recall among the samples that the doctor examined: the first and the medians since."""
+        """Held-out recall if it was evaluated twice; else the skill at the first look and its running median."""
         held = self.finite(*RECALL)
         if len(held) > 1:
             return held
-        all_of_them = [(sight.step, sight.skill) for sight in self.sights if sight.skill is not None]
+        skills = [(look.step, look.skill) for look in self.looks if look.skill is not None]
         size = self.limits.looks
-        stretches = (all_of_them[i + 1 - size : i + 1] for i in range(size, len(all_of_them)))
-        return (*all_of_them[:1], *((part[-1][0], median(value for _, value in part)) for part in stretches))
+        windows = (skills[i + 1 - size : i + 1] for i in range(size, len(skills)))
+        return (*skills[:1], *((window[-1][0], median(value for _, value in window)) for window in windows))
 
     @functools.cached_property
     def run(self) -> Patient:
-        """The run as remedies see it."""
+        """The facts about the run that decide which remedies fit."""
         losses, held = self.series("loss"), self.finite(*RECALL)
         best = max(held, key=lambda point: point[1])[0] if held else 1
-        return replace(self.case.run, steps=losses[-1][0] if losses else 1, best_step=best, rising=self.rising)
+        classes = next((int(entry[CLASSES]) for entry in self.entries if CLASSES in entry), None)
+        steps = losses[-1][0] if losses else 1
+        return Patient(self.config, classes, best_step=best, steps=steps, rising=self.rising)
 
     @functools.cached_property
     def baselines(self) -> dict[str, float]:
-        """R@1 on the test classes before the first step, by name, from the journal."""
+        """R@1 on the test classes before the first step, by name."""
         return {name: float(value) for e in self.entries for name, value in e.get("baselines", {}).items()}
 
     @property
-    def learned(self) -> bool:
+    def has_learned(self) -> bool:
         """Whether the training samples are memorized, according to the last look."""
-        skill = self.sights[-1].skill if self.sights else None
+        skill = self.looks[-1].skill if self.looks else None
         return skill is not None and skill >= self.limits.learned
 
     @property
     def rising(self) -> bool:
-        """Whether more training could help: the last held-out recall is the best; if unknown, not all is learned."""
+        """Whether more training could help: the last held-out recall is the best, or samples are left to learn."""
         *before, last = self.finite(*RECALL) or [(0, 0.0)]
-        return last[1] > max(value for _, value in before) if before else not self.learned
+        return last[1] > max(value for _, value in before) if before else not self.has_learned
 
     @property
-    def kept(self) -> bool:
-        """Whether recall is known to be at least as high as at the start."""
+    def keeps_recall(self) -> bool:
+        """Whether recall is known to be at least about as high as at the start."""
         recall = self.recall
         return len(recall) > 1 and recall[-1][1] > 0 and recall[-1][1] >= 0.9 * recall[0][1]
 
@@ -131,11 +131,11 @@ def diagnose_journal(
     thresholds: Thresholds | None = None,
     tested: Outcome | None = None,
 ) -> Diagnosis:
-    """Diagnose a run from its journal: did it collapse, stall, over-fit, is it only slow, or healthy?
+    """Diagnose a run from its journal: collapsed, stalled, over-fitted, only slow, or healthy.
 
     Args:
         entries: the lines of journal.jsonl, as dictionaries (`nearfar.runs.journal.read`).
-        config: the run's configuration; without it margin, mining and batch are unknown.
+        config: the run's configuration; without it the margin, mining and batch size are unknown.
         thresholds: the thresholds of the findings, see benchmarks/RESULTS-doctor.md.
         tested: the test result of the run, to compare with the journal's baselines.
 
@@ -143,14 +143,30 @@ def diagnose_journal(
     Healthy.
     """
     history = History(tuple(entries), config, thresholds or Thresholds(), tested)
-    found = _once(each for rule in RULES for each in rule(history))
+    found = _keep_worst(each for rule in RULES for each in rule(history))
     losses = history.finite("loss")
     last = {name: series[-1][1] for name in (*RECALL, "spread", "effective_rank") if (series := history.finite(name))}
-    return concluded(found, {"steps": losses[-1][0], "loss": losses[-1][1]} | last if losses else last)
+    return conclude(found, {"steps": losses[-1][0], "loss": losses[-1][1]} | last if losses else last)
+
+
+def diagnose_run(folder: Path) -> Diagnosis:
+    """Diagnose a run folder from its journal, and its configuration if there is one.
+
+    Raises:
+        FileNotFoundError: the folder holds no journal.
+    """
+    path, config, scores = (folder / name for name in ("journal.jsonl", "config.yaml", "scores.json"))
+    if not path.is_file():
+        raise FileNotFoundError(f"doctor: {folder} holds no journal.jsonl; name the folder that `nearfar train` wrote.")
+    return diagnose_journal(
+        journal.read(path),
+        config=load(config) if config.is_file() else None,
+        tested=Outcome.of(json.loads(scores.read_text(encoding="utf-8"))) if scores.is_file() else None,
+    )
 
 
 def not_finite(history: History) -> Iterator[Finding]:
-    """A loss that was NaN or infinite."""
+    """The loss was NaN or infinite."""
     bad = [step for step, value in history.series("loss") if not math.isfinite(value)]
     if bad:
         evidence = f"The loss is not finite at {len(bad)} steps, first at step {bad[0]}."
@@ -158,20 +174,20 @@ def not_finite(history: History) -> Iterator[Finding]:
 
 
 def pinned_loss(history: History) -> Iterator[Finding]:
-    """A triplet loss that stays at its margin: all distances are equal."""
-    losses, margin = history.finite("loss"), history.case.margin
-    if not margin or len(losses) < LEAST:
+    """A triplet loss stays at its margin: all distances are equal."""
+    losses, margin = history.finite("loss"), history.run.margin
+    if not margin or len(losses) < MIN_LOSSES:
         return
     room = history.limits.pinned * margin
     since = None
     for step, value in _smooth(losses):
         since = (step if since is None else since) if abs(value - margin) <= room else None
-    tail = [value for _, value in losses[-max(LEAST // 2, len(losses) // 10) :]]
+    tail = [value for _, value in losses[-max(MIN_LOSSES // 2, len(losses) // 10) :]]
     if since is None or max(tail) - min(tail) > 4 * room:
         return
     evidence = f"Since about step {since} the loss lies at {median(tail):.4g}, which is its margin of {margin:g}."
     name = "loss pinned at its margin"
-    if history.kept:
+    if history.keeps_recall:
         evidence += f" Recall@1 is {history.recall[-1][1]:.1%} all the same."
         yield finding(name, "note", evidence, "cone", history.run)
     else:
@@ -180,10 +196,10 @@ def pinned_loss(history: History) -> Iterator[Finding]:
 
 def collapse(history: History) -> Iterator[Finding]:
     """Findings of the callback `Doctor` that still hold at the last look."""
-    yield from judged(history.sights, history.limits, history.case)
+    yield from judge(history.looks, history.limits, history.run)
 
 
-def forgotten(history: History) -> Iterator[Finding]:
+def lost_recall(history: History) -> Iterator[Finding]:
     """Recall fell below half of its first value and did not recover; over-fitting; or the best came early."""
     recall = history.finite(*RECALL)
     if len(recall) < 2:
@@ -197,8 +213,8 @@ def forgotten(history: History) -> Iterator[Finding]:
         return
     end = recall[-1][0]
     evidence = f"Recall@1 on held-out classes was {best:.1%} at step {best_step} and is {last:.1%} at step {end}"
-    if history.learned and later < best:
-        evidence += f", while {history.sights[-1].recall:.1%} of the training samples looked at find their own class."
+    if history.has_learned and later < best:
+        evidence += f", while {history.looks[-1].recall:.1%} of the training samples looked at find their own class."
         severity: Severity = "warning" if later < best - history.limits.fallen else "note"
         yield finding("over-fitting", severity, evidence, "over-fitting", history.run)
     elif last < 0.9 * best or (last < best and best_step <= history.limits.early * end):
@@ -206,7 +222,7 @@ def forgotten(history: History) -> Iterator[Finding]:
 
 
 def at_chance(history: History) -> Iterator[Finding]:
-    """Recall@1 on the test classes that chance would give as well, or held-out recall@1 of 0 at every evaluation."""
+    """Recall@1 on the test classes is that of chance, or held-out recall@1 is 0 at every evaluation."""
     tested, held = history.tested, history.finite(*RECALL)
     if tested is not None:
         near = tested.recall - tested.chance < history.limits.skill_alarm * (1 - tested.chance)
@@ -234,39 +250,43 @@ def below_baseline(history: History) -> Iterator[Finding]:
 
 
 def no_active_pairs(history: History) -> Iterator[Finding]:
-    """A loss without active pairs at three looks in a row."""
+    """The loss had no active pairs at the last three logged steps."""
     looks = [
         (e["step"], e["active_positives"] + e["active_negatives"]) for e in history.entries if "active_positives" in e
     ]
     if len(looks) >= 3 and not any(active for _, active in looks[-3:]):
         evidence = f"At steps {', '.join(str(step) for step, _ in looks[-3:])} the loss moved no pair of the batch."
-        severity: Severity = "note" if history.kept else "warning"
+        severity: Severity = "note" if history.keeps_recall else "warning"
         yield finding("no active pairs", severity, evidence, "easy", history.run)
 
 
-def few_pull(history: History) -> Iterator[Finding]:
-    """A gradient that is concentrated on one or two pairs, look after look."""
+def concentrated_gradient(history: History) -> Iterator[Finding]:
+    """The gradient is concentrated on a few pairs at the last logged steps."""
     looks = [value for _, value in history.finite("effective_pairs") if value > 0]
     if len(looks) >= 3 and median(looks[-max(3, len(looks) // 3) :]) <= 4:
         evidence = f"The weight is spread over {median(looks[-3:]):.1f} pairs of a batch."
-        severity: Severity = "note" if history.kept else "warning"
+        severity: Severity = "note" if history.keeps_recall else "warning"
         yield finding("gradient on few pairs", severity, evidence, "few", history.run)
 
 
 def progress(history: History) -> Iterator[Finding]:
-    """A run that has stalled, or is only slow."""
+    """The run has stalled, or is only slow."""
     losses, recall = history.finite("loss"), history.recall
-    if len(losses) < 2 * LEAST or any(True for _ in pinned_loss(history)):
+    if len(losses) < 2 * MIN_LOSSES or any(True for _ in pinned_loss(history)):
         return
     values = [value for _, value in losses]
     quarter = len(values) // 4
-    first, before, last = median(values[:LEAST]), median(values[-2 * quarter : -quarter]), median(values[-quarter:])
+    first, before, last = (
+        median(values[:MIN_LOSSES]),
+        median(values[-2 * quarter : -quarter]),
+        median(values[-quarter:]),
+    )
     lost = any(True for _ in at_chance(history))
     learned = len(recall) >= 2 and recall[-1][1] > 1.02 * recall[0][1]
     if last > 0.98 * first and first > 0 and not learned:
-        evidence = f"The loss was {first:.4g} in the first {LEAST} steps and is {last:.4g} in the last quarter."
+        evidence = f"The loss was {first:.4g} in the first {MIN_LOSSES} steps and is {last:.4g} in the last quarter."
         yield finding("stalled", "warning", evidence, "stalled", history.run)
-    elif before > 0 and last < 0.9 * before and last > GONE * max(1.0, first) and history.rising and not lost:
+    elif before > 0 and last < 0.9 * before and last > NEGLIGIBLE * max(1.0, first) and history.rising and not lost:
         evidence = f"The loss still fell by {1 - last / before:.0%} from the third to the last quarter of the run."
         yield finding("only slow", "note", evidence, "slow", history.run)
 
@@ -274,10 +294,10 @@ def progress(history: History) -> Iterator[Finding]:
 def risk(history: History) -> Iterator[Finding]:
     """Hard mining without a margin, or with many more rows than dimensions: a risk of collapse (Xu et al. 2022)."""
     config = history.config
-    if config is None or history.case.margin is None or config.loss.options.get("mining") not in remedies.HARD:
+    if config is None or history.run.margin is None or config.loss.options.get("mining") not in remedies.HARD:
         return
     batch = remedies.batch_of(config, history.run.classes)
-    if history.case.margin == 0:
+    if history.run.margin == 0:
         evidence = "With hard mining and a margin of 0 all rows on one point are a global minimum of the loss."
         yield finding("margin of zero", "note", evidence, "no margin", history.run)
     dim = config.model.embedding_dim
@@ -289,14 +309,14 @@ def risk(history: History) -> Iterator[Finding]:
         yield finding("many rows, few dimensions", "note", evidence, "many rows", history.run)
 
 
-def _once(findings: Iterable[Finding]) -> list[Finding]:
-    """Keep the worst of findings with the same name: the looks and the journal may both report it."""
-    kept: dict[str, Finding] = {}
+def _keep_worst(findings: Iterable[Finding]) -> list[Finding]:
+    """Keep the worst of the findings with the same name: looks and journal may both report it."""
+    worst: dict[str, Finding] = {}
     for each in findings:
-        before = kept.get(each.name)
+        before = worst.get(each.name)
         if before is None or ORDER.index(each.severity) < ORDER.index(before.severity):
-            kept[each.name] = each
-    return list(kept.values())
+            worst[each.name] = each
+    return list(worst.values())
 
 
 def _smooth(series: Series) -> Iterator[tuple[int, float]]:
@@ -311,11 +331,11 @@ RULES: tuple[Callable[[History], Iterator[Finding]], ...] = (
     not_finite,
     pinned_loss,
     collapse,
-    forgotten,
+    lost_recall,
     at_chance,
     below_baseline,
     no_active_pairs,
-    few_pull,
+    concentrated_gradient,
     progress,
     risk,
 )

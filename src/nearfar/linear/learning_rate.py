@@ -1,12 +1,12 @@
 """A learning rate for the last linear layer of a network, from the curvature bound L(R) on its inputs.
 
-The triplet loss of a head x ↦ W x + b on fixed inputs is f(W) of `TripletObjective`: the bias cancels. So the safe step
-of f bounds the learning rate of the head. When it is a bound, and when it is a heuristic:
+The triplet loss of a head x ↦ W x + b on fixed inputs is f(W) of `TripletObjective`, since the bias cancels. The safe
+step of f is
 
-* a bound: plain SGD moves the head alone, on the mean loss μ·softplus((|Wu|² - |Wv|² + α)/μ) of the very triplets that
-  were handed in, without normalizing embeddings. Then the loss of those triplets cannot rise.
-* a heuristic: another batch (the bound is of the batch that was seen), layers below that move too, momentum or Adam,
-  embeddings of unit length, another loss. The learning rate still scales correctly with the inputs and the weights.
+* a bound on the learning rate if plain SGD trains the head alone, on the mean loss μ·softplus((|Wu|² - |Wv|² + α)/μ) of
+  these triplets, without normalizing embeddings: the loss of these triplets cannot rise;
+* a heuristic for other batches, for layers below that are trained too, for momentum or Adam, for embeddings of unit
+  length and for other losses. It still scales correctly with the inputs and the weights.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["StepGuard", "Suggestion", "suggest_step"]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A learning rate η with η·L = 1, where L bounds the curvature along the step, and the numbers behind it.
+    """A learning rate η with η·L = 1, where L bounds the curvature along the step, and the quantities behind it.
 
     Attributes:
         rate: η, the largest learning rate that is guaranteed to lower the loss of these triplets.
-        smoothness: L(|W|), of the whole ball; 1/L is a cruder, smaller learning rate.
+        smoothness: L(|W|) of the whole ball; 1/L is a smaller learning rate.
         value: f(W).
         gradient: |∇f(W)|_F.
         norm: |W|_F.
@@ -55,18 +55,17 @@ def suggest_step(
 ) -> Suggestion:
     """Suggest a learning rate η for a linear head W [d, m] from triplets of its inputs.
 
-    It solves η·Σ wᵢ(2bᵢ + (|W Bᵢ| + η|∇f|bᵢ)²/μ) = 1. This is `safe_step` with the curvature around W, which is at most
-    L(|W| + η|∇f|). With weights held and inputs scaled by c, η goes like c⁻² while 2b leads and like c⁻⁴ once |W B|²/μ
-    does; inputs times c and weights over c give c⁻² exactly.
+    It is `safe_step` with the curvature around W: η·Σ wᵢ(2bᵢ + (|W Bᵢ| + η|∇f|bᵢ)²/μ) = 1. Scaling the inputs by c
+    scales η by about c⁻² to c⁻⁴; scaling the inputs by c and the weights by 1/c scales η by exactly c⁻².
 
     Args:
         head: the layer or its weight, [d, m].
         triplets: inputs of the head for anchors, positives and negatives, three tensors [n, m].
         margin: α of the loss.
-        mu: μ > 0, the smoothing of the loss; a hinge has no bound.
+        mu: μ > 0, the smoothing of the loss; the hinge has no bound.
 
     Returns:
-        The learning rate and the numbers behind it. See the module for when it is a bound.
+        The learning rate and the quantities behind it. The docstring of the module says when it is a bound.
 
     >>> head = nn.Linear(3, 2)
     >>> x = torch.eye(3)
@@ -97,10 +96,10 @@ def suggest_step(
 
 
 class StepGuard:
-    """Cap the learning rate of each optimizer step at min(lr, η), with η by `suggest_step` for the current batch.
+    """Cap the learning rate of each optimizer step at the η that `suggest_step` computes for its batch.
 
-    Learning rates are lowered for that step only and then restored, so schedules are not affected. With momentum β the
-    cap is (1-β)η, since velocities add up to 1/(1-β) steps.
+    The learning rates are restored after the step, so schedules are not affected. With momentum β the cap is (1-β)η,
+    since velocities add up to 1/(1-β) steps.
 
     Args:
         head: the last linear layer.
@@ -123,11 +122,11 @@ class StepGuard:
         self.margin = margin
         self.mu = mu
         self.capped = 0
-        """How many steps were shortened so far."""
+        """The number of steps that were shortened."""
 
     @property
     def is_bound(self) -> bool:
-        """Whether the cap guarantees each batch's decrease: plain SGD that trains only the head."""
+        """Whether the cap guarantees that the loss of each batch decreases: plain SGD that trains only the head."""
         mine = {id(parameter) for parameter in self.head.parameters()}
         groups = self.optimizer.param_groups
         others = [p for p in itertools.chain.from_iterable(g["params"] for g in groups) if id(p) not in mine]
@@ -135,7 +134,7 @@ class StepGuard:
         return type(self.optimizer) is torch.optim.SGD and not others and not extras
 
     def step(self, triplets: Sequence[Tensor]) -> Suggestion:
-        """Call `optimizer.step()` with learning rates of at most η; use it after backward, with the head's inputs."""
+        """Call `optimizer.step()` with learning rates of at most η, after backward; takes inputs of the head."""
         suggestion = suggest_step(self.head, triplets, margin=self.margin, mu=self.mu)
         groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]

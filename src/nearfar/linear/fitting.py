@@ -1,7 +1,7 @@
-"""The rounds of a fit: choose triplets in the space of A, optimize A on them, choose again.
+"""Fit a linear map in rounds: choose triplets in the space of A, optimize A on them, and choose again.
 
-A stochastic round draws anchors and takes Adam steps on them. A certified round holds its triplets, their weights and μ
-fixed, and every step lowers their loss by a recorded decrease.
+A stochastic round takes Adam steps on the triplets of drawn anchors. In a certified round triplets, weights and μ are
+fixed, and each step lowers their loss by a recorded decrease.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from nearfar.linear.convex import psd_reference
 from nearfar.linear.descent import Path, descend, size
 from nearfar.linear.neighbors import Classes, differences, sort_classes
 from nearfar.linear.objective import TripletObjective
-from nearfar.linear.stochastic import Adam, Plan, annealed, cosine, one_round, triplet_weights
+from nearfar.linear.stochastic import Adam, Batch, Plan, anneal, cosine, triplet_weights
 
 __all__ = ["Problem", "Run", "Step"]
 
 START = 0.1
-"""Mean squared distance to a target at the start, in margins. Small: then the loss is nearly linear in A'A, so that all
-triplets determine the first directions, not just those that happen to be violated at the start."""
-FEWEST = 4  # triplets per anchor: few of many anchors are better than many of few, which would overfit
+"""Mean squared distance to a target at the start, in margins; so small that the loss is nearly linear in A'A and all
+triplets determine the first directions, not only those violated at the start."""
+PER_ANCHOR = 4  # triplets per anchor of a certified round: few triplets of many anchors overfit less
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Step:
 
     Attributes:
         stage: "sgd", "gd", "ccp" or "convex".
-        round: which choice of triplets it belongs to; within a round of gd or ccp, `value` never rises.
-        value: the loss after the step; for "sgd" before it, on its batch.
+        round: the number of its choice of triplets; within a round of gd or ccp, `value` never rises.
+        value: the loss after the step; for "sgd" the loss of the batch before it.
         mu: the temperature of the round.
         norm: |A|_F in units where every feature has variance 1.
-        certified: whether the decrease was known before the step, or checked when it was taken.
-        decrease: the least decrease of the loss of its round; NaN if nothing is certified.
-        gap: relative duality gap of a ccp subproblem, or of the convex solution; NaN elsewhere.
+        certified: whether the decrease is guaranteed.
+        decrease: the guaranteed decrease of the loss of its round; NaN if nothing is certified.
+        gap: relative duality gap of a ccp subproblem or of the convex solution; NaN elsewhere.
     """
 
     stage: str
@@ -70,14 +70,14 @@ class Problem:
 
 @dataclass(eq=False)
 class Run:
-    """The state of a fit: its problem, its options and the steps so far.
+    """The state of a fit: its problem, its options, and the steps so far.
 
     Attributes:
         problem: the rows.
-        plan: margin, temperature, and how triplets are chosen.
-        most: the most triplets of a certified round.
+        plan: the margin, the temperature, and how to choose triplets.
+        most: the largest number of triplets of a certified round.
         seed: seed of the draws.
-        verbose: print a line per round.
+        verbose: whether to print a line per round.
         history: the steps so far.
     """
 
@@ -92,10 +92,10 @@ class Run:
         self.generator = torch.Generator().manual_seed(self.seed)
         self.round = self.history[-1].round + 1 if self.history else 0
 
-    def scaled(self, A: Tensor) -> Tensor:
-        """Scale A so that the mean squared distance to a target is `START` margins, whatever the units of the data."""
+    def scale(self, A: Tensor) -> Tensor:
+        """Scale A so that the mean squared distance to a target is `START` margins, in any units of the data."""
         A = A / size(A)
-        chosen = self.plan.chosen(self.problem.x, A, self.problem.classes, self.generator)
+        chosen = self.plan.choose(self.problem.x, A, self.problem.classes, self.generator)
         u, v, _ = differences(self.problem.x, chosen, self.most, self.generator)
         for rows in (u, v):  # targets may all be duplicates of their anchors
             mean = float((rows @ A.T).square().sum(dim=1).mean())
@@ -103,11 +103,11 @@ class Run:
                 return A * math.sqrt(START * (self.plan.margin or 1.0) / mean)
         return A
 
-    def stochastic(self, A: Tensor, steps: int) -> Tensor:
-        """Rounds of Adam in float32, with a cosine schedule of the learning rate."""
+    def run_stochastic(self, A: Tensor, steps: int) -> Tensor:
+        """Run rounds of Adam in float32, with a cosine schedule of the learning rate."""
         state, x, refresh = Adam.start(A.float()), self.problem.x.float(), self.plan.refresh
         for first in range(0, steps, refresh):
-            mu = annealed(self.plan.mu, self.plan.margin, first / max(1, steps - refresh))
+            mu = anneal(self.plan.mu, self.plan.margin, first / max(1, steps - refresh))
             shares = [cosine(t, steps) for t in range(first, min(first + refresh, steps))]
             if self.adam_round(state, x, mu, shares) <= self.plan.tolerance:
                 break
@@ -115,35 +115,44 @@ class Run:
 
     def adam_round(self, state: Adam, x: Tensor, mu: float, shares: list[float]) -> float:
         """Choose triplets once and take a step for each share of the learning rate; return the last loss."""
-        values = one_round(state, x, self.problem.classes, self.plan, self.generator, mu, shares)
+        batch = Batch.of(x, self.plan.choose(x, state.A, self.problem.classes, self.generator))
+        values: list[float] = []
+        for share in shares:
+            value, gradient = batch.value_and_gradient(state.A, self.plan.margin, mu, self.plan.over)
+            values.append(value)
+            if value <= self.plan.tolerance:
+                break
+            state.step(gradient, share)
         norm = size(state.A)
         self._record([Step("sgd", self.round, value, mu, norm, certified=False) for value in values])
         return values[-1]
 
-    def certified(self, stage: str, A: Tensor, steps: int, refresh: int, *, polish: bool = False) -> Tensor:
-        """Rounds of gd, ccp or the convex problem in float64; with `polish`, at the last temperature only."""
+    def run_certified(self, stage: str, A: Tensor, steps: int, refresh: int, *, polish: bool = False) -> Tensor:
+        """Run rounds of gd, ccp or the convex problem in float64; with `polish`, at the last temperature only."""
         for first in range(0, steps, refresh):
             share = 1.0 if polish else min(1.0, first / max(1, steps - refresh))
-            mu = annealed(self.plan.mu, self.plan.margin, share)
+            mu = anneal(self.plan.mu, self.plan.margin, share)
             count = min(refresh, steps - first)
-            A = self._held(stage, self.objective(A, mu), A, count)
+            A = self._run_round(stage, self.objective(A, mu), A, count)
         return A
 
     def objective(self, A: Tensor, mu: float) -> TripletObjective:
-        """The loss of at most `most` triplets, chosen in the space of A; weights from a set are computed at A."""
-        each = 1 if self.plan.kind == "hard" else min(FEWEST, self.plan.targets * self.plan.impostors)
+        """The loss of at most `most` triplets chosen in the space of A; weights of a set are computed at A."""
+        each = 1 if self.plan.kind == "hard" else min(PER_ANCHOR, self.plan.targets * self.plan.impostors)
         wide = replace(self.plan, batch=-(-self.most // each))
-        chosen = wide.chosen(self.problem.x.float(), A.float(), self.problem.classes, self.generator)
+        chosen = wide.choose(self.problem.x.float(), A.float(), self.problem.classes, self.generator)
         u, v, _ = differences(self.problem.x, chosen, self.most, self.generator)
         objective = TripletObjective(u, v, margin=self.plan.margin, mu=mu)
         if self.plan.over is None:
             return objective
         s = objective.products(A)[2]
         weights = triplet_weights(s, torch.ones_like(s), mu, self.plan.over)
-        return objective.reweighted(weights) if float(weights.sum()) > 0 else objective  # no loss, no worst case
+        return (
+            objective.reweighted(weights) if float(weights.sum()) > 0 else objective
+        )  # without loss there is no worst case
 
-    def _held(self, stage: str, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
-        """Run and record one round of a certified stage."""
+    def _run_round(self, stage: str, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
+        """Run and record a certified round."""
         if stage == "convex":
             return self._convex(objective, A, steps)
         solve = ccp if stage == "ccp" else descend
@@ -157,16 +166,16 @@ class Run:
         return path.A
 
     def _convex(self, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
-        """The minimum over M = A'A ⪰ 0; the recorded gap is that before the truncation to rank d."""
-        if not (objective.u.any() or objective.v.any()):  # all rows are equal: every map is as good
+        """Minimize over M = A'A ⪰ 0; the recorded gap is the one before the truncation to rank d."""
+        if not (objective.u.any() or objective.v.any()):  # all rows are equal, so every map is optimal
             return A
         found = psd_reference(objective, A.T @ A, steps=steps, tolerance=max(self.plan.tolerance, 1e-12))
         before, cut = float(objective.value(A)), found.factor(len(A))
         value, gap = float(objective.value(cut)), (found.value - found.lower) / max(found.value, 1e-300)
         fell = value <= before
-        fall = before - value if fell else math.nan
-        self._record([Step("convex", self.round, value, objective.mu, size(cut), fell, fall, gap)])
-        return cut if size(cut) > 0 else A  # M = 0 is the answer where no map helps; A = 0 would map all rows to one
+        decrease = before - value if fell else math.nan
+        self._record([Step("convex", self.round, value, objective.mu, size(cut), fell, decrease, gap)])
+        return cut if size(cut) > 0 else A  # if M = 0 is optimal, keep A: A = 0 would map all rows to one
 
     def _record(self, steps: list[Step]) -> None:
         self.history.extend(steps)

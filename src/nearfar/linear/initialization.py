@@ -1,12 +1,11 @@
-"""Initialization of a linear map A [d, m] from the data.
+"""Initialize a linear map A [d, m] from the data.
 
     "pca"       the d directions of largest variance
     "lda"       the directions that maximize between-class over within-class variance, filled up with "pca"
     "identity"  the first d features
 
-A = 0 is stationary for every triplet loss, so no row of A is initialized to 0. Nor does a row leave directions that the
-loss does not couple with others: if features of large variance say nothing about the classes, "pca" starts in them and
-may stay there.
+A = 0 is stationary for every triplet loss, so no row of A is initialized to 0. "pca" may stay in directions of large
+variance that carry no information about the classes, because the loss does not couple them with others.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-__all__ = ["INITS", "Matrix", "discriminant", "principal", "start"]
+__all__ = ["INITS", "Matrix", "discriminant", "initialize", "principal"]
 
 Matrix = NDArray[np.float64]
 
 INITS = ("lda", "pca", "identity")
-FILL = 0.3  # rows that fill up "lda" are so long beside its own: they hold what LDA found of no use
+FILL = 0.3  # length of the rows that fill up "lda", relative to its own: LDA found their directions of no use
 
 
-def start(init: str, X: Matrix, labels: NDArray[np.int64], components: int) -> Matrix:
+def initialize(init: str, X: Matrix, labels: NDArray[np.int64], components: int) -> Matrix:
     """Compute the initial A [components, m] for centered rows X [n, m] with classes 0, 1, ...
 
-    >>> start("pca", np.array([[3.0, 0.1], [-3.0, -0.1], [0.0, 0.0]]), np.array([0, 1, 1]), 1).round(2)
+    >>> initialize("pca", np.array([[3.0, 0.1], [-3.0, -0.1], [0.0, 0.0]]), np.array([0, 1, 1]), 1).round(2)
     array([[1.  , 0.03]])
     """
     if init == "identity":
