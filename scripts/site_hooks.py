@@ -22,6 +22,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
+import losses_page
 import reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,9 +70,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds one reference page a room."""
+    """Adds one reference page a room, and a picture of each loss."""
     for name, text in reference.pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for name in losses_page.names():
+        if drawn := losses_page.picture(name):
+            files.append(File.generated(config, f"images/losses/{name}.svg", content=drawn))
     return files
 
 
@@ -79,6 +83,9 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, **_: Any) -> s
     """Leads links out of docs/ to the repository, if it has an address; takes the empty sidebar off the first page."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
+    if page.file.src_uri == "guides/losses.md":  # a wide table, whose names lead to the reference
+        page.meta["hide"] = ["toc"]
+        text = re.sub(r"^\| `(\w+)` \|", r"| [`\1`][nearfar.losses.\1] |", text, flags=re.MULTILINE)
     folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
     def lead(match: re.Match[str]) -> str:

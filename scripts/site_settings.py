@@ -1,14 +1,21 @@
-"""Shows constructors that classes make of their settings in the reference, which is read from sources."""
+"""Completes the reference, which is read from sources: constructors made of settings, equations of losses."""
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 import griffe
 
+from nearfar import losses
 from nearfar._utils.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+import equations
 
 PLACES = {
     inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
@@ -38,3 +45,25 @@ class Constructors(griffe.Extension):
         for name in kind.settings:
             cls.members.pop(name, None)
         cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(mine, *given)))
+
+
+FIGURE = """<div class="equation">{tex}</div>
+
+<figure class="weights" markdown="0"><img src="../images/losses/{name}.svg" alt="Pair weights of {name}">
+<figcaption>Nine rows of three classes, and how strongly the loss attracts (blue) or repels (orange) each pair; darker
+is stronger. <a href="../guides/losses.html#pictures-of-the-weights">All losses</a></figcaption></figure>
+"""
+
+
+class Equations(griffe.Extension):
+    """Typesets the equation in the docstring of each loss, and puts its picture below."""
+
+    def on_class(self, *, cls: griffe.Class, **more: Any) -> None:
+        """Called by griffe when it has read a class."""
+        if cls.name not in losses.__all__ or not cls.path.startswith("nearfar.losses.") or cls.docstring is None:
+            return
+        found = equations.equation(cls.docstring.value)
+        if found is not None:
+            written, lines = found
+            shown = FIGURE.format(tex=html.escape(equations.display(lines)), name=cls.name)
+            cls.docstring.value = cls.docstring.value.replace(written, shown, 1)

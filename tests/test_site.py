@@ -25,6 +25,7 @@ pytest.importorskip("mkdocs", reason="mkdocs is not installed (the extra site)")
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 need("mkdocs")
+import equations  # noqa: E402
 import reference  # noqa: E402
 import site_hooks  # noqa: E402
 
@@ -103,6 +104,31 @@ def test_every_kind_of_name_has_its_words():
     assert "|" not in reference.summary("nearfar.similarity.Cosine").replace(r"\|", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "(1/α) log(1 + Σ_{P_i} e^{-α s_ij})",
+            r"\frac{1}{\alpha} \log \left(1 + \sum _{P_{i}} e^{-\alpha  s_{ij}}\right)",
+        ),
+        ("[d - m₊]₊² (positive)", r"\left[d - m_{+}\right]_{+}^{2} \ \text{(positive)}"),
+        ("mean over rows of  log( a / (a + b) )", r"\text{ mean over rows of }\quad \log \left(\frac{a}{a + b}\right)"),
+        ("1 / (1 + e^{-x/τ})", r"\frac{1}{1 + e^{-x/\tau }}"),
+        ("√(2ρ/n) ≥ max_p |C|", r"\sqrt{2\rho /n} \geq  \max _{p} |C|"),
+    ],
+)
+def test_equations_become_tex(line, expected):
+    assert equations.tex(line) == expected
+
+
+def test_each_loss_has_its_equation_and_its_picture(built):
+    page = (built / "reference" / "losses.html").read_text(encoding="utf-8")
+    assert page.count('<div class="equation">') == len(nearfar.losses.__all__)
+    for name in nearfar.losses.__all__:
+        assert f'src="../images/losses/{name}.svg"' in page
+        assert (built / "images" / "losses" / f"{name}.svg").is_file()
+
+
 def test_each_wish_of_a_newcomer_is_one_click_away(built):
     first = (built / "index.html").read_text(encoding="utf-8")
     article = first[first.index("<article") : first.index("</article>")]
@@ -179,6 +205,16 @@ def test_pages_open_from_disk_without_a_complaint(browser, built, page):
     assert browser.ask("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
     browser.window(390, 800)
     assert browser.ask("document.documentElement.scrollWidth") <= 390
+    assert complaints(browser) == []
+
+
+@pytest.mark.browser
+def test_every_equation_is_typeset(browser, built):
+    browser.problems.clear()
+    browser.open(built / "reference" / "losses.html", "article h1")
+    typeset = "[...document.querySelectorAll('.equation')].filter((each) => each.querySelector('.katex-html')).length"
+    browser.wait(f"{typeset} === {len(nearfar.losses.__all__)}")
+    assert browser.ask("document.querySelectorAll('.katex-error').length") == 0
     assert complaints(browser) == []
 
 
