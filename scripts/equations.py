@@ -1,6 +1,6 @@
 """Translates the equations in docstrings into TeX, for the pages of the site.
 
-Docstrings write equations in plain text, because `help` shows them: `mean over anchors of  log(1 + Σ_{N_i} e^{s_ij/τ})`.
+Docstrings write equations in plain text, because `help` shows them: `mean over anchors of  log(1 + Σ_{N_i} e^{s_ij})`.
 Runs of words become text, Greek letters and operators their TeX names, `( a / b )` with spaces around the slash a
 fraction, and two spaces a gap.
 """
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 
-GREEK = """α alpha β beta γ gamma δ delta ε varepsilon ζ zeta η eta θ theta κ kappa λ lambda μ mu ν nu ξ xi π pi ρ rho
-σ sigma τ tau φ varphi χ chi ψ psi ω omega""".split()
-NAMES = dict(zip(GREEK[::2], GREEK[1::2], strict=True))
+GREEK = (
+    "α alpha β beta γ gamma δ delta ε varepsilon ζ zeta η eta θ theta κ kappa λ lambda μ mu ν nu ξ xi π pi ρ rho "
+    "σ sigma τ tau φ varphi χ chi ψ psi ω omega"
+)
+NAMES = dict(re.findall(r"(\S) (\w+)", GREEK))
 SIGNS = {
     "Σ": r"\sum ", "·": r"\cdot ", "⟨": r"\langle ", "⟩": r"\rangle ", "≠": r"\neq ", "≥": r"\geq ", "≤": r"\leq ",
     "∈": r"\in ", "∖": r"\setminus ", "½": r"\tfrac{1}{2}", "∞": r"\infty ", "→": r"\to ", "²": "^{2}", "₊": "_{+}",
