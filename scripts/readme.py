@@ -93,8 +93,8 @@ def scaling() -> str:
     cells = next(r["cells"] for r in record("bench_cpu.json")["results"] if _is(r, SHOWN[0], 16384))
     return (
         f"![Time and memory against the rows of a batch, beside PML]({PICTURE.relative_to(ROOT).as_posix()})\n\n"
-        f"*16,384 rows take {cells['auto']['megabytes']:,.0f} MB with multi-similarity and its miner, and the numbers are "
-        "those of the whole matrix.*"
+        f"*16,384 rows take {cells['auto']['megabytes']:,.0f} MB with multi-similarity and its miner, and the numbers "
+        "are those of the whole matrix.*"
     )
 
 

@@ -47,7 +47,12 @@ EXTRAS = {
     "webdataset": "shards",
 }
 """What is not part of the base installation, and the extra that it belongs to."""
-PAGES = {"deployment.md": "onnxscript", "search.md": "faiss", "tune.md": "optuna", "from-pml.md": "pytorch_metric_learning"}
+PAGES = {
+    "deployment.md": "onnxscript",
+    "from-pml.md": "pytorch_metric_learning",
+    "search.md": "faiss",
+    "tune.md": "optuna",
+}
 """Pages whose doctests call what needs a package, which they do not import themselves."""
 IN_TEXT = re.compile(r"^\s*>>> (?:import|from) (\w+)", re.MULTILINE)
 
