@@ -31,6 +31,8 @@ REPOSITORY = PROJECT.get("urls", {}).get("Source")
 PAGE = re.compile(r"(?<![\w/])docs/([\w/-]+)\.md")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 RESULTS = {path.stem.removeprefix("RESULTS-"): path for path in sorted((ROOT / "benchmarks").glob("RESULTS-*.md"))}
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]{25,}(?=</code>)")
 log = logging.getLogger("mkdocs.hooks.site")
 
 
@@ -113,7 +115,8 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, **_: Any) -> s
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Makes links of the pages that docstrings name by their path."""
+    """Lets long names break in tables, and makes links of the pages that docstrings name by their path."""
+    html = CELL.sub(lambda cell: CODE.sub(_breakable, cell.group()), html)
     if not page.file.src_uri.startswith("reference/"):
         return html
 
@@ -123,3 +126,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> st
         return f'<a href="../{match.group(1)}.html">{match.group(1)}</a>'
 
     return PAGE.sub(lead, html)
+
+
+def _breakable(name: re.Match[str]) -> str:
+    """A long name that may break behind `_`, `::` and `(`."""
+    return re.sub(r"(_|::|\()(?=\w)", r"\1<wbr>", name.group())
