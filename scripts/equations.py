@@ -15,6 +15,7 @@ GREEK = (
 )
 NAMES = dict(re.findall(r"(\S) (\w+)", GREEK))
 SIGNS = {
+    "ᵢ": "_{i}", "∝": r"\propto ",
     "Σ": r"\sum ", "·": r"\cdot ", "⟨": r"\langle ", "⟩": r"\rangle ", "≠": r"\neq ", "≥": r"\geq ", "≤": r"\leq ",
     "∈": r"\in ", "∖": r"\setminus ", "½": r"\tfrac{1}{2}", "∞": r"\infty ", "→": r"\to ", "²": "^{2}", "₊": "_{+}",
     "₋": "_{-}", "*": "^{*}", "∇": r"\nabla ", "×": r"\times ", "‖": r"\Vert ", "{": r"\{", "}": r"\}", "%": r"\%",
@@ -85,14 +86,16 @@ def _words(text: str) -> str:
     """Names of functions are operators; other words are text, with the spaces around them."""
     if all(word in FUNCTIONS for word in text.split()):
         return "".join(rf"\{word} " if word in KNOWN else rf"\operatorname{{{word}}} " for word in text.split())
-    return rf"\text{{ {text.replace('`', '')} }}"
+    return re.sub(r"`(\w+)`", r"\\texttt{\1}", rf"\text{{ {text} }}")
 
 
 def _fraction(left: list[str], right: list[str], inside: bool) -> list[str]:
     """A fraction: of all that a bracket holds, else of the parts beside the slash."""
     if inside:
         return [rf"\frac{{{_bare(''.join(left).strip())}}}{{{_bare(''.join(right).strip())}}}"]
-    return [*left[:-1], rf"\frac{{{_bare(left[-1])}}}{{{_bare(right[0])}}}", *right[1:]]
+    start = max(place for place, part in enumerate(left) if not part.startswith(("_", "^")))
+    above = _bare("".join(left[start:]))
+    return [*left[:start], rf"\frac{{{above}}}{{{_bare(right[0])}}}", *right[1:]]
 
 
 def _bare(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import griffe
 
-from nearfar import losses
+from nearfar import losses, pairs, sets
 from nearfar._utils.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -47,23 +47,27 @@ class Constructors(griffe.Extension):
         cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(mine, *given)))
 
 
-FIGURE = """<div class="equation">{tex}</div>
+EQUATION = """<div class="equation">{tex}</div>
 
-<figure class="weights" markdown="0"><img src="../images/losses/{name}.svg" alt="Pair weights of {name}">
+"""
+FIGURE = """<figure class="weights" markdown="0"><img src="../images/losses/{name}.svg" alt="Pair weights of {name}">
 <figcaption>Nine rows of three classes, and how strongly the loss attracts (blue) or repels (orange) each pair; darker
 is stronger. <a href="../guides/losses.html#pictures-of-the-weights">All losses</a></figcaption></figure>
 """
 
 
 class Equations(griffe.Extension):
-    """Typesets the equation in the docstring of each loss, and puts its picture below."""
+    """Typesets the equation in the docstring of each loss, pair loss and set; a loss has its picture below."""
 
     def on_class(self, *, cls: griffe.Class, **more: Any) -> None:
         """Called by griffe when it has read a class."""
-        if cls.name not in losses.__all__ or not cls.path.startswith("nearfar.losses.") or cls.docstring is None:
+        room = cls.path.split(".")[1]
+        offered = {"losses": losses, "pairs": pairs, "sets": sets}.get(room)
+        if offered is None or cls.name not in offered.__all__ or cls.docstring is None:
             return
         found = equations.equation(cls.docstring.value)
-        if found is not None:
+        if found is not None and '"' not in found[0]:
             written, lines = found
-            shown = FIGURE.format(tex=html.escape(equations.display(lines)), name=cls.name)
+            shown = EQUATION.format(tex=html.escape(equations.display(lines)))
+            shown += FIGURE.format(name=cls.name) if room == "losses" else ""
             cls.docstring.value = cls.docstring.value.replace(written, shown, 1)
