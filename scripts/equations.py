@@ -116,7 +116,7 @@ def _balanced(text: str) -> bool:
 
 def tex(line: str) -> str:
     """TeX of one line."""
-    return "".join(Reader(line.strip()).group()).strip()
+    return "".join(Reader(re.sub(r" {2,}(?==)", " ", line.strip())).group()).strip()
 
 
 def display(lines: list[str]) -> str:

@@ -203,7 +203,8 @@ class DroKLGrouped(Recipe):
 class DroChiSquare(Recipe):
     """The mean pair loss plus a penalty on the variance of the losses.
 
-        max_p Σ p_ij l_ij over the chi-square ball of radius ρ/n:  mean(l) + √(2ρ·Var(l)/n) where that form holds
+        max_p Σ p_ij l_ij over the chi-square ball of radius ρ/n
+        = mean(l) + √(2ρ·Var(l)/n) where that form holds
 
     Qi et al. 2020, section 3.1.
 

@@ -65,7 +65,8 @@ class DroTrimmed(Recipe):
 class DroTrimmedPN(Recipe):
     """Trimmed per sign, for noisy labels: the positive pairs without the hardest, against the K hardest negative pairs.
 
-        mean_P l_ij + mean_N l_ij,  P: positive pairs without the hardest share 1 - (1 - ν)²,  N: the K hardest negative
+        mean_P l_ij + mean_N l_ij
+        P: positive pairs without the hardest share 1 - (1 - ν)²,  N: the K hardest negative
 
     A pair is called positive in error where one of its two labels is wrong: a share 1 - (1 - ν)² of them, where a share
     ν of all labels is. A wrong label makes a negative pair wrong only by chance, and those are few among many; so
