@@ -175,6 +175,39 @@ def test_links_out_of_the_pages_lead_to_the_repository(caplog, monkeypatch, home
     ]  # fmt: skip
 
 
+def test_results_are_pages_of_the_site(caplog, monkeypatch, tmp_path):
+    for name in ("benchmarks/RESULTS-speed.md", "docs/guides/a.md", "docs/images/e.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(site_hooks, "ROOT", tmp_path)
+    found = []
+    for place, text in (
+        ("guides/a.md", "[b](../../benchmarks/RESULTS-speed.md#x)"),
+        ("index.md", "[b](../benchmarks/RESULTS-speed.md)"),
+        ("results/speed.md", "[c](../docs/guides/a.md) ![d](../docs/images/e.png) [f](RESULTS-speed.md#y)"),
+    ):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=place), is_homepage=False)
+        with caplog.at_level(logging.WARNING, "mkdocs.hooks.site"):
+            found.append(site_hooks.on_page_markdown(text, page, None))
+    assert found == [
+        "[b](../results/speed.md#x)",
+        "[b](results/speed.md)",
+        "[c](../guides/a.md) ![d](../images/e.png) [f](speed.md#y)",
+    ]
+    assert not caplog.records
+
+
+def test_long_names_may_break_in_tables():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/a.md"))
+    name = "test_errata.py::test_that_has_a_name"
+    html = site_hooks.on_page_content(
+        f"<code>{name}</code><td><code>{name}</code> <code>short_one</code></td>", page, None
+    )
+    assert html.startswith(f"<code>{name}</code>")
+    assert "errata.py::<wbr>test_<wbr>that" in html
+    assert "short_one" in html
+
+
 def test_examples_in_docstrings_stand_in_fences():
     run = site_hooks.Doctests().run
     assert run(["a", ">>> 1", "1", "", "b"]) == ["a", "", "```pycon", ">>> 1", "1", "```", "", "b"]
