@@ -40,10 +40,10 @@ def one_import() -> str:
     gains, gpu = (_ratios(128), _ratios(1024)), _gpu()
     small, large = (f"{times(statistics.median(x))} ({times(min(x))} to {times(max(x))})" for x in gains)
     return (
-        f"On one CPU thread the changed import is {small} as fast at 128 rows and {large} at 1,024: median and range "
-        f"over\n{len(gains[0])} and {len(gains[1])} combinations of loss and miner. On an H200, native losses are "
-        f"{times(statistics.median(gpu))} as fast as PML's "
-        f"in the\nmedian of {len(gpu)} cases, and slower in {sum(x < 1 for x in gpu) or 'none'}."
+        f"On one CPU thread the changed import is {small} as fast at 128 rows, and {large}\n"
+        f"at 1,024: median and range over {len(gains[0])} and {len(gains[1])} combinations of loss and miner. On an H200, "
+        f"native losses are\n{times(statistics.median(gpu))} as fast as PML's in the median of {len(gpu)} cases, and slower "
+        f"in {sum(x < 1 for x in gpu) or 'none'}."
     )
 
 
