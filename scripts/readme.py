@@ -41,9 +41,9 @@ def one_import() -> str:
     small, large = (f"{times(statistics.median(x))} ({times(min(x))} to {times(max(x))})" for x in gains)
     return (
         f"On one CPU thread the changed import is {small} as fast at 128 rows, and {large}\n"
-        f"at 1,024: median and range over {len(gains[0])} and {len(gains[1])} combinations of loss and miner. On an H200, "
-        f"native losses are\n{times(statistics.median(gpu))} as fast as PML's in the median of {len(gpu)} cases, and slower "
-        f"in {sum(x < 1 for x in gpu) or 'none'}."
+        f"at 1,024: median and range over {len(gains[0])} and {len(gains[1])} combinations of loss and miner. "
+        f"On an H200, native losses are\n{times(statistics.median(gpu))} as fast as PML's in the median of "
+        f"{len(gpu)} cases, and slower in {sum(x < 1 for x in gpu) or 'none'}."
     )
 
 
