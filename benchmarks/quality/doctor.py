@@ -829,7 +829,7 @@ def page(found):
 
 
 def fill_page(text, found):
-    """Replace the tables of a page in docs, each between two marks."""
+    """Replace the tables of a page, each between two marks."""
     parts = {
         "confusion": confusion_table(found["calibration"]),
         "lines": chosen_table(found["calibration"]),
@@ -898,7 +898,7 @@ def train(args):
 
 
 def write_pages(args):
-    """Compute thresholds and tables from files of runs; write results/doctor.json, doctor.md and benchmarks/RESULTS-doctor.md."""
+    """Compute thresholds and tables from files of runs; write results/doctor.json, doctor.md and RESULTS-doctor.md."""
     lines = [line for file in args.made for line in json.loads(file.read_text(encoding="utf-8")) if "truth" in line]
     runs = {name: [line for line in lines if line["part"] in names] for name, names in READ.items()}
     found = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from oracles.gradient import gradient
 from table import BATCHES, IDS, ROWS, tensors, tied_batch
 
 import nearfar as nf
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import losses_page
 
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
 TOLERANCE = 1e-9
@@ -31,6 +35,14 @@ def test_the_public_losses_are_those_of_the_page():
     text = (Path(__file__).parents[2] / "docs" / "guides" / "losses.md").read_text(encoding="utf-8")
     table = text[text.index("## The table") : text.index("### As in the paper")]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == sorted(nf.losses.__all__)
+
+
+def test_the_table_and_the_pictures_are_generated_from_the_classes():
+    text = losses_page.PAGE.read_text(encoding="utf-8")
+    assert losses_page.filled(text) == text, "run: python scripts/losses_page.py"
+    assert losses_page.filled(text.replace("margin=0.2", "margin=0.3")) == text
+    assert losses_page.SHEET.read_text(encoding="utf-8") == losses_page.sheet(), "run: python scripts/losses_page.py"
+    assert all(map(losses_page.picture, losses_page.names()))
 
 
 @rows

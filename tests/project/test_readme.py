@@ -20,12 +20,12 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_it_is_short():
-    assert len(TEXT.splitlines()) <= 120
+    assert len(TEXT.splitlines()) <= 70
 
 
 def test_it_says_first_what_people_ask_first():
-    order = ("from nearfar.pml import", "nf.losses.MultiSimilarity", "docs/images/scaling.png", "docs/images/report-",
-             "Not healthy", "| losses |", "## Install", "## Where to go", "## The idea")  # fmt: skip
+    order = ("nf.losses.MultiSimilarity", "## Why switch", "from nearfar.pml import", "docs/images/scaling.png",
+             "| losses |", "## Try it", "make demo", "make test")  # fmt: skip
     places = [TEXT.index(each) for each in order]
     assert places == sorted(places)
 
@@ -34,7 +34,7 @@ def test_figures_are_those_of_the_results():
     for page, makers in readme.PAGES.items():
         text = page.read_text(encoding="utf-8")
         assert readme.filled(text, *makers) == text, "run: python scripts/readme.py"
-        assert readme.filled(text.replace("x |", "9x |"), *makers) == text
+        assert readme.filled(re.sub(r"(\d)x\b", r"9\1x", text), *makers) == text
 
 
 def test_the_picture_is_drawn_from_the_results():
@@ -47,7 +47,7 @@ def test_links_lead_somewhere(target):
 
 
 def test_numbers_and_commands_are_true():
-    assert f"| losses | {len(nf.losses.__all__)}," in TEXT
+    assert int(re.search(r"\| losses \| over (\d+),", TEXT)[1]) < len(nf.losses.__all__)
     flags = re.search(r"nearfar train (.+) --run", TEXT)[1].removeprefix("--").split(" --")
     check(load(None, [tuple(flag.split()) for flag in flags]))
     for target in re.findall(r"^    make (\w+)", TEXT, flags=re.MULTILINE):

@@ -25,6 +25,7 @@ pytest.importorskip("mkdocs", reason="mkdocs is not installed (the extra site)")
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 need("mkdocs")
+import equations  # noqa: E402
 import reference  # noqa: E402
 import site_hooks  # noqa: E402
 
@@ -103,6 +104,31 @@ def test_every_kind_of_name_has_its_words():
     assert "|" not in reference.summary("nearfar.similarity.Cosine").replace(r"\|", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "(1/α) log(1 + Σ_{P_i} e^{-α s_ij})",
+            r"\frac{1}{\alpha} \log \left(1 + \sum _{P_{i}} e^{-\alpha  s_{ij}}\right)",
+        ),
+        ("[d - m₊]₊² (positive)", r"\left[d - m_{+}\right]_{+}^{2} \ \text{(positive)}"),
+        ("mean over rows of  log( a / (a + b) )", r"\text{ mean over rows of }\quad \log \left(\frac{a}{a + b}\right)"),
+        ("1 / (1 + e^{-x/τ})", r"\frac{1}{1 + e^{-x/\tau }}"),
+        ("√(2ρ/n) ≥ max_p |C|", r"\sqrt{2\rho /n} \geq  \max _{p} |C|"),
+    ],
+)
+def test_equations_become_tex(line, expected):
+    assert equations.tex(line) == expected
+
+
+def test_each_loss_has_its_equation_and_its_picture(built):
+    page = (built / "reference" / "losses.html").read_text(encoding="utf-8")
+    assert page.count('<div class="equation">') == len(nearfar.losses.__all__)
+    for name in nearfar.losses.__all__:
+        assert f'src="../images/losses/{name}.svg"' in page
+        assert (built / "images" / "losses" / f"{name}.svg").is_file()
+
+
 def test_each_wish_of_a_newcomer_is_one_click_away(built):
     first = (built / "index.html").read_text(encoding="utf-8")
     article = first[first.index("<article") : first.index("</article>")]
@@ -149,6 +175,39 @@ def test_links_out_of_the_pages_lead_to_the_repository(caplog, monkeypatch, home
     ]  # fmt: skip
 
 
+def test_results_are_pages_of_the_site(caplog, monkeypatch, tmp_path):
+    for name in ("benchmarks/RESULTS-speed.md", "docs/guides/a.md", "docs/images/e.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(site_hooks, "ROOT", tmp_path)
+    found = []
+    for place, text in (
+        ("guides/a.md", "[b](../../benchmarks/RESULTS-speed.md#x)"),
+        ("index.md", "[b](../benchmarks/RESULTS-speed.md)"),
+        ("results/speed.md", "[c](../docs/guides/a.md) ![d](../docs/images/e.png) [f](RESULTS-speed.md#y)"),
+    ):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=place), is_homepage=False)
+        with caplog.at_level(logging.WARNING, "mkdocs.hooks.site"):
+            found.append(site_hooks.on_page_markdown(text, page, None))
+    assert found == [
+        "[b](../results/speed.md#x)",
+        "[b](results/speed.md)",
+        "[c](../guides/a.md) ![d](../images/e.png) [f](speed.md#y)",
+    ]
+    assert not caplog.records
+
+
+def test_long_names_may_break_in_tables():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/a.md"))
+    name = "test_errata.py::test_that_has_a_name"
+    html = site_hooks.on_page_content(
+        f"<code>{name}</code><td><code>{name}</code> <code>short_one</code></td>", page, None
+    )
+    assert html.startswith(f"<code>{name}</code>")
+    assert "errata.py::<wbr>test_<wbr>that" in html
+    assert "short_one" in html
+
+
 def test_examples_in_docstrings_stand_in_fences():
     run = site_hooks.Doctests().run
     assert run(["a", ">>> 1", "1", "", "b"]) == ["a", "", "```pycon", ">>> 1", "1", "```", "", "b"]
@@ -179,6 +238,16 @@ def test_pages_open_from_disk_without_a_complaint(browser, built, page):
     assert browser.ask("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
     browser.window(390, 800)
     assert browser.ask("document.documentElement.scrollWidth") <= 390
+    assert complaints(browser) == []
+
+
+@pytest.mark.browser
+def test_every_equation_is_typeset(browser, built):
+    browser.problems.clear()
+    browser.open(built / "reference" / "losses.html", "article h1")
+    typeset = "[...document.querySelectorAll('.equation')].filter((each) => each.querySelector('.katex-html')).length"
+    browser.wait(f"{typeset} === {len(nearfar.losses.__all__)}")
+    assert browser.ask("document.querySelectorAll('.katex-error').length") == 0
     assert complaints(browser) == []
 
 

@@ -47,7 +47,12 @@ EXTRAS = {
     "webdataset": "shards",
 }
 """Packages outside the base installation, and the extra that installs each."""
-PAGES = {"search.md": "faiss", "tune.md": "optuna", "from-pml.md": "pytorch_metric_learning"}
+PAGES = {
+    "deployment.md": "onnxscript",
+    "from-pml.md": "pytorch_metric_learning",
+    "search.md": "faiss",
+    "tune.md": "optuna",
+}
 """Pages whose doctests need a package that they do not import themselves."""
 SUPPORT = Path(__file__).parent
 """Helpers, which tests import by their bare names."""
