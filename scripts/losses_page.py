@@ -3,8 +3,8 @@
     python scripts/losses_page.py     write the table, and docs/images/losses.svg with the pictures of all losses
 
 Names, first sentences and parameters are read from the classes, so that a new loss needs no row of its own. The site
-shows each picture beside its loss (`scripts/site_hooks.py`). `tests/losses/test_oracle_values.py` compares the page with
-this script.
+shows each picture beside its loss (`scripts/site_hooks.py`). `tests/losses/test_oracle_values.py` compares the page
+with this script.
 """
 
 from __future__ import annotations
