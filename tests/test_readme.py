@@ -47,7 +47,7 @@ def test_links_lead_somewhere(target):
 
 
 def test_numbers_and_commands_are_true():
-    assert f"| losses | {len(nf.losses.__all__)}," in TEXT
+    assert int(re.search(r"\| losses \| over (\d+),", TEXT)[1]) < len(nf.losses.__all__)
     flags = re.search(r"nearfar train (.+) --run", TEXT)[1].removeprefix("--").split(" --")
     check(load(None, [tuple(flag.split()) for flag in flags]))
     for target in re.findall(r"^    make (\w+)", TEXT, flags=re.MULTILINE):

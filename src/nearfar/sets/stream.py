@@ -165,9 +165,13 @@ class Collected(Stream):
 
     def _turn(self) -> bool:
         l, w = (torch.cat(x, dim=1) for x in zip(*self._kept, strict=True))
+        if l.shape[1] == 0:  # no members: add an absent one, so that every reduction is defined
+            l, w = pad(l, (0, 1)), pad(w, (0, 1))
         self._kept, mass = [], self.taken()
         self.dual = self.over._dual(l, w, mass)
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            if l.is_inference():  # autograd cannot save tensors of inference mode
+                l, w, mass = l.clone(), w.clone(), mass.clone()
             leaf = l.detach().requires_grad_()
             value: Tensor = self.over._value(leaf, w, mass)
             self._p = torch.autograd.grad(value.sum(), leaf)[0]
