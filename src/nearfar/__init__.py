@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nearfar.evaluation import compare, evaluate
     from nearfar.linear.suggest import suggest_step
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CrossBatchMemory",
     "DegenerateBatchWarning",
