@@ -1,7 +1,7 @@
 """The figures of docs/bench.md, taken from benchmarks/results: nobody writes them by hand.
 
     python scripts/bench_page.py                       write the tables into docs/bench.md and draw its pictures
-    python scripts/bench_page.py --session FOLDER      first take over the results of benchmarks/gpu_session.py
+    python scripts/bench_page.py --session FOLDER      first take over the results of benchmarks/gpu.py
 
 What stands between `<!-- NAME -->` and `<!-- /NAME -->` in the page is made by the function of that name here.
 `tests/test_bench_page.py` holds the page and the pictures against the results.
@@ -254,7 +254,7 @@ def take(folder: Path) -> list[Path]:
 def main() -> None:
     """Take over results if asked, draw the pictures, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--session", type=Path, help="the --output of benchmarks/gpu_session.py")
+    parser.add_argument("--session", type=Path, help="the --output of benchmarks/gpu.py")
     given = parser.parse_args()
     if given.session is not None:
         print(*(f"taken: {file.relative_to(ROOT)}" for file in take(given.session)), sep="\n")
