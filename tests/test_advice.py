@@ -9,14 +9,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-import typer
 import yaml
 from PIL import Image
 from rich.console import Console
 from runs import config, tiny
 from typer.testing import CliRunner
 
-from nearfar.cli.commands import training
+from nearfar.cli.main import app
 from nearfar.cli.recommend import measured, recommend
 from nearfar.data import DataSet, Tensors
 from nearfar.data.splits import Shares
@@ -91,8 +90,6 @@ def folders(path, classes: int, each: int, side: int = 12):
 
 
 def command(*words):
-    app = typer.Typer()
-    training.register(app)
     return CliRunner().invoke(app, [str(word) for word in words])
 
 

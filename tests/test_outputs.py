@@ -18,7 +18,7 @@ from shell import TRUST, Flat, run, saved
 from typer.testing import CliRunner
 
 from nearfar._utils.files import protected, write_text
-from nearfar.cli.commands.outputs import OUTPUTS
+from nearfar.cli.commands.command import OUTPUTS
 from nearfar.cli.main import app
 from nearfar.runs.config import save
 from nearfar.train import fit

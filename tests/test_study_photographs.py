@@ -374,7 +374,7 @@ def test_the_command(pictures, tmp_path):
     command.reproduce("photographs", data="folder", **how)
     kept = json.loads((tmp_path / "new" / "photographs-folder.json").read_text(encoding="utf-8"))
     assert (list(kept["methods"]), kept["seeds"]) == ([BASE], 1)
-    with pytest.raises(SystemExit, match="reproduce: dro takes no methods, which is for photographs; leave it out"):
+    with pytest.raises(ValueError, match="reproduce: dro takes no methods, which is for photographs; leave it out"):
         command.reproduce("dro", **how)
 
 

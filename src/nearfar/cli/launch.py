@@ -22,7 +22,7 @@ from nearfar._utils.console import say
 if TYPE_CHECKING:
     from nearfar._utils.process_group import ProcessGroup
 
-__all__ = ["Processes", "Restarts", "is_first", "launched", "place", "restarts", "sharing", "words_of_a_rank"]
+__all__ = ["Processes", "Restarts", "is_first", "launch", "place", "restarts", "share_evaluation", "words_of_a_rank"]
 
 Processes = Annotated[
     int | None, typer.Option("--processes", min=1, help="Start this many processes on this machine, which share it.")
@@ -65,7 +65,7 @@ def restarts(variables: Mapping[str, str] = os.environ) -> int:
 
 
 @contextmanager
-def sharing(owner: str) -> Iterator[ProcessGroup]:
+def share_evaluation(owner: str) -> Iterator[ProcessGroup]:
     """Share the evaluations within the block with the other ranks of a launcher, if there is one."""
     from nearfar._utils.process_group import ALONE
 
@@ -84,7 +84,7 @@ def sharing(owner: str) -> Iterator[ProcessGroup]:
         yield group
 
 
-def launched(processes: int | None, again: int = 0, more: Sequence[str] = ()) -> bool:
+def launch(processes: int | None, again: int = 0, more: Sequence[str] = ()) -> bool:
     """Run this command in several processes, if asked for; False if it is to be run in this one.
 
     Args:

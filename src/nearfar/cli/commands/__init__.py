@@ -1,3 +1,1 @@
-"""The commands of `nearfar`, one file per group; each has a `register` that adds its commands to the app."""
-
-__all__: list[str] = []
+"""The commands of `nearfar`, one file for each group; `nearfar.cli.main` lists them all."""

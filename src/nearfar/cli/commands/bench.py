@@ -11,12 +11,11 @@ import typer
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.completion import loss_names
-from nearfar.cli.commands.shared import one_sentence
 
 if TYPE_CHECKING:
     from nearfar.bench import Plan, Row
 
-__all__ = ["bench", "numbers", "planned", "register"]
+__all__ = ["bench", "numbers", "planned"]
 
 SIZES = {"cpu": (128, 512, 2048, 8192), "cuda": (128, 512, 2048, 8192, 32768, 131072, 262144, 1048576)}
 QUICK = (128, 1024)
@@ -50,17 +49,16 @@ def bench(
     """Time the losses, and measure their memory, beside pytorch-metric-learning and the two-product limit."""
     from nearfar.bench import write
 
-    with one_sentence("bench"):
-        plan = planned(
-            tuple(loss or ()), sizes, width, threads, device, quick=quick, engines=engines, precision=precision,
-            seconds=seconds,
-        )  # fmt: skip
-        out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
-        rows = _measured(plan, out / "bench.json", resume=resume)
-        if not rows:
-            raise ValueError("nothing was measured in the time that there was; give more --seconds.")
-        for file in write(out, rows, plan):
-            say(f"written: {file}")
+    plan = planned(
+        tuple(loss or ()), sizes, width, threads, device, quick=quick, engines=engines, precision=precision,
+        seconds=seconds,
+    )  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
+    rows = _measured(plan, out / "bench.json", resume=resume)
+    if not rows:
+        raise ValueError("nothing was measured in the time that there was; give more --seconds.")
+    for file in write(out, rows, plan):
+        say(f"written: {file}")
 
 
 def _measured(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
@@ -140,8 +138,3 @@ def numbers(text: str) -> tuple[int, ...]:
         raise ValueError(
             f"sizes must be whole numbers with commas between, but came as {text!r}; try 128,1024."
         ) from None
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(bench)

@@ -9,12 +9,12 @@ import typer
 
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.shared import one_sentence, save_json
+from nearfar.cli.commands.command import save_json
 
 if TYPE_CHECKING:
     from nearfar.doctor import Diagnosis
 
-__all__ = ["diagnose", "looks", "of_vectors", "register"]
+__all__ = ["diagnose", "looks", "of_vectors"]
 
 
 def diagnose(
@@ -26,13 +26,12 @@ def diagnose(
     json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
 ) -> None:
     """Say whether a space or a run is healthy, and what to change. Exit code 2 where it is not."""
-    with one_sentence("diagnose"):
-        with Progress(f"looking at {source}"):
-            found = looks(source, {"margin": margin, "metric": metric, "rows": rows, "seed": seed})
-        if json is not None:
-            save_json(json, {"source": str(source), **{name: each.to_dict() for name, each in found.items()}})
-        for name, each in found.items():
-            say(f"{name}: {each.text()}")
+    with Progress(f"looking at {source}"):
+        found = looks(source, {"margin": margin, "metric": metric, "rows": rows, "seed": seed})
+    if json is not None:
+        save_json(json, {"source": str(source), **{name: each.to_dict() for name, each in found.items()}})
+    for name, each in found.items():
+        say(f"{name}: {each.text()}")
     if not all(each.healthy for each in found.values()):
         raise typer.Exit(2)
 
@@ -66,8 +65,3 @@ def of_vectors(source: Path, options: dict[str, Any]) -> Diagnosis:
             raise ValueError(f"{path} must hold {key}, but holds {', '.join(arrays) or 'nothing'}.")
     x, y = rows_of("diagnose", f"x in {path}", arrays["x"]), labels_of("diagnose", f"y in {path}", arrays["y"])
     return judge(x, y, **options)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(diagnose)

@@ -17,9 +17,8 @@ from nearfar._utils.checks import check_choice, printable
 from nearfar._utils.console import say
 from nearfar._utils.files import plain_target, write_arrays
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.outputs import check_suffix
-from nearfar.cli.commands.shared import Extra, one_only, one_sentence
-from nearfar.cli.launch import Processes, Restarts, is_first, launched, place
+from nearfar.cli.commands.command import Extra, check_one, check_suffix
+from nearfar.cli.launch import Processes, Restarts, is_first, launch, place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from nearfar.cli.commands.inputs import Samples
     from nearfar.evaluation import Vectors
 
-__all__ = ["Trust", "advised", "clear_parts", "embed", "left_out", "of_classes", "register"]
+__all__ = ["Trust", "advised", "clear_parts", "embed", "left_out", "of_classes"]
 
 FOLDER = ".vectors"
 """How the name of a folder of vectors ends."""
@@ -86,36 +85,35 @@ def embed(
     The network of a run, and one that `nearfar export` wrote, get their samples as in training. Another model gets
     glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
     """
-    with one_sentence("embed"):
-        from nearfar.cli.commands.inputs import read_samples
-        from nearfar.cli.commands.networks import load_model
+    from nearfar.cli.commands.inputs import read_samples
+    from nearfar.cli.commands.networks import load_model
 
-        one_only("DATA", data, more)
-        check_choice("embed", "--on-corrupt", on_corrupt, ("stop", "skip"))
-        _check_output(output, dtype)
-        if launched(processes, again):
+    check_one("DATA", data, more)
+    check_choice("embed", "--on-corrupt", on_corrupt, ("stop", "skip"))
+    _check_output(output, dtype)
+    if launch(processes, again):
+        return
+    network = load_model(model, trust_model=trust_model)
+    assumed = network.assumed(size, imagenet)
+    drawn = str(data).startswith("glyphs")  # they have a bar of their own
+    with Progress(f"reading {data}", shown=not drawn and is_first()), advised():
+        options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
+        samples = read_samples(str(data), assumed=assumed, **options)
+    key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
+    parts = output.with_name(f".{output.name}.{key}.parts")
+    with advised():
+        inputs = samples.ready(network.transform)
+        if not _share(network.run, inputs, batch_size, parts):
             return
-        network = load_model(model, trust_model=trust_model)
-        assumed = network.assumed(size, imagenet)
-        drawn = str(data).startswith("glyphs")  # they have a bar of their own
-        with Progress(f"reading {data}", shown=not drawn and is_first()), advised():
-            options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
-            samples = read_samples(str(data), assumed=assumed, **options)
-        key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
-        parts = output.with_name(f".{output.name}.{key}.parts")
-        with advised():
-            inputs = samples.ready(network.transform)
-            if not _share(network.run, inputs, batch_size, parts):
-                return
-        pictures = data.is_dir()
-        mark = network.mark(assumed if pictures else None)
-        kept, lines = _join(output, parts, len(inputs), batch_size, samples, mark, dtype)
-        clear_parts(output)
-        say(lines)
-        if pictures and network.transform is None:
-            say(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
-        if kept is not None and len(kept) < len(samples.name or ()):
-            say(left_out(samples.name or (), set(kept.tolist())))
+    pictures = data.is_dir()
+    mark = network.mark(assumed if pictures else None)
+    kept, lines = _join(output, parts, len(inputs), batch_size, samples, mark, dtype)
+    clear_parts(output)
+    say(lines)
+    if pictures and network.transform is None:
+        say(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
+    if kept is not None and len(kept) < len(samples.name or ()):
+        say(left_out(samples.name or (), set(kept.tolist())))
 
 
 def _check_output(output: Path, dtype: str) -> None:
@@ -216,8 +214,3 @@ def clear_parts(output: Path) -> None:
         key = folder.name.removeprefix(f".{output.name}.").removesuffix(".parts")
         if folder.name == f".{output.name}.{key}.parts" and re.fullmatch("[0-9a-f]{16}", key) and folder.is_dir():
             clear(folder)
-
-
-def register(app: typer.Typer) -> None:
-    """Add embed to the app."""
-    app.command()(embed)

@@ -10,9 +10,8 @@ import typer
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands import embedding, exporting, search, serving
-from nearfar.cli.commands.shared import Extra, labeled, one_only, one_sentence, save_json
-from nearfar.cli.launch import Processes, is_first, launched, sharing
+from nearfar.cli.commands.command import Extra, check_one, load_labeled, save_json
+from nearfar.cli.launch import Processes, is_first, launch, share_evaluation
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,7 +29,6 @@ __all__ = [
     "compare",
     "evaluate",
     "left_out",
-    "register",
     "score_table",
     "verdict",
     "with_names",
@@ -64,42 +62,41 @@ def evaluate(
     processes: Processes = None,
 ) -> None:
     """Score vectors: recall@K, MAP@R and more, with intervals and the worst classes."""
-    with one_sentence("evaluate"):
-        from nearfar.evaluation import evaluate as judge
-        from nearfar.evaluation.fingerprint import check_same_network
+    from nearfar.evaluation import evaluate as judge
+    from nearfar.evaluation.fingerprint import check_same_network
 
-        one_only("VECTORS", vectors, more)
-        if launched(processes):
-            return
-        queries = labeled(vectors)
-        found_in = None if gallery is None else labeled(gallery)
-        if found_in is not None:
-            check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
-            found_in = found_in.in_terms_of(queries)
-        options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
-        with (
-            sharing("evaluate"),
-            Progress(f"evaluating {len(queries):,} vectors", shown=is_first()) as watch,
-        ):
-            found = judge(
-                queries.x,
-                queries.y,
-                ks=chosen(k, data_set),
-                ref_emb=None if found_in is None else found_in.x,
-                ref_labels=None if found_in is None else found_in.y,
-                clustering=clustering,
-                watch=watch,
-                **options,
-            )
-        if not is_first():
-            return
-        if json is not None:
-            about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
-            save_json(json, about | with_names(found.to_dict(), queries.class_names()))
-        console = Terminal()
-        console.print(score_table(found, str(vectors)))
-        console.print(class_table(found, queries.class_names()))
-        console.print(left_out(found))
+    check_one("VECTORS", vectors, more)
+    if launch(processes):
+        return
+    queries = load_labeled(vectors)
+    found_in = None if gallery is None else load_labeled(gallery)
+    if found_in is not None:
+        check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
+        found_in = found_in.in_terms_of(queries)
+    options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
+    with (
+        share_evaluation("evaluate"),
+        Progress(f"evaluating {len(queries):,} vectors", shown=is_first()) as watch,
+    ):
+        found = judge(
+            queries.x,
+            queries.y,
+            ks=chosen(k, data_set),
+            ref_emb=None if found_in is None else found_in.x,
+            ref_labels=None if found_in is None else found_in.y,
+            clustering=clustering,
+            watch=watch,
+            **options,
+        )
+    if not is_first():
+        return
+    if json is not None:
+        about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
+        save_json(json, about | with_names(found.to_dict(), queries.class_names()))
+    console = Terminal()
+    console.print(score_table(found, str(vectors)))
+    console.print(class_table(found, queries.class_names()))
+    console.print(left_out(found))
 
 
 def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
@@ -174,26 +171,25 @@ def compare(
 
     A paired bootstrap over classes (or queries): both spaces must hold the same samples in the same order.
     """
-    with one_sentence("compare"):
-        from nearfar.evaluation import compare as judge
-        from nearfar.evaluation import evaluate as score_of
+    from nearfar.evaluation import compare as judge
+    from nearfar.evaluation import evaluate as score_of
 
-        if launched(processes):
-            return
-        sides = [labeled(path) for path in (a, b)]
-        names = [side.name for side in sides]
-        if None not in names and names[0] != names[1]:
-            raise ValueError(f"{a} and {b} are not of the same samples in the same order: their names differ.")
-        found = []
-        with sharing("compare"):
-            for path, side in zip((a, b), sides, strict=True):
-                with Progress(f"evaluating {path}", shown=is_first()) as watch:
-                    options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
-                    found.append(score_of(side.x, side.y, ks=(1,), **options))
-        if not is_first():
-            return
-        options = {"score": score, "unit": unit, "seed": seed}
-        say(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
+    if launch(processes):
+        return
+    sides = [load_labeled(path) for path in (a, b)]
+    names = [side.name for side in sides]
+    if None not in names and names[0] != names[1]:
+        raise ValueError(f"{a} and {b} are not of the same samples in the same order: their names differ.")
+    found = []
+    with share_evaluation("compare"):
+        for path, side in zip((a, b), sides, strict=True):
+            with Progress(f"evaluating {path}", shown=is_first()) as watch:
+                options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
+                found.append(score_of(side.x, side.y, ks=(1,), **options))
+    if not is_first():
+        return
+    options = {"score": score, "unit": unit, "seed": seed}
+    say(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
 
 
 def verdict(found: Comparison, a: str, b: str, classes: int) -> str:
@@ -207,13 +203,3 @@ def verdict(found: Comparison, a: str, b: str, classes: int) -> str:
     if found.verdict == "cannot tell":
         return f"Cannot tell {b} from {a}: {numbers}."
     return f"{b} is {found.verdict} than {a}: {numbers}."
-
-
-def register(app: typer.Typer) -> None:
-    """Add evaluate, compare, embed, index, search, serve and export to the app."""
-    app.command()(evaluate)
-    app.command()(compare)
-    embedding.register(app)
-    search.register(app)
-    serving.register(app)
-    exporting.register(app)

@@ -11,11 +11,10 @@ from nearfar._utils.checks import check_choice
 from nearfar._utils.console import say
 from nearfar._utils.files import plain_target
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.command import check_suffix
 from nearfar.cli.commands.embedding import Trust
-from nearfar.cli.commands.outputs import check_suffix
-from nearfar.cli.commands.shared import one_sentence
 
-__all__ = ["export", "register", "sides"]
+__all__ = ["export", "sides"]
 
 FORMATS = {".onnx": "a graph", ".safetensors": "weights"}
 
@@ -47,29 +46,28 @@ def export(
 
     As safetensors, weights and all that is needed to build the network again (nearfar.models.load) go into one file.
     """
-    with one_sentence("export"):
-        import torch
+    import torch
 
-        from nearfar.cli.commands.networks import load_model
-        from nearfar.evaluation import export_onnx
+    from nearfar.cli.commands.networks import load_model
+    from nearfar.evaluation import export_onnx
 
-        plain_target(output)
-        if kind is not None:
-            check_choice("export", "--format", kind, [end.removeprefix(".") for end in FORMATS])
-        check_suffix("--output", output, FORMATS if kind is None else {f".{kind}": FORMATS[f".{kind}"]})
-        if output.suffix == ".safetensors":
-            say(_as_weights(model, output))
-            return
-        network = load_model(model, trust_model=trust_model)
-        if network.module is None:
-            raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
-        example = network.example if shape is None else torch.randn(2, *sides(shape))
-        if example is None:
-            raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
-        with Progress("exporting and comparing"):
-            options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
-            written = export_onnx(network.module, example, output, **options)
-        say(str(written))
+    plain_target(output)
+    if kind is not None:
+        check_choice("export", "--format", kind, [end.removeprefix(".") for end in FORMATS])
+    check_suffix("--output", output, FORMATS if kind is None else {f".{kind}": FORMATS[f".{kind}"]})
+    if output.suffix == ".safetensors":
+        say(_as_weights(model, output))
+        return
+    network = load_model(model, trust_model=trust_model)
+    if network.module is None:
+        raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
+    example = network.example if shape is None else torch.randn(2, *sides(shape))
+    if example is None:
+        raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
+    with Progress("exporting and comparing"):
+        options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
+        written = export_onnx(network.module, example, output, **options)
+    say(str(written))
 
 
 def _as_weights(model: Path, output: Path) -> str:
@@ -93,8 +91,3 @@ def sides(shape: str) -> list[int]:
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
         raise ValueError(f"--shape must be whole numbers from 1 on, such as 3,224,224, but came as {shape!r}.")
     return [int(word) for word in words]
-
-
-def register(app: typer.Typer) -> None:
-    """Add export to the app."""
-    app.command()(export)

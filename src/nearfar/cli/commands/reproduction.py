@@ -10,9 +10,8 @@ import typer
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.shared import one_sentence
 
-__all__ = ["register", "reproduce"]
+__all__ = ["reproduce"]
 
 STUDIES = ("descent", "isometry", "profs", "dro", "noise", "photographs")
 TRAINED = STUDIES[2:]
@@ -50,25 +49,19 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="Fewer repetitions, for a first look.")] = False,
 ) -> None:
     """Reproduce a paper's figures and check its claims."""
-    with one_sentence("reproduce"):
-        from importlib import import_module
+    from importlib import import_module
 
-        check_choice("reproduce", "study", study, STUDIES)
-        target = folder or Path(f"nearfar-{study}")
-        options: dict[str, Any] = {"quick": quick}
-        if study in TRAINED:
-            told = {"data": data, "seeds": seeds, "path_flowers": path_flowers, "methods": methods or None}
-            options |= {"path": path, "steps": steps, "jobs": jobs, "seconds": seconds}
-            options |= {"precision": precision, "weights": weights}
-            options |= {name: value for name, value in told.items() if value is not None}
-            foreign = [name for name in PHOTOGRAPHS_ONLY if name in options and study != "photographs"]
-            if foreign:
-                raise ValueError(f"reproduce: {study} takes no {foreign[0]}, which is for photographs; leave it out.")
-        with Progress(f"study {study}", shown=study not in TRAINED):  # those that train have a bar of their own
-            import_module(f"nearfar.studies.{study}").reproduce(target, **options)
-        say(f"figures and numbers: {target}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(reproduce)
+    check_choice("reproduce", "study", study, STUDIES)
+    target = folder or Path(f"nearfar-{study}")
+    options: dict[str, Any] = {"quick": quick}
+    if study in TRAINED:
+        told = {"data": data, "seeds": seeds, "path_flowers": path_flowers, "methods": methods or None}
+        options |= {"path": path, "steps": steps, "jobs": jobs, "seconds": seconds}
+        options |= {"precision": precision, "weights": weights}
+        options |= {name: value for name, value in told.items() if value is not None}
+        foreign = [name for name in PHOTOGRAPHS_ONLY if name in options and study != "photographs"]
+        if foreign:
+            raise ValueError(f"reproduce: {study} takes no {foreign[0]}, which is for photographs; leave it out.")
+    with Progress(f"study {study}", shown=study not in TRAINED):  # those that train have a bar of their own
+        import_module(f"nearfar.studies.{study}").reproduce(target, **options)
+    say(f"figures and numbers: {target}")

@@ -11,14 +11,13 @@ import typer
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.files import plain_target
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.command import check_suffix, save_json
 from nearfar.cli.commands.embedding import Trust
-from nearfar.cli.commands.outputs import check_suffix
-from nearfar.cli.commands.shared import one_sentence, save_json
 
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index, Neighbors, Vectors
 
-__all__ = ["Images", "IndexPath", "Network", "index", "records", "register", "search", "show"]
+__all__ = ["Images", "IndexPath", "Network", "index", "records", "search", "show"]
 
 SHOWN = 10
 """Queries whose neighbors are printed."""
@@ -77,29 +76,28 @@ def index(
 
     A folder is built in chunks: after a kill the same command goes on where it stood.
     """
-    with one_sentence("index"):
-        from nearfar.evaluation import Vectors
+    from nearfar.evaluation import Vectors
 
-        check_suffix("--output", output, {".npz": "a file", ".index": "a folder", "": "a folder"})
-        made: Index | DiskIndex
-        if output.suffix == ".npz":
-            _check_file_options(kind, model)
-            made = _in_a_file(output, Vectors.load(vectors), kind, similarity, cells, probes)
-        else:
-            if probes is not None:
-                raise ValueError("--probes is of an index in a file; a folder chooses them by --recall.")
-            options: dict[str, Any] = {
-                "cells": cells,
-                "code_bytes": code_bytes,
-                "rerank": rerank,
-                "recall": recall,
-                "chunk": chunk,
-            }
-            options |= {"kind": kind, "similarity": similarity, "threads": threads}
-            made = _in_a_folder(output, Vectors.load(vectors), model, size, imagenet, options)
-        say(f"{output}: {made!r}")
-        if said := _recall(made):
-            say(said)
+    check_suffix("--output", output, {".npz": "a file", ".index": "a folder", "": "a folder"})
+    made: Index | DiskIndex
+    if output.suffix == ".npz":
+        _check_file_options(kind, model)
+        made = _in_a_file(output, Vectors.load(vectors), kind, similarity, cells, probes)
+    else:
+        if probes is not None:
+            raise ValueError("--probes is of an index in a file; a folder chooses them by --recall.")
+        options: dict[str, Any] = {
+            "cells": cells,
+            "code_bytes": code_bytes,
+            "rerank": rerank,
+            "recall": recall,
+            "chunk": chunk,
+        }
+        options |= {"kind": kind, "similarity": similarity, "threads": threads}
+        made = _in_a_folder(output, Vectors.load(vectors), model, size, imagenet, options)
+    say(f"{output}: {made!r}")
+    if said := _recall(made):
+        say(said)
 
 
 def _check_file_options(kind: str, model: Path | None) -> None:
@@ -189,31 +187,30 @@ def search(
 
     Of an approximate index it also prints which share of the exact neighbors it finds.
     """
-    with one_sentence("search"):
-        from nearfar.evaluation import DiskIndex, open_index
+    from nearfar.evaluation import DiskIndex, open_index
 
-        for target in (json, page):
-            if target is not None:
-                plain_target(target)
-        if page is not None:
-            check_suffix("--page", page, {".html": "a page"})
-        made = open_index(index)
-        asked = _asked(made, index, queries, model, trust_model)
-        with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):
-            found = made.search(asked, k)
-        show(made, asked, found)
-        if json is not None:
-            save_json(json, records(made, asked, found))
-        if page is not None:
-            _write_page(page, made, asked, found, index, queries, images)
-        if isinstance(made, DiskIndex):
-            if said := _recall(made):
-                say(said)
-        elif made.kind != "exact":
-            few = asked.x[:JUDGED]
-            with Progress("measuring the recall against exact search"):
-                recall = made.measured_recall(few, k)
-            say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
+    for target in (json, page):
+        if target is not None:
+            plain_target(target)
+    if page is not None:
+        check_suffix("--page", page, {".html": "a page"})
+    made = open_index(index)
+    asked = _asked(made, index, queries, model, trust_model)
+    with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):
+        found = made.search(asked, k)
+    show(made, asked, found)
+    if json is not None:
+        save_json(json, records(made, asked, found))
+    if page is not None:
+        _write_page(page, made, asked, found, index, queries, images)
+    if isinstance(made, DiskIndex):
+        if said := _recall(made):
+            say(said)
+    elif made.kind != "exact":
+        few = asked.x[:JUDGED]
+        with Progress("measuring the recall against exact search"):
+            recall = made.measured_recall(few, k)
+        say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
 
 
 def _asked(made: Index | DiskIndex, index: Path, queries: Path, model: Path | None, trust_model: bool) -> Vectors:
@@ -301,9 +298,3 @@ def records(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> list[d
         ]
         every.append({"query": str(query) if asked.name is None else asked.name[query], "neighbors": near})
     return every
-
-
-def register(app: typer.Typer) -> None:
-    """Add index and search to the app."""
-    for command in (index, search):
-        app.command()(command)

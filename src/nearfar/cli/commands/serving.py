@@ -11,12 +11,11 @@ import typer
 from nearfar._utils.console import say
 from nearfar.cli.commands.embedding import Trust
 from nearfar.cli.commands.search import Images, IndexPath, Network
-from nearfar.cli.commands.shared import one_sentence
 
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index
 
-__all__ = ["register", "serve"]
+__all__ = ["serve"]
 
 PER_CLIENT = 64
 """Connections of one address, where addresses tell clients apart."""
@@ -48,37 +47,36 @@ def serve(
 
     It has no passwords and no encryption: to let others in, put it behind a server that has.
     """
-    with one_sentence("serve"):
-        from nearfar._utils.extras import need
+    from nearfar._utils.extras import need
 
-        for package in ("fastapi", "uvicorn", "prometheus_client"):
-            need(package, "nearfar serve", "serve")
-        from nearfar.cli.commands.photographs import network_of
-        from nearfar.evaluation import open_index
-        from nearfar.serve import Searcher, Thumbnails
-        from nearfar.serve.app import Limits, create_app
-        from nearfar.serve.guard import LOOPBACK
-        from nearfar.serve.run import Countdown, bind, is_loopback, run
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        need(package, "nearfar serve", "serve")
+    from nearfar.cli.commands.photographs import network_of
+    from nearfar.evaluation import open_index
+    from nearfar.serve import Searcher, Thumbnails
+    from nearfar.serve.app import Limits, create_app
+    from nearfar.serve.guard import LOOPBACK
+    from nearfar.serve.run import Countdown, bind, is_loopback, run
 
-        made = open_index(index)
-        network = network_of(made, index, model, trust_model=trust_model, needed=False)
-        searcher = Searcher(made, None if network is None else network.vector, max_results=max_results)
-        countdown = Countdown(requests)
-        if max_per_client is None:
-            max_per_client = 0 if is_loopback(host) else PER_CLIENT
-        limits = Limits(body=max_bytes, pixels=max_pixels, workers=workers, per_client=max_per_client)
-        app = create_app(
-            searcher,
-            Thumbnails(made, images),
-            limits=limits,
-            title=index.name,
-            hosts=LOOPBACK if is_loopback(host) else None,
-            answered=countdown,
-        )
-        with bind(host, port) as listening:
-            _greet(made, index, host, listening.getsockname()[1], network is not None)
-            sys.stdout.flush()  # whoever started it as a child waits for the address
-            run(app, listening, countdown, limits, seconds)
+    made = open_index(index)
+    network = network_of(made, index, model, trust_model=trust_model, needed=False)
+    searcher = Searcher(made, None if network is None else network.vector, max_results=max_results)
+    countdown = Countdown(requests)
+    if max_per_client is None:
+        max_per_client = 0 if is_loopback(host) else PER_CLIENT
+    limits = Limits(body=max_bytes, pixels=max_pixels, workers=workers, per_client=max_per_client)
+    app = create_app(
+        searcher,
+        Thumbnails(made, images),
+        limits=limits,
+        title=index.name,
+        hosts=LOOPBACK if is_loopback(host) else None,
+        answered=countdown,
+    )
+    with bind(host, port) as listening:
+        _greet(made, index, host, listening.getsockname()[1], network is not None)
+        sys.stdout.flush()  # whoever started it as a child waits for the address
+        run(app, listening, countdown, limits, seconds)
 
 
 def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:
@@ -91,8 +89,3 @@ def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures:
         say("Whoever reaches this address can search: there are no passwords and no encryption.")
     shown = f"[{host}]" if ":" in host else host
     say(f"serving {made!r} at http://{shown}:{port} (Ctrl-C ends it)")
-
-
-def register(app: typer.Typer) -> None:
-    """Add serve to the app."""
-    app.command()(serve)

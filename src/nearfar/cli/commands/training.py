@@ -13,16 +13,15 @@ from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
 from nearfar._utils.extras import need
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.command import check_apart
 from nearfar.cli.commands.completion import complete
-from nearfar.cli.commands.outputs import check_apart
-from nearfar.cli.commands.shared import one_sentence
-from nearfar.cli.launch import Processes, Restarts, is_first, launched, restarts
+from nearfar.cli.launch import Processes, Restarts, is_first, launch, restarts
 from nearfar.runs.config import SECTIONS
 
 if TYPE_CHECKING:
     from nearfar.train import Config
 
-__all__ = ["Folder", "Words", "config", "demo", "read_words", "recommend", "register", "train"]
+__all__ = ["Folder", "Words", "config", "demo", "read_words", "recommend", "train"]
 
 Words = Annotated[
     list[str] | None,
@@ -83,43 +82,42 @@ def train(
 
     Several processes: --processes N. Several machines: torchrun ... -m nearfar train CONFIG --run-folder FOLDER.
     """
-    with one_sentence("train"):
-        from nearfar.train import fit
-        from nearfar.train.folder import begun
+    from nearfar.train import fit
+    from nearfar.train.folder import begun
 
-        if dry and processes is not None:
-            raise ValueError("--dry-run looks at a run in one process, but --processes came; leave one out.")
-        if _launched(processes, again, run):
-            return
-        config, flags = read_words(words or ())
-        if restarts() and run is not None and begun(run):  # by the launcher, after a process died
-            config, flags, resume, protocol, apply_remedy = None, [], True, None, None
-        if protocol is not None:
-            flags.append(("training.protocol", protocol))
-        if dry and resume:
-            raise ValueError("--dry-run looks at a run before it begins, but --resume came; leave one out.")
-        chosen = _chosen(run, config, flags, resume, apply_remedy)
-        if run is not None and chosen.data.path is not None:
-            check_apart({"--run": run}, [Path(chosen.data.path)])
-        if dry:
-            _say_dry(chosen, run)
-            return
-        found = fit(chosen, run, resume=resume)
-        if is_first():
-            say(f"run: {found.folder}")
+    if dry and processes is not None:
+        raise ValueError("--dry-run looks at a run in one process, but --processes came; leave one out.")
+    if _launch(processes, again, run):
+        return
+    config, flags = read_words(words or ())
+    if restarts() and run is not None and begun(run):  # by the launcher, after a process died
+        config, flags, resume, protocol, apply_remedy = None, [], True, None, None
+    if protocol is not None:
+        flags.append(("training.protocol", protocol))
+    if dry and resume:
+        raise ValueError("--dry-run looks at a run before it begins, but --resume came; leave one out.")
+    chosen = _chosen(run, config, flags, resume, apply_remedy)
+    if run is not None and chosen.data.path is not None:
+        check_apart({"--run": run}, [Path(chosen.data.path)])
+    if dry:
+        _say_dry(chosen, run)
+        return
+    found = fit(chosen, run, resume=resume)
+    if is_first():
+        say(f"run: {found.folder}")
 
 
-def _launched(processes: int | None, again: int, run: Path | None) -> bool:
+def _launch(processes: int | None, again: int, run: Path | None) -> bool:
     """Train in processes of their own, if asked for; those that may begin again need one folder, made here."""
     if processes is not None and (processes > 1 or again):
         need("accelerate", "train: --processes", "processes", instead="leave it out")
     if not again or processes is None or run is not None:
-        return launched(processes, again)
+        return launch(processes, again)
     from nearfar.train.folder import new_folder
 
     folder = new_folder()
     try:
-        return launched(processes, again, ["--run", str(folder)])
+        return launch(processes, again, ["--run", str(folder)])
     finally:
         with suppress(OSError):  # not empty: the run began
             folder.rmdir()
@@ -216,18 +214,17 @@ def config(words: Words = None) -> None:
 
     Without a file and flags: the defaults. For photographs: nearfar config --data.name folder --data.path FOLDER.
     """
-    with one_sentence("config"):
-        from nearfar.runs.parts import check
-        from nearfar.train import load, to_yaml
-        from nearfar.train.recipe import usual
+    from nearfar.runs.parts import check
+    from nearfar.train import load, to_yaml
+    from nearfar.train.recipe import usual
 
-        path, flags = read_words(words or ())
-        chosen = load(path, flags)
-        if path is None:
-            with suppress(FileNotFoundError):  # the data lie elsewhere
-                chosen = usual(flags)[0]
-        check(chosen)
-        say(to_yaml(chosen), end="")
+    path, flags = read_words(words or ())
+    chosen = load(path, flags)
+    if path is None:
+        with suppress(FileNotFoundError):  # the data lie elsewhere
+            chosen = usual(flags)[0]
+    check(chosen)
+    say(to_yaml(chosen), end="")
 
 
 def demo(
@@ -242,10 +239,9 @@ def demo(
     ] = False,
 ) -> None:
     """Train a small network to retrieve characters of unseen scripts, and write a report; nothing is downloaded."""
-    with one_sentence("demo"):
-        from nearfar.cli.demo import run
+    from nearfar.cli.demo import run
 
-        run(folder, steps=steps, seed=seed, quick=quick, overwrite=overwrite)
+    run(folder, steps=steps, seed=seed, quick=quick, overwrite=overwrite)
 
 
 def recommend(
@@ -258,37 +254,28 @@ def recommend(
     memory: Annotated[float, typer.Option(help="Gigabytes that the loss may use.")] = 8.0,
 ) -> None:
     """Recommend loss, sampler and batch for a data set, with reasons and the measured result behind them."""
-    with one_sentence("recommend"):
-        import yaml
+    import yaml
 
-        from nearfar.cli.recommend import recommend as propose
-        from nearfar.data import open_data
-        from nearfar.data.splits import classes_apart
-        from nearfar.train.recipe import are_photographs, recipe
+    from nearfar.cli.recommend import recommend as propose
+    from nearfar.data import open_data
+    from nearfar.data.splits import classes_apart
+    from nearfar.train.recipe import are_photographs, recipe
 
-        data = open_data(name, path)
-        apart, photographs = classes_apart(data.train, data.test), are_photographs(data)
-        tree = recipe(data.train) if photographs else {"data": {}}
-        found = propose(
-            data.train.labels,
-            batch_size=batch_size or (80 if photographs else 128),
-            memory=memory,
-            validation=tree["data"].get("validation", 0.1),
-            test=apart,
-            photographs=photographs,
-        )
-        for section, keys in found.config.items():
-            named = section in ("loss", "batches")  # another loss has other arguments
-            tree[section] = keys if named else {**tree.get(section, {}), **keys}
-        tree["data"] = {**tree["data"], "name": name, "path": None if path is None else str(path)}
-        for reason in found.reasons:
-            say(f"# {reason}")
-        say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(recommend)
-    app.command()(demo)
-    app.command(context_settings=KEYS)(train)
-    app.command(context_settings=KEYS)(config)
+    data = open_data(name, path)
+    apart, photographs = classes_apart(data.train, data.test), are_photographs(data)
+    tree = recipe(data.train) if photographs else {"data": {}}
+    found = propose(
+        data.train.labels,
+        batch_size=batch_size or (80 if photographs else 128),
+        memory=memory,
+        validation=tree["data"].get("validation", 0.1),
+        test=apart,
+        photographs=photographs,
+    )
+    for section, keys in found.config.items():
+        named = section in ("loss", "batches")  # another loss has other arguments
+        tree[section] = keys if named else {**tree.get(section, {}), **keys}
+    tree["data"] = {**tree["data"], "name": name, "path": None if path is None else str(path)}
+    for reason in found.reasons:
+        say(f"# {reason}")
+    say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")

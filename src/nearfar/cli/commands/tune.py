@@ -9,12 +9,11 @@ import typer
 
 from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
-from nearfar.cli.commands.outputs import check_apart
-from nearfar.cli.commands.shared import one_sentence
-from nearfar.cli.commands.training import KEYS, Words, read_words
+from nearfar.cli.commands.command import check_apart
+from nearfar.cli.commands.training import Words, read_words
 from nearfar.runs.config import SECTIONS
 
-__all__ = ["register", "tune"]
+__all__ = ["tune"]
 
 OPTIONS = ("--space", "--folder", "--trials", "--jobs", "--score", "--seeds", "--held-out", "--prune", "--seed")
 
@@ -36,39 +35,33 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of the sampler.", min=0)] = 0,
 ) -> None:
     """Search the keys of a configuration with Optuna; trials are scored on held-out training classes alone."""
-    with one_sentence("tune"):
-        for word in words or ():
-            name = word.partition("=")[0]
-            if name.startswith("--") and "." not in name and name.removeprefix("--") not in SECTIONS:
-                raise ValueError(f"there is no option {name}; {nearest(name, OPTIONS)} Keys are set by --section.key.")
-        from nearfar.train import load
-        from nearfar.train.recipe import usual
-        from nearfar.tune import search
+    for word in words or ():
+        name = word.partition("=")[0]
+        if name.startswith("--") and "." not in name and name.removeprefix("--") not in SECTIONS:
+            raise ValueError(f"there is no option {name}; {nearest(name, OPTIONS)} Keys are set by --section.key.")
+    from nearfar.train import load
+    from nearfar.train.recipe import usual
+    from nearfar.tune import search
 
-        config, flags = read_words(words or ())
-        chosen = usual(flags)[0] if config is None else load(config, flags)
-        if chosen.data.path is not None:
-            check_apart({"--folder": folder}, [Path(chosen.data.path)])
-        found = search(
-            chosen,
-            space,
-            folder=folder,
-            trials=trials,
-            jobs=jobs,
-            score=score,
-            seeds=seeds,
-            held_out=held_out,
-            prune=cast(Literal["median", "none"], prune),
-            seed=seed,
-        )
-        say(repr(found))
-        if not found.finished:
-            say(f"stopped after {len(found.trials)} trials; run the same command again to go on", error=True)
-            raise SystemExit(130)
-        say(f"page: {folder / 'tune.html'}")
-        say(f"train the best: nearfar train {folder / 'best.yaml'}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(context_settings=KEYS)(tune)
+    config, flags = read_words(words or ())
+    chosen = usual(flags)[0] if config is None else load(config, flags)
+    if chosen.data.path is not None:
+        check_apart({"--folder": folder}, [Path(chosen.data.path)])
+    found = search(
+        chosen,
+        space,
+        folder=folder,
+        trials=trials,
+        jobs=jobs,
+        score=score,
+        seeds=seeds,
+        held_out=held_out,
+        prune=cast(Literal["median", "none"], prune),
+        seed=seed,
+    )
+    say(repr(found))
+    if not found.finished:
+        say(f"stopped after {len(found.trials)} trials; run the same command again to go on", error=True)
+        raise SystemExit(130)
+    say(f"page: {folder / 'tune.html'}")
+    say(f"train the best: nearfar train {folder / 'best.yaml'}")

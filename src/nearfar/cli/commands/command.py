@@ -1,38 +1,69 @@
-"""Where commands write: never over one of their inputs, and never a format that the name of the file does not say."""
+"""What all commands share: errors of one sentence, outputs that replace no input, reading and writing of files."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer.core import TyperCommand
 
+from nearfar._utils.console import visible
 from nearfar._utils.files import lies_in, protected
-from nearfar.cli.commands.shared import one_sentence
 
-__all__ = ["OUTPUTS", "Command", "check_apart", "check_suffix"]
+if TYPE_CHECKING:
+    from nearfar.evaluation import Vectors
+
+__all__ = ["OUTPUTS", "Command", "Extra", "check_apart", "check_one", "check_suffix", "load_labeled", "one_sentence",
+           "save_json"]  # fmt: skip
 
 OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "run"})
 """Names of the parameters that a command writes to; every other path is an input."""
+Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
+"""Extra arguments, accepted so that a command can explain why it takes only one."""
 
 
 class Command(TyperCommand):
-    """A command that refuses an output that is one of its inputs, before it does anything."""
+    """A command whose errors are one sentence, and which never writes over one of its inputs."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Check all outputs against all inputs, and let nothing that runs write over an input."""
+        """Compare all outputs with all inputs, then run the command with its inputs protected."""
         # by annotation: older releases of typer keep paths as words here
         hints = inspect.get_annotations(inspect.unwrap(self.callback or Command), eval_str=True)
         inputs = list(_inputs(ctx.params, {name for name, hint in hints.items() if "Path" in str(hint)}))
+        options = {param.name: param.opts[0] for param in self.params}
+        named = {options[name]: ctx.params[name] for name in OUTPUTS & ctx.params.keys()}
         with one_sentence(self.name or ""):
-            options = {param.name: param.opts[0] for param in self.params}
-            named = {options[name]: ctx.params[name] for name in OUTPUTS & ctx.params.keys()}
             check_apart({option: Path(path) for option, path in named.items() if path is not None}, inputs)
-        with protected(inputs):
-            return super().invoke(ctx)
+            with protected(inputs):
+                return super().invoke(ctx)
+
+
+@contextmanager
+def one_sentence(command: str) -> Iterator[None]:
+    """Turn errors that a user can cause into one line on standard error and exit code 1."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):  # RuntimeErrors by which a command ends
+        raise
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
+        raise SystemExit(_format_error(command, reason)) from None
+    except MemoryError as error:
+        reason = f"there is not enough memory: {error}" if str(error) else ""
+        raise SystemExit(_format_error(command, reason)) from None
+    except (ValueError, TypeError, ImportError, RuntimeError, OverflowError) as error:
+        raise SystemExit(_format_error(command, str(error) or type(error).__name__)) from None
+
+
+def _format_error(command: str, reason: str) -> str:
+    """Format an error as one line, without repeating the command's name if the message begins with it."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return visible(f"nearfar {command}: {lines[0].removeprefix(f'{command}: ') if lines else 'failed'}")
 
 
 def _inputs(params: Mapping[str, Any], paths: Set[str]) -> Iterator[Path]:
@@ -63,12 +94,12 @@ def check_apart(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
         seen[place] = option
         for source in sources if target.exists() else ():
             if target.samefile(source):
-                raise ValueError(f"{option} {target} is {_called(source, target)}; name another output.")
+                raise ValueError(f"{option} {target} is {_describe(source, target)}; name another output.")
             if target.is_file() and source.is_dir() and _is_in(target, source):
                 raise ValueError(f"{option} {target} is a file of {source}, which is read here; name another output.")
 
 
-def _called(source: Path, target: Path) -> str:
+def _describe(source: Path, target: Path) -> str:
     return "what is read here" if source == target else f"{source}, which is read here"
 
 
@@ -97,3 +128,28 @@ def check_suffix(option: str, path: Path, allowed: Mapping[str, str]) -> None:
     if path.suffix not in allowed:
         ways = " or ".join(f"{f'end in {end}' if end else 'have no suffix'} ({what})" for end, what in allowed.items())
         raise ValueError(f"{option} must {ways}, but came as {path}.")
+
+
+def check_one(what: str, first: object, more: list[str] | None) -> None:
+    """Refuse a second folder or file if a command takes one."""
+    if more:
+        raise ValueError(f"one {what} is taken, but {' and '.join([str(first), *more])} came; run it once for each.")
+
+
+def load_labeled(path: Path) -> Vectors:
+    """Read vectors that must have labels."""
+    from nearfar.evaluation import Vectors
+
+    found = Vectors.load(path)
+    if found.y is None:
+        raise ValueError(f"{path} holds no y, the classes of its vectors; only labeled vectors can be scored.")
+    return found
+
+
+def save_json(path: Path, record: Any) -> None:
+    """Write JSON, completely or not at all; NaN is an error."""
+    import json
+
+    from nearfar._utils.files import write_text
+
+    write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
