@@ -165,9 +165,9 @@ def test_a_model_without_preprocessing_is_fed_as_it_was_indexed(home, tmp_path):
         (["index", "v.npz", "-o", "x.npz", "--kind", "ivfpq"], "ivfpq needs a folder"),
         (["index", "v.npz", "-o", "x.npz", "--model", "m.safetensors"], "--model is kept in a folder"),
         (["index", "v.npz", "-o", "x", "--model", "other.safetensors"], "networks with different weights"),
-        (["index", "v.npz", "-o", "x", "--model", "v.npz"], "v.npz is none"),
-        (["index", "v.npz", "-o", "x", "--probes", 3], "--probes is of an index in a file"),
-        (["index", "v.npz", "-o", "x", "--size", 9], "are of --model"),
+        (["index", "v.npz", "-o", "x", "--model", "v.npz"], "not v.npz"),
+        (["index", "v.npz", "-o", "x", "--probes", 3], "--probes is for an index in a file"),
+        (["index", "v.npz", "-o", "x", "--size", 9], "need --model"),
         (["index", "v.npz", "-o", "photos"], "photos is there and is no empty folder"),
     ],
 )

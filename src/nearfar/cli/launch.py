@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Processes", "Restarts", "is_first", "launch", "place", "restarts", "share_evaluation", "words_of_a_rank"]
 
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Start this many processes on this machine, which share it.")
+    int | None,
+    typer.Option("--processes", min=1, help="Number of processes to start on this machine."),
 ]
 Restarts = Annotated[
     int,
-    typer.Option("--restarts", min=0, help="With --processes: how often to go on by itself after a process died."),
+    typer.Option("--restarts", min=0, help="With --processes: how often to restart them after one died."),
 ]
 OWN = ("--processes", "--restarts")
 PATIENCE = "300"

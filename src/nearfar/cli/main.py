@@ -1,4 +1,4 @@
-"""The application of the command line; most commands are in `nearfar.cli.commands`."""
+"""The command line application, with the commands `losses` and `report`; the others are in `nearfar.cli.commands`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from nearfar.cli.launch import Processes, is_first, launch, share_evaluation
 __all__ = ["app", "describe", "losses", "main", "pictures_of", "report"]
 
 app = typer.Typer(
-    help="Deep metric learning: positive things near, negative things far.",
+    help="Deep metric learning for PyTorch: train, evaluate, diagnose and search embeddings.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -49,14 +49,14 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _commands(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options before the command."""
 
 
 def losses() -> None:
-    """List every loss: what it is made of, and its defaults."""
+    """List all losses with their equations, factors and defaults."""
     from nearfar import losses as package
 
     table = Table(title="nearfar.losses", show_lines=True)
@@ -84,14 +84,14 @@ def describe(loss: type) -> tuple[str, str, str]:
 
 def report(
     source: Annotated[Path, typer.Argument(help="A vectors.npz (x, y, and name or images), or a run folder.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    images: Annotated[Path | None, typer.Option(help="Folder that holds the pictures called `name`.")] = None,
-    outside: Annotated[bool, typer.Option("--outside", help="Let names lead out of the folder --images.")] = False,
-    queries: Annotated[int, typer.Option(help="How many queries the gallery shows.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn at random.")] = 0,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML page to write.")] = Path("report.html"),
+    images: Annotated[Path | None, typer.Option(help="Folder of the pictures named in the vectors.")] = None,
+    outside: Annotated[bool, typer.Option("--outside", help="Allow names that lead out of --images.")] = False,
+    queries: Annotated[int, typer.Option(help="Number of queries in the gallery.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     processes: Processes = None,
 ) -> None:
-    """Write one self-contained page about a space: scores, gallery, map, confusion."""
+    """Write a self-contained HTML page about an embedding space: scores, gallery, map, confusion."""
     from nearfar import report as package
     from nearfar.report.maps import without_tsne
 

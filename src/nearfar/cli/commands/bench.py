@@ -15,7 +15,7 @@ from nearfar.cli.commands.completion import loss_names
 if TYPE_CHECKING:
     from nearfar.bench import Plan, Row
 
-__all__ = ["bench", "numbers", "planned"]
+__all__ = ["bench", "make_plan", "numbers"]
 
 SIZES = {"cpu": (128, 512, 2048, 8192), "cuda": (128, 512, 2048, 8192, 32768, 131072, 262144, 1048576)}
 QUICK = (128, 1024)
@@ -25,50 +25,54 @@ def bench(
     loss: Annotated[
         list[str] | None,
         typer.Option(
-            help="A loss or miner by its name in the tables; several times for several.", autocompletion=loss_names
+            help="A loss or a miner by name; can be repeated. Default: a selection.", autocompletion=loss_names
         ),
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(help="Rows of a batch, with commas; else 128 to 8192, on a GPU to 1048576.")
+        str | None, typer.Option(help="Batch sizes, separated by commas. Default: 128 to 8192, on a GPU 1048576.")
     ] = None,
-    width: Annotated[int | None, typer.Option(help="Numbers in an embedding; 128, on a GPU 512.", min=1)] = None,
-    threads: Annotated[int, typer.Option(help="Threads of PyTorch on a CPU.", min=1)] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    width: Annotated[
+        int | None, typer.Option(help="Width of the embeddings. Default: 128, on a GPU 512.", min=1)
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Number of CPU threads that PyTorch uses.", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
     engines: Annotated[
-        str | None, typer.Option(help="Engines, with commas; else auto, on a GPU all there are.")
+        str | None, typer.Option(help="Engines, separated by commas. Default: auto, on a GPU all.")
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="Of the embeddings: float32, tf32, bf16, fp16, with commas; on a GPU float32,bf16."),
+        typer.Option(
+            help="Precisions, separated by commas: float32 (default), tf32, bf16, fp16; on a GPU float32,bf16."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and bench.png.")] = Path("nearfar-bench"),
-    quick: Annotated[bool, typer.Option(help="Small sizes and few rounds: seconds in place of minutes.")] = False,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would end after this.", min=0)] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the bench.json in the folder.")] = False,
+    quick: Annotated[bool, typer.Option(help="Small batches and few rounds: seconds, not minutes.")] = False,
+    seconds: Annotated[float | None, typer.Option(help="Time limit in seconds.", min=0)] = None,
+    resume: Annotated[bool, typer.Option(help="Continue the bench.json in the output folder.")] = False,
 ) -> None:
-    """Time the losses, and measure their memory, beside pytorch-metric-learning and the two-product limit."""
+    """Measure time and memory of the losses, compared with pytorch-metric-learning and the two-product limit."""
     from nearfar.bench import write
 
-    plan = planned(
+    plan = make_plan(
         tuple(loss or ()), sizes, width, threads, device, quick=quick, engines=engines, precision=precision,
         seconds=seconds,
     )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
-    rows = _measured(plan, out / "bench.json", resume=resume)
+    rows = _measure(plan, out / "bench.json", resume=resume)
     if not rows:
         raise ValueError("nothing was measured in the time that there was; give more --seconds.")
     for file in write(out, rows, plan):
         say(f"written: {file}")
 
 
-def _measured(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
-    """Measure, say each row, and keep the rows in the file as they come."""
+def _measure(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
+    """Measure, print each row, and write the file after each row."""
     from nearfar.bench import measure
     from nearfar.bench.pages import keep, known, line
     from nearfar.bench.study import peer_version
 
     if plan.peers and peer_version() is None:
-        say("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
+        say("pytorch-metric-learning (PML) is not installed, so only our losses are measured.")
     rows = known(file, plan) if resume else []
     with Progress("measuring") as watch:
 
@@ -84,7 +88,7 @@ def _measured(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
     return rows
 
 
-def planned(
+def make_plan(
     losses: tuple[str, ...],
     sizes: str | None,
     width: int | None,

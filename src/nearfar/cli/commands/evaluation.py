@@ -1,4 +1,4 @@
-"""`nearfar evaluate` and `nearfar compare`: score a space, and compare two."""
+"""`nearfar evaluate` and `nearfar compare`: score an embedding space, and compare two."""
 
 from __future__ import annotations
 
@@ -24,44 +24,42 @@ __all__ = [
     "Source",
     "Ties",
     "Unit",
-    "chosen",
+    "choose_ks",
     "class_table",
     "compare",
+    "describe_lone",
     "evaluate",
-    "left_out",
     "score_table",
     "verdict",
     "with_names",
 ]
 
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
-Similarity = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
-Ties = Annotated[str, typer.Option(help="Of equal scores the earlier comes first (place), or a right one (favorable).")]
-Unit = Annotated[str, typer.Option(help="What the intervals draw anew: class (for unseen classes) or query.")]
-Seed = Annotated[int, typer.Option(help="Of the bootstrap and of k-means.")]
+Similarity = Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")]
+Ties = Annotated[str, typer.Option(help="Of equal scores, the first by position (place) or a correct one (favorable).")]
+Unit = Annotated[str, typer.Option(help="Unit of the bootstrap: class (for unseen classes) or query.")]
+Seed = Annotated[int, typer.Option(help="Seed of the bootstrap and of k-means.")]
 
 
 def evaluate(
     vectors: Source,
     more: Extra = None,
     k: Annotated[
-        list[int] | None, typer.Option("-k", help="Which recall@K; may be given several times. Else 1, 2, 4, 8.")
+        list[int] | None, typer.Option("-k", help="K of recall@K; can be repeated. Default: 1, 2, 4, 8.")
     ] = None,
     data_set: Annotated[
-        str | None, typer.Option(help="Take the K customary for cub, cars, sop, inshop, omniglot or glyphs.")
+        str | None, typer.Option(help="Use the customary K of cub, cars, sop, inshop, omniglot or glyphs.")
     ] = None,
-    gallery: Annotated[
-        Path | None, typer.Option(help="Search these vectors instead of the queries themselves.")
-    ] = None,
+    gallery: Annotated[Path | None, typer.Option(help="Vectors to search instead of the queries themselves.")] = None,
     similarity: Similarity = "cosine",
-    clustering: Annotated[bool, typer.Option("--clustering", help="Add NMI, AMI and F1 (k-means).")] = False,
+    clustering: Annotated[bool, typer.Option("--clustering", help="Also compute NMI, AMI and F1 of k-means.")] = False,
     ties: Ties = "place",
     unit: Unit = "class",
     seed: Seed = 0,
-    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the full result to this JSON file.")] = None,
     processes: Processes = None,
 ) -> None:
-    """Score vectors: recall@K, MAP@R and more, with intervals and the worst classes."""
+    """Score vectors: recall@K, MAP@R and others, with confidence intervals and the worst classes."""
     from nearfar.evaluation import evaluate as judge
     from nearfar.evaluation.fingerprint import check_same_network
 
@@ -81,7 +79,7 @@ def evaluate(
         found = judge(
             queries.x,
             queries.y,
-            ks=chosen(k, data_set),
+            ks=choose_ks(k, data_set),
             ref_emb=None if found_in is None else found_in.x,
             ref_labels=None if found_in is None else found_in.y,
             clustering=clustering,
@@ -96,10 +94,10 @@ def evaluate(
     console = Terminal()
     console.print(score_table(found, str(vectors)))
     console.print(class_table(found, queries.class_names()))
-    console.print(left_out(found))
+    console.print(describe_lone(found))
 
 
-def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
+def choose_ks(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
     """The given K, else those of the data set, else the usual ones."""
     from nearfar.data.ks import KS, USUAL
 
@@ -147,7 +145,7 @@ def class_table(found: Evaluation, names: dict[int, str]) -> Table:
     return table
 
 
-def left_out(found: Evaluation) -> str:
+def describe_lone(found: Evaluation) -> str:
     """A line about lone queries."""
     if not found.lone:
         return "No lone queries: every query has a right answer."
@@ -160,16 +158,16 @@ def left_out(found: Evaluation) -> str:
 
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Vectors or a run folder.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Vectors or a run folder, of the same samples in order.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Vectors or a run folder of the same samples.")],
     score: Annotated[str, typer.Option(help="recall@K, precision_at_1, r_precision, map_at_r or mrr.")] = "recall@1",
     similarity: Similarity = "cosine",
     unit: Unit = "class",
     seed: Seed = 0,
     processes: Processes = None,
 ) -> None:
-    """Say whether B is better than A, worse, or whether the data cannot tell.
+    """Compare two spaces: whether B is better than A, worse, or cannot be told from it.
 
-    A paired bootstrap over classes (or queries): both spaces must hold the same samples in the same order.
+    This is a paired bootstrap over classes (or queries). Both spaces must hold the same samples in the same order.
     """
     from nearfar.evaluation import compare as judge
     from nearfar.evaluation import evaluate as score_of

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nearfar.data.samples import Transform
     from nearfar.evaluation import Index
 
-__all__ = ["Photographs", "are_photographs", "network_of", "prepared", "told"]
+__all__ = ["Photographs", "are_photographs", "describe_transform", "network_of", "transform_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +89,13 @@ def network_of(
             raise ValueError(f"{name} holds no network to embed photographs with; name its run or model with --model.")
         return None
     network = load_model(path, trust_model=trust_model)
-    transform = prepared(network, made.preprocessing if isinstance(made, DiskIndex) else None)
+    transform = transform_of(network, made.preprocessing if isinstance(made, DiskIndex) else None)
     mark = network.mark(transform if isinstance(transform, Assumed) else None)
     check_same_network("search", (str(name), made.fingerprint), (str(path), mark))
     return Photographs(network, transform, mark)
 
 
-def prepared(network: Model, noted: dict[str, Any] | None) -> Any:
+def transform_of(network: Model, noted: dict[str, Any] | None) -> Any:
     """The transform of a network: its own, else the one that was noted in the index, else the usual one."""
     if network.transform is not None:
         return network.transform
@@ -108,7 +108,7 @@ def prepared(network: Model, noted: dict[str, Any] | None) -> Any:
     return Assumed(size, imagenet, pixels)
 
 
-def told(transform: Callable[..., Any]) -> dict[str, Any]:
+def describe_transform(transform: Callable[..., Any]) -> dict[str, Any]:
     """A transform in plain values, to be noted in an index."""
     if isinstance(transform, Assumed):
         return {"name": "assumed", **asdict(transform)}

@@ -24,27 +24,30 @@ def reproduce(
         str, typer.Argument(help=f"Which study: {', '.join(STUDIES)}.", autocompletion=lambda: list(STUDIES))
     ],
     folder: Annotated[
-        Path | None, typer.Option(help="Where figures and numbers go; a stopped study goes on there.")
+        Path | None, typer.Option(help="Output folder; a study that was stopped continues there.")
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="profs, dro, noise: glyphs (if not told), omniglot, cub, flowers, cars, sop, inshop or folder; "
-            "photographs: cub (if not told), or other pictures."
+            help="profs, dro, noise: glyphs (default), omniglot, cub, flowers, cars, sop, inshop or folder; "
+            "photographs: cub (default) or other photographs."
         ),
     ] = None,
-    path: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
-    path_flowers: Annotated[Path | None, typer.Option(help="photographs: where Oxford Flowers-102 lies.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many; 3 if not told, photographs 5.", min=1)] = None,
-    steps: Annotated[int | None, typer.Option(help="Batches a run, in place of the study's own number.", min=1)] = None,
-    jobs: Annotated[int, typer.Option(help="Runs side by side.", min=1)] = 1,
-    seconds: Annotated[float | None, typer.Option(help="Begin no run after so many; call again to go on.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="float32, bf16, fp16 or float64; if not told, as suits.")
+    path: Annotated[Path | None, typer.Option(help="Folder of the data.")] = None,
+    path_flowers: Annotated[Path | None, typer.Option(help="photographs: folder of Oxford Flowers-102.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds. Default: 3, photographs 5.", min=1)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps in a run. Default: the study's own number.", min=1)
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="A file of weights for the network's trunk.")] = None,
+    jobs: Annotated[int, typer.Option(help="Number of concurrent runs.", min=1)] = 1,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Time limit in seconds; run the command again to continue."),
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bf16, fp16 or float64. Default: by device.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with weights of the network's trunk.")] = None,
     methods: Annotated[
-        list[str] | None, typer.Option("--method", help="photographs: a method, may be repeated; all if not told.")
+        list[str] | None, typer.Option("--method", help="photographs: a method; can be repeated. Default: all.")
     ] = None,
     quick: Annotated[bool, typer.Option(help="Fewer repetitions, for a first look.")] = False,
 ) -> None:

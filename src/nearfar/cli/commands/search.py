@@ -1,4 +1,4 @@
-"""`nearfar index` and `search`: from vectors to an index, from photographs and vectors to neighbors."""
+"""`nearfar index` and `nearfar search`: build an index of vectors, and search it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ SHOWN = 10
 JUDGED = 1000
 """Queries on which an index in one file is measured at most."""
 
-IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Made by `nearfar index`: a file or a folder.")]
+IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="File or folder made by `nearfar index`.")]
 Network = Annotated[
     Path | None,
-    typer.Option("--model", metavar="RUN|MODEL", help="The network of the vectors, where the index holds none."),
+    typer.Option("--model", metavar="RUN|MODEL", help="The network of the vectors, if the index holds none."),
 ]
-Images = Annotated[
-    Path | None, typer.Option(help="Folder in which the names of the vectors are files, for pictures of the answers.")
-]
+Images = Annotated[Path | None, typer.Option(help="Folder with the pictures that the vectors are named after.")]
 
 
 def index(
@@ -41,40 +39,42 @@ def index(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="A file (.npz), searched in memory; or a folder (.index, or no suffix), on disk."
+            "-o",
+            "--output",
+            help="A file (.npz) to search in memory, or a folder (.index or no suffix) on disk.",
         ),
     ],
     kind: Annotated[
-        str, typer.Option(help="exact; or approximate, by faiss: ivf, hnsw, and ivfpq (a folder only).")
+        str, typer.Option(help="Kind: exact, or approximate by faiss: ivf, hnsw, ivfpq (folders only).")
     ] = "exact",
-    similarity: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
-    cells: Annotated[int | None, typer.Option(min=1, help="ivf, ivfpq: how many cells.")] = None,
-    probes: Annotated[int | None, typer.Option(min=1, help="ivf in a file: how many of them a query looks at.")] = None,
+    similarity: Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")] = "cosine",
+    cells: Annotated[int | None, typer.Option(min=1, help="ivf, ivfpq: number of cells.")] = None,
+    probes: Annotated[int | None, typer.Option(min=1, help="ivf in a file: number of cells to search.")] = None,
     code_bytes: Annotated[
-        int | None, typer.Option(min=1, help="ivfpq: codes a vector, a divisor of its width.")
+        int | None, typer.Option(min=1, help="ivfpq: bytes of the code of a vector, a divisor of its width.")
     ] = None,
     rerank: Annotated[
-        int, typer.Option(min=0, help="ivfpq: candidates per result that the vectors themselves rank again; 0: none.")
+        int,
+        typer.Option(min=0, help="ivfpq: candidates per result to rank again by their vectors; 0 for none."),
     ] = 8,
-    recall: Annotated[
-        float, typer.Option(help="A folder: the measured recall@10 for which the effort of a search is chosen.")
-    ] = 0.95,
-    chunk: Annotated[int | None, typer.Option(min=1, help="A folder: vectors of a part (hnsw: of a graph).")] = None,
+    recall: Annotated[float, typer.Option(help="Folder: the measured recall@10 that a search should reach.")] = 0.95,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Folder: vectors in a part (hnsw: in a graph).")] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="hnsw in a folder: threads; more than one make a graph that timing decides.")
+        int,
+        typer.Option(min=1, help="hnsw in a folder: number of threads; more than one give varying graphs."),
     ] = 1,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="RUN|MODEL", help="A folder: keep this network in it, for searches by photograph."),
+        typer.Option(metavar="RUN|MODEL", help="Folder: a network to store in it, for searches by photograph."),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="As of `nearfar embed`, where the model does not say.")
+        int | None, typer.Option(min=1, help="As in `nearfar embed`, if the model does not define it.")
     ] = None,
-    imagenet: Annotated[bool, typer.Option("--imagenet", help="As of `nearfar embed`.")] = False,
+    imagenet: Annotated[bool, typer.Option("--imagenet", help="As in `nearfar embed`.")] = False,
 ) -> None:
-    """Make an index of vectors, for `nearfar search` and `serve`.
+    """Build an index of vectors for `nearfar search` and `nearfar serve`.
 
-    A folder is built in chunks: after a kill the same command goes on where it stood.
+    A folder is built in chunks. After an interruption, run the same command again to continue.
     """
     from nearfar.evaluation import Vectors
 
@@ -85,7 +85,7 @@ def index(
         made = _in_a_file(output, Vectors.load(vectors), kind, similarity, cells, probes)
     else:
         if probes is not None:
-            raise ValueError("--probes is of an index in a file; a folder chooses them by --recall.")
+            raise ValueError("--probes is for an index in a file; set --recall for a folder.")
         options: dict[str, Any] = {
             "cells": cells,
             "code_bytes": code_bytes,
@@ -127,14 +127,14 @@ def _in_a_folder(
 
     if model is None:
         if size is not None or imagenet:
-            raise ValueError("--size and --imagenet are of --model; name it, or leave them out.")
+            raise ValueError("--size and --imagenet need --model; name it, or leave them out.")
         return build_index(output, found, progress=True, **options)
     from nearfar.cli.commands.networks import load_model
-    from nearfar.cli.commands.photographs import told
+    from nearfar.cli.commands.photographs import describe_transform
     from nearfar.evaluation.fingerprint import check_same_network
 
     if not model.is_dir() and model.suffix not in (".onnx", ".safetensors"):
-        raise ValueError(f"an index keeps a run's network, an .onnx or a .safetensors file, and {model} is none.")
+        raise ValueError(f"--model must be a run folder, an .onnx or a .safetensors file, not {model}.")
     network = load_model(model)
     assumed = network.assumed(size, imagenet)
     mark = network.mark(assumed)
@@ -143,7 +143,7 @@ def _in_a_folder(
         from dataclasses import replace
 
         found = replace(found, fingerprint=mark)
-    kept = told(network.transform or assumed)
+    kept = describe_transform(network.transform or assumed)
     with tempfile.TemporaryDirectory() as aside:
         file = model
         if model.is_dir():
@@ -176,16 +176,16 @@ def search(
             metavar="QUERIES", help="A photograph, a folder of them, a vectors.npz, a folder of vectors, or a run."
         ),
     ],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many neighbors.")] = 10,
-    json: Annotated[Path | None, typer.Option(help="Write all neighbors to this file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write all neighbors to this page, with pictures.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbors.")] = 10,
+    json: Annotated[Path | None, typer.Option(help="Write all neighbors to this JSON file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write all neighbors to this HTML page, with pictures.")] = None,
     images: Images = None,
     model: Network = None,
     trust_model: Trust = False,
 ) -> None:
-    """Find the nearest vectors of an index, for photographs or for vectors.
+    """Search an index for the neighbors of photographs or vectors.
 
-    Of an approximate index it also prints which share of the exact neighbors it finds.
+    For an approximate index, the share of the exact neighbors that it finds is printed too.
     """
     from nearfar.evaluation import DiskIndex, open_index
 
@@ -195,7 +195,7 @@ def search(
     if page is not None:
         check_suffix("--page", page, {".html": "a page"})
     made = open_index(index)
-    asked = _asked(made, index, queries, model, trust_model)
+    asked = _read_queries(made, index, queries, model, trust_model)
     with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):
         found = made.search(asked, k)
     show(made, asked, found)
@@ -213,9 +213,11 @@ def search(
         say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
 
 
-def _asked(made: Index | DiskIndex, index: Path, queries: Path, model: Path | None, trust_model: bool) -> Vectors:
+def _read_queries(
+    made: Index | DiskIndex, index: Path, queries: Path, model: Path | None, trust_model: bool
+) -> Vectors:
     """The queries as vectors; photographs pass through the network of the index."""
-    from nearfar.cli.commands.embedding import advised
+    from nearfar.cli.commands.embedding import rephrase_errors
     from nearfar.cli.commands.photographs import are_photographs, network_of
     from nearfar.evaluation import Vectors
 
@@ -228,7 +230,7 @@ def _asked(made: Index | DiskIndex, index: Path, queries: Path, model: Path | No
     network = network_of(made, index, model, trust_model=trust_model, needed=True)
     if network is None:
         raise ValueError(f"{index} holds no network.")
-    with advised():
+    with rephrase_errors():
         return network.vectors(queries)
 
 

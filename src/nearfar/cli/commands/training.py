@@ -1,4 +1,4 @@
-"""`nearfar train`, `config`, `demo` and `recommend`: from a configuration to a run folder."""
+"""`nearfar train`, `config`, `demo` and `recommend`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CONFIG] [--section.key VALUE]... [--section '{key: VALUE}']...",
-        help="A YAML file such as `nearfar config` prints (without one: the defaults), and keys to change.",
+        help="A YAML file as printed by `nearfar config` (default: what suits the data), and keys to change.",
         show_default=False,
         autocompletion=complete,
     ),
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option("--run", "--run-folder", help="The folder of the run; a new one under runs/ where none is named."),
+    typer.Option("--run", "--run-folder", help="Folder of the run. Default: a new folder in runs/."),
 ]
-"""Two names: torchrun takes --run for an abbreviation of an option of its own."""
+"""Two names, because torchrun takes --run for an abbreviation of one of its own options."""
 OPTIONS = (
     "--run",
     "--run-folder",
@@ -57,28 +57,27 @@ def train(
     run: Folder = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Go on after the run's last checkpoint, or from the start where there is none yet."
-        ),
+        typer.Option("--resume", help="Continue the run from its last checkpoint, or from the start if it has none."),
     ] = False,
     protocol: Annotated[
-        str | None, typer.Option(help="validation (choose by held-out classes) or paper (best test score).")
+        str | None,
+        typer.Option(help="Choose weights by validation (held-out classes) or paper (best test score)."),
     ] = None,
     dry: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Go up to the first step and say what it would take: data, batch, steps, memory, time; train nothing.",
+            help="Measure two steps and print data, batch, memory and time; train nothing.",
         ),
     ] = False,
     apply_remedy: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Train that run anew, changed as the doctor says; flags change it further."),
+        typer.Option(metavar="RUN", help="Train this run again with the doctor's remedy; flags change more keys."),
     ] = None,
     processes: Processes = None,
     again: Restarts = 0,
 ) -> None:
-    """Train a network as a configuration says; any key can be set by a flag, such as --training.steps 500.
+    """Train a network by a configuration. Flags set its keys, such as --training.steps 500.
 
     Several processes: --processes N. Several machines: torchrun ... -m nearfar train CONFIG --run-folder FOLDER.
     """
@@ -96,7 +95,7 @@ def train(
         flags.append(("training.protocol", protocol))
     if dry and resume:
         raise ValueError("--dry-run looks at a run before it begins, but --resume came; leave one out.")
-    chosen = _chosen(run, config, flags, resume, apply_remedy)
+    chosen = _choose_config(run, config, flags, resume, apply_remedy)
     if run is not None and chosen.data.path is not None:
         check_apart({"--run": run}, [Path(chosen.data.path)])
     if dry:
@@ -136,7 +135,7 @@ def _say_dry(config: Config, run: Path | None) -> None:
         say("nothing was trained; leave --dry-run out to begin")
 
 
-def _chosen(
+def _choose_config(
     run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]], resume: bool, ill: Path | None
 ) -> Config:
     """The configuration to train: from a file, of the run to resume, or of an unhealthy run with its remedy."""
@@ -146,13 +145,13 @@ def _chosen(
         if resume or config is not None:
             what = "--resume" if resume else str(config)
             raise ValueError(f"--apply-remedy takes the configuration of {ill}, but {what} came; leave one out.")
-        return _cured(ill, flags)
+        return _apply_remedy(ill, flags)
     if config is None and not resume:
-        return _usual(flags)
+        return _default_config(flags)
     return load(_config_to_resume(run, config, flags) if resume else config, flags)
 
 
-def _usual(flags: Sequence[tuple[str, str]]) -> Config:
+def _default_config(flags: Sequence[tuple[str, str]]) -> Config:
     """What suits the data, where no file was named."""
     from nearfar.train.recipe import usual
 
@@ -162,7 +161,7 @@ def _usual(flags: Sequence[tuple[str, str]]) -> Config:
     return found
 
 
-def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
+def _apply_remedy(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
     """The configuration of an unhealthy run, changed by the remedy of its worst finding, and then by flags."""
     from nearfar.doctor import prescribe
     from nearfar.runs.config import changed
@@ -210,9 +209,9 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
 
 
 def config(words: Words = None) -> None:
-    """Print a full configuration with comments: a file completed by defaults, or what suits the data; flags change it.
+    """Print a complete configuration with comments. Flags set its keys.
 
-    Without a file and flags: the defaults. For photographs: nearfar config --data.name folder --data.path FOLDER.
+    A file is completed by defaults. Without a file: what suits the data, such as --data.path FOLDER, or the defaults.
     """
     from nearfar.runs.parts import check
     from nearfar.train import load, to_yaml
@@ -228,32 +227,33 @@ def config(words: Words = None) -> None:
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("nearfar-demo"),
-    steps: Annotated[int | None, typer.Option(help="How many batches; fewer are faster and worse.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, batches and augmentation.", min=0)] = 0,
+    folder: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("nearfar-demo"),
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.", min=0)] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few steps on a few characters, in seconds: does everything work?")
+        bool,
+        typer.Option("--quick", help="A few steps, to check in seconds that everything works."),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the files of a run that the folder holds; others stay.")
+        bool, typer.Option("--overwrite", help="Replace the files of an earlier run in the folder; other files stay.")
     ] = False,
 ) -> None:
-    """Train a small network to retrieve characters of unseen scripts, and write a report; nothing is downloaded."""
+    """Train a small network to retrieve characters of unseen scripts, and write a report. Nothing is downloaded."""
     from nearfar.cli.demo import run
 
     run(folder, steps=steps, seed=seed, quick=quick, overwrite=overwrite)
 
 
 def recommend(
-    name: Annotated[str, typer.Argument(metavar="DATA", help="A data set's name, such as folder, manifest or cub.")],
-    path: Annotated[Path | None, typer.Option(help="Where it lies.")] = None,
+    name: Annotated[str, typer.Argument(metavar="DATA", help="Name of the data set, such as folder, manifest or cub.")],
+    path: Annotated[Path | None, typer.Option(help="Path of the data.")] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Samples that the network can take at once; by default 128, of photographs 80.", min=4),
+        typer.Option(help="Largest batch that fits the network. Default: 128, for photographs 80.", min=4),
     ] = None,
-    memory: Annotated[float, typer.Option(help="Gigabytes that the loss may use.")] = 8.0,
+    memory: Annotated[float, typer.Option(help="Memory that the loss may use, in gigabytes.")] = 8.0,
 ) -> None:
-    """Recommend loss, sampler and batch for a data set, with reasons and the measured result behind them."""
+    """Recommend loss, sampler and batch for a data set, with reasons and measured results."""
     import yaml
 
     from nearfar.cli.recommend import recommend as propose
