@@ -46,8 +46,13 @@ def copy_tree(folder: Path) -> Path:
 
 def find(folder: Path, name: str, holds: str = "") -> Path:
     """The one file of the tests with this name that holds a text."""
-    (found,) = (path for path in (folder / "tests").rglob(name) if holds in path.read_text(encoding="utf-8"))
+    (found,) = (path for path in files(folder, name) if holds in path.read_text(encoding="utf-8"))
     return found
+
+
+def files(folder: Path, name: str) -> list[Path]:
+    """The files of the tests with this name, but for those of the interpreter, which other tests start."""
+    return sorted(path for path in (folder / "tests").rglob(name) if path.parent.name != "interpreted")
 
 
 def run(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -92,8 +97,8 @@ def pytest_collection_modifyitems(items):
 def files_of_losses(folder: Path) -> list[str]:
     """The test files that make tests from the rows of the table, or look at all losses."""
     words = re.compile(r"\b(table import|SUBJECTS|losses\.__all__|L\.__all__|engine_ways)\b")
-    found = sorted((folder / "tests").rglob("test_*.py"))
-    return [str(path.relative_to(folder)) for path in found if words.search(path.read_text(encoding="utf-8"))]
+    found = (path for path in files(folder, "test_*.py") if words.search(path.read_text(encoding="utf-8")))
+    return [str(path.relative_to(folder)) for path in found]
 
 
 def test_six_edits_add_a_loss_that_passes_all_it_touches(tmp_path):
