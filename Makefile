@@ -109,9 +109,9 @@ site: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The tables in documents that are written from the sources; a test compares each with its page.
-TABLES := engine_ways pml_names
+TABLES := engine_ways losses_page pml_names
 tables: $(READY)
-	for name in $(TABLES); do $(BIN)/python scripts/$$name.py || exit 1; done
+	for name in $(wildcard $(TABLES:%=scripts/%.py)); do $(BIN)/python $$name || exit 1; done
 
 # The same answers whatever the processor: other kernels of torch, MKL and OpenBLAS, other threads, another hash seed.
 portable: $(READY)
