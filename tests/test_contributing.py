@@ -5,12 +5,14 @@ One class adds a set, which every engine and two processes compute; its shortcut
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from needs import need
 from processes import plain_pytest
 
@@ -104,6 +106,7 @@ def files_of_losses(folder: Path) -> list[str]:
 
 def test_five_edits_add_a_loss_that_passes_all_it_touches(tmp_path):
     need("pytorch_metric_learning")  # for one of the tables
+    pytest.importorskip("xdist")
     folder = copy_tree(tmp_path / "copy")
     add_the_set(folder)
     make_it_fast(folder)
@@ -125,7 +128,9 @@ def test_five_edits_add_a_loss_that_passes_all_it_touches(tmp_path):
         written = run(folder, f"scripts/{name}.py")
         assert written.returncode == 0, written.stderr
     (folder / "select_tests.py").write_text(SELECT, encoding="utf-8")
-    done = run_pytest(folder, "-p", "select_tests", *files_of_losses(folder), PYTHONPATH=f"{folder / 'src'}:{folder}")
+    how = ("-p", "select_tests", "-p", "xdist.plugin", "-m", "not browser")  # xdist: fixtures ask for its worker
+    path = os.pathsep.join((str(folder / "src"), str(folder)))
+    done = run_pytest(folder, *how, *files_of_losses(folder), PYTHONPATH=path)
     assert count_passed(done) >= 100
     sets = run_pytest(folder, str(find(folder, "test_sets.py")), "-k", "ontaminated")
     assert count_passed(sets) >= 20
