@@ -162,12 +162,12 @@ def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
         if str(error).startswith(f"{owner}: "):
             raise
         if "allow_pickle" not in str(error):
-            raise ValueError(f"{owner}: {path} cannot be read ({_first_line(error)}); write it again.") from None
+            raise ValueError(f"{owner}: {path} cannot be read ({first_line(error)}); write it again.") from None
         raise ValueError(
             f"{owner}: {name!r} in {path} holds pickled objects, which are never loaded; save numbers or plain strings."
         ) from None
     except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{owner}: {path} is damaged ({_first_line(error)}); write it again.") from None
+        raise ValueError(f"{owner}: {path} is damaged ({first_line(error)}); write it again.") from None
     return found
 
 
@@ -309,10 +309,10 @@ def _header(text: str) -> tuple[tuple[int, ...], np.dtype]:
         entries = ast.literal_eval(text)
         return tuple(int(n) for n in entries["shape"]), np.lib.format.descr_to_dtype(entries["descr"])
     except (SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
-        raise ValueError(f"a header that cannot be read: {_first_line(error)}") from None
+        raise ValueError(f"a header that cannot be read: {first_line(error)}") from None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 

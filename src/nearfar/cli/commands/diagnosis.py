@@ -14,7 +14,7 @@ from nearfar.cli.commands.command import save_json
 if TYPE_CHECKING:
     from nearfar.doctor import Diagnosis
 
-__all__ = ["diagnose", "find_diagnoses", "of_vectors"]
+__all__ = ["diagnose"]
 
 
 def diagnose(

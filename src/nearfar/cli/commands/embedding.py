@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nearfar.cli.commands.inputs import Samples
     from nearfar.evaluation import Vectors
 
-__all__ = ["Trust", "clear_parts", "describe_classes", "embed", "list_unreadable", "rephrase_errors"]
+__all__ = ["Trust", "embed", "rephrase_errors"]
 
 FOLDER = ".vectors"
 """How the name of a folder of vectors ends."""

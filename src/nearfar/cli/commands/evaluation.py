@@ -18,21 +18,7 @@ if TYPE_CHECKING:
 
     from nearfar.evaluation import Comparison, Evaluation
 
-__all__ = [
-    "Seed",
-    "Similarity",
-    "Source",
-    "Ties",
-    "Unit",
-    "choose_ks",
-    "class_table",
-    "compare",
-    "describe_lone",
-    "evaluate",
-    "score_table",
-    "verdict",
-    "with_names",
-]
+__all__ = ["compare", "evaluate"]
 
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")]

@@ -14,7 +14,7 @@ from nearfar._utils.progress import Progress
 from nearfar.cli.commands.command import check_suffix
 from nearfar.cli.commands.embedding import Trust
 
-__all__ = ["export", "sides"]
+__all__ = ["export"]
 
 FORMATS = {".onnx": "a graph", ".safetensors": "weights"}
 

@@ -17,7 +17,7 @@ from nearfar.cli.commands.embedding import Trust
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index, Neighbors, Vectors
 
-__all__ = ["Images", "IndexPath", "Network", "index", "records", "search", "show"]
+__all__ = ["Images", "IndexPath", "Network", "index", "search"]
 
 SHOWN = 10
 """Queries whose neighbors are printed."""
