@@ -206,7 +206,7 @@ def test_nothing_that_a_command_calls_may_write_over_an_input(tmp_path):
     os.link(read, tmp_path / "hard")
     with protected([read, tmp_path / "missing"]):
         for name in ("read.txt", "soft", "hard"):
-            with pytest.raises(FileExistsError, match=r"is read here and never written over; name another\.$"):
+            with pytest.raises(FileExistsError, match=r"an input, which is never replaced; name another file\.$"):
                 write_text(tmp_path / name, "theirs")
         write_text(tmp_path / "missing", "new")
     assert read.read_text(encoding="utf-8") == "mine"
@@ -218,7 +218,7 @@ def test_a_search_does_not_replace_the_configuration_that_it_began_with(place):
     (place / "found").mkdir()
     shutil.copy(place / "c.yaml", place / "found" / "best.yaml")
     said = run(place, "tune", "found/best.yaml", "--space", "space.yaml", "--folder", "found", code=1)
-    assert "found/best.yaml is read" in said or "which is read here and never written over" in said
+    assert "found/best.yaml is read" in said or "an input, which is never replaced" in said
     assert os.listdir(place / "found") == ["best.yaml"]
 
 

@@ -108,7 +108,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.what, self.total, self.done, self.words = what, total or 0, done, ""
-        self._console = console or Terminal(file=sys.stderr)  # as it is now: exporters turn it away for a while
+        self._console = console or Terminal(file=sys.stderr)  # read now, because exporters redirect it for a while
         self._clock = clock
         self._shown = shown and not self._console.quiet
         self._bars = _bars(self._console, stays) if self._shown and self._console.is_terminal else None
@@ -124,7 +124,7 @@ class Progress:
         if self._bars is not None:
             try:
                 self._bars.start()
-            except LiveError:  # the terminal already shows a bar, somebody else's
+            except LiveError:  # other code already shows a bar in this terminal
                 self._bars = None
                 self._shown = False
         if self._bars is not None:
@@ -139,7 +139,7 @@ class Progress:
             self._bars.stop()
 
     def begin(self, done: int) -> None:
-        """Count the rate from here, where `done` items are done: all before was preparation."""
+        """Measure the rate from here on, with `done` items done; everything before was preparation."""
         self.done = self._first = done
         self._from = self._clock()
 

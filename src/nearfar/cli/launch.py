@@ -1,7 +1,7 @@
-"""`--processes N`: the command starts itself N times by torch's elastic launcher; and the ranks of a launcher.
+"""`--processes N`: run a command in N processes by torch's elastic launcher; and the rank of a process in a launcher.
 
-Processes find each other on loopback, at a port that is free. Under a launcher (this one, torchrun, any that sets
-WORLD_SIZE and RANK) only the first rank prints and writes.
+Processes find each other on loopback at a free port. Under a launcher (this one, torchrun, or any that sets WORLD_SIZE
+and RANK), only the first rank prints and writes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Restarts = Annotated[
 ]
 OWN = ("--processes", "--restarts")
 PATIENCE = "300"
-"""Seconds that processes have to end by themselves after Ctrl-C: training ends at its next checkpoint."""
+"""Seconds that processes have to end after Ctrl-C, since training ends at its next checkpoint."""
 
 
 def place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Rank and number of processes as the launcher's variables say; (0, 1) without one.
+    """Rank and number of processes, from the launcher's variables; (0, 1) without a launcher.
 
     >>> place({"WORLD_SIZE": "4", "RANK": "3"}), place({})
     ((3, 4), (0, 1))
@@ -48,7 +48,7 @@ def place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
         return 0, 1
     if rank is None or not rank.isdigit() or int(rank) >= int(world):
         raise ValueError(
-            f"the environment speaks of {world} processes (WORLD_SIZE), but the RANK of this one is {rank}; unset "
+            f"the environment names {world} processes (WORLD_SIZE), but the RANK of this one is {rank}; unset "
             "WORLD_SIZE, or start them with --processes or torchrun."
         )
     return int(rank), int(world)
@@ -86,19 +86,19 @@ def share_evaluation(owner: str) -> Iterator[ProcessGroup]:
 
 
 def launch(processes: int | None, again: int = 0, more: Sequence[str] = ()) -> bool:
-    """Run this command in several processes, if asked for; False if it is to be run in this one.
+    """Run this command in several processes, if asked to; returns False if this process is to run it.
 
     Args:
         processes: how many.
-        again: how often all of them are started anew after one of them died.
+        again: how often all of them are restarted after one of them died.
         more: words to add to the command.
 
     Raises:
-        SystemExit: one of them failed more often than that; its own words say why.
-        ValueError: a launcher has started this process already.
+        SystemExit: one of them failed more often than that; its own message says why.
+        ValueError: a launcher has already started this process.
     """
     if processes is None and again:
-        raise ValueError("--restarts needs --processes, which starts what may be started again.")
+        raise ValueError("--restarts needs --processes; name both.")
     if processes is None or (processes == 1 and not again):
         return False
     check_workers("launch", "--processes", processes)
@@ -133,11 +133,11 @@ def _run(processes: int, again: int, words: Sequence[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes say what is wrong
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes print their own errors
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", PATIENCE)
-    # a store that outlives a restart tells the new processes the addresses of the dead ones (torch 2.13)
+    # a store that outlives a restart gives new processes the addresses of dead ones (torch 2.13)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
         min_nodes=1,

@@ -1,4 +1,4 @@
-"""`recommend`: the loss, sampler and batch to begin with, from a data set's labels and measured results."""
+"""`recommend`: a loss, sampler and batch size for a data set, from its labels and measured results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEAR = math.log(4)
 """A measured data set is near if its number of classes and its samples per class are within a factor of four."""
 PLAIN = "MPerClass"
 """The sampler without projections."""
-OPEN = "Steps and rate are left open: they depend on the network more than on the labels."
+OPEN = "Steps and learning rate are left open: they depend on the network more than on the labels."
 RECIPE = (
     "Size, network, rate and steps are those of the recipe for photographs (configs/photographs.yaml), chosen on "
     "classes of CUB that were held out."
@@ -206,9 +206,9 @@ def _loss(row: Row | None, photographs: bool, batch: int) -> tuple[dict[str, Any
     if row is None:
         return (
             {"name": "NTXent", "temperature": 0.07},
-            "NTXent, for want of a measured row: of 24 losses tuned alike it has the best mean rank on two sets of "
-            "photographs (benchmarks/results/photographs_study.md), and on characters it is among the best two of five "
-            "(benchmarks/results/demo.md).",
+            "NTXent, because no measured row is near: of 24 losses with equal tuning it has the best mean rank on two "
+            "sets of photographs (benchmarks/results/photographs_study.md), and on characters it is among the best two "
+            "of five (benchmarks/results/demo.md).",
         )
     loss = dict(row.loss)
     if isinstance(loss.get("k"), int | float):  # "8B" means the same at every batch size

@@ -94,7 +94,7 @@ def embed(
         return
     network = load_model(model, trust_model=trust_model)
     assumed = network.assumed(size, imagenet)
-    drawn = str(data).startswith("glyphs")  # they have a bar of their own
+    drawn = str(data).startswith("glyphs")  # it has its own progress bar
     with Progress(f"reading {data}", shown=not drawn and is_first()), rephrase_errors():
         options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
         samples = read_samples(str(data), assumed=assumed, **options)
@@ -130,7 +130,7 @@ def _check_output(output: Path, dtype: str) -> None:
 
 
 def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
-    """Embed this rank's chunks into the folder `parts`; True on the first rank, once all others have done so too."""
+    """Embed this rank's chunks into the folder `parts`; returns True on the first rank, when all ranks are done."""
     from nearfar.evaluation.embed import embedded, tell_done, wait_for_others
 
     rank, world = place()
@@ -138,7 +138,7 @@ def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
     launch = " ".join(os.environ.get(name, "") for name in names)
     options: dict[str, Any] = {"batch_size": batch_size, "resume": parts, "rank": rank, "world": world}
     for _ in embedded(run, inputs, progress=rank == 0, **options):
-        pass  # kept in its file
+        pass  # stored in its file
     if rank:
         tell_done(parts, rank, world, launch)
         return False
@@ -149,7 +149,7 @@ def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
 def _join(
     output: Path, parts: Path, rows: int, batch_size: int, samples: Samples, mark: str | None, dtype: str
 ) -> tuple[np.ndarray | None, str]:
-    """Write the vectors of all chunks; the numbers of samples that were kept, if some may be left out, and words."""
+    """Write the vectors of all chunks; returns the rows that were kept (None for all), and a summary."""
     import numpy as np
     import torch
 
@@ -206,7 +206,7 @@ def describe_classes(found: Vectors) -> str:
 
 
 def clear_parts(output: Path) -> None:
-    """Remove the chunks that `embed` kept for this output, of this and earlier attempts, and nothing else."""
+    """Remove the chunks that this and earlier attempts stored for this output, and nothing else."""
     from nearfar.evaluation.embed import clear
 
     for folder in output.parent.iterdir():

@@ -103,7 +103,7 @@ def _check_trust(path: Path, trust_model: bool) -> None:
         raise _unreadable_error(path, kind)
     if not trust_model:
         raise ValueError(
-            f"{path} is a file of {kind}, {harm}; if you trust whoever wrote it, pass --trust-model "
+            f"{path} is a file of {kind}, {harm}; if you trust its author, pass --trust-model "
             "(an .onnx file and a run folder need no trust)."
         )
 
@@ -124,7 +124,7 @@ def _load_exported(path: Path, digest: str) -> Model:
     with _explain_errors(path, "torch.export"):
         program = torch.export.load(path)
         module: Any = program.module()
-    module.train = module.eval = lambda mode=True: module  # the mode is fixed; torch would raise where it is asked for
+    module.train = module.eval = lambda mode=True: module  # the mode is fixed, and torch raises an error if it is set
     inputs: Any = program.example_inputs  # (positional, by name), or None
     example: Any = inputs[0] if inputs else ()
     fits = example[0] if len(example) == 1 and isinstance(example[0], Tensor) else None
@@ -228,7 +228,7 @@ def _explain_errors(path: Path, kind: str) -> Iterator[None]:
 
 
 def _guard(path: Path, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """Wrap a model: an error of one sentence for a batch that does not fit; runtimes share no error class."""
+    """Wrap a model so that a batch that does not fit is an error of one sentence; runtimes share no error class."""
 
     def guarded(batch: Tensor) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Photographs as queries: the network that an index holds or that is named, and the vectors it gives."""
+"""Photographs as queries: their vectors, from the network that an index holds or that the user names."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def network_of(
 
     Args:
         made: the index.
-        name: what messages call it.
+        name: its name in messages.
         model: a run folder or a model's file, or None.
         trust_model: see `load_model`.
-        needed: whether there must be one.
+        needed: whether a missing network is an error.
 
     Raises:
-        ValueError: there is none though it is needed, or it is not the network of the vectors.
+        ValueError: a needed network is missing, or it is not the network of the vectors.
     """
     path = model or (made.network if isinstance(made, DiskIndex) else None)
     if path is None:
@@ -96,7 +96,7 @@ def network_of(
 
 
 def transform_of(network: Model, noted: dict[str, Any] | None) -> Any:
-    """The transform of a network: its own, else the one that was noted in the index, else the usual one."""
+    """The transform of a network: its own, else the one stored in the index, else the default."""
     if network.transform is not None:
         return network.transform
     given = noted or {}
@@ -104,12 +104,12 @@ def transform_of(network: Model, noted: dict[str, Any] | None) -> Any:
         return network.assumed(None, imagenet=False)
     size, imagenet, pixels = given.get("size"), given.get("imagenet"), given.get("pixels")
     if type(size) is not int or not 0 < size <= 1 << 14 or type(imagenet) is not bool or type(pixels) is not bool:
-        raise ValueError(f"the index notes a preprocessing that there is not: {str(given)[:80]!r}; make it again.")
+        raise ValueError(f"the index holds an unknown preprocessing: {str(given)[:80]!r}; build it again.")
     return Assumed(size, imagenet, pixels)
 
 
 def describe_transform(transform: Callable[..., Any]) -> dict[str, Any]:
-    """A transform in plain values, to be noted in an index."""
+    """A transform in plain values, to be stored in an index."""
     if isinstance(transform, Assumed):
         return {"name": "assumed", **asdict(transform)}
     return described(transform.transform if isinstance(transform, Pixels) else transform)

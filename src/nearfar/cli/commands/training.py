@@ -85,16 +85,16 @@ def train(
     from nearfar.train.folder import begun
 
     if dry and processes is not None:
-        raise ValueError("--dry-run looks at a run in one process, but --processes came; leave one out.")
+        raise ValueError("--dry-run uses one process, but --processes came; leave one out.")
     if _launch(processes, again, run):
         return
     config, flags = read_words(words or ())
-    if restarts() and run is not None and begun(run):  # by the launcher, after a process died
+    if restarts() and run is not None and begun(run):  # restarted by the launcher after a process died
         config, flags, resume, protocol, apply_remedy = None, [], True, None, None
     if protocol is not None:
         flags.append(("training.protocol", protocol))
     if dry and resume:
-        raise ValueError("--dry-run looks at a run before it begins, but --resume came; leave one out.")
+        raise ValueError("--dry-run is for a new run, but --resume came; leave one out.")
     chosen = _choose_config(run, config, flags, resume, apply_remedy)
     if run is not None and chosen.data.path is not None:
         check_apart({"--run": run}, [Path(chosen.data.path)])
@@ -107,7 +107,7 @@ def train(
 
 
 def _launch(processes: int | None, again: int, run: Path | None) -> bool:
-    """Train in processes of their own, if asked for; those that may begin again need one folder, made here."""
+    """Train in several processes, if asked to; if they may be restarted, create the folder that they share."""
     if processes is not None and (processes > 1 or again):
         need("accelerate", "train: --processes", "processes", instead="leave it out")
     if not again or processes is None or run is not None:
@@ -152,7 +152,7 @@ def _choose_config(
 
 
 def _default_config(flags: Sequence[tuple[str, str]]) -> Config:
-    """What suits the data, where no file was named."""
+    """The configuration that suits the data, if no file is named."""
     from nearfar.train.recipe import usual
 
     found, words = usual(flags)
@@ -220,7 +220,7 @@ def config(words: Words = None) -> None:
     path, flags = read_words(words or ())
     chosen = load(path, flags)
     if path is None:
-        with suppress(FileNotFoundError):  # the data lie elsewhere
+        with suppress(FileNotFoundError):  # the data are not on this machine
             chosen = usual(flags)[0]
     check(chosen)
     say(to_yaml(chosen), end="")
