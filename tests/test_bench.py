@@ -411,7 +411,7 @@ def test_the_command(tmp_path):
     ("options", "said"),
     [
         (["--loss", "Nothing"], "nearfar bench: loss must be"),
-        (["--sizes", "12,x"], "nearfar bench: sizes must be whole numbers"),
+        (["--sizes", "12,x"], "nearfar bench: --sizes must be whole numbers"),
         (["--sizes", "2"], "nearfar bench: sizes must be numbers of rows"),
         (["--device", "tpu"], "nearfar bench: device must be"),
     ],

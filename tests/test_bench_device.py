@@ -315,7 +315,7 @@ def test_progress_counts_all_rows_and_names_the_one(tmp_path, monkeypatch):
 def test_plans_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("nearfar.bench.offered", lambda device: ("auto", "dense", "fused"))
-    plan = command.make_plan((), None, None, 1, "cuda", quick=False)
+    plan = command.make_plan("cuda")
     assert plan.engines == ("auto", "dense", "fused")
     assert (plan.width, plan.sizes[0], plan.sizes[-1]) == (512, 128, 2**20)
     assert plan.precisions == ("float32", "bf16")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.command import parse_numbers
 from nearfar.cli.commands.completion import loss_names
 
 if TYPE_CHECKING:
     from nearfar.bench import Plan, Row
 
-__all__ = ["bench", "make_plan", "numbers"]
+__all__ = ["bench", "make_plan"]
 
 SIZES = {"cpu": (128, 512, 2048, 8192), "cuda": (128, 512, 2048, 8192, 32768, 131072, 262144, 1048576)}
 QUICK = (128, 1024)
@@ -53,10 +54,8 @@ def bench(
     """Measure time and memory of the losses, compared with pytorch-metric-learning and the two-product limit."""
     from nearfar.bench import write
 
-    plan = make_plan(
-        tuple(loss or ()), sizes, width, threads, device, quick=quick, engines=engines, precision=precision,
-        seconds=seconds,
-    )  # fmt: skip
+    more = {"losses": tuple(loss or ()), "threads": threads, "seconds": seconds}
+    plan = make_plan(device, quick=quick, sizes=sizes, width=width, engines=engines, precision=precision, **more)
     out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
     rows = _measure(plan, out / "bench.json", resume=resume)
     if not rows:
@@ -89,56 +88,32 @@ def _measure(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
 
 
 def make_plan(
-    losses: tuple[str, ...],
-    sizes: str | None,
-    width: int | None,
-    threads: int,
     device: str,
     *,
-    quick: bool,
+    quick: bool = False,
+    sizes: str | None = None,
+    width: int | None = None,
     engines: str | None = None,
     precision: str | None = None,
-    seconds: float | None = None,
+    **more: Any,
 ) -> Plan:
-    """Build the plan from the options."""
+    """The plan of a device by the options of the command; `more` are fields of the plan."""
     from nearfar.bench import Limits, Patience, Plan, offered
 
     gpu = device == "cuda"
-    usual = QUICK if quick else SIZES.get(device, QUICK)
     plan = Plan(
-        losses=losses,
-        sizes=usual if sizes is None else numbers(sizes),
-        width=width or (512 if gpu else 128),
-        threads=threads,
         device=device,
-        engines=words(engines) or ("auto",),
+        sizes=(QUICK if quick else SIZES.get(device, QUICK)) if sizes is None else parse_numbers("--sizes", sizes),
+        width=width or (512 if gpu else 128),
+        engines=_split(engines) or ("auto",),
         patience=Patience(3, 0.5) if quick else Patience(25, 1.0) if gpu else Patience(9, 4.0),
         limits=Limits(4096, 1) if quick else Limits(4096, 30 if gpu else 10),
-        precisions=words(precision) or (("float32", "bf16") if gpu else ("float32",)),
+        precisions=_split(precision) or (("float32", "bf16") if gpu else ("float32",)),
         launches=8192 if gpu else 2048,
-        seconds=seconds,
+        **more,
     )
     return replace(plan, engines=offered(device)) if engines is None and gpu else plan
 
 
-def words(text: str | None) -> tuple[str, ...]:
-    """Parse names separated by commas.
-
-    >>> words("dense, tiled"), words(None)
-    (('dense', 'tiled'), ())
-    """
+def _split(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",")) if text else ()
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Parse sizes separated by commas.
-
-    >>> numbers("128,1_024")
-    (128, 1024)
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"sizes must be whole numbers with commas between, but came as {text!r}; try 128,1024."
-        ) from None

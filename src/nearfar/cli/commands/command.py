@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
 
 __all__ = ["OUTPUTS", "Command", "Extra", "check_apart", "check_one", "check_suffix", "load_labeled", "one_sentence",
-           "save_json"]  # fmt: skip
+           "parse_numbers", "save_json"]  # fmt: skip
 
 OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "run"})
 """Names of the parameters that a command writes to; every other path is an input."""
@@ -153,3 +153,15 @@ def save_json(path: Path, record: Any) -> None:
     from nearfar._utils.files import write_text
 
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
+    """Parse whole numbers from 1 on, separated by commas.
+
+    >>> parse_numbers("--shape", "3,224,224")
+    (3, 224, 224)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{option} must be whole numbers from 1 on, such as 3,224,224, but came as {text!r}.")
+    return tuple(map(int, parts))

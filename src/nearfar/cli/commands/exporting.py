@@ -11,7 +11,7 @@ from nearfar._utils.checks import check_choice
 from nearfar._utils.console import say
 from nearfar._utils.files import plain_target
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.command import check_suffix
+from nearfar.cli.commands.command import check_suffix, parse_numbers
 from nearfar.cli.commands.embedding import Trust
 
 __all__ = ["export"]
@@ -61,7 +61,7 @@ def export(
     network = load_model(model, trust_model=trust_model)
     if network.module is None:
         raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
-    example = network.example if shape is None else torch.randn(2, *sides(shape))
+    example = network.example if shape is None else torch.randn(2, *parse_numbers("--shape", shape))
     if example is None:
         raise ValueError(f"{model} holds no example; give the shape of a sample, such as --shape 3,224,224.")
     with Progress("exporting and comparing"):
@@ -79,15 +79,3 @@ def _as_weights(model: Path, output: Path) -> str:
     network, count = saved.network, sum(p.numel() for p in saved.model.parameters())
     shape = " x ".join(map(str, network.inputs))
     return f"{output}: {network.name} on {shape}, {saved.model.embedding_dim} dimensions, {count:,} parameters"
-
-
-def sides(shape: str) -> list[int]:
-    """Parse a shape such as "3,224,224".
-
-    >>> sides("3,224,224")
-    [3, 224, 224]
-    """
-    words = shape.split(",")
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
-        raise ValueError(f"--shape must be whole numbers from 1 on, such as 3,224,224, but came as {shape!r}.")
-    return [int(word) for word in words]
