@@ -163,7 +163,7 @@ def test_a_model_without_preprocessing_is_fed_as_it_was_indexed(home, tmp_path):
         (["search", "empty", "v.npz"], "empty holds no finished index"),
         (["search", "shop.index", "v.npz", "-k", 1, "--page", "photos"], "photos is a folder, which is never replaced"),
         (["index", "v.npz", "-o", "x.npz", "--kind", "ivfpq"], "ivfpq needs a folder"),
-        (["index", "v.npz", "-o", "x.npz", "--model", "m.safetensors"], "--model is kept in a folder"),
+        (["index", "v.npz", "-o", "x.npz", "--model", "m.safetensors"], "--model needs a folder"),
         (["index", "v.npz", "-o", "x", "--model", "other.safetensors"], "networks with different weights"),
         (["index", "v.npz", "-o", "x", "--model", "v.npz"], "not v.npz"),
         (["index", "v.npz", "-o", "x", "--probes", 3], "--probes is for an index in a file"),

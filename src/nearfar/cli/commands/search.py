@@ -80,40 +80,26 @@ def index(
 
     check_suffix("--output", output, {".npz": "a file", ".index": "a folder", "": "a folder"})
     made: Index | DiskIndex
+    options: dict[str, Any] = {"kind": kind, "similarity": similarity, "cells": cells}
     if output.suffix == ".npz":
-        _check_file_options(kind, model)
-        made = _in_a_file(output, Vectors.load(vectors), kind, similarity, cells, probes)
+        if kind == "ivfpq" or model is not None:
+            what = "ivfpq" if kind == "ivfpq" else "--model"
+            raise ValueError(f"{what} needs a folder: name an output that does not end in .npz.")
+        made = _in_a_file(output, Vectors.load(vectors), options | {"probes": probes})
     else:
         if probes is not None:
             raise ValueError("--probes is for an index in a file; set --recall for a folder.")
-        options: dict[str, Any] = {
-            "cells": cells,
-            "code_bytes": code_bytes,
-            "rerank": rerank,
-            "recall": recall,
-            "chunk": chunk,
-        }
-        options |= {"kind": kind, "similarity": similarity, "threads": threads}
+        options |= {"code_bytes": code_bytes, "rerank": rerank, "recall": recall, "chunk": chunk, "threads": threads}
         made = _in_a_folder(output, Vectors.load(vectors), model, size, imagenet, options)
     say(f"{output}: {made!r}")
     if said := _recall(made):
         say(said)
 
 
-def _check_file_options(kind: str, model: Path | None) -> None:
-    if kind == "ivfpq":
-        raise ValueError("ivfpq needs a folder: name an output that does not end in .npz.")
-    if model is not None:
-        raise ValueError("--model is kept in a folder: name an output that does not end in .npz.")
-
-
-def _in_a_file(
-    output: Path, found: Vectors, kind: str, similarity: str, cells: int | None, probes: int | None
-) -> Index:
+def _in_a_file(output: Path, found: Vectors, options: dict[str, Any]) -> Index:
     from nearfar.evaluation import Index
 
     plain_target(output)
-    options: dict[str, Any] = {"similarity": similarity, "kind": kind, "cells": cells, "probes": probes}
     with Progress(f"indexing {len(found):,} vectors"):
         made = Index(found, **options)
         made.save(output)

@@ -188,7 +188,7 @@ def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tup
     return run / "config.yaml"
 
 
-def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]]:
+def read_words(words: Sequence[str], options: Sequence[str] = OPTIONS) -> tuple[Path | None, list[tuple[str, str]]]:
     """Parse the file of the configuration, if any, and flags: ("loss.k", "160") from --loss.k 160 or --loss.k=160."""
     config: Path | None = None
     found, rest = [], list(words)
@@ -198,7 +198,7 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
             config = Path(name + equals + value)
             continue
         if not name.startswith("--") or ("." not in name and name.removeprefix("--") not in SECTIONS):
-            known = [*OPTIONS, *(f"--{section}" for section in SECTIONS)]
+            known = [*options, *(f"--{section}" for section in SECTIONS)]
             raise ValueError(f"there is no option {name}; {nearest(name, known)} Keys are set by --section.key value.")
         if not equals:
             if not rest:

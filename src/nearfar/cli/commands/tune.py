@@ -7,11 +7,9 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
 from nearfar.cli.commands.command import check_apart
 from nearfar.cli.commands.training import Words, read_words
-from nearfar.runs.config import SECTIONS
 
 __all__ = ["tune"]
 
@@ -35,15 +33,11 @@ def tune(
     seed: Annotated[int, typer.Option(help="Seed of the sampler.", min=0)] = 0,
 ) -> None:
     """Tune keys of a configuration with Optuna. Trials are scored only on held-out training classes."""
-    for word in words or ():
-        name = word.partition("=")[0]
-        if name.startswith("--") and "." not in name and name.removeprefix("--") not in SECTIONS:
-            raise ValueError(f"there is no option {name}; {nearest(name, OPTIONS)} Keys are set by --section.key.")
     from nearfar.train import load
     from nearfar.train.recipe import usual
     from nearfar.tune import search
 
-    config, flags = read_words(words or ())
+    config, flags = read_words(words or (), OPTIONS)
     chosen = usual(flags)[0] if config is None else load(config, flags)
     if chosen.data.path is not None:
         check_apart({"--folder": folder}, [Path(chosen.data.path)])
