@@ -1,1 +1,3 @@
 """The commands of `nearfar`, one file for each group; `nearfar.cli.main` lists them all."""
+
+__all__: list[str] = []
