@@ -30,9 +30,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def alone(
-    path: Path,
-    busy: Callable[[], Exception] | None = None,
-    unlocked: Callable[[OSError | None], object] | None = None,
+    path: Path, busy: Callable[[], Exception] | None = None, unlocked: Callable[[OSError | None], object] | None = None
 ) -> Iterator[None]:
     """Hold the lock of a folder or file.
 

@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Processes", "Restarts", "is_first", "launch", "place", "restarts", "share_evaluation", "words_of_a_rank"]
 
 Processes = Annotated[
-    int | None,
-    typer.Option("--processes", min=1, help="Number of processes to start on this machine."),
+    int | None, typer.Option("--processes", min=1, help="Number of processes to start on this machine.")
 ]
 Restarts = Annotated[
-    int,
-    typer.Option("--restarts", min=0, help="With --processes: how often to restart them after one died."),
+    int, typer.Option("--restarts", min=0, help="With --processes: how often to restart them after one died.")
 ]
 OWN = ("--processes", "--restarts")
 PATIENCE = "300"

@@ -25,26 +25,18 @@ QUICK = (128, 1024)
 def bench(
     loss: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A loss or a miner by name; can be repeated. Default: a selection.", autocompletion=loss_names
-        ),
+        typer.Option(help="A loss or miner; can be repeated. Default: a selection.", autocompletion=loss_names),
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(help="Batch sizes, separated by commas. Default: 128 to 8192, on a GPU 1048576.")
+        str | None, typer.Option(help="Batch sizes, comma-separated. Default: 128 to 8192, on a GPU 1048576.")
     ] = None,
-    width: Annotated[
-        int | None, typer.Option(help="Width of the embeddings. Default: 128, on a GPU 512.", min=1)
-    ] = None,
+    width: Annotated[int | None, typer.Option(help="Width of embeddings. Default: 128, GPU 512.", min=1)] = None,
     threads: Annotated[int, typer.Option(help="Number of CPU threads that PyTorch uses.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
-    engines: Annotated[
-        str | None, typer.Option(help="Engines, separated by commas. Default: auto, on a GPU all.")
-    ] = None,
+    engines: Annotated[str | None, typer.Option(help="Engines, comma-separated. Default: auto, GPU all.")] = None,
     precision: Annotated[
         str | None,
-        typer.Option(
-            help="Precisions, separated by commas: float32 (default), tf32, bf16, fp16; on a GPU float32,bf16."
-        ),
+        typer.Option(help="float32, tf32, bf16, fp16, comma-separated. Default: float32, on a GPU float32,bf16."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and bench.png.")] = Path("nearfar-bench"),
     quick: Annotated[bool, typer.Option(help="Small batches and few rounds: seconds, not minutes.")] = False,

@@ -52,10 +52,7 @@ def embed(
             "subfolder per class.",
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", help="Output: a file (.npz) or a folder (.vectors)."),
-    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output: a file (.npz) or a folder (.vectors).")],
     more: Extra = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of samples in a batch.")] = 256,
     size: Annotated[
@@ -63,8 +60,7 @@ def embed(
         typer.Option(min=1, help="Side of the images in pixels, if the model does not define it. Default: 224."),
     ] = None,
     imagenet: Annotated[
-        bool,
-        typer.Option("--imagenet", help="Standardize images by ImageNet's mean, if the model does not."),
+        bool, typer.Option("--imagenet", help="Standardize images by ImageNet's mean, if the model does not.")
     ] = False,
     thumbnails: Annotated[int, typer.Option(min=0, help="Side of the thumbnails to store; 0 for none.")] = 0,
     on_corrupt: Annotated[

@@ -30,11 +30,9 @@ Seed = Annotated[int, typer.Option(help="Seed of the bootstrap and of k-means.")
 def evaluate(
     vectors: Source,
     more: Extra = None,
-    k: Annotated[
-        list[int] | None, typer.Option("-k", help="K of recall@K; can be repeated. Default: 1, 2, 4, 8.")
-    ] = None,
+    k: Annotated[list[int] | None, typer.Option("-k", help="K of recall@K; repeatable. Default: 1, 2, 4, 8.")] = None,
     data_set: Annotated[
-        str | None, typer.Option(help="Use the customary K of cub, cars, sop, inshop, omniglot or glyphs.")
+        str | None, typer.Option(help="Use the K of cub, cars, sop, inshop, omniglot or glyphs.")
     ] = None,
     gallery: Annotated[Path | None, typer.Option(help="Vectors to search instead of the queries themselves.")] = None,
     similarity: Similarity = "cosine",
@@ -58,10 +56,7 @@ def evaluate(
         check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
         found_in = found_in.in_terms_of(queries)
     options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
-    with (
-        share_evaluation("evaluate"),
-        Progress(f"evaluating {len(queries):,} vectors", shown=is_first()) as watch,
-    ):
+    with share_evaluation("evaluate"), Progress(f"evaluating {len(queries):,} vectors", shown=is_first()) as watch:
         found = judge(
             queries.x,
             queries.y,

@@ -23,9 +23,7 @@ def reproduce(
     study: Annotated[
         str, typer.Argument(help=f"Which study: {', '.join(STUDIES)}.", autocompletion=lambda: list(STUDIES))
     ],
-    folder: Annotated[
-        Path | None, typer.Option(help="Output folder; a study that was stopped continues there.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Output folder; a stopped study continues there.")] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -36,14 +34,9 @@ def reproduce(
     path: Annotated[Path | None, typer.Option(help="Folder of the data.")] = None,
     path_flowers: Annotated[Path | None, typer.Option(help="photographs: folder of Oxford Flowers-102.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds. Default: 3, photographs 5.", min=1)] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Training steps in a run. Default: the study's own number.", min=1)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps in a run. Default: by study.", min=1)] = None,
     jobs: Annotated[int, typer.Option(help="Number of concurrent runs.", min=1)] = 1,
-    seconds: Annotated[
-        float | None,
-        typer.Option(help="Time limit in seconds; run the command again to continue."),
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Time limit; run again to continue.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, bf16, fp16 or float64. Default: by device.")] = None,
     weights: Annotated[Path | None, typer.Option(help="File with weights of the network's trunk.")] = None,
     methods: Annotated[

@@ -39,37 +39,29 @@ def index(
     output: Annotated[
         Path,
         typer.Option(
-            "-o",
-            "--output",
-            help="A file (.npz) to search in memory, or a folder (.index or no suffix) on disk.",
+            "-o", "--output", help="A file (.npz) to search in memory, or a folder (.index or no suffix) on disk."
         ),
     ],
-    kind: Annotated[
-        str, typer.Option(help="Kind: exact, or approximate by faiss: ivf, hnsw, ivfpq (folders only).")
-    ] = "exact",
+    kind: Annotated[str, typer.Option(help="exact, or by faiss: ivf, hnsw, ivfpq (folders only).")] = "exact",
     similarity: Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")] = "cosine",
     cells: Annotated[int | None, typer.Option(min=1, help="ivf, ivfpq: number of cells.")] = None,
     probes: Annotated[int | None, typer.Option(min=1, help="ivf in a file: number of cells to search.")] = None,
     code_bytes: Annotated[
-        int | None, typer.Option(min=1, help="ivfpq: bytes of the code of a vector, a divisor of its width.")
+        int | None, typer.Option(min=1, help="ivfpq: bytes per vector, a divisor of its width.")
     ] = None,
     rerank: Annotated[
-        int,
-        typer.Option(min=0, help="ivfpq: candidates per result to rank again by their vectors; 0 for none."),
+        int, typer.Option(min=0, help="ivfpq: candidates per result to rank again by their vectors; 0 for none.")
     ] = 8,
     recall: Annotated[float, typer.Option(help="Folder: the measured recall@10 that a search should reach.")] = 0.95,
     chunk: Annotated[int | None, typer.Option(min=1, help="Folder: vectors in a part (hnsw: in a graph).")] = None,
     threads: Annotated[
-        int,
-        typer.Option(min=1, help="hnsw in a folder: number of threads; more than one give varying graphs."),
+        int, typer.Option(min=1, help="hnsw in a folder: number of threads; more than one give varying graphs.")
     ] = 1,
     model: Annotated[
         Path | None,
         typer.Option(metavar="RUN|MODEL", help="Folder: a network to store in it, for searches by photograph."),
     ] = None,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="As in `nearfar embed`, if the model does not define it.")
-    ] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="As in `nearfar embed`.")] = None,
     imagenet: Annotated[bool, typer.Option("--imagenet", help="As in `nearfar embed`.")] = False,
 ) -> None:
     """Build an index of vectors for `nearfar search` and `nearfar serve`.

@@ -33,8 +33,7 @@ Words = Annotated[
     ),
 ]
 Folder = Annotated[
-    Path | None,
-    typer.Option("--run", "--run-folder", help="Folder of the run. Default: a new folder in runs/."),
+    Path | None, typer.Option("--run", "--run-folder", help="Folder of the run. Default: a new folder in runs/.")
 ]
 """Two names, because torchrun takes --run for an abbreviation of one of its own options."""
 OPTIONS = (
@@ -60,15 +59,10 @@ def train(
         typer.Option("--resume", help="Continue the run from its last checkpoint, or from the start if it has none."),
     ] = False,
     protocol: Annotated[
-        str | None,
-        typer.Option(help="Choose weights by validation (held-out classes) or paper (best test score)."),
+        str | None, typer.Option(help="Choose weights by validation (held-out classes) or paper (best test score).")
     ] = None,
     dry: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Measure two steps and print data, batch, memory and time; train nothing.",
-        ),
+        bool, typer.Option("--dry-run", help="Measure two steps and print data, batch, memory and time; train nothing.")
     ] = False,
     apply_remedy: Annotated[
         Path | None,
@@ -231,8 +225,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.", min=0)] = 0,
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="A few steps, to check in seconds that everything works."),
+        bool, typer.Option("--quick", help="A few steps, to check in seconds that everything works.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the files of an earlier run in the folder; other files stay.")
@@ -248,8 +241,7 @@ def recommend(
     name: Annotated[str, typer.Argument(metavar="DATA", help="Name of the data set, such as folder, manifest or cub.")],
     path: Annotated[Path | None, typer.Option(help="Path of the data.")] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(help="Largest batch that fits the network. Default: 128, for photographs 80.", min=4),
+        int | None, typer.Option(help="Largest batch that fits the network. Default: 128, for photographs 80.", min=4)
     ] = None,
     memory: Annotated[float, typer.Option(help="Memory that the loss may use, in gigabytes.")] = 8.0,
 ) -> None:
