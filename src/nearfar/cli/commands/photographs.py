@@ -68,25 +68,20 @@ def are_photographs(source: Path) -> bool:
     return source.suffix.lower() in PICTURES
 
 
-def network_of(
-    made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool, needed: bool
-) -> Photographs | None:
-    """The network of an index: the one that is named, else the one that the index holds.
+def network_of(made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool) -> Photographs | None:
+    """The network of an index: `model` if it is given, else the one that the index holds; None if it holds none.
 
     Args:
         made: the index.
         name: its name in messages.
         model: a run folder or a model's file, or None.
         trust_model: see `load_model`.
-        needed: whether a missing network is an error.
 
     Raises:
-        ValueError: a needed network is missing, or it is not the network of the vectors.
+        ValueError: it is not the network of the vectors.
     """
     path = model or (made.network if isinstance(made, DiskIndex) else None)
     if path is None:
-        if needed:
-            raise ValueError(f"{name} holds no network to embed photographs with; name its run or model with --model.")
         return None
     network = load_model(path, trust_model=trust_model)
     transform = transform_of(network, made.preprocessing if isinstance(made, DiskIndex) else None)

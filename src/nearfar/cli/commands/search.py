@@ -205,9 +205,9 @@ def _read_queries(
         return Vectors.load(queries)
     if not queries.exists():
         raise FileNotFoundError(f"there is no photograph {queries}.")
-    network = network_of(made, index, model, trust_model=trust_model, needed=True)
+    network = network_of(made, index, model, trust_model=trust_model)
     if network is None:
-        raise ValueError(f"{index} holds no network.")
+        raise ValueError(f"{index} holds no network to embed photographs with; name its run or model with --model.")
     with rephrase_errors():
         return network.vectors(queries)
 

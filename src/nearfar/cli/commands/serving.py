@@ -59,7 +59,7 @@ def serve(
     from nearfar.serve.run import Countdown, bind, is_loopback, run
 
     made = open_index(index)
-    network = network_of(made, index, model, trust_model=trust_model, needed=False)
+    network = network_of(made, index, model, trust_model=trust_model)
     searcher = Searcher(made, None if network is None else network.vector, max_results=max_results)
     countdown = Countdown(requests)
     if max_per_client is None:
