@@ -17,7 +17,7 @@ from runs import config, tiny
 from shell import TRUST, Flat, run, saved
 from typer.testing import CliRunner
 
-from nearfar._utils.files import protected, write_text
+from nearfar._utils.files import protect, write_text
 from nearfar.cli.commands.command import OUTPUTS
 from nearfar.cli.main import app
 from nearfar.runs.config import save
@@ -204,7 +204,7 @@ def test_nothing_that_a_command_calls_may_write_over_an_input(tmp_path):
     read.write_text("mine", encoding="utf-8")
     (tmp_path / "soft").symlink_to(read)
     os.link(read, tmp_path / "hard")
-    with protected([read, tmp_path / "missing"]):
+    with protect([read, tmp_path / "missing"]):
         for name in ("read.txt", "soft", "hard"):
             with pytest.raises(FileExistsError, match=r"an input, which is never replaced; name another file\.$"):
                 write_text(tmp_path / name, "theirs")

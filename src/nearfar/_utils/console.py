@@ -29,11 +29,11 @@ def visible(text: str, encoding: str = "utf-8") -> str:
     a\x1b[2Jb\x0dc \u2264 d
     """
     if not text.isprintable():
-        text = "".join(_escaped(char) for char in text)
+        text = "".join(_escape(char) for char in text)
     return text.encode(encoding, errors="backslashreplace").decode(encoding)
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     if char in KEPT or (unicodedata.category(char) not in OBEYED and char not in TURNS):
         return char
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"

@@ -39,11 +39,11 @@ LIMIT = "NEARFAR_UNPACK_LIMIT"
 
 
 _inputs: list[tuple[Path, os.stat_result]] = []
-"""Files that must not be replaced, see `protected`."""
+"""Files that must not be replaced, see `protect`."""
 
 
 @contextmanager
-def protected(inputs: Iterable[Path]) -> Iterator[None]:
+def protect(inputs: Iterable[Path]) -> Iterator[None]:
     """Prevent this process from writing over some files, under any of their names, within the block."""
     before = list(_inputs)
     _inputs.extend((path, path.stat()) for path in inputs if path.is_file())
@@ -72,7 +72,7 @@ def plain_target(path: Path) -> Path:
     """Resolve where to write: a symbolic link stays, and the file that it points to is replaced.
 
     Raises:
-        FileExistsError: the path is not a regular file (a folder, a device), or is `protected`; neither is replaced.
+        FileExistsError: the path is not a regular file (a folder, a device), or is protected; neither is replaced.
     """
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink() or (target.exists() and not target.is_file()):
@@ -281,7 +281,7 @@ def _check_sizes(owner: str, path: Path) -> None:
             )
         for member in archive.infolist():
             with archive.open(member) as stream:
-                claimed = _claimed(stream)
+                claimed = _claimed_size(stream)
             if claimed is not None and claimed != member.file_size:
                 raise ValueError(
                     f"{owner}: {member.filename!r} in {path} claims {claimed:,} bytes and has {member.file_size:,}; "
@@ -289,7 +289,7 @@ def _check_sizes(owner: str, path: Path) -> None:
                 )
 
 
-def _claimed(stream: IO[bytes]) -> int | None:
+def _claimed_size(stream: IO[bytes]) -> int | None:
     """How many bytes an `.npy` stream should have by its header; None if it holds objects or is not one."""
     if stream.read(6) != b"\x93NUMPY":
         return None

@@ -63,7 +63,7 @@ class Workers(Generic[Job, Outcome]):
         """
         if self.jobs == 1:
             for name, job in named:
-                yield name, _whole(self._work(job))
+                yield name, _check_done(self._work(job))
             return
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
@@ -77,7 +77,7 @@ class Workers(Generic[Job, Outcome]):
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                yield under_way.pop(future), _whole(future.result())
+                yield under_way.pop(future), _check_done(future.result())
 
 
 def stopping() -> bool:
@@ -85,7 +85,7 @@ def stopping() -> bool:
     return _alone.is_set() or ("stop" in _here and _here["stop"].is_set())
 
 
-def _whole(outcome: Outcome | None) -> Outcome:
+def _check_done(outcome: Outcome | None) -> Outcome:
     if outcome is None:
         raise KeyboardInterrupt
     return outcome

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from nearfar._utils.console import visible
-from nearfar._utils.files import lies_in, protected
+from nearfar._utils.files import lies_in, protect
 
 if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
@@ -39,7 +39,7 @@ class Command(TyperCommand):
         named = {options[name]: ctx.params[name] for name in OUTPUTS & ctx.params.keys()}
         with one_sentence(self.name or ""):
             check_apart({option: Path(path) for option, path in named.items() if path is not None}, inputs)
-            with protected(inputs):
+            with protect(inputs):
                 return super().invoke(ctx)
 
 
