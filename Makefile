@@ -30,7 +30,7 @@ $(1)/bin/python -m pip install $(QUIETLY) -c $(2) --no-deps timm torchvision
 $(1)/bin/python -m compileall -qq -j 0 -x $(RARELY) $(1)/lib || true
 endef
 
-.PHONY: demo test gpu check lint browser bench fuzz mutants faults docs site portable lowest dist clean
+.PHONY: demo test gpu check lint browser bench fuzz mutants faults docs site tables portable lowest dist clean
 
 # What the demo needs alone; the first target that tests installs the rest into the same environment.
 demo: $(BASE)
@@ -105,6 +105,11 @@ docs: $(READY)
 # The pages and the reference as a site in build/site, to be opened from disk: no broken link, no missing reference.
 site: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The tables in documents that are written from the sources; a test compares each with its page.
+TABLES := engine_ways losses_page pml_names
+tables: $(READY)
+	for name in $(wildcard $(TABLES:%=scripts/%.py)); do $(BIN)/python $$name || exit 1; done
 
 # The same answers whatever the processor: other kernels of torch, MKL and OpenBLAS, other threads, another hash seed.
 portable: $(READY)

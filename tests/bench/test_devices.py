@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
 from nearfar.bench import (
@@ -31,6 +30,7 @@ from nearfar.bench.launches import kernels_of, launches
 from nearfar.bench.pace import Pace
 from nearfar.bench.study import Subject
 from nearfar.cli.commands import bench as command
+from nearfar.cli.main import app
 
 FAST = Patience(rounds=1, seconds=1.0)
 
@@ -42,14 +42,6 @@ def small(**more):
 
 def row(rows=128, limit=0.001, loss="SupCon", precision="float32", **cells):
     return Row(loss, rows, 8, 1, limit, 1, cells, precision)
-
-
-@pytest.fixture
-def app():
-    made = typer.Typer()
-    made.callback()(lambda: None)
-    command.register(made)
-    return made
 
 
 # What is tried
@@ -281,7 +273,7 @@ def test_the_picture_has_a_curve_for_each_precision(tmp_path, monkeypatch):
 ASKED = ["bench", "--loss", "SupCon", "--sizes", "32,64", "--width", "8", "--quick", "--engines", "auto,dense"]
 
 
-def test_the_command_keeps_each_row_and_resumes(app, tmp_path, monkeypatch):
+def test_the_command_keeps_each_row_and_resumes(tmp_path, monkeypatch):
     asked = [*ASKED, "--precision", "float32,bf16", "--out", str(tmp_path)]
     real, done = study._row, []
 
@@ -304,7 +296,7 @@ def test_the_command_keeps_each_row_and_resumes(app, tmp_path, monkeypatch):
     assert "| SupCon | 64 | bf16 | dense |" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
 
-def test_progress_counts_all_rows_and_names_the_one(app, tmp_path, monkeypatch):
+def test_progress_counts_all_rows_and_names_the_one(tmp_path, monkeypatch):
     told = []
 
     class Bar(command.Progress):
@@ -323,7 +315,7 @@ def test_progress_counts_all_rows_and_names_the_one(app, tmp_path, monkeypatch):
 def test_plans_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("nearfar.bench.offered", lambda device: ("auto", "dense", "fused"))
-    plan = command.planned((), None, None, 1, "cuda", quick=False)
+    plan = command.make_plan("cuda")
     assert plan.engines == ("auto", "dense", "fused")
     assert (plan.width, plan.sizes[0], plan.sizes[-1]) == (512, 128, 2**20)
     assert plan.precisions == ("float32", "bf16")

@@ -1,4 +1,4 @@
-"""benchmarks/gpu_session.py on a CPU: every probe runs, keeps what it has, goes on where it stopped, ends in time."""
+"""benchmarks/gpu.py on a CPU: every probe runs, keeps its results, goes on where it stopped, and ends in time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import torch
 from nearfar._utils.checks import RECENT
 from nearfar.bench import DeviceLostError
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "gpu_session.py"
+FILE = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 pytestmark = pytest.mark.skipif(not FILE.exists(), reason="benchmarks are not in a release")
 
 
 @pytest.fixture(scope="module")
 def job():
-    spec = importlib.util.spec_from_file_location("gpu_session", FILE)
+    spec = importlib.util.spec_from_file_location("benchmarks_gpu", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -79,6 +79,13 @@ def test_tables_are_kept_and_resumed(job, given, monkeypatch):
 def test_big_batches(job, given):
     job.big(given)
     assert {each["precision"] for each in results(given.output / "big.json")} == {"bf16", "float32", "tf32"}
+
+
+def test_waits_are_counted(job, given):
+    job.waits(given)
+    found = results(given.output / "waits.json")
+    assert {each["case"].split(", ")[1] for each in found} >= {"dense", "tiled"}
+    assert not any("failed" in each for each in found)
 
 
 @pytest.mark.skipif(not RECENT, reason="a loss is one graph from PyTorch 2.11 on")

@@ -9,7 +9,6 @@ import time
 
 import pytest
 import torch
-import typer
 from needs import need
 from typer.testing import CliRunner
 
@@ -37,7 +36,7 @@ from nearfar.bench import (
     write,
 )
 from nearfar.bench.study import Subject
-from nearfar.cli.commands import bench as command
+from nearfar.cli.main import app
 
 FAST = Patience(rounds=1, seconds=1.0)
 PAIRS = [name for name, subject in SUBJECTS.items() if subject.peer is not None]
@@ -49,14 +48,6 @@ def small(**more):
 
 def row(rows=1024, limit=0.002, **cells):
     return Row("SupCon", rows, 128, 1, limit, 9, cells)
-
-
-@pytest.fixture
-def app():
-    made = typer.Typer()
-    made.callback()(lambda: None)
-    command.register(made)
-    return made
 
 
 @pytest.fixture
@@ -401,7 +392,7 @@ def test_lines_for_the_terminal():
 # The command
 
 
-def test_the_command(app, tmp_path):
+def test_the_command(tmp_path):
     """With real processes, at a tiny size."""
     need("pytorch_metric_learning")
     asked = ["bench", "--loss", "SupCon", "--sizes", "32", "--width", "8", "--quick", "--out", str(tmp_path / "b")]
@@ -420,12 +411,12 @@ def test_the_command(app, tmp_path):
     ("options", "said"),
     [
         (["--loss", "Nothing"], "nearfar bench: loss must be"),
-        (["--sizes", "12,x"], "nearfar bench: sizes must be whole numbers"),
+        (["--sizes", "12,x"], "nearfar bench: --sizes must be whole numbers"),
         (["--sizes", "2"], "nearfar bench: sizes must be numbers of rows"),
         (["--device", "tpu"], "nearfar bench: device must be"),
     ],
 )
-def test_bad_options_are_one_sentence(app, tmp_path, options, said):
+def test_bad_options_are_one_sentence(tmp_path, options, said):
     done = CliRunner().invoke(app, ["bench", *options, "--out", str(tmp_path / "b")])
     assert done.exit_code == 1
     assert str(done.exception).startswith(said)
@@ -433,14 +424,14 @@ def test_bad_options_are_one_sentence(app, tmp_path, options, said):
     assert not (tmp_path / "b").exists()
 
 
-def test_a_folder_that_cannot_be_made(app, tmp_path):
+def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "b").write_text("a file", encoding="utf-8")
     done = CliRunner().invoke(app, ["bench", "--loss", "SupCon", "--out", str(tmp_path / "b")])
     assert done.exit_code == 1
     assert str(done.exception).startswith("nearfar bench: File exists")
 
 
-def test_it_says_so_where_the_peer_is_missing(app, tmp_path, monkeypatch, no_processes):
+def test_it_says_so_where_the_peer_is_missing(tmp_path, monkeypatch, no_processes):
     monkeypatch.setattr(study, "peer_version", lambda: None)
     asked = ["bench", "--loss", "SupCon", "--sizes", "32", "--width", "8", "--quick", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, asked)

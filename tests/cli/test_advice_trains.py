@@ -9,15 +9,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
-import typer
 import yaml
 from PIL import Image
 from rich.console import Console
 from runs import config, tiny
 from typer.testing import CliRunner
 
-from nearfar.cli.commands import training
-from nearfar.cli.recommend import measured, recommend
+from nearfar.cli.main import app
+from nearfar.cli.recommend import load_rows, recommend
 from nearfar.data import DataSet, Tensors
 from nearfar.data.splits import Shares
 from nearfar.doctor import diagnose_journal, diagnose_run
@@ -71,7 +70,7 @@ def test_what_is_recommended_trains_on_many_classes(classes, each, tmp_path):
 
 def test_every_measured_row_can_be_recommended_and_trains(tmp_path):
     """With as few classes as it was measured with over four, the farthest that a row may be."""
-    different = {str((row.loss, row.batches)): row for row in measured()}
+    different = {str((row.loss, row.batches)): row for row in load_rows()}
     for number, row in enumerate(different.values()):
         shape = (row.classes // 4 + 1, 4)
         found = recommend(labels(*shape), rows=(row.__class__(**{**vars(row), "per_class": 4}),), batch_size=32)
@@ -91,8 +90,6 @@ def folders(path, classes: int, each: int, side: int = 12):
 
 
 def command(*words):
-    app = typer.Typer()
-    training.register(app)
     return CliRunner().invoke(app, [str(word) for word in words])
 
 

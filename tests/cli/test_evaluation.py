@@ -248,7 +248,7 @@ def test_names_are_printed_as_they_are(tmp_path):
     [
         (["evaluate", "none.npz"], "there is no file none.npz"),
         (["evaluate", "bare.npz"], "holds no y"),
-        (["evaluate", "text.npz"], "is no .npz file"),
+        (["evaluate", "text.npz"], "is not an .npz file"),
         (["evaluate", "v.npz", "-k", "0"], "whole numbers from 1 on"),
         (["evaluate", "v.npz", "--similarity", "cosin"], "did you mean 'cosine'"),
         (["evaluate", "v.npz", "--unit", "clas"], "did you mean 'class'"),

@@ -95,7 +95,7 @@ def test_pickled_arrays_are_never_loaded(place, command, kind):
         run(place, "index", "good.npz", "-o", "sound.npz")
     name = hostile_arrays(place, kind)
     said = refused(place, *(name if word == "FILE" else word for word in READERS[command]))
-    assert "pickled objects, which are never loaded" in said or "is no .npz file" in said, said
+    assert "pickled objects, which are never loaded" in said or "is not an .npz file" in said, said
     assert not (place / "report.html").exists()
     assert not (place / "index.npz").exists()
 

@@ -17,8 +17,8 @@ from runs import config, tiny
 from shell import TRUST, Flat, run, saved
 from typer.testing import CliRunner
 
-from nearfar._utils.files import protected, write_text
-from nearfar.cli.commands.outputs import OUTPUTS
+from nearfar._utils.files import protect, write_text
+from nearfar.cli.commands.command import OUTPUTS
 from nearfar.cli.main import app
 from nearfar.runs.config import save
 from nearfar.train import fit
@@ -204,9 +204,9 @@ def test_nothing_that_a_command_calls_may_write_over_an_input(tmp_path):
     read.write_text("mine", encoding="utf-8")
     (tmp_path / "soft").symlink_to(read)
     os.link(read, tmp_path / "hard")
-    with protected([read, tmp_path / "missing"]):
+    with protect([read, tmp_path / "missing"]):
         for name in ("read.txt", "soft", "hard"):
-            with pytest.raises(FileExistsError, match=r"is read here and never written over; name another\.$"):
+            with pytest.raises(FileExistsError, match=r"an input, which is never replaced; name another file\.$"):
                 write_text(tmp_path / name, "theirs")
         write_text(tmp_path / "missing", "new")
     assert read.read_text(encoding="utf-8") == "mine"
@@ -218,7 +218,7 @@ def test_a_search_does_not_replace_the_configuration_that_it_began_with(place):
     (place / "found").mkdir()
     shutil.copy(place / "c.yaml", place / "found" / "best.yaml")
     said = run(place, "tune", "found/best.yaml", "--space", "space.yaml", "--folder", "found", code=1)
-    assert "found/best.yaml is read" in said or "which is read here and never written over" in said
+    assert "found/best.yaml is read" in said or "an input, which is never replaced" in said
     assert os.listdir(place / "found") == ["best.yaml"]
 
 

@@ -106,7 +106,7 @@ def test_a_flat_folder_is_embedded_and_searched(home):
     [
         (["birds", "flat"], "one DATA is taken, but birds and flat came; run it once for each"),
         (["mixed"], "mixed holds 1 images of its own (x.bmp is the first) beside 1 in class folders"),
-        (["split"], "holds the folders train and test, which are no classes; name one of them, such as split/test"),
+        (["split"], "holds the folders train and test, which are not classes; name one of them, such as split/test"),
         (["empty"], "empty holds no images"),
     ],
 )

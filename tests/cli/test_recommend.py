@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.cli.recommend import Facts, Row, measured, recommend
+from nearfar.cli.recommend import Facts, Row, load_rows, recommend
 from nearfar.runs.parts import check
 from nearfar.train import parse
 
@@ -87,16 +87,16 @@ def test_what_is_proposed_is_a_configuration(shape):
 
 
 def test_the_rows_of_the_package_name_files_of_the_repository():
-    for row in measured():
+    for row in load_rows():
         assert (ROOT / row.source).is_file(), row.source
         check(parse({"loss": row.loss, "batches": row.batches, "model": row.model, "optimizer": row.optimizer}))
 
 
 def test_the_rows_of_the_package_are_those_of_the_results():
     made = runpy.run_path(str(ROOT / "benchmarks" / "quality" / "rows.py"))["rows"]()
-    assert [asdict(row) for row in measured()] == made
-    assert {row.data for row in measured()} == {"glyphs", "omniglot", "cub", "flowers"}
-    assert [row.model for row in measured() if row.loss["name"] == "NPair"] == [{"normalize": False}] * 8
+    assert [asdict(row) for row in load_rows()] == made
+    assert {row.data for row in load_rows()} == {"glyphs", "omniglot", "cub", "flowers"}
+    assert [row.model for row in load_rows() if row.loss["name"] == "NPair"] == [{"normalize": False}] * 8
 
 
 def test_plain_batches_are_proposed_where_projections_lead_by_less_than_the_seeds_tell():

@@ -96,7 +96,7 @@ def test_the_first_rank_waits_for_those_of_this_launch(tmp_path):
 
 def test_what_processes_and_launchers_do_not_go_with(home, monkeypatch):
     assert "--restarts needs --processes" in run(home, "train", "--restarts", 1, code=1)
-    assert "looks at a run in one process" in run(home, "train", "--dry-run", "--processes", 2, code=1)
+    assert "uses one process" in run(home, "train", "--dry-run", "--processes", 2, code=1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "(WORLD_SIZE is set); leave one of them out" in run(home, "evaluate", "v.npz", "--processes", 2, code=1)
     assert "but the RANK of this one is None; unset WORLD_SIZE" in run(home, "evaluate", "v.npz", code=1)

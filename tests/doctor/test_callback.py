@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from nearfar import report
 from nearfar.cli.commands import training
+from nearfar.cli.commands.command import Command
 from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
 from nearfar.doctor.looks import Look, judge, read_looks, take_look
 from nearfar.doctor.prescription import apply_remedy
@@ -217,7 +218,7 @@ def test_findings_are_on_the_page(ill):
 
 def command():
     app = typer.Typer()
-    app.command(context_settings=training.KEYS)(training.train)
+    app.command(cls=Command, context_settings=training.KEYS)(training.train)
     return app
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from nearfar import losses
 from nearfar.cli.commands import diagnosis
+from nearfar.cli.commands.command import Command
 from nearfar.doctor import Thresholds, diagnose, diagnose_journal
 from nearfar.doctor.embeddings import margin_of
 from nearfar.train import fit
@@ -293,7 +294,7 @@ def watched(tmp_path_factory):
 
 def command():
     app = typer.Typer()
-    diagnosis.register(app)
+    app.command(cls=Command)(diagnosis.diagnose)
     return app
 
 

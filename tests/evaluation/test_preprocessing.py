@@ -122,7 +122,7 @@ def test_what_is_assumed_of_another_onnx_is_said(tmp_path):
     photographs(tmp_path / "birds", count=1)
     saved(Flat(3 * 8 * 8), torch.randn(2, 3, 8, 8), tmp_path / "m.onnx")
     shown = run(tmp_path, "embed", "m.onnx", "birds", "-o", "v.npz")
-    assert "does not tell its preprocessing: images went in as 3 x 8 x 8, the middle cut out, in 0..1 (--size" in shown
+    assert "defines no preprocessing; images were given to it as 3 x 8 x 8, the middle cut out, in 0..1" in shown
     shown = run(tmp_path, "embed", "m.onnx", "birds", "-o", "w.npz", "--imagenet")
     assert "in 0..1, then shifted and scaled by ImageNet's mean" in shown
     first, second = (Vectors.load(tmp_path / name).fingerprint for name in ("v.npz", "w.npz"))

@@ -69,14 +69,14 @@ def broken(path, kind):
         return "there is no file"
     if kind == "text":
         path.write_text("x, y\n1, 2\n", encoding="utf-8")
-        return "is no .npz file"
+        return "is not an .npz file"
     if kind == "empty":
         path.write_bytes(b"")
-        return "is no .npz file"
+        return "is not an .npz file"
     if kind == "npy":
         with path.open("wb") as stream:
             np.save(stream, x)
-        return "is no .npz file"
+        return "is not an .npz file"
     if kind == "cut short":
         good.save(path)
         path.write_bytes(path.read_bytes()[:-30])

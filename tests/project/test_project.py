@@ -40,7 +40,7 @@ def read(path: Path) -> dict:
 
 
 def steps(path: Path) -> list[dict]:
-    return [step for job in read(path)["jobs"].values() for step in job["steps"]]
+    return [step for job in read(path)["jobs"].values() for step in job.get("steps", [])]
 
 
 def pins() -> dict[str, str]:
@@ -48,11 +48,14 @@ def pins() -> dict[str, str]:
     return dict(line.split("==") for line in lines if "==" in line)
 
 
-def test_the_citation_is_cff_1_2_and_of_this_version():
+def test_citation_and_changelog_are_of_this_version():
     found = read(ROOT / "CITATION.cff")
     assert found["cff-version"] == "1.2.0"
     assert {"message", "title", "authors", "license", "version"} <= set(found)
-    assert str(found["version"]) == PROJECT["version"] == nf.__version__
+    assert str(found["version"]) == nf.__version__
+    assert PROJECT["dynamic"] == ["version"]  # setuptools reads it from the package
+    newest = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    assert newest == nf.__version__
     assert (found["license"], found["title"]) == (PROJECT["license"], PROJECT["name"])
     assert found["authors"] == [{"name": "The nearfar developers"}]
     assert found.get("repository-code") == HOME
@@ -144,7 +147,11 @@ def test_what_each_workflow_is_for():
     assert "make dist" in runs["release"]
     release = read(ROOT / ".github" / "workflows" / "release.yml")
     assert release[True] == {"push": {"tags": ["v*"]}}  # YAML reads the key `on` as true
-    assert release["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+    assert release["jobs"]["test"]["uses"] == "./.github/workflows/test.yml"
+    assert release["jobs"]["build"]["needs"] == "test"
+    publish = release["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert (publish["needs"], publish["if"]) == ("build", "vars.PYPI_PROJECT != ''")
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     assert not re.search(r"password:|secrets\.", text)
 

@@ -289,7 +289,7 @@ def test_bad_sources_are_told_in_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"embeddings\.npz is not there"):
         report.build(tmp_path)
     (tmp_path / "text.npz").write_text("no archive", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"is no \.npz file, or it was cut short"):
+    with pytest.raises(ValueError, match=r"is not an \.npz file, or was cut short"):
         report.build(tmp_path / "text.npz")
     np.savez(tmp_path / "half.npz", x=np.eye(3))
     with pytest.raises(ValueError, match="must hold y"):

@@ -302,7 +302,7 @@ def test_it_listens_on_loopback_and_stops_after_some_seconds(home):
     assert said.startswith("serving DiskIndex(20 vectors of width 8, cosine, exact) at http://127.0.0.1:")
     run(home, "index", "v.npz", "-o", "i.npz")
     said = run(home, "serve", "i.npz", "--port", 0, "--seconds", 0, "--host", "0.0.0.0")
-    assert "i.npz holds no network: vectors are taken, and no pictures" in said
+    assert "i.npz holds no network, so only vectors can be searched for" in said
     assert "there are no passwords and no encryption" in said
 
 

@@ -154,3 +154,18 @@ def test_chi_square_is_solved_by_moments_above_a_level_that_rises(kind, rho):
         torch.testing.assert_close(level + value, wanted, atol=1e-9 * float(l.abs().max()), rtol=0)
         p = torch.where(a, m * (1 / size + slope * (x - mean)).clamp_min(0.0), 0.0)
         torch.testing.assert_close(p, over.weights(row[None], measure[None])[0, measure > 0], atol=1e-9, rtol=0)
+
+
+class PlainWorst(S.Worst):
+    """A set without a stream, because shortcuts are not inherited."""
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.filterwarnings("ignore::nearfar.DegenerateBatchWarning")
+def test_a_set_without_a_stream_takes_one_row_and_inference_mode(rows):
+    x, y = torch.randn(rows, 3, dtype=torch.float64), torch.arange(rows) // 4
+    common = {"pair": nf.pairs.Hinge(), "over": PlainWorst(), "groups": "batch"}
+    dense, strips = (nf.RobustLoss(**common, engine=engine) for engine in ("dense", "tiled"))
+    for mode in (torch.inference_mode, torch.enable_grad):
+        with mode():
+            torch.testing.assert_close(strips(x, y), dense(x, y))

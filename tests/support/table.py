@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,13 +35,17 @@ class Row:
     label: str = ""
     proxies: str = ""
     centers: int = 1
-    frozen: bool = False
     reference: bool = True
     ordered: bool = False
 
     @property
     def id(self) -> str:
         return f"{self.name}-{self.label}" if self.label else self.name
+
+    @property
+    def frozen(self) -> bool:
+        """It holds weights constant in its gradient, as its oracle does, which then has a parameter `frozen`."""
+        return "frozen" in inspect.signature(oracle_of(self.name)).parameters
 
     @property
     def composed(self) -> bool:
@@ -74,7 +79,7 @@ class Row:
 PROXIES = np.random.default_rng(5).normal(size=(CLASSES, DIM))
 MORE = np.random.default_rng(6).normal(size=(CLASSES, 2 * DIM))
 
-TOLD = (
+VARIANTS = (
     Row("Contrastive", L.Contrastive),
     Row("Contrastive", lambda: L.Contrastive(pos_margin=0.2, power=1, reduction="nonzero"),
         {"pos_margin": 0.2, "power": 1, "reduction": "nonzero"}, "nonzero"),
@@ -102,8 +107,8 @@ TOLD = (
     Row("DroChiSquare", lambda: L.DroChiSquare(rho=200.0), {"rho": 200.0}, "beyond"),
     Row("MultiSimilarity", lambda: L.MultiSimilarity(miner=None)),
     Row("MultiSimilarity", L.MultiSimilarity, {"epsilon": 0.1}, "miner"),
-    Row("HAP2S", L.HAP2S, frozen=True),
-    Row("HAP2S", lambda: L.HAP2S(weights="polynomial"), {"weights": "polynomial"}, "polynomial", frozen=True),
+    Row("HAP2S", L.HAP2S),
+    Row("HAP2S", lambda: L.HAP2S(weights="polynomial"), {"weights": "polynomial"}, "polynomial"),
     Row("Triplet", L.Triplet),
     Row("Triplet", lambda: L.Triplet(margin=0.3, reduction="nonzero"),
         {"margin": 0.3, "reduction": "nonzero"}, "nonzero"),
@@ -113,7 +118,7 @@ TOLD = (
     Row("Triplet", lambda: L.Triplet(margin=0.2, mining="hard"), {"margin": 0.2, "mining": "hard"}, "hard"),
     Row("Triplet", lambda: L.Triplet(margin=0.2, mining="hardest"), {"margin": 0.2, "mining": "hardest"}, "hardest"),
     Row("NPair", L.NPair, ordered=True),
-    Row("Circle", L.Circle, frozen=True),
+    Row("Circle", L.Circle),
     Row("ProxyNCA", lambda: L.ProxyNCA(CLASSES, DIM, scale=3.0), {"scale": 3.0}, proxies="proxies", reference=False),
     Row("ProxyAnchor", lambda: L.ProxyAnchor(CLASSES, DIM), proxies="proxies", reference=False),
     Row("ArcFace", lambda: L.ArcFace(CLASSES, DIM, scale=8.0), {"scale": 8.0}, proxies="centers", reference=False),
@@ -125,8 +130,11 @@ TOLD = (
         {"margin": 0.3, "scale": 8.0}, proxies="centers", centers=2, reference=False),
     Row("SmoothAP", lambda: L.SmoothAP(temperature=0.1), {"temperature": 0.1}),
 )  # fmt: skip
-# a loss that is made without arguments needs no line: it is here by itself
-ROWS = (*TOLD, *(Row(name, getattr(L, name)) for name in L.__all__ if name not in {row.name for row in TOLD}))
+# a loss that is made without arguments has a row of its defaults without being listed
+DEFAULTS = (
+    Row(name, getattr(L, name)) for name in L.__all__ if name not in {row.name for row in VARIANTS if not row.label}
+)
+ROWS = (*VARIANTS, *DEFAULTS)
 IDS = [row.id for row in ROWS]
 
 

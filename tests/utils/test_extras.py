@@ -70,7 +70,7 @@ for name in {hidden}:
     sys.modules[name] = None  # as if it were not installed
 import torch
 import nearfar as nf
-from nearfar.cli.commands.shared import one_sentence
+from nearfar.cli.commands.command import one_sentence
 from nearfar.cli.main import main
 sys.argv = {words}
 if sys.argv:

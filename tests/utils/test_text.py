@@ -20,7 +20,7 @@ from rich.text import Text
 
 import nearfar as nf
 from nearfar._utils.console import Terminal, guard_streams, say, visible
-from nearfar.cli.commands.shared import one_sentence
+from nearfar.cli.commands.command import one_sentence
 from nearfar.evaluation import Index, Vectors
 
 ROOT = Path(__file__).parents[2]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
@@ -91,6 +92,12 @@ def _classes(rows: int) -> int:
     return max(1, rows // EACH)
 
 
+def _with_defaults(loss: type[torch.nn.Module]) -> Make:
+    """How to make a loss with its defaults, and with the number of classes if it has a vector for each class."""
+    classes = "classes" in signature(loss).parameters
+    return lambda rows, width, engine: loss(*((_classes(rows), width) if classes else ()), engine=engine)
+
+
 SUBJECTS: dict[str, Subject] = dict(
     (
         _pair("Contrastive", lambda n, d, e: L.Contrastive(power=1, reduction="nonzero", engine=e),
@@ -162,6 +169,9 @@ SUBJECTS: dict[str, Subject] = dict(
     )
 )  # fmt: skip
 """All subjects by name, in the order of tables."""
+_named = {name.split()[0] for name in SUBJECTS}
+# a loss that is not listed above is timed with its defaults
+SUBJECTS |= {name: Subject(name, _with_defaults(getattr(L, name))) for name in L.__all__ if name not in _named}
 
 
 def _filtered(miner: miners.Miner, engine: Any) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""`nearfar demo`: a small network learns to retrieve characters of scripts that it has never seen."""
+"""`nearfar demo`: train a small network to retrieve characters of scripts that it has never seen."""
 
 from __future__ import annotations
 
@@ -92,4 +92,4 @@ def _check(folder: Path, *, overwrite: bool) -> None:
         if not overwrite:
             raise FileExistsError(f"{folder} already holds a run; --overwrite replaces it, or choose another --folder.")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there and holds no demo; choose another --folder.")
+        raise FileExistsError(f"{folder} exists and holds no demo; choose another --folder.")

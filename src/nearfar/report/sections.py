@@ -266,10 +266,12 @@ def versions() -> dict[str, str]:
     """Versions of the software that computed the scores."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
-    for name in ("nearfar", "torch", "numpy", "scikit-learn"):
+    from nearfar import __version__
+
+    found = {"nearfar": __version__}
+    for name in ("torch", "numpy", "scikit-learn"):
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # run from a source tree that is not installed
+        except PackageNotFoundError:  # it is optional
             found[name] = "unknown"
     return found | {"python": platform.python_version()}

@@ -1,14 +1,19 @@
-"""Everything that must be known from a GPU, in one command with one end: each probe has its own time and result file.
+"""Everything to be known from a GPU in one command: each probe has its own time limit and its own file of results.
 
-    python benchmarks/gpu_session.py --output OUT --seconds 1500           on the machine with the GPU
-    python benchmarks/gpu_session.py --output OUT --device cpu --tiny      does it run at all?
-    python benchmarks/gpu_session.py --output OUT --probes graphs big      some of them
+    python benchmarks/gpu.py --output OUT --seconds 1500           on the machine with the GPU
+    python benchmarks/gpu.py --output OUT --device cpu --tiny      does it run at all?
+    python benchmarks/gpu.py --output OUT --probes graphs big      some of the probes
 
-Probes, in this order: `correctness` (every loss on every engine against dense in float64 on the CPU), `small` (128 to
-2,048 rows with PML, launches and memory), `graphs` (CUDA graphs of every loss: captured by hand, and
-`torch.compile(mode="reduce-overhead")`), `big` (8,192 to 1,048,576 rows). A probe is a process of its own. Its file is
-written after each case, so that a probe that is stopped keeps what it has; run again with the same folder, it goes on.
-A device that is lost ends the process, and the next one goes on after that case.
+The probes, in this order:
+
+    correctness   every loss on every engine, against dense in float64 on the CPU
+    small         128 to 2,048 rows beside PML, with kernel launches and memory
+    graphs        CUDA graphs of every loss: captured by hand, and by `torch.compile(mode="reduce-overhead")`
+    waits         how often the host waits for the device in a step
+    big           8,192 to 1,048,576 rows
+
+Each probe is a process. It writes its file after each case, so that a probe that is stopped keeps its results; called
+again with the same folder, it goes on. After a lost device, a new process goes on with the next case.
 """
 
 from __future__ import annotations
@@ -41,23 +46,23 @@ from nearfar.bench.pages import keep, known, line
 from nearfar.bench.subjects import PRECISIONS, Step, backward, batch, matmul, our_step
 from nearfar.bench.timing import clock_of, reason
 
-SHARES = {"correctness": 0.26, "small": 0.26, "graphs": 0.16, "big": 0.32}
-"""Of the time that is given; what a probe does not need goes to the next ones."""
+SHARES = {"correctness": 0.26, "small": 0.26, "graphs": 0.14, "waits": 0.02, "big": 0.32}
+"""Shares of the time limit; what a probe does not need goes to the next ones."""
 LOST, GRACE, TRIES = 3, 20.0, 30
-"""The exit code after a lost device, the last seconds of a probe, in which nothing is begun, and its most processes."""
+"""Exit code after a lost device; last seconds of a probe, in which no case begins; most processes of a probe."""
 TOLERANCE = {"float64": 1e-8, "float32": 1e-5, "tf32": 1e-2, "bf16": 3e-2, "fp16": 3e-2}
-"""Of the gradient's norm; a hinge whose corner a rounding crosses may exceed it, which the table then shows."""
+"""Allowed errors, relative to the norm; rounding across the corner of a hinge can exceed them, as the table shows."""
 HEAVY = ("MultiSimilarity", "SupCon", "NTXent", "Contrastive", "DroKL", "DroTopK", "Triplet hard", "LiftedStructure",
          "Triplet all", "GeneralizedLifted", "Circle", "Margin")  # fmt: skip
-"""Losses with a bar at 32,768 rows."""
+"""Losses that are timed at 32,768 rows."""
 
 
 class Cases:
-    """Results by case in one JSON file, written after each.
+    """Results by case in one JSON file, which is written after each case.
 
     Args:
-        file: where.
-        seconds: nothing is begun after these.
+        file: the file.
+        seconds: time limit, after which no case begins.
     """
 
     def __init__(self, file: Path, seconds: float) -> None:
@@ -67,29 +72,29 @@ class Cases:
             self.found = {each["case"]: each for each in json.loads(file.read_text(encoding="utf-8"))["results"]}
 
     def run(self, case: str, device: str, probe: Callable[[], dict[str, Any]]) -> None:
-        """Run one case unless it is known or there is no time; whatever it raises is its result."""
+        """Run a case, unless its result is known or the time is up; an error is its result."""
         if case in self.found or time.monotonic() > self.end:
             return
         start = time.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                told = probe()
-            except Exception as error:  # whatever a loss raises is a finding
-                told = {"failed": reason(error)}
-        self.found[case] = {"case": case, **told, "took": time.monotonic() - start}
+                found = probe()
+            except Exception as error:  # a finding, whatever it is
+                found = {"failed": reason(error)}
+        self.found[case] = {"case": case, **found, "took": time.monotonic() - start}
         self.write()
-        print(f"{case:<48} {told}", flush=True)
+        print(f"{case:<48} {found}", flush=True)
         if device == "cuda":
             try:
                 torch.cuda.synchronize()
-                if "failed" in told:  # a capture that broke off may leave the generator or the allocator in it
+                if "failed" in found:  # a capture that broke off may leave the generator or the allocator in it
                     _records()
             except RuntimeError as error:
                 raise DeviceLostError(str(error)) from None
 
     def write(self) -> None:
-        """Write the file; numbers that are none become words."""
+        """Write the file; NaN and infinity become words, which JSON does not have."""
         lines = ",\n".join("  " + json.dumps(_plain(each)) for each in self.found.values())
         head = json.dumps({"torch": torch.__version__, "device": _name()})[1:-1]
         write_text(self.file, f'{{{head},\n "results": [\n{lines}\n ]}}\n')
@@ -157,8 +162,8 @@ def _correct(name: str, rows: int, engine: str, device: str, precision: str, wid
     with matmul(precision):
         found = _solved(name, rows, engine, device, precision, e)
     errors = [_error(a, b) for a, b in zip(found, wanted, strict=True)]
-    told = {"value": errors[0], "gradient": max(errors[1:])}
-    return {**told, "ok": bool(max(errors) <= TOLERANCE[precision])}  # NaN is not
+    good = bool(max(errors) <= TOLERANCE[precision])  # False for NaN
+    return {"value": errors[0], "gradient": max(errors[1:]), "ok": good}
 
 
 def correctness(given: argparse.Namespace) -> None:
@@ -172,8 +177,8 @@ def correctness(given: argparse.Namespace) -> None:
             for name in _subjects(given):
                 for engine in offered(given.device)[2:]:
                     what = f"{name}, {engine}, {precision}, {rows} rows"
-                    told = (name, rows, engine, given.device, precision, 40)
-                    cases.run(what, given.device, lambda told=told: _correct(*told))
+                    case = (name, rows, engine, given.device, precision, 40)
+                    cases.run(what, given.device, lambda case=case: _correct(*case))
 
 
 # Tables
@@ -308,13 +313,13 @@ def reduced(name: str, engine: str, rows: int, width: int, given: argparse.Names
         once()
     assert e.grad is not None  # noqa: S101 - every loss has a gradient
     error = _error(e.grad, _eager(step, e, y))
-    told = {"ms": _median(once, given.device), "gradient": error, "ok": error < 1e-3}
+    found = {"ms": _median(once, given.device), "gradient": error, "ok": error < 1e-3}
     if given.device == "cpu":  # its operators are counted by a mode under which nothing is compiled
-        return told
+        return found
     try:
-        return {**told, "launches": launches(compiled, e, y)}
+        return {**found, "launches": launches(compiled, e, y)}
     except RuntimeError as error:  # what was measured stands
-        return {**told, "launches": reason(error)}
+        return {**found, "launches": reason(error)}
 
 
 def graphs(given: argparse.Namespace) -> None:
@@ -322,19 +327,51 @@ def graphs(given: argparse.Namespace) -> None:
     cases = Cases(given.output / "graphs.json", given.seconds)
     rows = 16 if given.tiny else 128
     for name in _subjects(given) if given.device == "cuda" else ():
-        told = (name, "auto", rows, given.width)
-        cases.run(f"by hand, {name}, auto", given.device, lambda told=told: captured(*told))
+        case = (name, "auto", rows, given.width)
+        cases.run(f"by hand, {name}, auto", given.device, lambda case=case: captured(*case))
     for name in _subjects(given):
-        told = (name, "auto", rows, given.width)
-        cases.run(f"compiled, {name}", given.device, lambda told=told: reduced(*told, given))
+        case = (name, "auto", rows, given.width)
+        cases.run(f"compiled, {name}", given.device, lambda case=case: reduced(*case, given))
 
 
-PROBES = {"correctness": correctness, "small": small, "graphs": graphs, "big": big}
+# Waits
+
+
+def count_waits(name: str, engine: str, rows: int, given: argparse.Namespace) -> dict[str, Any]:
+    """How often the host waits for the device in one step; None on a CPU."""
+    step, (e, y) = (
+        our_step(SUBJECTS[name], rows, given.width, engine, given.device),
+        batch(rows, given.width, given.device),
+    )
+    backward(step, e, y)  # the first step sets up what later ones use
+    if given.device != "cuda":
+        return {"waits": None}
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            backward(step, e, y)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return {"waits": sum("synchronizing" in str(each.message) for each in heard)}
+
+
+def waits(given: argparse.Namespace) -> None:
+    """Waits of the host in a step of every loss."""
+    cases = Cases(given.output / "waits.json", given.seconds)
+    for name in _subjects(given):
+        for engine in offered(given.device):
+            case = (name, engine, 16 if given.tiny else 2048, given)
+            cases.run(f"{name}, {engine}", given.device, lambda case=case: count_waits(*case))
+
+
+PROBES = {"correctness": correctness, "small": small, "graphs": graphs, "waits": waits, "big": big}
 
 
 def session(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run the probes one after the other, each in processes of its own, within the time."""
-    end, told = time.monotonic() + given.seconds, []
+    """Run the probes one after the other, each in its own process, within the time limit."""
+    end, found = time.monotonic() + given.seconds, []
     for place, name in enumerate(given.probes):
         later = sum(SHARES[each] for each in given.probes[place:])
         start, tries = time.monotonic(), []
@@ -343,10 +380,10 @@ def session(given: argparse.Namespace) -> list[dict[str, Any]]:
             tries.append(_process(given, name, left))
             if tries[-1] != LOST:
                 break
-        told.append({"probe": name, "exit codes": tries, "seconds": round(time.monotonic() - start, 1)})
-        print(f"== {told[-1]}", flush=True)
-        write_text(given.output / "session.json", json.dumps({"device": _name(), "probes": told}, indent=1) + "\n")
-    return told
+        found.append({"probe": name, "exit codes": tries, "seconds": round(time.monotonic() - start, 1)})
+        print(f"== {found[-1]}", flush=True)
+        write_text(given.output / "session.json", json.dumps({"device": _name(), "probes": found}, indent=1) + "\n")
+    return found
 
 
 def _process(given: argparse.Namespace, name: str, seconds: float) -> int | str:
